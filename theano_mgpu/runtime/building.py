@@ -1,6 +1,7 @@
 """The building of a function over a batch: from a graph to a plan, and from the plan to an executable."""
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
@@ -29,6 +30,7 @@ from .batches.batch_inputs import BatchInputs, InputValues
 from .batches.example import Example
 from .batches.prefetch import LookAhead
 from .consensus import gather_machine, share_first_values
+from .memory import DryStep
 from .replicas.replicated import Replicated, replicated
 from .sampled_timings import SampledTimings
 from .timeline import PHASES, RANK_PHASES
@@ -84,6 +86,8 @@ class Built(Divided):
     executable : Executable
         It has the plan.
     splitter : Splitter
+    dry_step : DryStep
+        It estimates the memory of steps.
     updated : list of Replicated
         The variables that get new values.
     """
@@ -91,6 +95,7 @@ class Built(Divided):
     number: int
     executable: Executable
     splitter: Splitter
+    dry_step: DryStep
     updated: list[Replicated]
 
     @property
@@ -176,11 +181,12 @@ def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Up
     with change_flags(profile=theano.config.profile or bool(options.profile)), placed_on(None):
         executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
     batch = divided.inputs
-    built = Built(**vars(divided), number=number, executable=executable,
-                  splitter=Splitter(step_plan, batch.arguments.with_samples + list(batch.rows.values())),
+    splitter = Splitter(step_plan, batch.arguments.with_samples + list(batch.rows.values()))
+    dry_step = DryStep(executable, splitter)
+    built = Built(**vars(divided), number=number, executable=executable, splitter=splitter, dry_step=dry_step,
                   updated=[replicated(variable, variable in program.streams) for variable in program.updated])
     share_first_values(ranks, built.alike)
-    record.note(step_plan, built.splitter, timings)
+    record.note(step_plan, splitter, timings, weakref.WeakMethod(dry_step.estimate))
     step_times.note(executable)
     return built
 

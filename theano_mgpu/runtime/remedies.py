@@ -117,7 +117,7 @@ class Remedies:
         now, most = splitter.slices.get(key, splitter.shares.micro_batches), splitter.shares.most_slices(key)
         if now >= most:
             return False
-        splitter.slices[key] = min(2 * now, most)
+        splitter.slice(key, min(2 * now, most))
         self._taken = [each for each in self._taken if not each.endswith('slices')]
         self._taken.append('%d slices' % splitter.slices[key])
         return True
