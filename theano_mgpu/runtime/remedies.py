@@ -10,6 +10,7 @@ from ..devices.choice import resolve_contexts
 from ..devices.context_map import describe
 from ..errors import ReplicaError, noted
 from ..options import AUTO, Options
+from ..plan.explain import bytes_text
 from ..utils import rank_process
 from .building import Built
 
@@ -20,7 +21,7 @@ NOTES = {'recompute': 'the backward pass of each device computes its forward pas
 
 
 class Remedies:
-    """The remedies of one function for too little memory, and the names of those that were taken.
+    """The remedies of one function for too little memory, and the ways to compute a batch that were tried.
 
     More slices come first where a device lacks memory for samples. They come last where it lacks memory for
     parameters, their new values, or the state of the optimizer.
@@ -34,7 +35,7 @@ class Remedies:
 
     def __init__(self, name: str | None, ranks: Communicator) -> None:
         self._name, self._ranks = name or 'a function', ranks
-        self._taken: list[str] = []
+        self._tried: list[str] = []  # ways to compute a batch, with the memory that they take
         self._full: dict[tuple[int, ...], str] = {}  # contexts with too little memory, of steps that are repeated
 
     def for_step(self, lengths: Sequence[int], error: BaseException, built: Built, options: Options) -> Options | None:
@@ -62,6 +63,7 @@ class Remedies:
             The error of all ranks, if it is not for lack of memory, or no remedy is left.
         """
         common, key = self._common(error, options), tuple(lengths)
+        self._tried.append(_way(key, built, options) + _bytes_needed(common, key, built))
         of_state = common.samples is None
         new = self._for_state(common, options, built) if of_state else None
         new = new or self._in_slices(options, built)
@@ -84,7 +86,7 @@ class Remedies:
     def note(self, lengths: Sequence[int], built: Built) -> None:
         """Say in how many slices a batch was computed, if it had to be repeated."""
         key, splitter = tuple(lengths), built.splitter
-        context = self._full.pop(key, None)
+        context, self._tried = self._full.pop(key, None), []
         if context is not None:
             samples = sum(lengths) if splitter.shares.is_sharded else lengths[0]
             rank_process.note('%s: from now on, batches of %d samples are computed in %d slices, because %s has too '
@@ -98,8 +100,9 @@ class Remedies:
         return common
 
     def _give_up(self, common: ReplicaError, error: BaseException) -> Options:
-        if self._taken:
-            noted(common, 'what was tried before: %s %s' % (', then '.join(dict.fromkeys(self._taken)), FLAG))
+        tried, self._tried = self._tried, []
+        if len(tried) > 1:
+            noted(common, 'these ways were tried %s: %s' % (FLAG, '; '.join(dict.fromkeys(tried))))
         raise_error(common, error)
 
     # --- the remedies: each returns other options, or None where it does not apply
@@ -118,8 +121,6 @@ class Remedies:
         if now >= most:
             return False
         splitter.slice(key, min(2 * now, most))
-        self._taken = [each for each in self._taken if not each.endswith('slices')]
-        self._taken.append('%d slices' % splitter.slices[key])
         return True
 
     def _computed_again(self, common: ReplicaError, options: Options, built: Built) -> Options | None:
@@ -145,7 +146,24 @@ class Remedies:
 
     def _changed(self, common: ReplicaError, options: Options, remedy: str, **changes: Any) -> Options:
         """Return options with some changes, and tell the user."""
-        self._taken.append(remedy if remedy == 'recompute' else 'update_on=%s' % remedy)
         rank_process.note('%s: from now on, %s, because %s has too little memory %s'
                           % (self._name, NOTES[remedy], describe([common.context]), FLAG))
         return replace(options, **changes)
+
+
+def _way(lengths: tuple[int, ...], built: Built, options: Options) -> str:
+    """Return the way in which a batch is computed, for a message."""
+    slices = built.splitter.slices.get(lengths, 1)
+    ways = ['%d slices' % slices if slices > 1 else 'whole'] + ['recompute=True'] * bool(options.recompute)
+    where = options.internal.update_for_memory
+    return ', '.join(ways + ['update_on=' + where] * bool(where))
+
+
+def _bytes_needed(common: ReplicaError, lengths: tuple[int, ...], built: Built) -> str:
+    """Return about how much memory a step takes on the device that has too little, for a message; maybe nothing."""
+    splitter = built.splitter
+    samples = sum(lengths) if splitter.shares.is_sharded else lengths[0]
+    peaks = built.dry_step.peaks(samples, splitter.slices.get(lengths)) if splitter.shapes else None
+    if not peaks or common.context not in peaks:  # the device of another rank
+        return ''
+    return ' (about %s on %s)' % (bytes_text(peaks[common.context]), common.context.name)
