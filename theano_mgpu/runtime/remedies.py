@@ -11,7 +11,7 @@ from ..devices.context_map import describe
 from ..errors import ReplicaError, noted
 from ..options import AUTO, Options
 from ..plan.explain import bytes_text
-from ..utils import rank_process
+from ..plan.record import note_change
 from .building import Built
 
 FLAG = '(mgpu.micro_batches=auto)'
@@ -89,8 +89,8 @@ class Remedies:
         context, self._tried = self._full.pop(key, None), []
         if context is not None:
             samples = sum(lengths) if splitter.shares.is_sharded else lengths[0]
-            rank_process.note('%s: from now on, batches of %d samples are computed in %d slices, because %s has too '
-                              'little memory %s' % (self._name, samples, splitter.slices[key], context, FLAG))
+            note_change('%s: batches of %d samples are computed in %d slices, because %s has too little memory %s'
+                        % (self._name, samples, splitter.slices[key], context, FLAG))
 
     def _common(self, error: BaseException, options: Options) -> ReplicaError:
         """Return the error of all ranks; raise it unless it is for lack of memory, and there may be a remedy."""
@@ -146,8 +146,8 @@ class Remedies:
 
     def _changed(self, common: ReplicaError, options: Options, remedy: str, **changes: Any) -> Options:
         """Return options with some changes, and tell the user."""
-        rank_process.note('%s: from now on, %s, because %s has too little memory %s'
-                          % (self._name, NOTES[remedy], describe([common.context]), FLAG))
+        note_change('%s: %s, because %s has too little memory %s'
+                    % (self._name, NOTES[remedy], describe([common.context]), FLAG))
         return replace(options, **changes)
 
 
