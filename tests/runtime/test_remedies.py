@@ -198,6 +198,26 @@ def test_state_that_does_not_fit_is_divided_or_kept_on_the_host(n, left, expecte
     assert lines(STATE.replace('LEFT', left), n, flags=EACH_ALLOCATES) == [expected]
 
 
+SPREAD = STATE[:STATE.index('(step, weights)')] + '''
+(step, weights), (reference, others) = training(), plain()
+for batch in batches(64, 64, 7, 64):
+    np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
+x, h = T.matrix('x'), None
+for w in weights:
+    h = T.tanh(T.dot(x if h is None else h, w))
+predict, expected = mgpu.function([x], h), theano.function([x], theano.clone(h, dict(zip(weights, others))))
+np.testing.assert_allclose(predict(batch), expected(batch), 1e-3, 1e-4)
+print(equal(weights, others), step.mesh.places, predict.mesh.places, [w.get_value().nbytes for w in weights])
+'''
+
+
+@pytest.mark.slow
+def test_parameters_that_do_not_fit_on_one_device_are_spread():
+    """Two devices of 2.2 MB have room for the parameters and gradients (1 MB each), and a new value, together."""
+    line, = lines(SPREAD, memory='2200K', flags=EACH_ALLOCATES)
+    assert line.startswith("True ['dev0', 'dev1'] ['dev0', 'dev1']"), line
+
+
 INJECTED = MODEL + '''
 from theano_mgpu.runtime.remedies import Remedies
 (step, weights), (reference, others) = training(OPTIONS), plain()
