@@ -71,6 +71,7 @@ def test_equal_weights_are_equal_shares():
 @pytest.mark.parametrize('flag,weights', [('auto', ()), ('equal', ()), ('3:1', (3, 1))])
 def test_weights_of_the_flag(flag, weights):
     assert weights_for(flag, Machine(replicas=(1, 1))) == weights
+    assert weights_for(flag, Machine()) == ()
 
 
 def test_a_flag_with_another_number_of_weights_is_an_error():

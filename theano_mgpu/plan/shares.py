@@ -179,6 +179,8 @@ def weights_for(flag: str, machine: Machine) -> tuple[int, ...]:
         If there are more or fewer replicas.
     """
     weights = ratio(flag) or ()
+    if machine.n_replicas == 1:
+        return ()
     if len(weights) not in (0, machine.n_replicas):
         raise ContextError('mgpu.shares=%s has %d numbers, and a batch is divided among %d contexts: give one number '
                            'for each, or auto' % (flag, len(weights), machine.n_replicas))
