@@ -2,28 +2,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
+from ..comm.collectives import all_gather_int
 from ..comm.communicator import Communicator
 from ..comm.failures import common_error, raise_error
-from ..devices.choice import resolve_contexts
 from ..devices.context_map import describe
 from ..errors import ReplicaError, noted
+from ..graph.graph import shared_variables
 from ..options import AUTO, Options
+from ..plan.sizes import bytes_of_shared
 from ..utils import rank_process
-from .building import Built
+from .building import Built, Divided
 
 FLAG = '(mgpu.micro_batches=auto)'
-NOTES = {'recompute': 'the backward pass of each device computes its forward pass again',
+NOTES = {'data sets': 'slices of data sets are taken on the host, and sent to the devices with each batch',
+         'recompute': 'the backward pass of each device computes its forward pass again',
          'sharded': 'each device updates a part of the parameters, and alone has the state of their updates',
          'host': 'the parameters are updated on the host, which has the state of the updates'}
+
+TRIED = {'data sets': 'data sets on the host', 'recompute': 'recompute'}
 
 
 class Remedies:
     """The remedies of one function for too little memory, and the names of those that were taken.
 
-    More slices come first where a device lacks memory for samples. They come last where it lacks memory for
-    parameters, their new values, or the state of the optimizer.
+    Data sets that need more memory than all other variables leave the devices first, others last. More slices come
+    early where a device lacks memory for samples, and late where it lacks memory for parameters, their new values, or
+    the state of the optimizer.
 
     Parameters
     ----------
@@ -63,23 +69,26 @@ class Remedies:
         """
         common, key = self._common(error, options), tuple(lengths)
         of_state = common.samples is None
-        new = self._for_state(common, options, built) if of_state else None
+        new = self._without_data_sets(common, options, built, large=True)
+        new = new or (self._updated_elsewhere(common, options, built) if of_state else None)
         new = new or self._in_slices(options, built)
         if new is None and self._in_more_slices(key, built):
             self._full[key] = describe([common.context])
             return None
         new = new or self._computed_again(common, options, built)
-        new = new or (None if of_state else self._for_state(common, options, built))
+        new = new or (None if of_state else self._updated_elsewhere(common, options, built))
+        new = new or self._without_data_sets(common, options, built)
         if new is None:
             self._full.pop(key, None)
             self._give_up(common, error)
         return new
 
-    def for_build(self, error: BaseException, options: Options) -> Options:
+    def for_build(self, error: BaseException, divided: Divided, options: Options) -> Options:
         """Choose a remedy for an error while the function is built, as `for_step`."""
         common = self._common(error, options)
-        n = self._ranks.size * len(resolve_contexts(options.contexts))
-        return self._updated_elsewhere(common, options, n) or self._give_up(common, error)
+        return self._without_data_sets(common, options, divided, large=True) or \
+            self._updated_elsewhere(common, options, divided) or \
+            self._without_data_sets(common, options, divided) or self._give_up(common, error)
 
     def note(self, lengths: Sequence[int], built: Built) -> None:
         """Say in how many slices a batch was computed, if it had to be repeated."""
@@ -104,6 +113,20 @@ class Remedies:
 
     # --- the remedies: each returns other options, or None where it does not apply
 
+    def _without_data_sets(self, common: ReplicaError, options: Options, divided: Divided,
+                           large: bool = False) -> Options | None:
+        """Have slices of data sets taken on the host; with `large`, only if all other variables need less memory."""
+        data_sets = divided.inputs.slices.data_sets()
+        if options.internal.slices_on_host or not data_sets:
+            return None
+        definition = divided.definition
+        others = set(shared_variables([*definition.whole, *definition.updates])).difference(data_sets)
+        # Ranks with samples of their own have data sets of other sizes.
+        excess = max(all_gather_int(self._ranks, _bytes(data_sets) - _bytes(others)))
+        if large and excess <= 0:
+            return None
+        return self._changed(common, options, 'data sets', internal=replace(options.internal, slices_on_host=True))
+
     def _in_slices(self, options: Options, built: Built) -> Options | None:
         """Have a graph of one replica, which is computed whole, divided so that it can be computed in slices."""
         internal = options.internal
@@ -127,25 +150,25 @@ class Remedies:
             return None
         return self._changed(common, options, 'recompute', recompute=True)
 
-    def _for_state(self, common: ReplicaError, options: Options, built: Built) -> Options | None:
-        return self._updated_elsewhere(common, options, built.executable.plan.shares.n_replicas) \
-            if built.program.updated else None
-
-    def _updated_elsewhere(self, common: ReplicaError, options: Options, n_replicas: int) -> Options | None:
+    def _updated_elsewhere(self, common: ReplicaError, options: Options, divided: Divided) -> Options | None:
         """Divide the update among the devices of one process, or else have it computed on the host.
 
         Several ranks that divide it have to read its state at the same place, which a script may not do.
         """
         before = options.internal.update_for_memory
-        if options.update_on != AUTO or before == 'host':
+        if options.update_on != AUTO or before == 'host' or not divided.program.updated:
             return None
-        where = 'host' if before or n_replicas == 1 or self._ranks.size > 1 else 'sharded'
+        where = 'host' if before or len(divided.mesh.replicas) == 1 or self._ranks.size > 1 else 'sharded'
         return self._changed(common, options, where,
                              internal=replace(options.internal, update_for_memory=where))
 
     def _changed(self, common: ReplicaError, options: Options, remedy: str, **changes: Any) -> Options:
         """Return options with some changes, and tell the user."""
-        self._taken.append(remedy if remedy == 'recompute' else 'update_on=%s' % remedy)
+        self._taken.append(TRIED.get(remedy, 'update_on=%s' % remedy))
         rank_process.note('%s: from now on, %s, because %s has too little memory %s'
                           % (self._name, NOTES[remedy], describe([common.context]), FLAG))
         return replace(options, **changes)
+
+
+def _bytes(variables: Iterable[Any]) -> int:
+    return sum(map(bytes_of_shared, variables))
