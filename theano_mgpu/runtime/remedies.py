@@ -78,8 +78,8 @@ class Remedies:
         new = new or self._computed_again(common, options, built)
         new = new or (None if of_state else self._updated_elsewhere(common, options, built))
         new = new or self._without_data_sets(common, options, built)
+        self._full.pop(key, None)  # a function that is built again computes whole batches at first
         if new is None:
-            self._full.pop(key, None)
             self._give_up(common, error)
         return new
 

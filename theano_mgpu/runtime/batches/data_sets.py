@@ -22,6 +22,7 @@ from theano.tensor.subtensor import Subtensor, get_idx_list
 
 from ...compat.theano_functions import plain_function
 from ...graph.graph import host_type, shared_variables, substitute
+from ...graph.own_flags import builds_graphs
 from ...graph.random_streams import DRAWS
 from ...plan import Program, expressed
 from .arguments import moved
@@ -134,6 +135,7 @@ class Slices:
         return expressed(program, {stand_in: self._taken[v][first:first + own]
                                    for v, stand_in in self.stand_ins.items() if v not in self.on_host})
 
+    @builds_graphs
     def _movable(self) -> list[theano.Variable]:
         """Return the slices of data sets that lie on the host, that nothing else reads, and that no step changes."""
         otherwise = _shared(substitute(self._outputs, self.replacements)).union(self._updated)
