@@ -254,6 +254,27 @@ def test_plans_are_explained(tmp_path):
     assert code == 0 and err.count('each batch in 2 parts of 2 processes') == 1 and 'all_reduce by MPI' in err
 
 
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_a_plan_is_explained_at_exit_without_the_other_processes(tmp_path):
+    """After a sharded update each process has a part of the state; at exit they exchange nothing any more."""
+    script = write(tmp_path / 'train.py', '''
+        import numpy as np, theano, theano.tensor as T, theano_mgpu as mgpu
+        x = T.matrix('x')
+        weights, speeds = [[theano.shared(np.ones((3, 3), 'float32')) for _ in range(2)] for _ in range(2)]
+        def momentum(gradients):
+            new = {speed: .5 * speed + gradient for speed, gradient in zip(speeds, gradients)}
+            return {**new, **{w: w - .1 * new[speed] for w, speed in zip(weights, speeds)}}
+        loss = T.sqr(T.dot(T.dot(x, weights[0]), weights[1])).mean()
+        step = mgpu.training_function([x], loss, weights, momentum, update_on='sharded')
+        for _ in range(2):
+            step(np.ones((8, 3), 'float32'))
+    ''')
+    launched = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--explain', script]
+    code, _, err = finish(start(launched, tmp_path, QUICK + ',contexts=left->cpu'))
+    assert code == 0 and 'update_on=sharded, as it was asked for' in err, err
+
+
 def test_launch_runs_it_in_each_process(tmp_path):
     """Without the word run each process trains a model of its own, and a note says so."""
     script = write(tmp_path / 'train.py', TRAIN)

@@ -7,6 +7,7 @@ from pathlib import Path
 from theano_mgpu.devices.context_map import HOST, parse_context_map
 from theano_mgpu.plan import AllReduce, DeviceReduce, Machine, ReduceScatter
 from theano_mgpu.plan.explain import as_text, explanation
+from theano_mgpu.runtime.batch import Splitter
 
 import numpy as np
 import pytest
@@ -115,7 +116,10 @@ def test_sums_and_new_values_of_a_divided_update_go_where_they_are_read(machine)
 
 
 def test_slices_of_batches_that_did_not_fit_are_explained():
-    data = explanation(training(), None, {(64,): 4, (9,): 2})
+    plan = training()
+    splitter = Splitter(plan, [])
+    splitter.slices.update({(64,): 4, (9,): 2})
+    data = explanation(plan, None, splitter.changes())
     assert [(each['what'], each['chosen']) for each in data['choices']][-2:] == [
         ('slices', '2 for batches of 9 samples'), ('slices', '4 for batches of 64 samples')]
     assert 'a device had too little memory for fewer' in as_text(data)

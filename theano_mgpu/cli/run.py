@@ -270,7 +270,8 @@ def explain(recorded: list[Any], args: argparse.Namespace, times: list[Any]) -> 
     if mpi_environment.rank() > 0:
         return
     from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without
-    explanations = [explanation(each.plan, each.splitter.shapes, each.splitter.changes()) for each in recorded]
+    explanations = [explanation(each.plan, each.splitter.shapes, each.splitter.changes(), each.estimate())
+                    for each in recorded]
     of = {id(each.timings): data for each, data in zip(recorded, explanations)}
     for each in times:
         for function in processes.in_one_process([each]):

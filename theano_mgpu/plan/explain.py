@@ -12,6 +12,7 @@ from ..devices.context_map import describe
 from ..graph.graph import shared_variables
 from ..utils.tables import counted, table
 from .buckets import bytes_of_gradients
+from .memory import MemoryEstimate
 from .sizes import bytes_of, bytes_of_shared, peak_of, shapes_of
 
 UNKNOWN = '?'
@@ -22,7 +23,7 @@ Sizes = Dict[theano.Variable, Any]
 
 
 def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | None = None,
-                changes: Sequence[Any] = ()) -> dict[str, Any]:
+                changes: Sequence[Any] = (), memory: MemoryEstimate | None = None) -> dict[str, Any]:
     """Return the content of a plan as plain data for `json.dump`.
 
     Parameters
@@ -33,6 +34,8 @@ def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | N
         estimated, and the bytes of all exchanges.
     changes : list of Choice
         The choices that its steps have changed, see `Splitter.changes`.
+    memory : MemoryEstimate, optional
+        What a dry run of the compiled plan has counted.
 
     Returns
     -------
@@ -45,7 +48,9 @@ def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | N
             'micro_batches': plan.shares.micro_batches, 'contexts': [each.name for each in plan.mesh.contexts],
             'devices': [describe(row) for row in plan.mesh.replicas],
             'stages': [_step(plan, stage.parts, stage.boundary, sizes) for stage in plan.stages],
-            'update': _step(plan, plan.update, plan.last, sizes), 'memory': _memory(plan, known),
+            'update': _step(plan, plan.update, plan.last, sizes), 'memory': _memory(plan, known, memory),
+            'largest_batch': memory and memory.largest_batch, 'largest_slice': memory and memory.slice,
+            'fits': largest_text(memory, plan.shares.grows) if memory else None,
             'choices': [vars(choice) for choice in plan.choices
                         if choice.what not in {each.what for each in changes}] + [vars(each) for each in changes]}
 
@@ -66,13 +71,44 @@ def as_text(data: dict[str, Any]) -> str:
         for i, (part, cells) in enumerate(itertools.zip_longest(parts, exchanged, fillvalue=['', ''])):
             rows.append([name * (not i), *part, *(cells if i < len(exchanged) else [])])
     memory = [['MEMORY (ESTIMATE)', 'PARAMETERS', 'STATE', 'OTHER VARIABLES', 'VALUES AT ONCE']]
-    memory += [[each['context'], *[bytes_text(each[kind]) for kind in ('parameters', 'state', 'other', 'values')]]
-               for each in data['memory']]
+    kinds = ['parameters', 'state', 'other', 'values']
+    if any(each['peak'] is not None for each in data['memory']):
+        memory[0] += ['PEAK', 'OF', 'LARGEST BATCH']
+        kinds += ['peak', 'total']
+    for each in data['memory']:
+        largest = [] if len(kinds) == 4 else ['-' if each['largest_batch'] is None else '%d' % each['largest_batch']]
+        memory.append([each['context'], *['-' if each[kind] is None and kind in ('peak', 'total') else
+                                          bytes_text(each[kind]) for kind in kinds], *largest])
     choices = [['CHOICE', 'CHOSEN', 'REASON']]
     choices += [[each['what'], each['chosen'], each['reason']] for each in data['choices']]
     unknown = [] if all(each['values'] is not None for each in data['memory']) else [NOT_KNOWN]
-    return '\n'.join([_title(data), '', _cut(table(rows, right={1, 4})), '', table(memory, right={1, 2, 3, 4}),
-                      *unknown, '', table(choices)])
+    fits = [data['fits']] if data['fits'] else []
+    return '\n'.join([_title(data), '', _cut(table(rows, right={1, 4})), '', table(memory, right=set(range(1, 8))),
+                      *unknown, *fits, '', table(choices)])
+
+
+def largest_text(memory: MemoryEstimate, grows: bool) -> str:
+    """Return a sentence on the batches that fit in the memory of every device.
+
+    Parameters
+    ----------
+    memory : MemoryEstimate
+    grows : bool
+        Whether larger batches are computed in slices.
+
+    Examples
+    --------
+    >>> largest_text(MemoryEstimate(64, {}, {}, {'dev0': 5312, 'dev1': 5400}, 1200), True)
+    'Batches of up to 5312 samples fit at once; larger ones are computed in slices, of up to 1200 samples on a device.'
+    """
+    without = '' if memory.is_whole else ' Workspaces of cuDNN are not counted.'
+    if memory.largest_batch is None:
+        return 'Batches of any usual size fit at once.' + without
+    slices = ''
+    if grows:
+        slices = '; larger ones are computed in slices' + (
+            '' if memory.slice is None else ', of up to %d samples on a device' % memory.slice)
+    return 'Batches of up to %d samples fit at once%s.%s' % (memory.largest_batch, slices, without)
 
 
 def _cut(text: str) -> str:
@@ -142,7 +178,7 @@ def _exchanges(plan: Any, boundary: Any, sizes: Sizes) -> list[dict[str, Any]]:
     return merged
 
 
-def _memory(plan: Any, known: Any) -> list[dict[str, Any]]:
+def _memory(plan: Any, known: Any, memory: MemoryEstimate | None) -> list[dict[str, Any]]:
     """Return the bytes that each context of this process needs for variables, and for values that it holds at once."""
     params, rows = set(plan.params), []
     updated = {variable for part in plan.parts for variable in part.updates}
@@ -152,10 +188,17 @@ def _memory(plan: Any, known: Any) -> list[dict[str, Any]]:
         read = dict.fromkeys(v for part in parts for v in shared_variables(
             [*part.graphs, *part.updates.values(), *part.updates]))
         peaks: list[Any] = [peak_of(part, known) for part in parts] if known else [None]
-        rows.append({'context': describe([context]), 'parameters': _bytes(v for v in read if v in params),
-                     'state': _bytes(v for v in read if v in updated and v not in params),
-                     'other': _bytes(v for v in read if v not in updated and v not in params),
-                     'values': None if None in peaks else max(peaks, default=0)})
+        row: dict[str, Any] = {
+            'context': describe([context]), 'parameters': _bytes(v for v in read if v in params),
+            'state': _bytes(v for v in read if v in updated and v not in params),
+            'other': _bytes(v for v in read if v not in updated and v not in params),
+            'values': None if None in peaks else max(peaks, default=0),
+            'peak': None, 'total': None, 'largest_batch': None}
+        if memory and context in memory.peaks:
+            row.update(peak=memory.peaks[context], total=memory.totals.get(context),
+                       largest_batch=memory.largest.get(context),
+                       values=memory.peaks[context] - row['parameters'] - row['state'] - row['other'])
+        rows.append(row)
     return rows
 
 

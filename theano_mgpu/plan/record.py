@@ -1,17 +1,27 @@
 """The plans that a process makes, recorded for an explanation."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
+from .memory import MemoryEstimate
 from .step_plan import StepPlan
 
 
 class Recorded(NamedTuple):
-    """A plan, the splitter that knows the shapes of its first batch, and the times of its steps."""
+    """A plan, the splitter that knows the shapes of its first batch, and the times of its steps.
+
+    `memory` is a weak reference to `DryStep.estimate`: a record keeps no compiled plan, and no memory of its devices.
+    """
 
     plan: StepPlan
     splitter: Any
     timings: Any
+    memory: Callable[[], Callable[[], MemoryEstimate | None] | None]
+
+    def estimate(self) -> MemoryEstimate | None:
+        """Return the estimate of the memory of a step; None without a batch, or once the compiled plan is gone."""
+        estimate = self.memory()
+        return estimate and estimate()
 
 
 _recorded: list[Recorded] | None = None
@@ -24,7 +34,7 @@ def record() -> list[Recorded]:
     return _recorded
 
 
-def note(plan: StepPlan, splitter: Any, timings: Any) -> None:
-    """Add a plan, if plans are recorded."""
+def note(*recorded: Any) -> None:
+    """Add a plan, if plans are recorded, with the arguments of `Recorded`."""
     if _recorded is not None:
-        _recorded.append(Recorded(plan, splitter, timings))
+        _recorded.append(Recorded(*recorded))

@@ -108,9 +108,10 @@ def _add_shapes(known: Shapes, part: Any) -> None:
     shape_of = graph.shape_feature.shape_of
     dims = {v: shape_of[clone] for v, clone in equivalents.items()
             if isinstance(v, theano.Variable) and shape_of.get(clone) is not None and _is_computable(shape_of[clone])}
-    evaluate = plain_function(graph.inputs[:len(inputs)], sum((list(each) for each in dims.values()), []),
-                              mode=theano.Mode('py', None), on_unused_input='ignore')
-    numbers = iter(evaluate(*[np.broadcast_to(np.ones((), v.dtype), given[v] or ()) for v in inputs]))
+    evaluate: Any = plain_function(graph.inputs[:len(inputs)], sum((list(each) for each in dims.values()), []),
+                                   mode=theano.Mode('py', None), on_unused_input='ignore')
+    # Only shapes of shared variables are read: no process has to send the others its values for that.
+    numbers = iter(evaluate.unwatched_call(*[np.broadcast_to(np.ones((), v.dtype), given[v] or ()) for v in inputs]))
     known.update((v, tuple(int(next(numbers)) for _ in each)) for v, each in dims.items())
     known.update((variable, known[graph]) for variable, graph in zip(part.outputs, part.graphs) if graph in dims)
 

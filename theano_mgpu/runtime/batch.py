@@ -63,7 +63,7 @@ class Outbox:
     """
 
     def __init__(self, buffers: Mapping[Context, DeviceBuffers]):
-        self._buffers = buffers
+        self.buffers = buffers
         self._sent: dict[tuple[theano.Variable, Context], Any] = {}
 
     def send(self, variable: theano.Variable, value: Any, context: Context) -> Any:
@@ -75,13 +75,13 @@ class Outbox:
         key = variable, context
         if key not in self._sent:
             self._sent[key] = copy_to(HOST, value) if context.kind == 'cpu' else \
-                self._buffers[context].send(variable, value)
+                self.buffers[context].send(variable, value)
         return self._sent[key]
 
     def clear(self) -> None:
         """Let go of all values, and of their memory."""
         self._sent = {}
-        self._buffers = {context: DeviceBuffers(context) for context in self._buffers}
+        self.buffers = {context: DeviceBuffers(context) for context in self.buffers}
 
     def forget(self, variables: Sequence[theano.Variable]) -> None:
         """Let go of the values of variables."""
@@ -181,7 +181,13 @@ class Splitter:
     shapes : dict of theano.Variable to tuple of int, or None
         The shapes of the first replica's inputs in the first batch.
     shares : Shares
-        Those of the plan, at first.
+        The shares of the plan, at first.
+    first : tuple of int
+        Samples that each rank was given of the first batch: of its own, or the whole batch.
+    whole_numbers : dict of theano.Variable to int
+        The values of its inputs that are a whole number, such as Keras's learning phase.
+    with_samples : frozenset of theano.Variable
+        Inputs that have samples along axis 0.
     rounds, lengths : callable
         `Shares.rounds` and `Shares.lengths`, with a memory.
     slices : dict of tuple of int to int
@@ -190,11 +196,14 @@ class Splitter:
     """
 
     def __init__(self, plan: StepPlan, split: Sequence[theano.Variable]):
-        self._mesh, self._split = plan.mesh, set(split)
+        self._mesh = plan.mesh
+        self.with_samples = frozenset(split)
         self._total, *self._of_shard = plan.program.numbers or [None]
         self.use(plan.shares)
         self.slices: dict[tuple[int, ...], int] = {}
         self.shapes: dict[theano.Variable, tuple[int, ...]] | None = None
+        self.first: tuple[int, ...] = ()
+        self.whole_numbers: dict[theano.Variable, int] = {}
         self._buffers: dict[int, Any] = collections.defaultdict(collections.deque)
         # While a batch is computed, the next one is sent. The inputs of several parts are read in the whole step.
         self._turns = 2 if sum(len(stage.parts) for stage in plan.stages) == 1 else None
@@ -211,6 +220,11 @@ class Splitter:
         self.shares, self.measured = shares, measured
         self.rounds = functools.lru_cache(maxsize=None)(shares.rounds)
         self.lengths = functools.lru_cache(maxsize=None)(shares.lengths)
+
+    def slice(self, lengths: Sequence[int], number: int) -> None:
+        """Split batches of some lengths into a number of slices, and free the memory of inputs that were larger."""
+        self.slices[tuple(lengths)] = number
+        self._buffers.clear()
 
     def changes(self) -> list[Choice]:
         """Return the choices of the plan that its steps have changed: shares by speed, slices for lack of memory."""
@@ -237,21 +251,21 @@ class Splitter:
         alone : bool
             Whether the first replica is to have all of it.
         """
-        shares, machine = self.shares, self.shares.machine
-        total, before, own, slices = lengths[0], 0, lengths[0], self.slices.get(tuple(lengths))
+        shares, machine, given = self.shares, self.shares.machine, tuple(lengths)
+        total, before, own, slices = lengths[0], 0, lengths[0], self.slices.get(given)
         if shares.is_sharded:
             total, before, own = sum(lengths), sum(lengths[:machine.rank]), lengths[machine.rank]
         else:
             lengths = self.lengths(total)
         rounds = [[(0, (0, own))]] if alone else self.rounds(own, slices)
-        # Slices for lack of memory: those of a batch whose samples meet in several stages would be there all at once.
+        # Slices for lack of memory. A device would keep all slices of a batch whose samples meet in several stages.
         waits_on_host = slices is not None and len(rounds) > 1
         alone = alone or not shares.is_divided or \
             machine.size == machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
-        common = {variable: value for variable, value in values.items() if variable not in self._split}
+        common = {variable: value for variable, value in values.items() if variable not in self.with_samples}
         if self._total is not None:
             common[self._total] = np.array(total, 'int64')
-        with_samples = [(variable, value) for variable, value in values.items() if variable in self._split]
+        with_samples = [(variable, value) for variable, value in values.items() if variable in self.with_samples]
 
         def shard(replica: int, span: Span) -> Shard:
             start, stop = span
@@ -263,8 +277,20 @@ class Splitter:
         # A process without samples takes part with one sample that does not count.
         shards = [[shard(*work) for work in round_] for round_ in rounds or [[(0, (0, 1))]]]
         if self.shapes is None:
-            self.shapes = {v: np.shape(value) for v, value in {**common, **shards[0][0].values}.items()}
+            first, self.first = {**common, **shards[0][0].values}, given
+            self.shapes = {v: np.shape(value) for v, value in first.items()}
+            self.whole_numbers = {v: int(value) for v, value in first.items() if isinstance(value, np.ndarray)
+                                  and not value.ndim and value.dtype.kind in 'biu'}
         return Batch(shards, common, total, lengths, not rounds, alone, waits_on_host)
+
+    def example(self, variable: theano.Variable, length: int) -> np.ndarray:
+        """Return an input like the one in the first batch, for a batch of some length; it takes no memory."""
+        assert self.shapes is not None
+        shape = self.shapes[variable]
+        if variable in self.with_samples:
+            shape = (length, *shape[1:])
+        value = self.whole_numbers.get(variable, 0)
+        return np.broadcast_to(np.array(value, getattr(variable.type, 'dtype', 'int8')), shape)
 
     def _outbox(self, replica: int, turns: int) -> Outbox:
         """Return an outbox with memory that the last `turns - 1` shards of the replica do not use; 0 is new memory."""

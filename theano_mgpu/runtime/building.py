@@ -1,6 +1,7 @@
 """The building of a function over a batch: from a graph to a plan, and from the plan to an executable."""
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
@@ -28,6 +29,7 @@ from .batches.batch_inputs import BatchInputs, InputValues
 from .batches.example import Example
 from .batches.prefetch import LookAhead
 from .consensus import gather_machine, share_first_values
+from .memory import DryStep
 from .replicas.replicated import Replicated, replicated
 from .sampled_timings import SampledTimings
 from .timeline import PHASES, RANK_PHASES
@@ -83,6 +85,8 @@ class Built(Divided):
     executable : Executable
         It has the plan.
     splitter : Splitter
+    dry_step : DryStep
+        It estimates the memory of steps.
     updated : list of Replicated
         The variables that get new values.
     data_sets : list of Replicated
@@ -92,6 +96,7 @@ class Built(Divided):
     number: int
     executable: Executable
     splitter: Splitter
+    dry_step: DryStep
     updated: list[Replicated]
     data_sets: list[Replicated]
 
@@ -190,13 +195,14 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     with change_flags(profile=theano.config.profile or bool(options.profile)), placed_on(None):
         executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
     batch = divided.inputs
-    built = Built(**vars(divided), number=number, executable=executable,
-                  splitter=Splitter(step_plan, batch.with_samples),
+    splitter = Splitter(step_plan, batch.with_samples)
+    dry_step = DryStep(executable, splitter)
+    built = Built(**vars(divided), number=number, executable=executable, splitter=splitter, dry_step=dry_step,
                   updated=[replicated(variable, variable in program.streams) for variable in program.updated],
                   data_sets=[replicated(variable) for variable in batch.slices.data_sets()]
                   if batch.slices.on_host else [])
     share_first_values(ranks, built.alike)
-    record.note(step_plan, built.splitter, timings)
+    record.note(step_plan, splitter, timings, weakref.WeakMethod(dry_step.estimate))
     step_times.note(executable)
     return built
 

@@ -11,6 +11,7 @@ from ..devices.context_map import describe
 from ..errors import ReplicaError, noted
 from ..graph.graph import shared_variables
 from ..options import AUTO, Options
+from ..plan.explain import bytes_text
 from ..plan.sizes import bytes_of_shared
 from ..utils import rank_process
 from .building import Built, Divided
@@ -21,11 +22,9 @@ NOTES = {'data sets': 'slices of data sets are taken on the host, and sent to th
          'sharded': 'each device updates a part of the parameters, and alone has the state of their updates',
          'host': 'the parameters are updated on the host, which has the state of the updates'}
 
-TRIED = {'data sets': 'data sets on the host', 'recompute': 'recompute'}
-
 
 class Remedies:
-    """The remedies of one function for too little memory, and the names of those that were taken.
+    """The remedies of one function for too little memory, and the ways to compute a batch that were tried.
 
     Data sets that need more memory than all other variables leave the devices first, others last. More slices come
     early where a device lacks memory for samples, and late where it lacks memory for parameters, their new values, or
@@ -40,7 +39,7 @@ class Remedies:
 
     def __init__(self, name: str | None, ranks: Communicator) -> None:
         self._name, self._ranks = name or 'a function', ranks
-        self._taken: list[str] = []
+        self._tried: list[str] = []  # ways to compute a batch, with the memory that they take
         self._full: dict[tuple[int, ...], str] = {}  # contexts with too little memory, of steps that are repeated
 
     def for_step(self, lengths: Sequence[int], error: BaseException, built: Built, options: Options) -> Options | None:
@@ -68,6 +67,7 @@ class Remedies:
             The error of all ranks, if it is not for lack of memory, or no remedy is left.
         """
         common, key = self._common(error, options), tuple(lengths)
+        self._tried.append(_way(key, built, options) + _bytes_needed(common, key, built))
         of_state = common.samples is None
         new = self._without_data_sets(common, options, built, large=True)
         new = new or (self._updated_elsewhere(common, options, built) if of_state else None)
@@ -78,8 +78,8 @@ class Remedies:
         new = new or self._computed_again(common, options, built)
         new = new or (None if of_state else self._updated_elsewhere(common, options, built))
         new = new or self._without_data_sets(common, options, built)
-        self._full.pop(key, None)  # a function that is built again computes whole batches at first
         if new is None:
+            self._full.pop(key, None)
             self._give_up(common, error)
         return new
 
@@ -93,7 +93,7 @@ class Remedies:
     def note(self, lengths: Sequence[int], built: Built) -> None:
         """Say in how many slices a batch was computed, if it had to be repeated."""
         key, splitter = tuple(lengths), built.splitter
-        context = self._full.pop(key, None)
+        context, self._tried = self._full.pop(key, None), []
         if context is not None:
             samples = sum(lengths) if splitter.shares.is_sharded else lengths[0]
             rank_process.note('%s: from now on, batches of %d samples are computed in %d slices, because %s has too '
@@ -107,8 +107,9 @@ class Remedies:
         return common
 
     def _give_up(self, common: ReplicaError, error: BaseException) -> Options:
-        if self._taken:
-            noted(common, 'what was tried before: %s %s' % (', then '.join(dict.fromkeys(self._taken)), FLAG))
+        tried, self._tried = self._tried, []
+        if len(tried) > 1:
+            noted(common, 'these ways were tried %s: %s' % (FLAG, '; '.join(dict.fromkeys(tried))))
         raise_error(common, error)
 
     # --- the remedies: each returns other options, or None where it does not apply
@@ -140,9 +141,7 @@ class Remedies:
         now, most = splitter.slices.get(key, splitter.shares.micro_batches), splitter.shares.most_slices(key)
         if now >= most:
             return False
-        splitter.slices[key] = min(2 * now, most)
-        self._taken = [each for each in self._taken if not each.endswith('slices')]
-        self._taken.append('%d slices' % splitter.slices[key])
+        splitter.slice(key, min(2 * now, most))
         return True
 
     def _computed_again(self, common: ReplicaError, options: Options, built: Built) -> Options | None:
@@ -164,10 +163,28 @@ class Remedies:
 
     def _changed(self, common: ReplicaError, options: Options, remedy: str, **changes: Any) -> Options:
         """Return options with some changes, and tell the user."""
-        self._taken.append(TRIED.get(remedy, 'update_on=%s' % remedy))
         rank_process.note('%s: from now on, %s, because %s has too little memory %s'
                           % (self._name, NOTES[remedy], describe([common.context]), FLAG))
         return replace(options, **changes)
+
+
+def _way(lengths: tuple[int, ...], built: Built, options: Options) -> str:
+    """Return the way in which a batch is computed, for a message."""
+    slices = built.splitter.slices.get(lengths, 1)
+    ways = ['%d slices' % slices if slices > 1 else 'whole'] + ['recompute=True'] * bool(options.recompute)
+    where = options.internal.update_for_memory
+    ways += ['data sets on the host'] * options.internal.slices_on_host + ['update_on=' + where] * bool(where)
+    return ', '.join(ways)
+
+
+def _bytes_needed(common: ReplicaError, lengths: tuple[int, ...], built: Built) -> str:
+    """Return about how much memory a step takes on the device that has too little, for a message; maybe nothing."""
+    splitter = built.splitter
+    samples = sum(lengths) if splitter.shares.is_sharded else lengths[0]
+    peaks = built.dry_step.peaks(samples, splitter.slices.get(lengths)) if splitter.shapes else None
+    if not peaks or common.context not in peaks:  # the device of another rank
+        return ''
+    return ' (about %s on %s)' % (bytes_text(peaks[common.context]), common.context.name)
 
 
 def _bytes(variables: Iterable[Any]) -> int:

@@ -77,7 +77,9 @@ class SlicedRun(BuiltFunction):
             if options is not None:
                 for variable in self.executable.variables:
                     variable.evict()  # not every device may need it any more
+                slices = self.built.splitter.slices
                 self._build(options)
+                self.built.splitter.slices.update(slices)
 
     def _run(self, batch: Batch) -> StepResult:
         """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""

@@ -48,6 +48,14 @@ class Trainee:
         """The scheme of `scaling.SCHEMES` in which the contexts add gradients."""
         return 'ring' if self.model.train_function.function.plan.sums_by_nccl else 'host'
 
+    @property
+    def fits(self) -> str:
+        """A sentence on the batches that fit in the memory of the devices; empty for plain Keras, and on CPUs."""
+        from ...plan.explain import largest_text  # imports Theano, which the command itself does without
+        function: Any = getattr(self.model.train_function, 'function', None)
+        estimate = function.built.dry_step.estimate() if hasattr(function, 'built') else None
+        return largest_text(estimate, function.plan.shares.grows) if estimate else ''
+
     def steps(self, batch: int, n: int, before: Callable[[], Any] = lambda: None
               ) -> tuple[list[float], list[dict[str, float]]]:
         """Train n steps on `batch` samples.

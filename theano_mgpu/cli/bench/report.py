@@ -70,6 +70,7 @@ def answer(findings: Findings, rows: Sequence[Row], networks: dict[str, Network]
                      ('pay', 'from a batch of %s on' % counted(batch, 'sample')))
         sentences.append('%s %s here (an efficiency of %.0f %%, speedup / devices) %s.'
                          % (counted(n, 'context'), pay, 100 * PAYS, when))
+    sentences += [findings.fits] if findings.fits else []
     return sentences + predicted_answer(findings.batch_size, networks, predicted, findings.scheme)
 
 

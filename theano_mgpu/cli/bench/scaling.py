@@ -451,6 +451,8 @@ class Findings(NamedTuple):
         Whether gradients are exchanged while others are computed.
     scheme : {'host', 'ring'}
         The way in which contexts add gradients: through the host, or by NCCL.
+    fits : str
+        A sentence on the batches that fit in the memory of all devices; empty if it is not known.
     """
 
     rounds: Sequence[Dict[Key, Block]]
@@ -462,6 +464,7 @@ class Findings(NamedTuple):
     in_half: bool = False
     overlaps: bool = False
     scheme: str = 'host'
+    fits: str = ''
 
     @property
     def medians(self) -> dict[Key, Block]:

@@ -142,15 +142,31 @@ class FlatBuffers:
     def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]],
                  allocate: Callable[[int, np.dtype], Any] = np.zeros) -> None:
         self.like = like
-        sizes: dict[np.dtype, int] = {}
-        ranges = []
-        for shape, dtype in like:
-            start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
-            sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
-            ranges.append(slice(start, sizes[dtype]))
+        sizes, ranges = flat_layout(like)
         flat = {dtype: allocate(size, dtype) for dtype, size in sizes.items()}
         self.flat = list(flat.values())
         self.views = [flat[dtype][part].reshape(shape) for (shape, dtype), part in zip(like, ranges)]
+
+
+def flat_layout(like: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[dict[Any, int], list[slice]]:
+    """Return the elements of each flat array, by dtype, and the range of each view in its array.
+
+    Parameters
+    ----------
+    like : list of (shape, dtype)
+
+    Examples
+    --------
+    >>> flat_layout([((2, 3), 'float32'), ((5,), 'float32')])
+    ({'float32': 21}, [slice(0, 6, None), slice(16, 21, None)])
+    """
+    sizes: dict[Any, int] = {}
+    ranges = []
+    for shape, dtype in like:
+        start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
+        sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
+        ranges.append(slice(start, sizes[dtype]))
+    return sizes, ranges
 
 
 def on_device(context: Context) -> Callable[[int, np.dtype], Any]:

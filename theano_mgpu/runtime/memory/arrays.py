@@ -1,0 +1,121 @@
+"""Arrays without content: they have a shape, strides, and memory that is counted as long as they are referred to."""
+from __future__ import annotations
+
+from typing import Any, Sequence, Tuple
+
+import numpy as np
+
+Shape = Tuple[int, ...]
+
+
+class Memory:
+    """The count of the bytes of a device.
+
+    Attributes
+    ----------
+    now : int
+        Bytes in use.
+    peak : int
+        The most bytes that were in use at one time.
+    """
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+
+    def array(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Return a new C-contiguous array."""
+        itemsize = np.dtype(dtype).itemsize
+        shape = tuple(shape)
+        return Array(Block(self, itemsize * int(np.prod(shape, dtype='int64'))), shape, c_strides(shape, itemsize),
+                     itemsize)
+
+
+class Block:
+    """Some bytes of a memory. They are freed when nothing refers to the block any more, as with a GpuArray.
+
+    Parameters
+    ----------
+    memory : Memory
+    size : int
+        Bytes.
+    """
+
+    __slots__ = 'memory', 'size'
+
+    def __init__(self, memory: Memory, size: int) -> None:
+        self.memory, self.size = memory, size
+        memory.now += size
+        memory.peak = max(memory.peak, memory.now)
+
+    def __del__(self) -> None:
+        self.memory.now -= self.size
+
+
+class Array:
+    """An array without content.
+
+    Parameters
+    ----------
+    block : Block
+        The memory, which it may share with views of it.
+    shape : tuple of int
+    strides : tuple of int
+        In bytes.
+    itemsize : int
+
+    Attributes
+    ----------
+    value : ndarray or None
+        The content, where it is known: of some whole numbers.
+    """
+
+    __slots__ = 'block', 'shape', 'strides', 'itemsize', 'value'
+
+    def __init__(self, block: Block, shape: Shape, strides: Shape, itemsize: int) -> None:
+        self.block, self.shape, self.strides, self.itemsize = block, shape, strides, itemsize
+        self.value: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return self.itemsize * int(np.prod(self.shape, dtype='int64'))
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Return whether the elements lie one after the other, the last axis first."""
+        expected = c_strides(self.shape, self.itemsize)
+        return 0 in self.shape or all(size == 1 or stride == wanted for size, stride, wanted in
+                                      zip(self.shape, self.strides, expected))
+
+    def view(self, shape: Shape, strides: Shape) -> Array:
+        """Return a view of the same memory."""
+        return Array(self.block, tuple(shape), tuple(strides), self.itemsize)
+
+    def part(self, shape: Shape) -> Array:
+        """Return a view of some of the elements, C-contiguous."""
+        return self.view(shape, c_strides(shape, self.itemsize))
+
+    def reshaped(self, shape: Shape) -> Array | None:
+        """Return a view of another shape; None if the elements would have to be copied."""
+        if self.is_contiguous:
+            return self.view(shape, c_strides(shape, self.itemsize))
+        like = np.lib.stride_tricks.as_strided(np.empty((), 'V%d' % self.itemsize), self.shape, self.strides)
+        try:
+            like.shape = shape  # raises where NumPy would copy; no element is read
+        except AttributeError:
+            return None
+        return self.view(shape, like.strides)
+
+
+def c_strides(shape: Sequence[int], itemsize: int) -> Shape:
+    """Return the strides, in bytes, of a C-contiguous array.
+
+    Examples
+    --------
+    >>> c_strides((2, 3), 4)
+    (12, 4)
+    """
+    strides = [itemsize]
+    for size in shape[:0:-1]:
+        strides.append(strides[-1] * size)
+    return tuple(strides[::-1]) if shape else ()
