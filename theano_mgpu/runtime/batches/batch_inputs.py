@@ -78,7 +78,7 @@ class BatchInputs:
 
     @property
     def with_samples(self) -> list[theano.Variable]:
-        """The values with samples, along axis 0, among them."""
+        """The given values that have samples, along axis 0."""
         return self.arguments.with_samples + self.slices.sent + list(self.rows.values())
 
     def undivided(self, outputs: list[theano.Variable]) -> Program:
