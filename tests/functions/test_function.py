@@ -72,7 +72,7 @@ def on_host(case):
     elif case == 'one read otherwise':
         batch = batch * labels[rows].dimshuffle(0, 'x') / labels.sum()
     elif case == 'changed':
-        updates, names = {numbers: numbers * 2}, []
+        updates, names = {numbers: T.constant(X[::-1])}, []
     elif case == 'undivided':
         batch = T.extra_ops.cumsum(batch, axis=0)
     total = theano.shared(np.float64(0), 'total')
@@ -87,6 +87,7 @@ def test_slices_of_data_sets_on_the_host(cpu2, case, micro_batches):
     inputs, outputs, updates, names = on_host(case)
     step = ParallelFunction(inputs, outputs, updates, slices_on_host=True, micro_batches=micro_batches, mode=PYTHON)
     assert sorted(str(each.variable) for each in step.built.data_sets) == names
+    assert not set(step.built.data_sets).intersection(step.executable.variables)
     assert all(each.step_locks for each in step.built.data_sets)  # none is set in the middle of a step
     inputs, outputs, others, _ = on_host(case)
     plain = theano.function(inputs, outputs, updates=list(others.items()), mode=PYTHON)

@@ -262,14 +262,15 @@ for each in (ours, theirs):
     each.give(*data)
 data[0][:] += 1  # in place
 same_losses(ours, theirs)
-print(on_host(ours), equal(ours.weights, theirs.weights), len(slices(ours.step)))
+print(on_host(ours), equal(ours.weights, theirs.weights), len(slices(ours.step)),
+      ours.step.options.updates_on(contexts()))
 '''
 
 
 @pytest.mark.parametrize('n', [1, 2])
 def test_data_sets_that_do_not_fit_stay_on_the_host(n):
     """A batch is sent in parts; a value that is set, or edited in place, counts from the next step on."""
-    assert lines(LARGE, n, flags=EACH_ALLOCATES) == ['True True 0']
+    assert lines(LARGE, n, flags=EACH_ALLOCATES) == ['True True 0 device']
 
 
 GROWS = SLICED + '''
@@ -321,12 +322,21 @@ def test_a_small_data_set_leaves_the_device_last():
     assert lines(SMALL_DATA, 1, flags=EACH_ALLOCATES) == ['False host True']
 
 
+OTHER_DATA = '''
+ours.data.set_value(data[0] + HOLDS)
+try:
+    ours.step(0)
+except mgpu.RankError as error:
+    print('variables have different values' in str(error))
+'''
+
+
 @pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('devices', [2, 4])
 def test_data_sets_of_ranks_do_not_fit(devices, tmp_path):
-    code = LARGE.replace('if N:', 'if 0:').replace('(N)', '(0)')
-    assert launched(2, code, tmp_path, devices, memory='12M', flags=EACH_ALLOCATES)[-1] == 'True True 0'
+    code = (LARGE + OTHER_DATA).replace('if N:', 'if 0:').replace('(N)', '(0)')
+    assert launched(2, code, tmp_path, devices, memory='12M', flags=EACH_ALLOCATES)[-2:] == ['True True 0 device', 'True']
 
 
 INJECTED = MODEL + '''
