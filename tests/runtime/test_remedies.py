@@ -248,7 +248,7 @@ def on_host(ours):
 '''
 
 LARGE = SLICED + '''
-ours, theirs = pair(69777)  # 9 MB
+ours, theirs = pair(109777)  # 14 MB
 for sign in (1, -1):
     same_losses(ours, theirs)
     data = sign * 2 * theirs.data.get_value(), 2 - theirs.labels.get_value()
@@ -336,7 +336,8 @@ except mgpu.RankError as error:
 @pytest.mark.parametrize('devices', [2, 4])
 def test_data_sets_of_ranks_do_not_fit(devices, tmp_path):
     code = (LARGE + OTHER_DATA).replace('if N:', 'if 0:').replace('(N)', '(0)')
-    assert launched(2, code, tmp_path, devices, memory='12M', flags=EACH_ALLOCATES)[-2:] == ['True True 0 device', 'True']
+    assert launched(2, code, tmp_path, devices, memory='12M', flags=EACH_ALLOCATES)[-2:] == [
+        'True True 0 device', 'True']
 
 
 INJECTED = MODEL + '''
