@@ -73,6 +73,8 @@ class Internal:
         Where new values are computed because a device had too little memory; empty if none had.
     slices_on_host : bool
         Whether slices of data sets are taken on the host, because a device had too little memory.
+    spread : bool
+        Whether the parameters are placed over the contexts, since one device cannot hold all of them.
     """
 
     example: Sequence[Any] | None = None
@@ -84,6 +86,7 @@ class Internal:
     in_slices: bool = False
     update_for_memory: str = ''
     slices_on_host: bool = False
+    spread: bool = False
 
 
 @dataclass(frozen=True)

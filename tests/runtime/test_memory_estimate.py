@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import theano_mgpu as mgpu
-from theano_mgpu.runtime.memory.arrays import Memory
+from theano_mgpu.runtime.memory.arrays import Memory, reshaped_strides
 from theano_mgpu.runtime.memory.function import DryFunction, UnknownShape
 from theano_mgpu.runtime.memory.step import last_within
 
@@ -266,3 +266,25 @@ def test_without_a_device_nothing_is_estimated(contexts):
     f = mgpu.function([x], T.exp(x).sum())
     f(np.ones((4, 3), theano.config.floatX))
     assert f.built.dry_step.estimate() is None
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_a_view_of_another_shape_is_found_as_numpy_finds_it(seed):
+    rng = np.random.RandomState(seed)
+    found = 0
+    for _ in range(300):
+        factors = rng.choice([1, 2, 2, 3], 5)
+        array = np.zeros(factors).transpose(rng.permutation(5))[tuple(
+            slice(None, None, rng.choice([1, 1, 1, 2])) for _ in range(5))]
+        sizes = [int(size) for size in array.shape]
+        cuts = sorted(rng.choice(6, 2))
+        new = tuple(int(np.prod(part)) for part in np.split(sizes, cuts))
+        expected = array.reshape(new)
+        is_view = np.shares_memory(expected, array)
+        strides = reshaped_strides(array.shape, array.strides, new)
+        assert (strides is not None) == is_view
+        if is_view:
+            found += 1
+            assert [stride for stride, size in zip(strides, new) if size > 1] == \
+                [stride for stride, size in zip(expected.strides, new) if size > 1]
+    assert 50 < found < 250

@@ -46,6 +46,8 @@ class Trial:
             one = self.step.seconds_alone(args)
         except Exception as error:  # GpuArrayException, MemoryError, ...: the whole batch may not fit on one context
             self._chooser.settle(Way.SEVERAL)
+            if getattr(error, 'out_of_memory', False):
+                return None  # several contexts have more memory, too
             return ('trains on %d contexts; whether one is faster is not known, because it failed on a whole batch: %s'
                     % (len(self.step.contexts), error)), True
         self._chooser.add({Way.ONE: one, Way.SEVERAL: self.step.seconds})

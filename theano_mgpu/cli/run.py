@@ -232,9 +232,12 @@ def print_summary(reports: list[Any]) -> None:
     """
     if sys.stderr is None or None in reports:
         return
+    from ..plan.record import changes  # imports Theano, see `run`
     for report in reversed(reports):  # models first
         if report:
             print('theano-mgpu: %s' % report.without_notes(), file=sys.stderr)  # notes were printed as they came
+    for each in changes():
+        print('theano-mgpu: in the course of the run: %s' % each, file=sys.stderr)
     if not any(reports):
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')
 

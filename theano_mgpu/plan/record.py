@@ -1,8 +1,9 @@
-"""The plans that a process makes, recorded for an explanation."""
+"""The plans that a process makes, and what its steps change in them, recorded for an explanation and a summary."""
 from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple
 
+from ..utils import rank_process
 from .memory import MemoryEstimate
 from .step_plan import StepPlan
 
@@ -25,6 +26,21 @@ class Recorded(NamedTuple):
 
 
 _recorded: list[Recorded] | None = None
+
+
+_changes: list[str] = []
+
+
+def note_change(text: str) -> None:
+    """Tell the user of a change in how a function is computed, and keep it for the summary."""
+    rank_process.note(text)
+    if text not in _changes:
+        _changes.append(text)
+
+
+def changes() -> list[str]:
+    """Return the changes so far, each once."""
+    return list(_changes)
 
 
 def record() -> list[Recorded]:

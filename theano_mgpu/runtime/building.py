@@ -16,6 +16,7 @@ from ..devices.context_map import describe
 from ..devices.mesh import Mesh
 from ..errors import warn
 from ..graph.own_flags import builds_graphs
+from ..graph.placement.spread import spread
 from ..graph.placement.tags import placed_on
 from ..graph.prints import print_values, take_prints
 from ..graph.updates import with_givens
@@ -143,6 +144,8 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
     with placed_on(None):  # new ops are not the user's, whatever block this is called in
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
         prints, outputs, updates = take_prints(outputs, updates)
+        if options.internal.spread:
+            spread([*outputs, *updates.values()], set(options.internal.params), [each.name for each in contexts])
         outputs, updates, mesh = placed(outputs, updates, contexts)
         definition = Definition(*batch.find_slices(outputs, updates))
         whole, refusal = definition.whole, None

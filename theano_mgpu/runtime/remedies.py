@@ -12,15 +12,17 @@ from ..errors import ReplicaError, noted
 from ..graph.graph import shared_variables
 from ..options import AUTO, Options
 from ..plan.explain import bytes_text
+from ..plan.record import note_change
 from ..plan.sizes import bytes_of_shared
-from ..utils import rank_process
 from .building import Built, Divided
 
 FLAG = '(mgpu.micro_batches=auto)'
+LESS = .98  # more slices help if they lower the peak of the memory by this factor
 NOTES = {'data sets': 'slices of data sets are taken on the host, and sent to the devices with each batch',
          'recompute': 'the backward pass of each device computes its forward pass again',
          'sharded': 'each device updates a part of the parameters, and alone has the state of their updates',
-         'host': 'the parameters are updated on the host, which has the state of the updates'}
+         'host': 'the parameters are updated on the host, which has the state of the updates',
+         'spread': 'each device has a part of the parameters, and computes this part of the model for all samples'}
 
 
 class Remedies:
@@ -68,26 +70,23 @@ class Remedies:
         """
         common, key = self._common(error, options), tuple(lengths)
         self._tried.append(_way(key, built, options) + _bytes_needed(common, key, built))
-        of_state = common.samples is None
-        new = self._without_data_sets(common, options, built, large=True)
-        new = new or (self._updated_elsewhere(common, options, built) if of_state else None)
-        new = new or self._in_slices(options, built)
-        if new is None and self._in_more_slices(key, built):
-            self._full[key] = describe([common.context])
-            return None
-        new = new or self._computed_again(common, options, built)
-        new = new or (None if of_state else self._updated_elsewhere(common, options, built))
-        new = new or self._without_data_sets(common, options, built)
-        if new is None:
-            self._full.pop(key, None)
-            self._give_up(common, error)
+        slices_help = self._slices_help(common, key, built)
+        of_samples = slices_help and common.samples is not None
+        new = self._without_data_sets(common, options, built, large=True) or \
+            (None if of_samples else self._for_state(common, options, built)) or \
+            (self._in_slices(options, built) if slices_help else None)
+        if new is None and not (slices_help and self._in_more_slices(common, key, built)):
+            new = self._computed_again(common, options, built) or self._for_state(common, options, built) or \
+                self._without_data_sets(common, options, built)
+            if new is None and not self._in_more_slices(common, key, built):  # the estimate may be wrong
+                self._give_up(common, error)
         return new
 
     def for_build(self, error: BaseException, divided: Divided, options: Options) -> Options:
         """Choose a remedy for an error while the function is built, as `for_step`."""
         common = self._common(error, options)
         return self._without_data_sets(common, options, divided, large=True) or \
-            self._updated_elsewhere(common, options, divided) or \
+            self._for_state(common, options, divided) or \
             self._without_data_sets(common, options, divided) or self._give_up(common, error)
 
     def note(self, lengths: Sequence[int], built: Built) -> None:
@@ -96,8 +95,8 @@ class Remedies:
         context, self._tried = self._full.pop(key, None), []
         if context is not None:
             samples = sum(lengths) if splitter.shares.is_sharded else lengths[0]
-            rank_process.note('%s: from now on, batches of %d samples are computed in %d slices, because %s has too '
-                              'little memory %s' % (self._name, samples, splitter.slices[key], context, FLAG))
+            note_change('%s: batches of %d samples are computed in %d slices, because %s has too little memory %s'
+                        % (self._name, samples, splitter.slices[key], context, FLAG))
 
     def _common(self, error: BaseException, options: Options) -> ReplicaError:
         """Return the error of all ranks; raise it unless it is for lack of memory, and there may be a remedy."""
@@ -107,7 +106,7 @@ class Remedies:
         return common
 
     def _give_up(self, common: ReplicaError, error: BaseException) -> Options:
-        tried, self._tried = self._tried, []
+        tried, self._tried, self._full = self._tried, [], {}
         if len(tried) > 1:
             noted(common, 'these ways were tried %s: %s' % (FLAG, '; '.join(dict.fromkeys(tried))))
         raise_error(common, error)
@@ -135,19 +134,35 @@ class Remedies:
             return None
         return replace(options, internal=replace(internal, in_slices=True))
 
-    def _in_more_slices(self, key: tuple[int, ...], built: Built) -> bool:
+    def _slices_help(self, common: ReplicaError, key: tuple[int, ...], built: Built) -> bool:
+        """Return whether more slices lower the peak of the device that has failed, as far as the estimate knows."""
+        helps = common.context in built.mesh.contexts  # else another rank knows
+        if helps and built.executable.plan.shares.is_divided:
+            number, most = _slices(key, built)
+            peaks = [_peak(common, key, built, number)]
+            while number < most and None not in peaks:
+                number = min(2 * number, most)
+                peaks.append(_peak(common, key, built, number))
+            helps = None in peaks or min(peaks) < LESS * peaks[0]
+        return any(all_gather_int(self._ranks, helps))
+
+    def _in_more_slices(self, common: ReplicaError, key: tuple[int, ...], built: Built) -> bool:
         """Compute batches of some lengths in twice as many slices; return whether they can be."""
-        splitter = built.splitter
-        now, most = splitter.slices.get(key, splitter.shares.micro_batches), splitter.shares.most_slices(key)
-        if now >= most:
-            return False
-        splitter.slice(key, min(2 * now, most))
-        return True
+        now, most = _slices(key, built)
+        if now < most:
+            built.splitter.slice(key, min(2 * now, most))
+            self._full[key] = describe([common.context])
+        return now < most
 
     def _computed_again(self, common: ReplicaError, options: Options, built: Built) -> Options | None:
         if len(built.mesh.places) == 1 or options.recompute:
             return None
         return self._changed(common, options, 'recompute', recompute=True)
+
+    def _for_state(self, common: ReplicaError, options: Options, divided: Divided) -> Options | None:
+        if not divided.program.updated or options.update_on != AUTO:  # a way that was asked for stays
+            return None
+        return self._updated_elsewhere(common, options, divided) or self._spread(common, options, divided)
 
     def _updated_elsewhere(self, common: ReplicaError, options: Options, divided: Divided) -> Options | None:
         """Divide the update among the devices of one process, or else have it computed on the host.
@@ -155,36 +170,54 @@ class Remedies:
         Several ranks that divide it have to read its state at the same place, which a script may not do.
         """
         before = options.internal.update_for_memory
-        if options.update_on != AUTO or before == 'host' or not divided.program.updated:
+        if before == 'host':
             return None
         where = 'host' if before or len(divided.mesh.replicas) == 1 or self._ranks.size > 1 else 'sharded'
         return self._changed(common, options, where,
                              internal=replace(options.internal, update_for_memory=where))
 
+    def _spread(self, common: ReplicaError, options: Options, divided: Divided) -> Options | None:
+        """Place the parameters over the contexts of this process, which make one replica then."""
+        internal = options.internal
+        if internal.spread or self._ranks.size > 1 or len(divided.mesh.places) > 1 or \
+                min(len(internal.params), len(divided.mesh.replicas)) < 2:
+            return None
+        return self._changed(common, options, 'spread', internal=replace(internal, spread=True, update_for_memory=''))
+
     def _changed(self, common: ReplicaError, options: Options, remedy: str, **changes: Any) -> Options:
         """Return options with some changes, and tell the user."""
-        rank_process.note('%s: from now on, %s, because %s has too little memory %s'
-                          % (self._name, NOTES[remedy], describe([common.context]), FLAG))
+        note_change('%s: %s, because %s has too little memory %s'
+                    % (self._name, NOTES[remedy], describe([common.context]), FLAG))
         return replace(options, **changes)
+
+
+def _slices(lengths: tuple[int, ...], built: Built) -> tuple[int, int]:
+    """Return the number of slices of batches of some lengths, and the largest number that changes anything."""
+    splitter = built.splitter
+    return splitter.slices.get(lengths, splitter.shares.micro_batches), splitter.shares.most_slices(lengths)
 
 
 def _way(lengths: tuple[int, ...], built: Built, options: Options) -> str:
     """Return the way in which a batch is computed, for a message."""
-    slices = built.splitter.slices.get(lengths, 1)
+    slices, _ = _slices(lengths, built)
     ways = ['%d slices' % slices if slices > 1 else 'whole'] + ['recompute=True'] * bool(options.recompute)
+    ways += ['placed over the contexts'] * options.internal.spread
     where = options.internal.update_for_memory
     ways += ['data sets on the host'] * options.internal.slices_on_host + ['update_on=' + where] * bool(where)
     return ', '.join(ways)
 
 
+def _peak(common: ReplicaError, lengths: tuple[int, ...], built: Built, slices: int) -> Any:
+    """Return the bytes that a step takes on the device that has failed; None if that is not known here."""
+    samples = sum(lengths) if built.splitter.shares.is_sharded else lengths[0]
+    peaks = built.dry_step.peaks(samples, slices if slices > 1 else None) if built.splitter.shapes else None
+    return peaks and peaks.get(common.context)
+
+
 def _bytes_needed(common: ReplicaError, lengths: tuple[int, ...], built: Built) -> str:
-    """Return about how much memory a step takes on the device that has too little, for a message; maybe nothing."""
-    splitter = built.splitter
-    samples = sum(lengths) if splitter.shares.is_sharded else lengths[0]
-    peaks = built.dry_step.peaks(samples, splitter.slices.get(lengths)) if splitter.shapes else None
-    if not peaks or common.context not in peaks:  # the device of another rank
-        return ''
-    return ' (about %s on %s)' % (bytes_text(peaks[common.context]), common.context.name)
+    """Return about how much memory a step takes on the device that has failed, for a message; maybe nothing."""
+    peak = _peak(common, lengths, built, _slices(lengths, built)[0])
+    return ' (about %s on %s)' % (bytes_text(peak), common.context.name) if peak else ''
 
 
 def _bytes(variables: Iterable[Any]) -> int:

@@ -6,8 +6,8 @@ import statistics
 from dataclasses import replace
 from typing import Deque, Mapping, Sequence
 
+from ..plan.record import note_change
 from ..plan.shares import ranges, weighted_sizes
-from ..utils import rank_process
 from .batch import Batch, Splitter
 
 MEASUREMENTS = 5     # of each replica: shares follow their median
@@ -126,8 +126,8 @@ class Speeds:
         if not self._has_told:
             self._has_told = True
             sizes = self._splitter.shares.sizes(self._lengths)
-            rank_process.note('%s: from now on, batches of %d samples are divided into %s, by the speeds of the '
-                              'devices (mgpu.shares=auto)' % (self._name, self._samples, ' + '.join(map(str, sizes))))
+            note_change('%s: batches of %d samples are divided into %s, by the speeds of the devices '
+                        '(mgpu.shares=auto)' % (self._name, self._samples, ' + '.join(map(str, sizes))))
 
 
 def balanced(sizes: Sequence[int], seconds: Mapping[int, float], least: int = 1) -> list[int] | None:

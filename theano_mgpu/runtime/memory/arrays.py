@@ -99,12 +99,50 @@ class Array:
         """Return a view of another shape; None if the elements would have to be copied."""
         if self.is_contiguous:
             return self.view(shape, c_strides(shape, self.itemsize))
-        like = np.lib.stride_tricks.as_strided(np.empty((), 'V%d' % self.itemsize), self.shape, self.strides)
-        try:
-            like.shape = shape  # raises where NumPy would copy; no element is read
-        except AttributeError:
+        strides = reshaped_strides(self.shape, self.strides, shape)
+        return None if strides is None else self.view(shape, strides)
+
+
+def reshaped_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
+    """Return the strides of a view with a new shape; None if there is none.
+
+    NumPy's ``array.shape = new`` copies the elements before it raises an error, so it needs real ones.
+
+    Parameters
+    ----------
+    shape, strides : tuple of int
+        Of an array with elements.
+    new : tuple of int
+        With as many elements.
+
+    Examples
+    --------
+    >>> reshaped_strides((2, 3, 4), (48, 16, 4), (2, 12)), reshaped_strides((3, 2), (4, 12), (6,))
+    ((48, 4), None)
+    """
+    old = [(size, stride) for size, stride in zip(shape, strides) if size > 1]
+    found: list[int] = []
+    first = start = 0  # the next axes, old and new
+    while start < len(new):
+        if new[start] == 1:
+            found.append(0)
+            start += 1
+            continue
+        # The fewest axes, old and new, that have as many elements together.
+        stop, last, wanted, elements = start + 1, first + 1, new[start], old[first][0]
+        while wanted != elements:
+            if wanted < elements:
+                wanted *= new[stop]
+                stop += 1
+            else:
+                elements *= old[last][0]
+                last += 1
+        axes = old[first:last]
+        if any(outer != size * inner for (_, outer), (size, inner) in zip(axes, axes[1:])):
             return None
-        return self.view(shape, like.strides)
+        found += [axes[-1][1] * stride for stride in c_strides(new[start:stop], 1)]
+        first, start = last, stop
+    return tuple(found)
 
 
 def c_strides(shape: Sequence[int], itemsize: int) -> Shape:

@@ -11,6 +11,7 @@ from theano.gpuarray.type import GpuArrayType
 from ...comm.host_sum import bucket_ranges
 from ...devices.context_map import HOST, Context
 from ...devices.contexts import gpu_context
+from ...errors import warn
 from ...graph.analysis import SAME, STACK
 from ...plan import DeviceReduce, Part, SumGroup
 from ...plan.memory import MemoryEstimate
@@ -92,6 +93,10 @@ class DryStep:
                 self._known[key] = self._counted(samples, slices)
             except UnknownShape:
                 self._known[key] = None
+            except Exception as error:  # an op that the dry run does not understand must not stop a training
+                self._known[key] = None
+                warn('the memory of %s cannot be estimated: %s: %s' % (self._plan.name or 'a function',
+                                                                      type(error).__name__, error))
         return self._known[key]
 
     def _counted(self, samples, slices):
