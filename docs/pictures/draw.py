@@ -100,38 +100,35 @@ def pipeline():
     return picture
 
 
-QUESTIONS = [  # for the decision tree: question, answer that ends the search, result, code
-    ('Do you only predict?', 'yes', 'Predictor', '`Predictor(model)`'),
-    ('Is one device large\nand fast enough?', 'yes', 'one device', '`python train.py`'),
-    ('Does the model fit on one\ndevice, with a small batch?', 'no', 'placement, pipeline',
-     "`with mgpu.device('dev1'):`"),
-    ('Does it fit with the state\nof its optimizer?', 'no', 'sharded update', "`update_on='sharded'`"),
-    ('Does the batch fit?', 'no', 'micro-batches', 'by itself'),
-    ('Do devices wait for data?', 'yes', 'a part of it to each process', '`launch -n 2 --sharded`'),
-    ('Several machines, or CPUs?', 'yes', 'processes', '`launch -n 8 run train.py`'),
+FINDINGS = [  # a finding of a run, the way that it takes then, and the flag or code that changes it
+    ('calls are too short\nto divide', 'one device', '`--always`'),
+    ('the devices differ\nin speed', 'shares by speed', '`mgpu.shares=3:1`'),
+    ('a batch does not fit', 'slices', '`mgpu.micro_batches=4`'),
+    ("the optimizer's state\ndoes not fit", 'sharded, or on the host', '`mgpu.update_on=host`'),
+    ('the parameters\ndo not fit', 'a part on each device', "`with mgpu.device('dev1'):`"),
+    ('a data set does not fit', 'batches are sent', ''),
+    ('NCCL is installed', 'sums between devices', '`mgpu.collectives=host`'),
+    ('launches take longer\nthan computing', 'advice: processes', '`run --processes auto`'),
 ]
 
 
-def choose():
-    """Draw the decision tree."""
-    row, top, left, width, right, answer = 76, 16, 12, 214, 272, 198
-    picture = Picture(top + row * len(QUESTIONS) + 62, 'Which cut do I need? A decision tree')
-    for number, (question, ends, name, code) in enumerate(QUESTIONS):
+def automatic():
+    """Draw what the program does by itself."""
+    row, top, left, width, right, answer = 66, 44, 12, 190, 256, 212
+    picture = Picture(top + row * len(FINDINGS) + 4, 'What the program does for you')
+    picture.text(left, 22, 'If a run finds that', weight='bold', anchor='start')
+    picture.text(right, 22, 'it does this', weight='bold', anchor='start')
+    picture.text(right + answer, 22, 'to change it', 12, 'end', GREY)
+    for number, (finding, name, code) in enumerate(FINDINGS):
         y = top + row * number
-        picture.box(left, y, width, 50, question, PALE)
+        picture.box(left, y, width, 50, finding, PALE)
         picture.arrow((left + width, y + 25), (right, y + 25))
-        picture.text((left + width + right) / 2 - 2, y + 15, ends, 12)
         picture.box(right, y, answer, 50, '%s\n' % name, GREEN)
         picture.text(right + answer / 2, y + 35, code, 11.5)
-        picture.arrow((left + width / 2, y + 50), (left + width / 2, y + row))
-        picture.text(left + width / 2 + 8, y + 62, 'no' if ends == 'yes' else 'yes', 12, 'start')
-    y = top + row * len(QUESTIONS)
-    picture.box(left, y, right + answer - left, 50, 'data parallel\n', GREEN)
-    picture.text(WIDTH / 2, y + 35, '`theano-mgpu run train.py`', 12)
     return picture
 
 
-PICTURES = {'step.svg': step, 'pipeline.svg': pipeline, 'choose.svg': choose}
+PICTURES = {'step.svg': step, 'pipeline.svg': pipeline, 'automatic.svg': automatic}
 
 if __name__ == '__main__':
     for name, draw in PICTURES.items():

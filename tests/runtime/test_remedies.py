@@ -168,7 +168,7 @@ print((w.get_value() == 1).all(), slices(step))
     ({}, ['whole', '2 slices', '4 slices', '4 slices, update_on=sharded', '4 slices, update_on=host']),
     ({'micro_batches': 1}, []), ({'update_on': 'device'}, ['whole', '2 slices', '4 slices'])])
 def test_an_error_if_nothing_helps(options, ways):
-    """It names the ways that were tried, and what each needs; a way that was asked for stays."""
+    """It names the ways that were tried, and the memory that each needs; a way that was asked for stays."""
     error, state = lines(GIVES_UP.replace('OPTIONS', repr(options)))
     needed = {'2': '33.6 MB', '4': '16.8 MB', 'w': '67.1 MB'}
     assert error == 'True [%s]' % (ways and repr('these ways were tried (mgpu.micro_batches=auto): %s\n' % '; '.join(
