@@ -71,6 +71,8 @@ class Internal:
         Whether the graph is divided although there is one replica, so that this can compute a batch in slices.
     update_for_memory : {'', 'sharded', 'host'}
         Where new values are computed because a device had too little memory; empty if none had.
+    slices_on_host : bool
+        Whether slices of data sets are taken on the host, because a device had too little memory.
     spread : bool
         Whether the parameters are placed over the contexts, since one device cannot hold all of them.
     """
@@ -83,6 +85,7 @@ class Internal:
     params: Sequence[Any] = ()
     in_slices: bool = False
     update_for_memory: str = ''
+    slices_on_host: bool = False
     spread: bool = False
 
 

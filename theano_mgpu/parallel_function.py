@@ -31,7 +31,8 @@ def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
     inputs : list of theano.Variable or theano.In
         Each has samples along axis 0, but for scalars, unless `samples` and `broadcast` say otherwise. Where none has,
         the batch is a slice of shared data sets by an input, such as ``X[index * 20:(index + 1) * 20]``; each context
-        has a copy of the data set, and slices its own part.
+        has a copy of the data set, and slices its own part. If a device has too little memory for a copy, slices are
+        taken on the host.
     outputs : theano.Variable or theano.Out, list of these, dict of str to these, or None
         Each is computed of the whole batch.
     updates : dict of SharedVariable to theano.Variable, or list of pairs

@@ -39,7 +39,9 @@ def test_samples_that_meet_and_have_states_may_be_on_several_ranks(tmp_path):
 
 
 @pytest.mark.parametrize('calls', [
-    pytest.param((4, 4), marks=pytest.mark.slow), (4, 3)], ids=['slices nothing at last', 'ends early'])
+    pytest.param((4, 4), marks=pytest.mark.slow), (4, 3), (4, 4, 'host'),
+    pytest.param((4, 3, 'host'), marks=pytest.mark.slow)],
+    ids=['slices nothing at last', 'ends early', 'slices nothing at last, on the host', 'ends early, on the host'])
 def test_ranks_may_slice_batches_from_their_own_parts_of_a_data_set(calls, tmp_path):
     """Rank 0 has 14 samples, 4 a batch; rank 1 has 9, and has used them up before the last batch."""
     launch(2, 'sharded_slices', tmp_path / 'ranks', *calls, options=['--sharded'], flags=INTERPRETED)

@@ -1,12 +1,14 @@
 """`mgpu.function`."""
 import theano_mgpu as mgpu
 from theano_mgpu.errors import BatchError, ContextError, GraphError
+from theano_mgpu.parallel_function import ParallelFunction
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
 from support.comparison import note_of
+from support.modes import PYTHON
 from support.small_models import data, host_indexing, shared
 
 X = data(11, 5)[0]
@@ -51,6 +53,49 @@ def test_scalars_and_named_inputs_go_whole_to_every_replica(cpu2):
     np.testing.assert_allclose(f(X, shift=X[0], scale=np.float32(2)), X * 2 + X[0])
     with pytest.raises(BatchError, match=r'x has 11, shift has 5 samples.*broadcast=\[shift\]'):
         mgpu.function([x, shift], x * shift)(X, X[0])
+
+
+def on_host(case):
+    """Return inputs, outputs and updates of a graph over slices of data sets, and the names of those on the host."""
+    numbers, index = theano.shared(X, 'data'), T.lscalar('index')
+    labels, counter = theano.shared(np.arange(11.), 'labels'), theano.shared(np.int64(0), 'counter')
+    rows = slice(index * 4, (index + 1) * 4)
+    inputs, batch, updates, names = [index], numbers[rows], {}, ['data']
+    if case == 'columns':
+        batch = theano.shared(X.T.copy(), 'data')[1:, rows].T
+    elif case == 'two data sets':
+        batch, names = batch * T.cast(labels, 'int32')[rows].dimshuffle(0, 'x'), ['data', 'labels']
+    elif case == 'a counter':
+        inputs, batch, updates = [], numbers[counter * 4:(counter + 1) * 4], {counter: counter + 1}
+    elif case == 'read otherwise':
+        batch, names = batch - numbers.mean(axis=0), []
+    elif case == 'one read otherwise':
+        batch = batch * labels[rows].dimshuffle(0, 'x') / labels.sum()
+    elif case == 'changed':
+        updates, names = {numbers: T.constant(X[::-1])}, []
+    elif case == 'undivided':
+        batch = T.extra_ops.cumsum(batch, axis=0)
+    total = theano.shared(np.float64(0), 'total')
+    return inputs, [batch.sum(), T.tanh(batch)], {**updates, total: total + batch.mean()}, names
+
+
+@pytest.mark.parametrize('micro_batches', [1, 2])
+@pytest.mark.parametrize('case', ['rows', 'columns', 'two data sets', 'a counter', 'read otherwise',
+                                  'one read otherwise', 'changed', 'undivided'])
+def test_slices_of_data_sets_on_the_host(cpu2, case, micro_batches):
+    """Data sets that devices need, anyway, stay there."""
+    inputs, outputs, updates, names = on_host(case)
+    step = ParallelFunction(inputs, outputs, updates, slices_on_host=True, micro_batches=micro_batches, mode=PYTHON)
+    assert sorted(str(each.variable) for each in step.built.data_sets) == names
+    assert not set(step.built.data_sets).intersection(step.executable.variables)
+    assert all(each.step_locks for each in step.built.data_sets)  # none is set in the middle of a step
+    inputs, outputs, others, _ = on_host(case)
+    plain = theano.function(inputs, outputs, updates=list(others.items()), mode=PYTHON)
+    for number in (0, 2, 1):  # the last batch has 3 samples
+        for one, other in zip(step(*[number][:len(inputs)]), plain(*[number][:len(inputs)])):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+    for one, other in zip(updates, others):
+        np.testing.assert_allclose(one.get_value(), other.get_value(), rtol=1e-5)
 
 
 def test_givens_and_shared_data(cpu2, weights):

@@ -218,6 +218,148 @@ def test_parameters_that_do_not_fit_on_one_device_are_spread():
     assert line.startswith("True ['dev0', 'dev1'] ['dev0', 'dev1']"), line
 
 
+SLICED = MODEL + '''
+import re
+from pygpu import gpuarray
+from theano_mgpu.devices.contexts import contexts, gpu_context
+from theano_mgpu.runtime.replicas.replicated import replicated
+rng = np.random.RandomState(2 + HOLDS)  # every rank has the data of rank 0
+
+class Sliced:
+    """The network, its step of Theano itself or over contexts, and its data sets of `length` rows of 132 bytes."""
+
+    def __init__(self, make, length):
+        x, _, self.weights, h = network()
+        y, self.index = T.ivector('y'), T.lscalar('index')
+        self.data, self.labels = theano.shared(np.zeros((0, 32), 'float32'), 'data'), theano.shared(
+            np.zeros(0, 'float32'), 'labels')
+        self.loss = T.nnet.categorical_crossentropy(T.nnet.softmax(h), y).mean()
+        rows = slice(self.index * 500, (self.index + 1) * 500)
+        self.givens = {x: self.data[rows], y: T.cast(self.labels, 'int32')[rows]}
+        self.give(*rows_of_data(length))
+        self.step = make(self)
+
+    def give(self, data, labels):
+        self.data.set_value(data, borrow=True), self.labels.set_value(labels, borrow=True)
+
+def rows_of_data(length):
+    return rng.randn(length, 32).astype('float32'), rng.randint(0, 3, length).astype('float32')
+
+def over_contexts(net):
+    return mgpu.training_function([net.index], net.loss, net.weights, adam, givens=net.givens, name='net')
+
+def of_theano(net):
+    return theano.function([net.index], net.loss, givens=net.givens,
+                           updates=list(dict(adam(theano.grad(net.loss, net.weights), net.weights)).items()))
+
+def pair(length):
+    ours = Sliced(over_contexts, length)
+    rng.seed(2)
+    return ours, Sliced(of_theano, length)
+
+def same_losses(ours, theirs, numbers=(3, 1, -1, 0, 2, 3)):
+    last = (len(theirs.data.get_value(borrow=True)) - 1) // 500
+    for number in numbers:
+        number = last if number < 0 else number
+        np.testing.assert_allclose(ours.step(number), theirs.step(number), rtol=1e-4)
+
+def on_host(ours):
+    return re.search('data sets +on the host', str(ours.step.plan)) is not None
+'''
+
+LARGE = SLICED + '''
+ours, theirs = pair(109777)  # 14 MB
+for sign in (1, -1):
+    same_losses(ours, theirs)
+    data = sign * 2 * theirs.data.get_value(), 2 - theirs.labels.get_value()
+    for each in (ours, theirs):
+        each.give(*data)
+for number, loss in enumerate(ours.step.over([(number,) for number in (0, 1, 139, 2)])):  # the next batch is known
+    np.testing.assert_allclose(loss, theirs.step((0, 1, 139, 2)[number]), rtol=1e-4)
+    ours.give(*data), theirs.give(*data)
+    data = -data[0], data[1]
+for each in (ours, theirs):
+    each.give(*data)
+data[0][:] += 1  # in place
+same_losses(ours, theirs)
+print(on_host(ours), equal(ours.weights, theirs.weights), len(slices(ours.step)),
+      ours.step.options.updates_on(contexts()))
+'''
+
+
+@pytest.mark.parametrize('n', [1, 2])
+def test_data_sets_that_do_not_fit_stay_on_the_host(n):
+    """A batch is sent in parts; a value that is set, or edited in place, counts from the next step on."""
+    assert lines(LARGE, n, flags=EACH_ALLOCATES) == ['True True 0 device']
+
+
+GROWS = SLICED + '''
+ours, theirs = pair(1777)
+same_losses(ours, theirs)
+print(on_host(ours), replicated(ours.data).is_current(contexts()[0]))
+data = rows_of_data(69777)
+for each in (ours, theirs):
+    each.give(*data)
+same_losses(ours, theirs)
+print(on_host(ours), equal(ours.weights, theirs.weights))
+'''
+
+
+@pytest.mark.parametrize('n', [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_data_set_is_on_the_devices_as_long_as_it_fits(n):
+    assert lines(GROWS, n, flags=EACH_ALLOCATES) == ['False True', 'True True']
+
+
+SHARED = SLICED + '''
+context = gpu_context(contexts()[1])
+held = [gpuarray.zeros((1 << 20,), 'int8', context=context) for _ in range((context.free_gmem >> 20) - 8)]
+ours, theirs = pair(69777)
+test = mgpu.function([ours.index], ours.loss, givens=ours.givens, name='test')
+for number in (0, 139):
+    test(number), ours.step(number)
+print(on_host(ours), bool(test.built.data_sets),
+      sum(copy.container.storage[0].size for copy in replicated(ours.data).copies.values()))
+'''
+
+
+def test_functions_over_a_data_set_that_one_device_has_no_room_for():
+    """The copy that one of them has made, before another device was found too small, is freed."""
+    assert lines(SHARED, 2, memory='14M', flags=EACH_ALLOCATES) == ['True True 0']
+
+
+SMALL_DATA = SLICED + '''
+ours, theirs = pair(1777)  # 0.2 MB; the network has 0.7 MB
+same_losses(ours, theirs)
+held = [gpuarray.zeros((1 << 17,), 'int8', context=context) for context in map(gpu_context, contexts())
+        for _ in range((context.free_gmem - (7 << 18)) >> 17)]
+same_losses(ours, theirs)
+print(on_host(ours), ours.step.options.updates_on(ours.step.contexts), equal(ours.weights, theirs.weights))
+'''
+
+
+@pytest.mark.slow
+def test_a_small_data_set_leaves_the_device_last():
+    assert lines(SMALL_DATA, 1, flags=EACH_ALLOCATES) == ['False host True']
+
+
+OTHER_DATA = '''
+ours.data.set_value(data[0] + HOLDS)
+try:
+    ours.step(0)
+except mgpu.RankError as error:
+    print('variables have different values' in str(error))
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.parametrize('devices', [2, 4])
+def test_data_sets_of_ranks_do_not_fit(devices, tmp_path):
+    code = (LARGE + OTHER_DATA).replace('if N:', 'if 0:').replace('(N)', '(0)')
+    assert launched(2, code, tmp_path, devices, memory='12M', flags=EACH_ALLOCATES)[-2:] == [
+        'True True 0 device', 'True']
+
+
 INJECTED = MODEL + '''
 from theano_mgpu.runtime.remedies import Remedies
 (step, weights), (reference, others) = training(OPTIONS), plain()

@@ -1,5 +1,6 @@
 """MPI jobs in which each rank feeds its own data."""
 import theano_mgpu as mgpu
+from theano_mgpu.parallel_function import ParallelFunction
 
 import numpy as np
 import theano
@@ -51,12 +52,13 @@ def sliced(given, x, w):
 
 
 def sharded_slices(path, *calls):
-    """Slice batches from a data set of each rank's own, in N calls; write the results, and the weights."""
+    """Slice batches from a data set of each rank's own, in N calls, maybe on the host; write results and weights."""
     mgpu.init('a->cpu;b->cpu')
     data = theano.shared(np.split(SLICED, [14])[mgpu.rank()], 'data')
     index, x, w = T.lscalar('index'), T.matrix('x', 'float64'), theano.shared(np.eye(4) * (1 + mgpu.rank()), 'w')
     outputs, updates, givens = sliced({x: data[index * 4:T.minimum((index + 1) * 4, data.shape[0])]}, x, w)
-    step = mgpu.function([index], outputs, updates=updates, givens=givens, mode=PYTHON)
+    step = ParallelFunction([index], outputs, updates, givens=givens, mode=PYTHON,
+                            slices_on_host=calls[2:] == ('host',))
     found = [value for i in range(int(calls[mgpu.rank()])) for value in step(i)]
     step.join()
     report = mgpu.enable(always=True)

@@ -84,6 +84,9 @@ class _Planner:
         self._choose('division', 'in %d parts' % n if n > 1 else 'whole batches',
                      refusal or ('the graph is exact in parts' if n > 1 else 'there is one replica'))
         self._choose_shares(shares)
+        if self._options.internal.slices_on_host:
+            self._choose('data sets', 'on the host: their slices are sent with each batch',
+                         'a device had too little memory')
         overlaps, where, by_nccl = self._overlaps(), self._where(), self._by_nccl(n)
         sizes = bytes_of_gradients(self._exchanges, self._params, self._new) if overlaps else {}
         stages = [(stage, self._parts_of(i, stage, buckets(stage.outputs, sizes) if overlaps else ()))

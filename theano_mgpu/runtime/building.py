@@ -11,8 +11,7 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.configparser import change_flags
 from theano.printing import Print
 
-from ..comm.choice import choose_ranks
-from ..devices.choice import resolve_contexts
+from ..comm.communicator import Communicator
 from ..devices.context_map import describe
 from ..devices.mesh import Mesh
 from ..errors import warn
@@ -22,7 +21,7 @@ from ..graph.placement.tags import placed_on
 from ..graph.prints import print_values, take_prints
 from ..graph.updates import with_givens
 from ..options import AUTO, Options
-from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record, undivided
+from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record
 from ..plan.layout import placed
 from ..plan.shares import against_speeds, weights_for
 from . import Executable, Splitter, send, step_times
@@ -91,6 +90,8 @@ class Built(Divided):
         It estimates the memory of steps.
     updated : list of Replicated
         The variables that get new values.
+    data_sets : list of Replicated
+        The variables that batches are sliced from on the host.
     """
 
     number: int
@@ -98,13 +99,20 @@ class Built(Divided):
     splitter: Splitter
     dry_step: DryStep
     updated: list[Replicated]
+    data_sets: list[Replicated]
+
+    @property
+    def variables(self) -> list[Replicated]:
+        """The variables that a step reads and changes, on devices or on the host."""
+        return list(dict.fromkeys(self.executable.variables + self.data_sets + self.updated))
 
     @property
     def alike(self) -> list[Replicated]:
         """The variables that are the same on each replica and rank: those that are read, and those that a step changes.
         """
         plan = self.executable.plan
-        read = [each for each in self.executable.variables if each.variable not in plan.program.own]
+        read = [each for each in self.executable.variables + self.data_sets
+                if each.variable not in plan.program.own]
         # A rank that has samples of its own also has their states.
         own = plan.rows if plan.shares.is_sharded else ()
         return list(dict.fromkeys(read + [each for each, variable in zip(self.updated, plan.program.updated)
@@ -118,11 +126,19 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
 
     Parameters
     ----------
-    inputs, outputs, updates, options
-        As for `build`.
+    inputs : list of (theano.Variable or theano.In)
+    outputs : list of theano.Variable
+    updates : dict of SharedVariable to theano.Variable
+        New values. Default updates are added.
+    options : Options
     contexts : list of Context, or list of list of Context
         The contexts of this process; of a placed graph, maybe in a list for each replica.
     n_ranks : int
+
+    Raises
+    ------
+    GraphError
+        If the graph cannot be run over the contexts.
     """
     batch = BatchInputs(inputs, options, options.is_sharded(n_ranks))
     with placed_on(None):  # new ops are not the user's, whatever block this is called in
@@ -133,7 +149,7 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
         outputs, updates, mesh = placed(outputs, updates, contexts)
         definition = Definition(*batch.find_slices(outputs, updates))
         whole, refusal = definition.whole, None
-        program, updated = undivided(whole), list(definition.updates)
+        program, updated = batch.undivided(whole), list(definition.updates)
         if options.internal.whole:
             mesh = mesh.first()
         elif n_ranks > 1 or len(mesh.replicas) > 1 or options.slices > 1 or options.internal.in_slices or \
@@ -142,7 +158,7 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
                 program = batch.divide(whole, updated)
             except CannotCut as error:
                 refusal, mesh = str(error), mesh.first()
-    program = program._replace(given=batch.arguments.inputs + list(batch.rows.values()), updated=updated)
+    program = program._replace(given=batch.given, updated=updated)
     return Divided(batch, definition, prints, program, mesh, refusal)
 
 
@@ -158,36 +174,36 @@ def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:
 
 
 @builds_graphs
-def build(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Updates, options: Options) -> Built:
+def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     """Build a function over a batch.
 
     Parameters
     ----------
-    inputs : list of (theano.Variable or theano.In)
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-        New values. Default updates are added.
+    divided : Divided
     options : Options
+        Those that the graph was divided by.
+    ranks : Communicator
 
     Raises
     ------
-    GraphError, ContextError, RankError
+    ContextError, RankError
         If the graph cannot be run over the contexts, or the ranks have different graphs.
+    ReplicaError
+        If a device has too little memory for copies of the variables, or fails.
     """
-    contexts, ranks = resolve_contexts(options.contexts), choose_ranks(options.executor)
-    number = ranks.functions.add(options.name)
-    divided = divide(inputs, outputs, updates, options, contexts, ranks.size)
-    program = divided.program
+    number, program = ranks.functions.add(options.name), divided.program
     ranks.divided.consolidate()
     step_plan = plan_of(divided, options, gather_machine(ranks, divided.mesh, options))
     timings = SampledTimings(RANK_PHASES if ranks.size > 1 else PHASES)
     with change_flags(profile=theano.config.profile or bool(options.profile)), placed_on(None):
         executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
     batch = divided.inputs
-    splitter = Splitter(step_plan, batch.arguments.with_samples + list(batch.rows.values()))
+    splitter = Splitter(step_plan, batch.with_samples)
     dry_step = DryStep(executable, splitter)
     built = Built(**vars(divided), number=number, executable=executable, splitter=splitter, dry_step=dry_step,
-                  updated=[replicated(variable, variable in program.streams) for variable in program.updated])
+                  updated=[replicated(variable, variable in program.streams) for variable in program.updated],
+                  data_sets=[replicated(variable) for variable in batch.slices.data_sets()]
+                  if batch.slices.on_host else [])
     share_first_values(ranks, built.alike)
     record.note(step_plan, splitter, timings, weakref.WeakMethod(dry_step.estimate))
     step_times.note(executable)
@@ -259,12 +275,13 @@ class BuiltFunction(InputValues):
         if self.sharded:
             values = self._example.replacing(values, lengths)
         rows = {self.inputs.rows[variable]: value for variable, value in states.items()}
-        return self.built.splitter.split({**dict(zip(self.arguments.inputs, values)), **rows}, lengths, alone)
+        sliced = self.inputs.slices.taken(values)
+        return self.built.splitter.split({**dict(zip(self.arguments.inputs, values)), **sliced, **rows}, lengths, alone)
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
         """Split and send a batch while the devices compute the one before; return its values and the Batch."""
-        if self.sharded or self.inputs.rows:
-            return None
+        if self.sharded or self.inputs.rows or self.inputs.slices.on_host:
+            return None  # a data set that is set before the next step counts for it
         with self.timings.span('scatter'):
             values = self.arguments.bind(args, {})
             batch = self.split(values)

@@ -70,7 +70,7 @@ class DataParallel(SlicedRun):
         super()._build(options)
         self._check_batch = BatchCheck(self.ranks, self.built.number, options.name, self.arguments, self.sharded,
                                        options.internal.batch_of_rank_0, self.built.alike)
-        for variable in self.executable.variables + self.updated:
+        for variable in self.built.variables:
             add_step_lock(variable, self.lock)
 
     def step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

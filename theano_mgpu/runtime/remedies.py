@@ -2,22 +2,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 from ..comm.collectives import all_gather_int
 from ..comm.communicator import Communicator
 from ..comm.failures import common_error, raise_error
-from ..devices.choice import resolve_contexts
 from ..devices.context_map import describe
 from ..errors import ReplicaError, noted
+from ..graph.graph import shared_variables
 from ..options import AUTO, Options
 from ..plan.explain import bytes_text
 from ..plan.record import note_change
-from .building import Built
+from ..plan.sizes import bytes_of_shared
+from .building import Built, Divided
 
 FLAG = '(mgpu.micro_batches=auto)'
 LESS = .98  # more slices help if they lower the peak of the memory by this factor
-NOTES = {'recompute': 'the backward pass of each device computes its forward pass again',
+NOTES = {'data sets': 'slices of data sets are taken on the host, and sent to the devices with each batch',
+         'recompute': 'the backward pass of each device computes its forward pass again',
          'sharded': 'each device updates a part of the parameters, and alone has the state of their updates',
          'host': 'the parameters are updated on the host, which has the state of the updates',
          'spread': 'each device has a part of the parameters, and computes this part of the model for all samples'}
@@ -26,8 +28,9 @@ NOTES = {'recompute': 'the backward pass of each device computes its forward pas
 class Remedies:
     """The remedies of one function for too little memory, and the ways to compute a batch that were tried.
 
-    More slices come first where a device lacks memory for samples. They come last where it lacks memory for
-    parameters, their new values, or the state of the optimizer.
+    Data sets that need more memory than all other variables leave the devices first, others last. More slices come
+    early where a device lacks memory for samples, and late where it lacks memory for parameters, their new values, or
+    the state of the optimizer.
 
     Parameters
     ----------
@@ -69,20 +72,22 @@ class Remedies:
         self._tried.append(_way(key, built, options) + _bytes_needed(common, key, built))
         slices_help = self._slices_help(common, key, built)
         of_samples = slices_help and common.samples is not None
-        new = (None if of_samples else self._for_state(common, options, built)) or \
+        new = self._without_data_sets(common, options, built, large=True) or \
+            (None if of_samples else self._for_state(common, options, built)) or \
             (self._in_slices(options, built) if slices_help else None)
         if new is None and not (slices_help and self._in_more_slices(common, key, built)):
-            new = self._computed_again(common, options, built) or self._for_state(common, options, built)
+            new = self._computed_again(common, options, built) or self._for_state(common, options, built) or \
+                self._without_data_sets(common, options, built)
             if new is None and not self._in_more_slices(common, key, built):  # the estimate may be wrong
                 self._give_up(common, error)
         return new
 
-    def for_build(self, error: BaseException, options: Options) -> Options:
+    def for_build(self, error: BaseException, divided: Divided, options: Options) -> Options:
         """Choose a remedy for an error while the function is built, as `for_step`."""
         common = self._common(error, options)
-        n = self._ranks.size * len(resolve_contexts(options.contexts))
-        changed = self._updated_elsewhere(common, options, n) if options.update_on == AUTO else None
-        return changed or self._give_up(common, error)
+        return self._without_data_sets(common, options, divided, large=True) or \
+            self._for_state(common, options, divided) or \
+            self._without_data_sets(common, options, divided) or self._give_up(common, error)
 
     def note(self, lengths: Sequence[int], built: Built) -> None:
         """Say in how many slices a batch was computed, if it had to be repeated."""
@@ -107,6 +112,20 @@ class Remedies:
         raise_error(common, error)
 
     # --- the remedies: each returns other options, or None where it does not apply
+
+    def _without_data_sets(self, common: ReplicaError, options: Options, divided: Divided,
+                           large: bool = False) -> Options | None:
+        """Have slices of data sets taken on the host; with `large`, only if all other variables need less memory."""
+        data_sets = divided.inputs.slices.data_sets()
+        if options.internal.slices_on_host or not data_sets:
+            return None
+        definition = divided.definition
+        others = set(shared_variables([*definition.whole, *definition.updates])).difference(data_sets)
+        # Ranks with samples of their own have data sets of other sizes.
+        excess = max(all_gather_int(self._ranks, _bytes(data_sets) - _bytes(others)))
+        if large and excess <= 0:
+            return None
+        return self._changed(common, options, 'data sets', internal=replace(options.internal, slices_on_host=True))
 
     def _in_slices(self, options: Options, built: Built) -> Options | None:
         """Have a graph of one replica, which is computed whole, divided so that it can be computed in slices."""
@@ -140,13 +159,12 @@ class Remedies:
             return None
         return self._changed(common, options, 'recompute', recompute=True)
 
-    def _for_state(self, common: ReplicaError, options: Options, built: Built) -> Options | None:
-        if not built.program.updated or options.update_on != AUTO:  # a way that was asked for stays
+    def _for_state(self, common: ReplicaError, options: Options, divided: Divided) -> Options | None:
+        if not divided.program.updated or options.update_on != AUTO:  # a way that was asked for stays
             return None
-        return self._updated_elsewhere(common, options, built.executable.plan.shares.n_replicas) or \
-            self._spread(common, options, built)
+        return self._updated_elsewhere(common, options, divided) or self._spread(common, options, divided)
 
-    def _updated_elsewhere(self, common: ReplicaError, options: Options, n_replicas: int) -> Options | None:
+    def _updated_elsewhere(self, common: ReplicaError, options: Options, divided: Divided) -> Options | None:
         """Divide the update among the devices of one process, or else have it computed on the host.
 
         Several ranks that divide it have to read its state at the same place, which a script may not do.
@@ -154,15 +172,15 @@ class Remedies:
         before = options.internal.update_for_memory
         if before == 'host':
             return None
-        where = 'host' if before or n_replicas == 1 or self._ranks.size > 1 else 'sharded'
+        where = 'host' if before or len(divided.mesh.replicas) == 1 or self._ranks.size > 1 else 'sharded'
         return self._changed(common, options, where,
                              internal=replace(options.internal, update_for_memory=where))
 
-    def _spread(self, common: ReplicaError, options: Options, built: Built) -> Options | None:
+    def _spread(self, common: ReplicaError, options: Options, divided: Divided) -> Options | None:
         """Place the parameters over the contexts of this process, which make one replica then."""
         internal = options.internal
-        if internal.spread or self._ranks.size > 1 or len(built.mesh.places) > 1 or \
-                min(len(internal.params), len(built.mesh.replicas)) < 2:
+        if internal.spread or self._ranks.size > 1 or len(divided.mesh.places) > 1 or \
+                min(len(internal.params), len(divided.mesh.replicas)) < 2:
             return None
         return self._changed(common, options, 'spread', internal=replace(internal, spread=True, update_for_memory=''))
 
@@ -185,7 +203,8 @@ def _way(lengths: tuple[int, ...], built: Built, options: Options) -> str:
     ways = ['%d slices' % slices if slices > 1 else 'whole'] + ['recompute=True'] * bool(options.recompute)
     ways += ['placed over the contexts'] * options.internal.spread
     where = options.internal.update_for_memory
-    return ', '.join(ways + ['update_on=' + where] * bool(where))
+    ways += ['data sets on the host'] * options.internal.slices_on_host + ['update_on=' + where] * bool(where)
+    return ', '.join(ways)
 
 
 def _peak(common: ReplicaError, lengths: tuple[int, ...], built: Built, slices: int) -> Any:
@@ -199,3 +218,7 @@ def _bytes_needed(common: ReplicaError, lengths: tuple[int, ...], built: Built) 
     """Return about how much memory a step takes on the device that has failed, for a message; maybe nothing."""
     peak = _peak(common, lengths, built, _slices(lengths, built)[0])
     return ' (about %s on %s)' % (bytes_text(peak), common.context.name) if peak else ''
+
+
+def _bytes(variables: Iterable[Any]) -> int:
+    return sum(map(bytes_of_shared, variables))

@@ -9,12 +9,14 @@ import numpy as np
 
 from ..comm.activities import AGREE
 from ..comm.choice import choose_ranks
+from ..devices.choice import resolve_contexts
 from ..errors import ReplicaError
 from ..options import Options
 from . import StepResult, StepRun
 from .batch import Batch
-from .building import BuiltFunction, Updates, build
+from .building import BuiltFunction, Updates, build, divide
 from .remedies import Remedies
+from .replicas.replicated import replicated
 from .speeds import Speeds
 
 
@@ -28,12 +30,16 @@ class SlicedRun(BuiltFunction):
 
     def _build(self, options: Options) -> None:
         """Build the function, at first or again."""
+        contexts, ranks = resolve_contexts(options.contexts), choose_ranks(options.executor)
         while True:
+            divided = divide(*self._definition, options, contexts, ranks.size)
             try:
-                super().__init__(build(*self._definition, options), options)
+                super().__init__(build(divided, options, ranks), options)
                 break
             except ReplicaError as error:
-                options = self._remedies.for_build(error, options)
+                options = self._remedies.for_build(error, divided, options)
+            for variable in divided.inputs.slices.data_sets():
+                replicated(variable).evict()  # another function may hold copies that this one has made
             gc.collect()
         self._speeds = Speeds(options.name, self.built.splitter)
 

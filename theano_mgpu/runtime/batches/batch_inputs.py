@@ -13,7 +13,7 @@ from ...graph.graph import check_inputs, host_type, is_sparse, substitute
 from ...graph.partition import partition
 from ...graph.random_streams import is_random_state
 from ...options import Options
-from ...plan import CannotCut, Program
+from ...plan import CannotCut, Program, undivided
 from .arguments import Arguments, no_samples, sample_axes
 from .data_sets import Slices
 from .free_batch_size import FreeBatchSize
@@ -65,9 +65,25 @@ class BatchInputs:
             self.slices.keep({v for v, length in lengths.items() if length == options.internal.length})
         elif any(self.arguments.split) or options.internal.whole:
             self.slices.keep(())
+        if options.internal.slices_on_host:
+            self.slices.take_on_host()
         if not options.internal.whole and not any(self.arguments.split) and not self.slices:
             raise no_samples(inputs)
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
+
+    @property
+    def given(self) -> list[theano.Variable]:
+        """The values that enter a step: the arguments, slices that are taken on the host, and states of samples."""
+        return self.arguments.inputs + self.slices.sent + list(self.rows.values())
+
+    @property
+    def with_samples(self) -> list[theano.Variable]:
+        """The given values that have samples, along axis 0."""
+        return self.arguments.with_samples + self.slices.sent + list(self.rows.values())
+
+    def undivided(self, outputs: list[theano.Variable]) -> Program:
+        """Return the Program of the graph as one replica computes it, with the whole batch."""
+        return undivided(substitute(outputs, {v: self.slices.replacements[v] for v in self.slices.on_host}))
 
     def divide(self, outputs: list[theano.Variable], updated: list[SharedVariable]) -> Program:
         """Divide the graph, whose last outputs are new values.

@@ -1,15 +1,28 @@
-"""Batches that are slices of shared data sets, such as ``X[index * 20:(index + 1) * 20]``."""
+"""Batches that are slices of shared data sets, such as ``X[index * 20:(index + 1) * 20]``.
+
+Where the data sets fit, each device has a copy, and a replica slices its own part there. Where a device has too little
+memory for that, the data sets stay on the host. A slice is then a view of them, and each replica is sent its own rows
+of it, as of an argument. So a step divides the data set by rows, for slices of any length, in any order, by shares that
+change, and `set_value` counts from the next step on. It costs what an argument costs: one copy of the batch.
+
+Two other ways were left out. A layout in which each device keeps its rows of every batch needs slices of one length and
+shares that stay, and no second function that slices otherwise. A cache of the rows that were sent needs a bound, and
+takes memory from functions that do not know of it.
+"""
 from __future__ import annotations
 
-from typing import Any, Collection, Sequence
+from typing import Any, Callable, Collection, Sequence
 
 import theano
 import theano.tensor as T
+from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
+from theano.gpuarray.type import GpuArrayType
 from theano.tensor.subtensor import Subtensor, get_idx_list
 
 from ...compat.theano_functions import plain_function
-from ...graph.graph import host_type, substitute
+from ...graph.graph import host_type, shared_variables, substitute
+from ...graph.own_flags import builds_graphs
 from ...graph.random_streams import DRAWS
 from ...plan import Program, expressed
 from .arguments import moved
@@ -18,8 +31,8 @@ from .arguments import moved
 class Slices:
     """The slices of shared data sets that are the batch of a graph.
 
-    A replica takes its own part of the slice, on its device, where it has a copy of the data set: nothing is sent in
-    a step but the numbers that the slice is made of.
+    By default, a replica takes its own part of the slice, on its device, where it has a copy of the data set: nothing
+    is sent in a step but the numbers that the slice is made of.
 
     Parameters
     ----------
@@ -37,11 +50,13 @@ class Slices:
         For each slice, an input that stands for it, with samples along axis 0.
     replacements : dict of theano.Variable to theano.Variable
         For each slice, the same as an expression of its stand-in.
+    on_host : list of theano.Variable
+        The slices that are taken on the host.
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], updated: Collection[Any],
                  sharded: bool = False) -> None:
-        self._inputs, self._sharded = list(inputs), sharded
+        self._inputs, self._outputs, self._updated, self._sharded = list(inputs), outputs, updated, sharded
         slices = _slices(inputs, outputs, updated)
         self.stand_ins = {v: host_type(moved(v, axis, 0))('%s of the batch' % (v.owner.inputs[0].name or 'rows'))
                           for v, (_, axis) in slices.items()}
@@ -53,6 +68,7 @@ class Slices:
         self._own = _shared([v.owner.inputs[0] for v in slices]).difference(
             _shared(substitute(outputs, self.replacements)), updated) if sharded else ()
         self._length_function: Any = None
+        self.on_host: list[theano.Variable] = []
 
     def __bool__(self) -> bool:
         return bool(self.stand_ins)
@@ -74,17 +90,41 @@ class Slices:
         if not self:
             return {}
         if self._length_function is None:
-            self._length_function = plain_function(
-                self._inputs, [first.shape[0] for first in self._first.values()], on_unused_input='ignore',
-                mode=theano.compile.get_default_mode().excluding('gpuarray_opt'))
+            self._length_function = self._on_host_of([first.shape[0] for first in self._first.values()])
         return dict(zip(self._first, map(int, self._length_function(*values))))
 
     def named(self, values: Sequence[Any]) -> list[tuple[int, str]]:
         """Return the number of samples, and a name, of each slice."""
         return [(length, str(self.stand_ins[v])) for v, length in self.lengths(values).items()]
 
+    def data_sets(self) -> list[SharedVariable]:
+        """Return the data sets that no device needs if slices are taken on the host."""
+        movable = self._movable()
+        others = _shared([v.owner.inputs[0] for v in self.stand_ins if v not in movable])
+        return [v for v in shared_variables([v.owner.inputs[0] for v in movable]) if v not in others]
+
+    def take_on_host(self) -> None:
+        """Take slices on the host, where that frees the devices of their data sets."""
+        self.on_host = self._movable()
+        self._slice_function = self._on_host_of([theano.Out(self._taken[v], borrow=True) for v in self.on_host])
+
+    @property
+    def sent(self) -> list[theano.Variable]:
+        """The stand-ins of the slices that are taken on the host: inputs of the replicas."""
+        return [self.stand_ins[v] for v in self.on_host]
+
+    def taken(self, values: Sequence[Any]) -> dict[theano.Variable, Any]:
+        """Return the slices that are taken on the host, by stand-in.
+
+        Parameters
+        ----------
+        values : list of ndarray
+            The arguments of a call.
+        """
+        return dict(zip(self.sent, self._slice_function(*values))) if self.on_host else {}
+
     def expressed(self, program: Program) -> Program:
-        """Return the Program with slices of the data sets, taken by each replica, in place of the stand-ins."""
+        """Return the Program with slices that each replica takes in place of the other stand-ins."""
         if not self:
             return program
         _, own, first = program.numbers
@@ -93,7 +133,19 @@ class Slices:
             first = first - first_here
             program = program._replace(numbers=program.numbers + [first_here], own=self._own)
         return expressed(program, {stand_in: self._taken[v][first:first + own]
-                                   for v, stand_in in self.stand_ins.items()})
+                                   for v, stand_in in self.stand_ins.items() if v not in self.on_host})
+
+    @builds_graphs
+    def _movable(self) -> list[theano.Variable]:
+        """Return the slices of data sets that lie on the host, that nothing else reads, and that no step changes."""
+        otherwise = _shared(substitute(self._outputs, self.replacements)).union(self._updated)
+        return [v for v in self.stand_ins if not any(
+            each in otherwise or isinstance(each.type, GpuArrayType) for each in _shared([v.owner.inputs[0]]))]
+
+    def _on_host_of(self, outputs: list[Any]) -> Callable[..., list[Any]]:
+        """Return a function of the inputs that is computed on the host."""
+        return plain_function(self._inputs, outputs, on_unused_input='ignore',
+                              mode=theano.compile.get_default_mode().excluding('gpuarray_opt'))
 
 
 def _slices(inputs, outputs, updated):
