@@ -2,8 +2,8 @@
 """Time of a training step over devices of unequal speed, with equal shares of a batch and with shares by speed.
 
 The models are an MLP of four layers (4.0 million parameters with 1024 units) and a small CNN, the optimizer gradient
-descent. The bound is the time of a step if the devices' speeds added up: each device trains whole batches alone, and the
-speeds are these times' inverses. "part of the bound" is 1 where nothing is lost. The sides take turns.
+descent. The bound is the time of a step if the devices' speeds added up: each device trains whole batches alone, and
+the speeds are these times' inverses. "part of the bound" is 1 where nothing is lost. The sides take turns.
 
 On the CUDA stand-in a device can be slowed down; as many devices as the host has cores compute at full speed.
 
