@@ -60,7 +60,8 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                        'Where new parameters are computed: on each context (device); each on one of the contexts, '
                        'which sends it to the others (sharded); or once on the host, which then sends them '
                        '(host). The last two are for devices that are short of memory for the state of the optimizer. '
-                       'auto is host where all contexts are on the CPU.'),
+                       'auto is host where all contexts are on the CPU, else device; sharded or host if a device has '
+                       'too little memory.'),
     'mgpu.exchange': ('float32', ('float32', 'float16'),
                       'How several processes exchange gradients: in their own dtype (float32), or as float16, which '
                       'halves the bytes and keeps 11 bits of precision, for slow networks.'),
@@ -76,7 +77,9 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
     'mgpu.micro_batches': ('auto', Number('slices', 1, 'auto'),
                            'Slices that each batch of a replica is computed in, one after the other, where a call '
                            'does not say: on a model that is placed on several contexts they are a pipeline. auto is '
-                           'one slice, and twice as many each time that a device has too little memory.'),
+                           'one slice, and twice as many each time that a device has too little memory. Where slices '
+                           'do not help, auto lets the program take other ways, too: see "What the program does for '
+                           'you".'),
     'mgpu.shares': ('auto', Ratio(('auto', 'equal')),
                     'The samples of a batch that each device gets: as many for each (equal); by weights for the '
                     'contexts of all processes, in their order (3:1); or equal at first, then in proportion to the '

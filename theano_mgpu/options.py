@@ -10,6 +10,7 @@ from theano.gof.graph import ancestors
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from .errors import GraphError
+from .parsing import ratio
 
 # Flags with which results differ from one device's.
 INEXACT = {'batch_statistics': 'local', 'random': 'independent', 'exchange': 'float16'}
@@ -46,6 +47,8 @@ class Flags:
             values['micro_batches'] = int(values['micro_batches'])
         if values['shares'] == AUTO and theano.config.deterministic == 'more':
             values['shares'] = EQUAL  # shares that follow measured times round otherwise in each run
+        if values['shares'] not in (AUTO, EQUAL) and ratio(values['shares']) is None:
+            raise GraphError('mgpu.shares is auto, equal, or numbers such as 3:1, not %r' % values['shares'])
         return cls(**{name: value == 'True' if value in ('True', 'False') else value for name, value in values.items()})
 
 

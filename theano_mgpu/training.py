@@ -60,8 +60,9 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
         trains. Gradients are accumulated exactly. On a model that `device` places on several contexts they are a
         pipeline: while one context computes a slice, the others compute other slices. 'auto' begins with one slice. If
         a device has too little memory for a step, no value changes, and all ranks compute the step again in twice as
-        many slices; batches of this length are computed in as many from then on. By default the flag
-        ``mgpu.micro_batches``, 'auto'.
+        many slices; batches of this length are computed in as many from then on. Where slices do not help, 'auto'
+        changes `update_on` and `recompute`, takes slices of data sets on the host, and at last places the parameters
+        over the contexts. By default the flag ``mgpu.micro_batches``, 'auto'.
     recompute : bool, optional
         Of such a model: whether the backward pass of each context computes its forward pass again, instead of keeping
         its results. Saves memory, takes time. By default the flag ``mgpu.recompute``, False.
@@ -77,7 +78,8 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
         are the same as with 'device'. See `planner.update_shares`. With several processes, all have to read such a
         state at the same place. 'host': once on the host, from which each context gets the parameters. Both are for
         devices that are short of memory. 'auto' is 'host' where all contexts are of kind ``cpu``, which share arrays
-        without a copy, else 'device'. The flag ``mgpu.update_on`` by default.
+        without a copy, else 'device', as long as the devices have enough memory. The flag ``mgpu.update_on`` by
+        default.
     broadcast, givens, contexts, executor, mode, name, allow_input_downcast, sharded
         As for `mgpu.function`.
 

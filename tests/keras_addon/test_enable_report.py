@@ -276,6 +276,7 @@ class Step:
     def __init__(self, contexts, several):
         self.contexts, self.mesh, self.seconds = contexts, mesh_of(contexts), several
         self.inputs, self.ranks, self.timings = SimpleNamespace(rows={}), Alone(), SampledTimings()
+        self.is_settled = True
 
 
 @pytest.mark.parametrize('one,rounds', [(0.2, COUNTED), (1.1, 2), (3.0, 1)])

@@ -436,3 +436,79 @@ def test_keras_fits_evaluates_and_predicts_batches_that_do_not_fit():
     """Plain Keras computes on the host."""
     slices, = lines(KERAS)
     assert slices.startswith('{(4000,): ')
+
+
+DOUBLING = MODEL + '''
+rng = np.random.RandomState(0)
+start = rng.randn(32, 1).astype('float32') / 6
+
+def wide():
+    """Return an input, a loss and weights; a sample takes about 0.8 MB in training."""
+    x, w, v = T.matrix('x'), theano.shared(start), theano.shared(np.linspace(-1, 1, 100000).astype('float32'))
+    return x, T.sqr(T.tanh(T.dot(x, w)[:, 0].dimshuffle(0, 'x') * v)).mean(), [w]
+
+(x, loss, weights), (y, other, others) = wide(), wide()
+step = mgpu.training_function([x], loss, weights, adam, name='wide')
+reference = theano.function([y], other, updates=list(dict(adam(theano.grad(other, others), others)).items()))
+size = 16
+while not slices(step) or slices(step)[-1][1] < step.built.splitter.shares.most_slices([size]):
+    size *= 2
+    batch, = batches(size)
+    np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
+print(equal(weights, others), size, [number for _, number in slices(step)])
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.parametrize('n,ranks', [(1, 1), (2, 1), (4, 1), (2, 2)])
+def test_batches_double_until_a_slice_has_one_sample(n, ranks, tmp_path):
+    memory = '4M'
+    line, = lines(DOUBLING, n, memory, flags=EACH_ALLOCATES) if ranks == 1 else \
+        [line for line in launched(ranks, DOUBLING.replace('if N:', 'if 0:').replace('(N)', '(0)'), tmp_path, n,
+                                   EACH_ALLOCATES, memory=memory) if not line.startswith('Disabling')]
+    assert line.startswith('True'), line
+
+
+AHEAD = MODEL + '''
+from theano_mgpu.runtime.remedies import Remedies
+remedy, asked = Remedies.for_step, []
+def counted(self, *arguments):
+    asked.append(arguments[0])  # the error would keep the arrays of the attempt
+    return remedy(self, *arguments)
+Remedies.for_step = counted
+(step, weights), (reference, others) = training(), plain()
+many = batches(*[6000] * 5)
+for loss, batch in zip(step.over(many), many):
+    np.testing.assert_allclose(loss, reference(batch), rtol=1e-4)
+print(equal(weights, others), 0 < len(asked) < 4)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_batches_that_are_sent_ahead_are_sliced_alike_on_several_ranks(tmp_path):
+    """Each later batch of the length needs one attempt."""
+    found = launched(2, AHEAD.replace('if N:', 'if 0:').replace('(N)', '(0)'), tmp_path, 2, EACH_ALLOCATES, memory='12M')
+    assert [line for line in found if not line.startswith('Disabling')] == ['True True']
+
+
+ROWS_OF_STATE = MODEL + '''
+def recurrent():
+    """Return an input, a loss, weights and new values of a state with a row a sample."""
+    x, loss, weights, h = network()
+    state = theano.shared(np.zeros((6000, 3), 'float32'))
+    return x, loss + T.sqr(h + state).mean(), weights, {state: T.tanh(h + state)}
+(x, loss, weights, state), (y, other, others, old) = recurrent(), recurrent()
+step = mgpu.training_function([x], loss, weights, adam, batch_updates=state)
+reference = theano.function([y], other, updates=[*dict(adam(theano.grad(other, others), others)).items(), *old.items()])
+for batch in batches(6000, 6000, 6000):
+    np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
+print(equal(weights, others), equal(state, old), len(slices(step)) > 0)
+'''
+
+
+@pytest.mark.parametrize('n', [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_states_with_a_row_a_sample_go_on_after_a_remedy(n):
+    """On one device, the graph is divided only once memory is short."""
+    assert lines(ROWS_OF_STATE, n) == ['True True True']

@@ -2,9 +2,11 @@
 import copy
 import gc
 import pickle
+import threading
 
 import theano_mgpu as mgpu
 from theano_mgpu.compat import shared_variables
+from theano_mgpu.runtime.replicas.replicated import replicated
 
 import numpy as np
 import pytest
@@ -169,3 +171,27 @@ def test_a_variable_of_the_users_on_a_gpu(contexts):
     np.testing.assert_allclose(w.get_value(), reference.get_value(), rtol=1e-5, atol=1e-6)
     w.set_value(values)
     assert abs(float(step(samples))) > 0
+
+
+def test_copies_that_another_thread_computes_with_are_not_freed(gpu2):
+    """A step over the variable, of another function, is under way there."""
+    w, x = theano.shared(np.ones((3, 2), 'float32')), T.matrix()
+    first, second = [mgpu.function([x], T.dot(x, w).sum() + number) for number in range(2)]
+    batch, replica = np.ones((4, 3), 'float32'), replicated(w)
+    assert first(batch) == 24 and second(batch) == 25
+    taken, may_end = threading.Event(), threading.Event()
+
+    def step():
+        with second.lock:
+            taken.set()
+            may_end.wait()
+    thread = threading.Thread(target=step)
+    thread.start()
+    taken.wait()
+    replica.evict()
+    assert not any(replica.is_evicted(context) for context in gpu2)
+    may_end.set()
+    thread.join()
+    replica.evict()
+    assert all(replica.is_evicted(context) for context in gpu2) and first(batch) == 24
+    assert not any(replica.is_evicted(context) for context in gpu2)

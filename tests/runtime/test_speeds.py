@@ -109,6 +109,53 @@ def test_a_device_that_takes_too_long_for_any_sample_gets_none_and_is_tried_agai
     assert job.steps(AGAIN + 400, 64)[1] > 28
 
 
+def test_a_smaller_size_counts_once_it_is_common():
+    job = Job((2,), [linear(1e-3), linear(3e-3)])
+    job.step(1000)  # one long batch, such as of a prediction
+    assert job.speeds[0].timed is not None and job.steps(10, 64) == [32, 32]
+    assert job.speeds[0].is_settled  # a choice by time need not wait
+    assert job.steps(100, 64)[0] in (47, 48, 49)
+
+
+def test_a_step_that_fails_leaves_no_trace():
+    """A rank that has failed before its first stage has not asked which replica to time."""
+    job, other = Job((2,), [linear(1e-3)] * 2), Job((2,), [linear(1e-3)] * 2)
+    for each in (job, other):
+        each.steps(3, 64)
+    batch = Batch([[Shard(0, (0, 100), {}, None)]], {}, 100, [100])
+    job.speeds[0].timed(batch)
+    assert vars(job.speeds[0])['_samples'] == 64
+    for _ in range(4):
+        assert job.step(64) == other.step(64)
+        assert job.speeds[0]._turns == other.speeds[0]._turns
+
+
+@pytest.mark.parametrize('flags', [{'mgpu.random': 'independent'}, {'mgpu.batch_statistics': 'local'},
+                                   {'deterministic': 'more'}, {'mgpu.shares': 'equal'}])
+def test_shares_stay_equal_where_results_would_depend_on_them(flags, contexts):
+    contexts('gpu', 2)
+    x = T.matrix()
+    assert mgpu.function([x], x.sum()).plan.shares.adapts
+    with change_flags(**flags):
+        assert not mgpu.function([x], x.sum()).plan.shares.adapts
+
+
+def test_a_function_that_is_not_divided_has_no_shares(contexts):
+    contexts('gpu', 2)
+    x = T.matrix()
+    with pytest.warns(mgpu.MgpuWarning, match='runs whole'):
+        assert not mgpu.function([x], x[::-1]).plan.shares.adapts
+    contexts('gpu', 1)
+    assert not mgpu.function([x], x.sum()).plan.shares.adapts
+
+
+def test_a_wrong_value_of_the_flag_is_an_error(contexts):
+    contexts('cpu', 2)
+    x = T.matrix()
+    with change_flags(**{'mgpu.shares': 'fast'}), pytest.raises(mgpu.GraphError, match="such as 3:1, not 'fast'"):
+        mgpu.function([x], x.sum())
+
+
 def test_ranks_with_samples_of_their_own_divide_these():
     seconds = [linear(1e-3), linear(1e-3), linear(2e-3), linear(1e-3)]
     sizes = Job((2, 2), seconds, is_sharded=True).steps(200, 60, 30)

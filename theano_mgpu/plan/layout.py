@@ -1,7 +1,7 @@
 """The layout of the contexts for a graph, and the places of its ops."""
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence
+from typing import Any, Collection, Iterable, Sequence
 
 import theano
 from theano.compile import SharedVariable
@@ -12,8 +12,9 @@ from ..devices.context_map import describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import host_contexts
 from ..devices.mesh import CPU, Mesh, mesh_of
-from ..errors import ContextError
+from ..errors import ContextError, GraphError, warn
 from ..graph.placement.propagation import assigned, is_placed, own_place
+from ..graph.placement.spread import spread
 from ..graph.rewrites import merged, rebuilt
 
 
@@ -51,6 +52,20 @@ def placed(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, the
     outputs, updates, placement = assigned(whole[:len(outputs)], dict(zip(updates, whole[len(outputs):])), names[0])
     whole = merged(outputs + list(updates.values()))
     return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):])), mesh._replace(placement=placement)
+
+
+def spread_over(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable],
+                contexts: Sequence[Any], params: Collection[SharedVariable],
+                ) -> tuple[Sequence[theano.Variable], dict[SharedVariable, theano.Variable], Mesh]:
+    """Return what `placed` does, with the parameters spread over the contexts; without that if it cannot be done."""
+    tagged = spread([*outputs, *updates.values()], set(params), [context.name for context in contexts])
+    try:
+        return placed(outputs, updates, contexts)
+    except (ContextError, GraphError) as error:
+        for variable in tagged:
+            del variable.tag.mgpu_place
+        warn('the parameters cannot be spread over the contexts: %s' % error)
+        return placed(outputs, updates, contexts)
 
 
 def mesh_for(variables: Iterable[theano.Variable], contexts: Any) -> Mesh:

@@ -114,8 +114,8 @@ class _Planner:
         if shares.n_replicas > 1:
             flag = self._options.flags.shares
             self._choose('shares', ':'.join(map(str, shares.weights)) or 'equal', 'mgpu.shares=' + flag
-                         if shares.weights else against_speeds(flag, self._mesh, self._machine) or
-                         'mgpu.shares=auto, which has measured no difference of 15 %')
+                         if shares.weights else against_speeds(self._options.flags, self._mesh, self._machine) or
+                         'mgpu.shares=auto: equal until a difference of 15 % is measured')
 
     def _overlaps(self) -> bool:
         """Return whether gradients of one bucket are exchanged while the next one is computed."""

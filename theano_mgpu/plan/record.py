@@ -54,3 +54,9 @@ def note(*recorded: Any) -> None:
     """Add a plan, if plans are recorded, with the arguments of `Recorded`."""
     if _recorded is not None:
         _recorded.append(Recorded(*recorded))
+
+
+def forget(timings: Any) -> None:
+    """Remove the plan with these timings, because it was built again."""
+    if _recorded is not None:
+        _recorded[:] = [each for each in _recorded if each.timings is not timings]

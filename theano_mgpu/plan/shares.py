@@ -7,7 +7,7 @@ from typing import Any, Sequence, Tuple
 import numpy as np
 
 from ..errors import ContextError
-from ..options import EQUAL
+from ..options import EQUAL, Flags
 from ..parsing import ratio
 
 Span = Tuple[int, int]
@@ -187,19 +187,20 @@ def weights_for(flag: str, machine: Machine) -> tuple[int, ...]:
     return weights
 
 
-def against_speeds(flag: str, mesh: Any, machine: Machine) -> str:
+def against_speeds(flags: Flags, mesh: Any, machine: Machine) -> str:
     """Return the reason why shares are equal, whatever the speeds; empty if they follow the speeds.
 
     Parameters
     ----------
-    flag : str
-        The value of ``mgpu.shares``: 'auto' or 'equal'.
+    flags : Flags
     mesh : Mesh
         The contexts of this process.
     machine : Machine
     """
-    if flag == EQUAL:
+    if flags.shares == EQUAL:
         return 'mgpu.shares=equal, or deterministic=more'
+    if flags.random == 'independent' or flags.batch_statistics == 'local':
+        return 'each replica draws, or normalises, for its own samples: other shares would give other results'
     if len(mesh.places) > 1:
         return 'the model is placed: a replica has several devices'
     if machine.size == 1 and all(context.kind == 'cpu' for context in mesh.contexts):

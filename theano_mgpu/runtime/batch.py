@@ -191,8 +191,7 @@ class Splitter:
     rounds, lengths : callable
         `Shares.rounds` and `Shares.lengths`, with a memory.
     slices : dict of tuple of int to int
-        The number of slices by the lengths that the ranks were given, where a device had too little memory for the
-        number of the plan.
+        The number of slices by the `key` of a batch, where a device had too little memory for the number of the plan.
     """
 
     def __init__(self, plan: StepPlan, split: Sequence[theano.Variable]):
@@ -221,9 +220,13 @@ class Splitter:
         self.rounds = functools.lru_cache(maxsize=None)(shares.rounds)
         self.lengths = functools.lru_cache(maxsize=None)(shares.lengths)
 
+    def key(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Return the key of `slices` for the samples that the ranks are given: of their own, or the whole batch."""
+        return tuple(lengths) if self.shares.is_sharded else (lengths[0],)
+
     def slice(self, lengths: Sequence[int], number: int) -> None:
         """Split batches of some lengths into a number of slices, and free the memory of inputs that were larger."""
-        self.slices[tuple(lengths)] = number
+        self.slices[self.key(lengths)] = number
         self._buffers.clear()
 
     def changes(self) -> list[Choice]:
@@ -251,7 +254,7 @@ class Splitter:
         alone : bool
             Whether the first replica is to have all of it.
         """
-        shares, machine, given = self.shares, self.shares.machine, tuple(lengths)
+        shares, machine, given = self.shares, self.shares.machine, self.key(lengths)
         total, before, own, slices = lengths[0], 0, lengths[0], self.slices.get(given)
         if shares.is_sharded:
             total, before, own = sum(lengths), sum(lengths[:machine.rank]), lengths[machine.rank]

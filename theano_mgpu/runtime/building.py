@@ -16,13 +16,12 @@ from ..devices.context_map import describe
 from ..devices.mesh import Mesh
 from ..errors import warn
 from ..graph.own_flags import builds_graphs
-from ..graph.placement.spread import spread
 from ..graph.placement.tags import placed_on
 from ..graph.prints import print_values, take_prints
 from ..graph.updates import with_givens
 from ..options import AUTO, Options
 from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record
-from ..plan.layout import placed
+from ..plan.layout import placed, spread_over
 from ..plan.shares import against_speeds, weights_for
 from . import Executable, Splitter, send, step_times
 from .batch import Batch
@@ -144,9 +143,8 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
     with placed_on(None):  # new ops are not the user's, whatever block this is called in
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
         prints, outputs, updates = take_prints(outputs, updates)
-        if options.internal.spread:
-            spread([*outputs, *updates.values()], set(options.internal.params), [each.name for each in contexts])
-        outputs, updates, mesh = placed(outputs, updates, contexts)
+        outputs, updates, mesh = placed(outputs, updates, contexts) if not options.internal.spread else \
+            spread_over(outputs, updates, contexts, options.internal.params)
         definition = Definition(*batch.find_slices(outputs, updates))
         whole, refusal = definition.whole, None
         program, updated = batch.undivided(whole), list(definition.updates)
@@ -168,7 +166,8 @@ def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:
     shares = Shares(machine, is_divided, options.is_sharded(machine.size), options.slices,
                     options.least(divided.definition.whole), options.micro_batches == AUTO,
                     weights_for(flag, machine) if is_divided else (),
-                    flag == AUTO and not against_speeds(flag, divided.mesh, machine))
+                    is_divided and machine.n_replicas > 1 and flag == AUTO and
+                    not against_speeds(options.flags, divided.mesh, machine))
     with placed_on(None):
         return plan(divided.program, divided.mesh, options, machine, shares, divided.refusal)
 

@@ -22,7 +22,7 @@ NOTES = {'data sets': 'slices of data sets are taken on the host, and sent to th
          'recompute': 'the backward pass of each device computes its forward pass again',
          'sharded': 'each device updates a part of the parameters, and alone has the state of their updates',
          'host': 'the parameters are updated on the host, which has the state of the updates',
-         'spread': 'each device has a part of the parameters, and computes this part of the model for all samples'}
+         'spread': 'each device has a part of the parameters, and computes this part of the model'}
 
 
 class Remedies:
@@ -68,7 +68,7 @@ class Remedies:
         BaseException
             The error of all ranks, if it is not for lack of memory, or no remedy is left.
         """
-        common, key = self._common(error, options), tuple(lengths)
+        common, key = self._common(error, options), built.splitter.key(lengths)
         self._tried.append(_way(key, built, options) + _bytes_needed(common, key, built))
         slices_help = self._slices_help(common, key, built)
         of_samples = slices_help and common.samples is not None
@@ -91,7 +91,7 @@ class Remedies:
 
     def note(self, lengths: Sequence[int], built: Built) -> None:
         """Say in how many slices a batch was computed, if it had to be repeated."""
-        key, splitter = tuple(lengths), built.splitter
+        splitter, key = built.splitter, built.splitter.key(lengths)
         context, self._tried = self._full.pop(key, None), []
         if context is not None:
             samples = sum(lengths) if splitter.shares.is_sharded else lengths[0]
@@ -130,7 +130,8 @@ class Remedies:
     def _in_slices(self, options: Options, built: Built) -> Options | None:
         """Have a graph of one replica, which is computed whole, divided so that it can be computed in slices."""
         internal = options.internal
-        if built.executable.plan.shares.is_divided or built.refusal or internal.whole or internal.in_slices:
+        if built.executable.plan.shares.is_divided or built.refusal or internal.whole or internal.in_slices or \
+                options.flags.random == 'independent':  # a stream of each replica cannot become one of all
             return None
         return replace(options, internal=replace(internal, in_slices=True))
 
@@ -177,9 +178,10 @@ class Remedies:
                              internal=replace(options.internal, update_for_memory=where))
 
     def _spread(self, common: ReplicaError, options: Options, divided: Divided) -> Options | None:
-        """Place the parameters over the contexts of this process, which make one replica then."""
+        """Place the parameters over the contexts of this process."""
         internal = options.internal
-        if internal.spread or self._ranks.size > 1 or len(divided.mesh.places) > 1 or \
+        if internal.spread or options.flags.random == 'independent' or \
+                self._ranks.size > 1 or len(divided.mesh.places) > 1 or \
                 min(len(internal.params), len(divided.mesh.replicas)) < 2:
             return None
         return self._changed(common, options, 'spread', internal=replace(internal, spread=True, update_for_memory=''))

@@ -12,7 +12,8 @@ from ..comm.choice import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..errors import ReplicaError
 from ..options import Options
-from . import StepResult, StepRun
+from ..plan import record
+from . import StepResult, StepRun, step_times
 from .batch import Batch
 from .building import BuiltFunction, Updates, build, divide
 from .remedies import Remedies
@@ -77,9 +78,20 @@ class SlicedRun(BuiltFunction):
             if options is not None:
                 for variable in self.executable.variables:
                     variable.evict()  # not every device may need it any more
-                slices = self.built.splitter.slices
-                self._build(options)
-                self.built.splitter.slices.update(slices)
+                self._rebuild(options)
+                states = self.inputs.states()  # it may have other states with a row a sample, or none
+                if values is not None:
+                    self.inputs.length(values, states)
+
+    def _rebuild(self, options: Options) -> None:
+        """Build the function again in the middle of a call. Slices, values that were set, and a loop's batches stay."""
+        splitter, arguments, look_ahead = self.built.splitter, self.arguments, self.look_ahead
+        record.forget(self.timings)
+        step_times.forget(self.timings)
+        self._build(options)
+        self.built.splitter.slices.update(splitter.slices)
+        self.arguments.take_assigned(arguments)
+        self.look_ahead = look_ahead
 
     def _run(self, batch: Batch) -> StepResult:
         """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
@@ -91,7 +103,8 @@ class SlicedRun(BuiltFunction):
             result = step.finish()
             self._check(result.outputs)
             with self.timings.span('wait'):
-                reports = self.ranks.handshake((AGREE,), self._speeds.report(batch, timed, result.timed))
+                report = self._speeds.report(batch, timed, result.timed)
+                reports = self.ranks.handshake((AGREE, len(report)), report)
             with self.timings.span('update'):
                 result.new_values.commit()
         except BaseException:

@@ -13,6 +13,7 @@ from .batch import Batch, Splitter
 MEASUREMENTS = 5     # of each replica: shares follow their median
 EVERY = 20           # steps from one measurement to the next, once each replica has that many
 SETTLING = 60        # steps after which the shares of a size count as settled
+COMMON = 20          # steps in a row with smaller batches, after which their size is the one that counts
 DIFFERENT = 1.15     # shares change if one replica works this many times as long as another one,
 BETTER = 1.03        # and the step gets shorter by this factor
 AGAIN = 500          # steps after which a replica that was too slow for any sample is tried again
@@ -22,9 +23,9 @@ PRECISION = 1000     # the weight of the fastest replica
 class Speeds:
     """The measured speeds of replicas: they change the shares of the batches that a splitter splits.
 
-    Only steps with a batch of full size count. In a step that measures, one replica of each process is launched last
-    and waited for. The ranks send each other the times with the last message of the step, so that all of them change
-    the shares in the same step.
+    Only steps with a batch of the largest size count, or of the size that has become common. In a step that measures,
+    one replica of each process is launched last and waited for. The ranks send each other the times with the last
+    message of the step, so that all of them change the shares in the same step.
 
     Parameters
     ----------
@@ -36,6 +37,7 @@ class Speeds:
     def __init__(self, name: str | None, splitter: Splitter) -> None:
         self._name, self._splitter = name or 'a function', splitter
         self._samples = self._steps = 0
+        self._others = 0  # steps in a row with a smaller batch
         self._lengths: Sequence[int] = ()  # samples that each rank was given: of its own, or the whole batch
         self._has_told = False
         self._forget()
@@ -48,20 +50,15 @@ class Speeds:
     def is_settled(self) -> bool:
         """Return whether the shares will stay about as they are, so that the time of a step counts for a choice."""
         shares = self._splitter.shares
-        return not shares.adapts or self._steps >= SETTLING or \
+        return not shares.adapts or self._others > 0 or self._steps >= SETTLING or \
             self._has_measured(1) and self._balanced() == shares.weights
 
     def timed(self, batch: Batch) -> int | None:
         """Return the replica of this process that a step has to time; None if the step measures nothing."""
         shares = self._splitter.shares
-        if not shares.adapts or batch.samples < self._samples:
+        if not shares.adapts or batch.samples != self._samples or \
+                self._has_measured(MEASUREMENTS) and self._steps % EVERY:
             return None
-        if batch.samples > self._samples:
-            self._samples, self._steps = batch.samples, 0
-            self._lengths = batch.lengths if shares.is_sharded else [batch.samples]
-            self._forget()
-        if self._steps == 0 or self._has_measured(MEASUREMENTS) and self._steps % EVERY:
-            return None  # the first step of a size is slower
         return self._turns % shares.machine.replicas[shares.machine.rank]
 
     def report(self, batch: Batch, timed: int | None, seconds: float) -> list[int]:
@@ -85,7 +82,7 @@ class Speeds:
     def note(self, batch: Batch, reports: Sequence[Sequence[int]]) -> bool:
         """Note the end of a step, and the reports of the ranks; return whether the shares have changed."""
         shares = self._splitter.shares
-        if not shares.adapts or batch.samples < self._samples:
+        if not shares.adapts or not self._is_of_size(batch):
             return False
         self._steps += 1
         self._turns += bool(reports)
@@ -104,6 +101,17 @@ class Speeds:
         self._forget()
         self._tell()
         return True
+
+    def _is_of_size(self, batch: Batch) -> bool:
+        """Return whether a batch has the size that counts; begin anew with a larger one, or one that is common now."""
+        self._others = 0 if batch.samples == self._samples else self._others + 1
+        if batch.samples > self._samples or self._others >= COMMON:
+            shares = self._splitter.shares
+            self._samples, self._steps, self._others = batch.samples, 0, 0
+            self._lengths = batch.lengths if shares.is_sharded else [batch.samples]
+            self._forget()
+            return False  # the first step of a size is slower
+        return not self._others
 
     def _has_measured(self, times: int) -> bool:
         return self._turns >= times * max(self._splitter.shares.machine.replicas)

@@ -77,3 +77,9 @@ def note(executable: Executable) -> None:
     n_bytes = 0.0 if by_nccl else sum(bytes_of_gradients(program.every_exchange, plan.params, new).values())
     _recorded.append(StepTimes(plan.name or 'a function', plan.shares.n_replicas, n_bytes,
                                ('run', 'exchange') if by_nccl else ('run',), executable.timings))
+
+
+def forget(timings: SampledTimings) -> None:
+    """Remove the function with these timings, because it was built again."""
+    if _recorded is not None:
+        _recorded[:] = [each for each in _recorded if each.timings is not timings]

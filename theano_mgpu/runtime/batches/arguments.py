@@ -96,6 +96,10 @@ class Arguments:
         if position in self._defaults:
             self._assigned[position] = value
 
+    def take_assigned(self, other: Arguments) -> None:
+        """Take the values that were assigned in another object for the next call."""
+        self._assigned.update(other._assigned)
+
     def forget_assigned(self) -> None:
         """Return to the defaults, after a call."""
         self._assigned.clear()

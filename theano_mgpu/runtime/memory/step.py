@@ -87,7 +87,9 @@ class DryStep:
         dict of Context to int, or None
             None if the shape of a value is not known before it is computed.
         """
-        key = samples, slices
+        if self._has_evicted():
+            return None
+        key = samples, slices, self._like.shares.weights
         if key not in self._known:
             try:
                 self._known[key] = self._counted(samples, slices)
@@ -98,6 +100,11 @@ class DryStep:
                 warn('the memory of %s cannot be estimated: %s: %s' % (self._plan.name or 'a function',
                                                                       type(error).__name__, error))
         return self._known[key]
+
+    def _has_evicted(self):
+        """Return whether the memory of a copy that a part reads was freed: its shape is not known before a step."""
+        return any(variable.is_evicted(context) for compiled in self._executable.parts.values()
+                   for context in compiled.part.contexts for variable in compiled.variables)
 
     def _counted(self, samples, slices):
         shares, lengths = self._plan.shares, self._lengths(samples)

@@ -164,7 +164,25 @@ class Replicated:
             self.lend()
 
     def evict(self) -> None:
-        """Free the memory of the copies on devices. Those that are read again get the value again."""
+        """Free the memory of the copies on devices. Those that are read again get the value again.
+
+        Nothing is freed while another thread runs a step over the variable.
+        """
+        with contextlib.ExitStack() as stack:
+            for lock in [reference() for reference in self.step_locks]:
+                if lock is not None:
+                    if not lock.acquire(blocking=False):
+                        return
+                    stack.callback(lock.release)
+            self._evict()
+
+    def is_evicted(self, context: Context) -> bool:
+        """Return whether the memory of the copy on a context was freed, and the copy was not read since."""
+        copy = self.copies.get(context)
+        return copy is not None and isinstance(copy.type, GpuArrayType) and \
+            copy.container.storage[0].size == 0 != self.variable.container.storage[0].size
+
+    def _evict(self):
         self._bring_home()
         for copy in self.copies.values():
             if copy is not self.variable and isinstance(copy.type, GpuArrayType):
