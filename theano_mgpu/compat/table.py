@@ -31,6 +31,7 @@ from . import (
     theano_gpu,
     theano_imports,
     theano_loops,
+    vector_math,
 )
 
 
@@ -279,6 +280,9 @@ PATCHES = [
     Patch('Theano', '1.0.5', 'sums over the first axes skip through memory: they take four times as long as they need',
           AFTER_THEANO, theano_loops.sum_rows_in_the_order_of_memory,
           'tests/compat/test_theano_loops.py::test_sums_of_rows_are_vectorised'),
+    Patch('Theano', '1.0.5', 'loops call libm for one element at a time: tanh takes ten times as long as it needs',
+          AFTER_THEANO, vector_math.vectorize_functions,
+          'tests/compat/test_vector_math.py::test_loops_call_vector_functions'),
     Patch('Theano', '1.0.5', 'replicas in threads write into the inner storage of one scan: wrong results',
           AFTER_THEANO, theano_contexts.give_each_thunk_its_inner_function,
           'tests/bugs/test_threads_and_signals.py::test_replicas_in_threads_do_not_run_one_inner_function'),
