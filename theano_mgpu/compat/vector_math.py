@@ -17,14 +17,14 @@ from .wrapping import wrap
 
 REPLACED = '_c_all', 'c_support_code_apply', 'c_code_cache_version_apply', 'c_compile_args'  # methods of Elemwise
 # Where an element decides which of two values is its result, g++ computes both and selects one. It cannot once it has
-# moved the computation of one of them into a branch.
-SELECTING = '-fno-tree-sink'
+# moved the computation of one of them into a branch. Vectors of 64 bytes would be halved for the library, and joined.
+OPTIONS = ['-fno-tree-sink', '-mprefer-vector-width=256', '-fvect-cost-model=unlimited']
 ARGUMENTS = {'exp': 1, 'expm1': 1, 'log': 1, 'log1p': 1, 'tanh': 1, 'erf': 1, 'pow': 2}  # functions of the library
 PRECISIONS = {'float': ('f', 4), 'double': ('', 2)}  # the end of a function's name, and elements in 16 bytes
-# Functions that are made of those, and their C++ code. Theano's own takes a branch where it knows the result without
-# exp; its sigmoid is 1 from 15 on, an error of 5 ulp.
-MADE_OF = {'sigmoid': ({'exp'}, 'T(1) / (T(1) + exp(-x))'),
-           'softplus': ({'exp', 'log1p'}, '(x > T(0) ? x : T(0)) + log1p(exp(-std::fabs(x)))')}
+# Functions that are made of those, and their C++ code. Theano's own has branches to keep exp from overflow. Its sigmoid
+# is 1 from 15 on, an error of 5 ulp.
+MADE_OF = {'sigmoid': ({'exp'}, 'const T e = exp(-std::fabs(x)); return (x < T(0) ? e : T(1)) / (T(1) + e);'),
+           'softplus': ({'exp', 'log1p'}, 'return (x > T(0) ? x : T(0)) + log1p(exp(-std::fabs(x)));')}
 CALLED_BY = {'Exp': 'exp', 'Expm1': 'expm1', 'Log': 'log', 'Log1p': 'log1p', 'Tanh': 'tanh', 'Erf': 'erf', 'Pow': 'pow',
              'ScalarSigmoid': 'sigmoid', 'ScalarSoftplus': 'softplus'}  # by scalar ops
 _BRANCHES = {
@@ -91,7 +91,7 @@ static %(form)s mgpu_%(letter)s_%(symbol)s(%(given)s) {
 """
 # Forms of the vector ABI of x86 (sourceware.org/glibc/wiki/libmvec): letter, macro, and multiples of 16 bytes.
 _FORMS = [('b', '__SSE2__', 1), ('c', '__AVX__', 2), ('d', '__AVX2__', 2), ('e', '__AVX512F__', 4)]
-_MADE = 'namespace mgpu_math { template <class T> static inline T %s(T x) { return %s; } }'
+_MADE = 'namespace mgpu_math { template <class T> static inline T %s(T x) { %s } }'
 
 
 def vectorize_functions() -> None:
@@ -123,7 +123,7 @@ def vectorize_functions() -> None:
 
     @wrap(Elemwise)
     def c_compile_args(original, self):
-        return original(self) + [SELECTING] * bool(_functions_of(self))
+        return original(self) + OPTIONS * bool(_functions_of(self))
 
     @wrap(Elemwise)
     def c_code_cache_version_apply(original, self, node):
@@ -160,8 +160,12 @@ def _called(letter, lanes, n, name):
 def _functions_of(op):
     """Return the functions that the loop of an elementwise op takes from the library, in the order of `available`."""
     called = _calls_of(op.scalar_op)
-    called = called.union(*(MADE_OF[name][0] for name in called & MADE_OF.keys()))
-    return [name for name in available() if name in called]
+    return [name for name in available() if name in called.union(*map(parts_of, called))]
+
+
+def parts_of(name: str) -> set[str]:
+    """Return the functions that a function is made of, without itself."""
+    return MADE_OF[name][0] if name in MADE_OF else set()
 
 
 def _calls_of(scalar_op):
