@@ -15,7 +15,6 @@ from typing import Iterable
 
 from .wrapping import wrap
 
-REPLACED = '_c_all', 'c_support_code_apply', 'c_code_cache_version_apply', 'c_compile_args'  # methods of Elemwise
 # Where an element decides which of two values is its result, g++ computes both and selects one. It cannot once it has
 # moved the computation of one of them into a branch. Vectors of 64 bytes would be halved for the library, and joined.
 OPTIONS = ['-fno-tree-sink', '-mprefer-vector-width=256', '-fvect-cost-model=unlimited']
