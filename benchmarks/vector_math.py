@@ -2,7 +2,8 @@
 """Functions such as exp and tanh in elementwise loops on the host, by glibc's libmvec and by libm.
 
 Both kinds of loops (theano_mgpu/compat/vector_math.py) take turns, a block of calls each, over one array of float32;
-ratios are medians over the rounds (lowest to highest). The table has PyTorch, too, where it is installed.
+ratios are medians over the rounds (lowest to highest). The table has PyTorch, too, where it is installed. A second
+table has training steps of plain Theano: a batch of an LSTM, and the update by Adam.
 
   libm, libmvec, PyTorch  nanoseconds an element, by one thread
   of libm's               time of libmvec's loop as part of that of libm's
@@ -10,11 +11,12 @@ ratios are medians over the rounds (lowest to highest). The table has PyTorch, t
   ulp, libm's             largest error in units of the last place, of ours and of Theano's own C code, over the values
   special                 values at which ours is NaN, infinite or zero, or has a sign, where libm's result is other
   position                values whose result alone is other than in a vector
+  ms                      a training step with libmvec
 
 Examples:
 
   python benchmarks/vector_math.py
-  python benchmarks/vector_math.py --all --functions tanh
+  python benchmarks/vector_math.py --all --functions tanh --batch-sizes
 """
 import ctypes
 import functools
@@ -32,6 +34,7 @@ from theano_mgpu.utils.tables import table
 import numpy as np
 import theano
 import theano.tensor as T
+from models import adam, lstm
 from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns
 
 EXPONENT = np.float32(2.7)
@@ -63,6 +66,8 @@ def parse_arguments():
     parser.add_argument('--functions', nargs='+', choices=FUNCTIONS, default=list(FUNCTIONS), metavar='NAME',
                         help='of: %s (default: all)' % ', '.join(FUNCTIONS))
     parser.add_argument('--elements', type=int, default=100000, metavar='N', help='(default %(default)s)')
+    parser.add_argument('--batch-sizes', type=int, nargs='*', default=[32, 256], metavar='N',
+                        help='sequences of a training step (default: 32 256)')
     parser.add_argument('--block', type=float, default=0.05, metavar='SECONDS', help='length of one side of a round')
     parser.add_argument('--all', action='store_true',
                         help='errors over all values of float32, minutes a function, and not over a million of them')
@@ -121,6 +126,31 @@ def errors_of(name, is_all):
     return errors
 
 
+def training_step(batch_size, vector_math):
+    """Return a function that trains an LSTM of 64 units on 20 steps of 32 values."""
+    random = np.random.RandomState(0)
+    model = lstm()
+    x, labels = (theano.shared(each) for each in (random.randn(batch_size, 20, 32).astype('float32'),
+                                                  random.randint(0, 10, batch_size).astype('int32')))
+    with theano.configparser.change_flags(**{'mgpu.vector_math': vector_math}):
+        return theano.function([], model.loss, givens=list(zip(model.inputs, [x, labels])),
+                               updates=list(adam(T.grad(model.loss, model.params), model.params).items()))
+
+
+def compare(sides, arguments, title):
+    """Return the seconds of a call of each side, one for each round."""
+    for each in sides.values():
+        seconds(each, WARM_UP)
+    repeats = max(1, int(arguments.block / max(seconds(each) for each in sides.values())))
+    return take_turns({side: functools.partial(seconds, each, repeats) for side, each in sides.items()},
+                      arguments.rounds, title)
+
+
+def ratio_of(ours, theirs):
+    """Return the ratio of two sides' times as text."""
+    return '%.2f (%.2f to %.2f)' % ratio(ours, theirs)
+
+
 def main():
     arguments = parse_arguments()
     values = (np.random.RandomState(0).rand(arguments.elements) * 4).astype('float32') + np.float32(0.01)
@@ -130,22 +160,23 @@ def main():
         sides = {'libm': loop(function, values, 'off'), 'libmvec': loop(function, values, 'auto'),
                  'strided libm': strided_loop(function, values, 'off'),
                  'strided libmvec': strided_loop(function, values, 'auto'), 'PyTorch': torch_loop(torchs, values)}
-        sides = {side: each for side, each in sides.items() if each}
-        for each in sides.values():
-            seconds(each, WARM_UP)
-        repeats = max(1, int(arguments.block / max(seconds(each) for each in sides.values())))
-        measured = take_turns({side: functools.partial(seconds, each, repeats) for side, each in sides.items()},
-                              arguments.rounds, name)
+        measured = compare({side: each for side, each in sides.items() if each}, arguments, name)
         ns = {side: '%.2f' % (1e9 * spread(each).median / len(values)) for side, each in measured.items()}
         errors = errors_of(name, arguments.all)
-        rows.append([name, ns['libm'], ns['libmvec'], '%.2f (%.2f to %.2f)' % ratio(measured['libmvec'], measured['libm']),
-                     '%s / %s' % (ns['strided libmvec'], ns['strided libm']), ns.get('PyTorch', ''),
-                     '%.2f at %.9g' % (errors.ours, errors.at), '%.2f' % errors.libm, str(errors.special),
-                     str(errors.position)])
+        rows.append([name, ns['libm'], ns['libmvec'], ratio_of(measured['libmvec'], measured['libm']),
+                     '%s / %s' % (ns['strided libmvec'], ns['strided libm']), ns.get('PyTorch', '')]
+                    + '{0.ours:.2f} at {0.at:.9g}|{0.libm:.2f}|{0.special}|{0.position}'.format(errors).split('|'))
     print('%d elements, %d rounds; errors over %s values of float32' % (
         arguments.elements, arguments.rounds, 'all' if arguments.all else SAMPLE))
     print(table([['FUNCTION', 'libm', 'libmvec', "of libm's", 'strided', 'PyTorch', 'ulp', "libm's", 'special',
                   'position']] + rows))
+    rows = []
+    for n in arguments.batch_sizes:
+        measured = compare({each: training_step(n, each) for each in ('off', 'auto')}, arguments, 'LSTM, %d' % n)
+        rows.append(['LSTM, batches of %d' % n, '%.2f' % (1e3 * spread(measured['auto']).median),
+                     ratio_of(measured['auto'], measured['off'])])
+    if rows:
+        print(table([['STEP', 'ms', "of libm's"]] + rows, right={1}))
     return 0
 
 

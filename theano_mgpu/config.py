@@ -102,9 +102,9 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                   'Whether cuDNN 8 and later may compute convolutions of float32 as TF32, which keeps 11 bits of '
                   'precision and is faster, on compute capability 8.0 and later.'),
     'mgpu.vector_math': ('auto', ('auto', 'off'),
-                         'Functions such as exp, log, tanh, sigmoid and pow on the host: several elements at a time, by '
-                         "glibc's libmvec, within 4 units in the last place, where it is installed (auto); or one "
-                         'element at a time, by libm (off).'),
+                         'How exp, log, tanh, sigmoid, pow and the like are computed on the host: several elements at '
+                         "a time, within 4 units in the last place, by glibc's libmvec where it is installed (auto); "
+                         'or one element at a time, by libm (off).'),
     'mgpu.timeline': ('', 'the path of a .json file',
                       'File for a timeline of the whole script, written at its end, for https://ui.perfetto.dev; none '
                       'by default.'),

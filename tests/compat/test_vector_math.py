@@ -171,6 +171,14 @@ def test_without_the_library_the_code_is_theanos(monkeypatch):
         vector_math._loaded.cache_clear()
 
 
+def test_other_compilers_call_libm(monkeypatch):
+    assert vector_math.available()
+    for cxx, version in [('clang++', '14.0.6'), ('g++', '7.5.0'), ('', '')]:
+        monkeypatch.setattr(theano.gof.cmodule, 'gcc_version_str', version)
+        with change_flags(cxx=cxx):
+            assert vector_math.available() == []
+
+
 def test_an_older_library_has_fewer_functions(monkeypatch, tmp_path):
     class Library:
         """The library of glibc 2.31."""

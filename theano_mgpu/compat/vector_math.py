@@ -134,7 +134,14 @@ def available() -> list[str]:
     """Return the names of the functions that loops now take from the library, each after those that it is made of."""
     from theano import config
     from theano.gof.cmodule import gcc_version
-    return _loaded() if config.mgpu.vector_math == 'auto' and gcc_version() and not config.lib.amdlibm else []
+    is_on = config.mgpu.vector_math == 'auto' and not config.lib.amdlibm  # AMD's library has contiguous loops only
+    return _loaded() if is_on and _makes_vector_calls(config.cxx, gcc_version()) else []
+
+
+def _makes_vector_calls(command, version):
+    """Return whether a compiler is a GCC that knows the attribute ``simd`` and the options."""
+    major = version.split('.')[0]
+    return 'clang' not in command and major.isdigit() and int(major) >= 8
 
 
 @functools.lru_cache(maxsize=None)
