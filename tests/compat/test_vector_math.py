@@ -101,6 +101,19 @@ def test_fused_loops_and_scan_have_the_same_bits(dtype):
             np.testing.assert_array_equal(bits(found), bits(expected), err_msg=name)
 
 
+def test_sums_of_products_have_the_same_bits_anywhere():
+    """Of two products, g++ must not fuse one with their sum in vectors, and the other one in the last elements."""
+    x, y = T.fmatrices('xy')
+    sigmoid, random = T.nnet.sigmoid, np.random.RandomState(0)
+    cell = one_module([x, y], sigmoid(x) * y + sigmoid(y) * T.tanh(x), 'fast_run')
+    given = random.randn(2, 16, 64).astype('float32')
+    expected = cell(*given)
+    for n in range(1, 18):
+        for cut in (np.s_[:, :n], np.s_[:, 3:3 + n], np.s_[::2, :n]):
+            for layout in (np.asarray, np.ascontiguousarray):
+                np.testing.assert_array_equal(cell(*(layout(each[cut]) for each in given)), expected[cut])
+
+
 @both_precisions
 def test_special_values_are_those_of_libm(dtype):
     x = T.TensorType(dtype, [False])()

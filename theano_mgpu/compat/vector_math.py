@@ -15,9 +15,15 @@ from typing import Iterable
 
 from .wrapping import wrap
 
-# Where an element decides which of two values is its result, g++ computes both and selects one. It cannot once it has
-# moved the computation of one of them into a branch. Vectors of 64 bytes would be halved for the library, and joined.
-OPTIONS = ['-fno-tree-sink', '-mprefer-vector-width=256', '-fvect-cost-model=unlimited']
+OPTIONS = [
+    # Where an element decides which of two values is its result, g++ computes both and selects one. It cannot once it
+    # has moved the computation of one of them into a branch.
+    '-fno-tree-sink',
+    '-mprefer-vector-width=256',      # vectors of 64 bytes would be halved for the library, and joined again
+    '-fvect-cost-model=unlimited',    # for g++ a call of libm costs no more than an addition
+    # Of two products that are added, g++ fuses one with the sum in vectors, and may fuse the other one at the end of a
+    # loop.
+    '-ffp-contract=off']
 ARGUMENTS = {'exp': 1, 'expm1': 1, 'log': 1, 'log1p': 1, 'tanh': 1, 'erf': 1, 'pow': 2}  # functions of the library
 PRECISIONS = {'float': ('f', 4), 'double': ('', 2)}  # the end of a function's name, and elements in 16 bytes
 # Functions that are made of those, and their C++ code. Theano's own has branches to keep exp from overflow. Its sigmoid
