@@ -8,9 +8,10 @@ table has training steps of plain Theano: a batch of an LSTM, and the update by 
   libm, libmvec, PyTorch  nanoseconds an element, by one thread
   of libm's               time of libmvec's loop as part of that of libm's
   strided                 the same in the columns of a matrix, as in the gates of an LSTM
-  ulp, libm's             largest error in units of the last place, of ours and of Theano's own C code, over the values
-  special                 values at which ours is NaN, infinite or zero, or has a sign, where libm's result is other
-  position                values whose result alone is other than in a vector
+  ulp, libm's             largest error in units of the last place: of ours over the values, of Theano's own C code over
+                          every 16th of them
+  special                 values at which NaN, infinity, a zero or a sign is other than libm's
+  position                values whose result alone is other than in a vector, of those that are special or every 16th
   ms                      a training step with libmvec
 
 Examples:
