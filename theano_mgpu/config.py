@@ -104,6 +104,10 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
     'mgpu.tf32': ('False', ('False', 'True'),
                   'Whether cuDNN 8 and later may compute convolutions of float32 as TF32, which keeps 11 bits of '
                   'precision and is faster, on compute capability 8.0 and later.'),
+    'mgpu.vector_math': ('auto', ('auto', 'off'),
+                         'How exp, log, tanh, sigmoid, pow and the like are computed on the host: several elements at '
+                         "a time, within 4 units in the last place, by glibc's libmvec where it is installed (auto); "
+                         'or one element at a time, by libm (off).'),
     'mgpu.timeline': ('', 'the path of a .json file',
                       'File for a timeline of the whole script, written at its end, for https://ui.perfetto.dev; none '
                       'by default.'),

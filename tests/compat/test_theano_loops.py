@@ -1,7 +1,5 @@
 """Loops of Theano's ops on the host: faster, and the same results bit by bit."""
-import platform
 import re
-import subprocess
 
 from theano_mgpu.compat.theano_loops import LOOPING, POOLING
 
@@ -9,13 +7,11 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from theano.gof import CLinker, FunctionGraph
-from theano.gof.cmodule import std_include_dirs
+from support.compiled_ops import assembly, one_module, use_theanos_own, x86_64
 from theano.tensor.elemwise import CAReduce, Elemwise
 from theano.tensor.signal.pool import MaxPoolGrad, Pool
 
 pytestmark = pytest.mark.needs_compiler
-x86_64 = pytest.mark.skipif(platform.machine() not in ('x86_64', 'AMD64'), reason='it reads instructions of x86-64')
 f32 = np.float32
 BRANCH_ON_EQUAL_VALUES = re.compile(r'ucomiss.*\n\s*(jp|jne|je)\b')
 
@@ -28,33 +24,10 @@ def adam():
     return [p, m, v, g], [new_p, new_m, new_v]
 
 
-def one_module(inputs, outputs, optimizer=None, linker='c'):
-    """Return a function whose ops are one module of C++, compiled for this machine: one call of g++, not one an op."""
-    with theano.configparser.change_flags(**{'gcc.cxxflags': '-march=native'}):
-        return theano.function(inputs, outputs, mode=theano.Mode(linker, optimizer))
-
-
 def adam_in_place(linker):
     inputs, outputs = adam()
     borrowed = [theano.In(variable, mutable=True, borrow=True) for variable in inputs]
     return one_module(borrowed, outputs, 'fast_run', linker)
-
-
-def assembly(node, path):
-    """Return the assembly that g++ makes of an op, for any x86-64."""
-    linker = CLinker().accept(FunctionGraph(node.inputs, node.outputs, clone=True))
-    source = path / 'op.cpp'
-    source.write_text(str(linker.get_dynamic_module().code()))
-    arguments = [each for each in linker.compile_args() if not each.startswith('-m')]
-    arguments += ['-I' + folder for folder in [*std_include_dirs(), *linker.header_dirs()]]
-    subprocess.run([theano.config.cxx, *arguments, '-O3', '-march=x86-64', '-fPIC', '-w', '-S', source,
-                    '-o', path / 'op.s'], check=True)
-    return (path / 'op.s').read_text()
-
-
-def use_theanos_own(monkeypatch, op, names):
-    for name in names:
-        monkeypatch.setattr(op, name, getattr(op, name).__wrapped__)
 
 
 @x86_64

@@ -216,6 +216,15 @@ def test_host_loops():
 
 @pytest.mark.needs_compiler
 @pytest.mark.slow
+def test_vector_math():
+    lines = run('vector_math.py', '--functions', 'tanh', 'pow', '--elements', '1000', '--rounds', '1', '--block',
+                '0.001', '--batch-sizes', '2').splitlines()
+    assert [line.split()[0] for line in lines[-4:]] == ['tanh', 'pow', 'STEP', 'LSTM,']
+    assert all(line.split()[-2:] == ['0', '0'] for line in lines[-4:-2])  # no result that is not as promised
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.slow
 def test_startup():
     lines = run('startup.py', '--models', 'mlp', '--rounds', '1', '--sides', 'plain', 'two contexts').splitlines()
     assert len(lines) == 4 and '; / plain: ' in lines[-1]
@@ -249,7 +258,7 @@ def test_dispatch(options):
 QUICK = 'choices.py', 'dispatch.py'
 OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scaling.py', 'predict.py',
           'compile_once.py', 'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
-          'placement.py', 'host_loops.py', 'startup.py', 'half_precision.py', 'over_ranks.py')
+          'placement.py', 'host_loops.py', 'vector_math.py', 'startup.py', 'half_precision.py', 'over_ranks.py')
 
 
 @pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])

@@ -31,6 +31,7 @@ from . import (
     theano_gpu,
     theano_imports,
     theano_loops,
+    vector_math,
 )
 
 
@@ -270,6 +271,9 @@ PATCHES = [
     Patch('Theano', '1.0.5', 'functions that draw random numbers log: Could not infer context from inputs',
           AFTER_THEANO, theano_contexts.keep_optimizers_from_host_nodes,
           'tests/devices/test_contexts.py::test_a_plain_function_that_draws_is_quiet'),
+    Patch('Theano', '1.0.5', 'loops call libm for one element at a time: tanh takes ten times as long as it needs',
+          AFTER_THEANO, vector_math.vectorize_functions,
+          'tests/compat/test_vector_math.py::test_loops_call_vector_functions'),
     Patch('Theano', '1.0.5', 'g++ does not vectorise elementwise loops: updates take twice the time of their memory',
           AFTER_THEANO, theano_loops.vectorize_loops,
           'tests/compat/test_theano_loops.py::test_a_loop_is_vectorised'),
