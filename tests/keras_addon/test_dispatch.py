@@ -193,7 +193,8 @@ def test_devices_and_plain_keras_train_one_model(contexts, monkeypatch, whole, u
 @pytest.mark.mpi
 def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
     path = str(tmp_path / 'ranks')
-    done = launch(2, 'short_batches', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED + ',mgpu.shares=equal')
+    done = launch(2, 'short_batches', path, job=os.path.abspath(rank_jobs.__file__),
+                  flags=INTERPRETED + ',mgpu.shares=equal')
     model, history = rank_jobs.fitted_by_short_batches()
     others, state = [], rank_jobs.state(model)
     for _ in range(2 * CALLS):

@@ -489,7 +489,8 @@ print(equal(weights, others), 0 < len(asked) < 4)
 @pytest.mark.mpi
 def test_batches_that_are_sent_ahead_are_sliced_alike_on_several_ranks(tmp_path):
     """Each later batch of the length needs one attempt."""
-    found = launched(2, AHEAD.replace('if N:', 'if 0:').replace('(N)', '(0)'), tmp_path, 2, EACH_ALLOCATES, memory='12M')
+    code = AHEAD.replace('if N:', 'if 0:').replace('(N)', '(0)')
+    found = launched(2, code, tmp_path, 2, EACH_ALLOCATES, memory='12M')
     assert [line for line in found if not line.startswith('Disabling')] == ['True True']
 
 
@@ -510,5 +511,5 @@ print(equal(weights, others), equal(state, old), len(slices(step)) > 0)
 
 @pytest.mark.parametrize('n', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_states_with_a_row_a_sample_go_on_after_a_remedy(n):
-    """On one device, the graph is divided only once memory is short."""
+    """The graph of one device is divided only once memory is short."""
     assert lines(ROWS_OF_STATE, n) == ['True True True']
