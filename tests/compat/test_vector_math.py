@@ -102,7 +102,7 @@ def test_fused_loops_and_scan_have_the_same_bits(dtype):
 
 
 def test_sums_of_products_have_the_same_bits_anywhere():
-    """Of two products, g++ must not fuse one with their sum in vectors, and the other one in the last elements."""
+    """A product is rounded before it is added, in vectors and in the last elements."""
     x, y = T.fmatrices('xy')
     sigmoid, random = T.nnet.sigmoid, np.random.RandomState(0)
     cell = one_module([x, y], sigmoid(x) * y + sigmoid(y) * T.tanh(x), 'fast_run')
