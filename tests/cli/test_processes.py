@@ -354,6 +354,7 @@ def test_processes_give_the_result_of_one(tmp_path):
         assert ('--processes auto: 2 processes: ' in err) == (number == 'auto')
 
 
+@pytest.mark.slow
 @on_standin
 @pytest.mark.mpi
 def test_a_launch_bound_script(tmp_path):

@@ -202,8 +202,9 @@ def plain_results(results_of_shares):
     return results_of_shares(None)
 
 
-@pytest.mark.parametrize('shares', SHARES)
-def test_any_shares_give_the_results_of_one_device(shares, kind, contexts, results_of_shares, plain_results):
+@pytest.mark.parametrize('kind,shares', [*(('cpu', shares) for shares in SHARES), ('gpu', SHARES[1]), *(
+    pytest.param('gpu', shares, marks=pytest.mark.slow) for shares in SHARES[::2])])
+def test_any_shares_give_the_results_of_one_device(kind, shares, contexts, results_of_shares, plain_results):
     contexts(kind, 3)
     for found, expected in zip(results_of_shares(shares), plain_results):
         np.testing.assert_allclose(found, expected, 1e-4, 1e-5)
