@@ -69,7 +69,7 @@ def lines(code, n=2, memory='12M', **settings):
 
 
 @pytest.mark.parametrize('n,memory', [(2, '12M')] + [
-    pytest.param(n, memory, marks=pytest.mark.slow) for n, memory in ((1, '16M'), (2, '8M'), (4, '12M'))])
+    pytest.param(n, memory, marks=pytest.mark.slow) for n, memory in ((1, '16M'), (2, '8M'), (4, '8M'))])
 def test_batches_of_any_size_train(n, memory):
     assert lines(LARGER, n, memory) == ['True True']
 
