@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Training with less memory than a model needs: what was chosen, the peak of memory, and the time, on stand-in devices.
+"""Training with less memory than a model needs: the choices, the peak of memory, and the time, on stand-in devices.
 
 Each model trains once with enough memory, which shows how much it needs on a device. Then it trains with a half, a
 quarter and an eighth of that, in a process of its own. The loss of each step has to be the same. Memory is counted
@@ -69,7 +69,7 @@ MODELS = {'vgg': (vgg, 128), 'unet': (unet, 64), 'lstm': (lstm, 256)}
 
 
 def worker(name, n, batch):
-    """Train a model on n devices; print what was chosen, the losses, the seconds of a step and the peak in bytes."""
+    """Train a model on n devices; print the choices, the losses, the seconds of a step and the peak in bytes."""
     import theano_mgpu as mgpu
     from theano_mgpu.keras import multi_gpu_model
 

@@ -113,7 +113,7 @@ FINDINGS = [  # a finding of a run, the way that it takes then, and the flag or 
 
 
 def automatic():
-    """Draw what the program does by itself."""
+    """Draw the choices that the program makes."""
     row, top, left, width, right, answer = 66, 44, 12, 190, 256, 212
     picture = Picture(top + row * len(FINDINGS) + 4, 'What the program does for you')
     picture.text(left, 22, 'If a run finds that', weight='bold', anchor='start')

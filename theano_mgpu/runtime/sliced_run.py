@@ -1,4 +1,4 @@
-"""The run of a batch; again, in more slices, each time that a device has too little memory."""
+"""The run of a batch; again, in another way, each time that a device has too little memory."""
 from __future__ import annotations
 
 import gc
@@ -46,7 +46,7 @@ class SlicedRun(BuiltFunction):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether shares by speed have settled, so that the time of a step shows what the devices can do."""
+        """Return whether shares by speed have settled, so that the time of a step counts for a choice."""
         return self._speeds.is_settled
 
     def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
