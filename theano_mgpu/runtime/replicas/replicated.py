@@ -168,6 +168,8 @@ class Replicated:
 
         Nothing is freed while another thread runs a step over the variable.
         """
+        if self.divided:  # all processes have to come here, whatever their threads do
+            self.divided()
         with contextlib.ExitStack() as stack:
             for lock in [reference() for reference in self.step_locks]:
                 if lock is not None:
