@@ -45,7 +45,7 @@ from .output import note
 from .supervise import run_with_restarts
 
 AUTO = 'auto'
-GAIN = 1.1  # one process is said to be slower if it takes longer by this factor; less is noise
+GAIN = 1.1  # one process counts as slower if it takes longer by this factor; less is noise
 CHECKS = 0.2e-3  # seconds of a step in which two processes compare their batches and their success, as measured
 # Two processes on a host, as bench measures them: memory that is in no cache.
 BETWEEN = Link('between processes', 2e-6, 4e9)

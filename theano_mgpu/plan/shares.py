@@ -149,9 +149,10 @@ class Shares:
         if not length or not self.is_divided:
             return [[(0, (0, length))]] if length else []
         start, stop = ranges(self.machine.replicas)[self.machine.rank]
-        sizes = self._divided(length, stop - start, self.weights[start:stop]) if self.is_sharded else \
-            self.sizes([length])
-        spans = ranges(sizes) if self.is_sharded else ranges(sizes)[start:stop]
+        if self.is_sharded:
+            spans = ranges(self._divided(length, stop - start, self.weights[start:stop]))
+        else:
+            spans = ranges(self.sizes([length]))[start:stop]
         return micro_batch_rounds(spans, slices or self.micro_batches, self.least_samples)
 
     def most_slices(self, lengths: Sequence[int]) -> int:

@@ -258,6 +258,11 @@ class StepPlan:
         return [part for stage in self.stages for part in stage.parts] + list(self.update)
 
     @property
+    def ends(self) -> set[Part]:
+        """The last part of each stage."""
+        return {stage.parts[-1] for stage in self.stages}
+
+    @property
     def sums_by_nccl(self) -> bool:
         """True if NCCL adds a sum between the devices."""
         boundaries = [*(stage.boundary for stage in self.stages), self.last]

@@ -221,7 +221,10 @@ class Splitter:
         self.lengths = functools.lru_cache(maxsize=None)(shares.lengths)
 
     def key(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Return the key of `slices` for the samples that the ranks are given: of their own, or the whole batch."""
+        """Return the key of `slices` for the samples that the ranks are given: of their own, or the whole batch.
+
+        Its sum is the number of samples of the batch, on all ranks.
+        """
         return tuple(lengths) if self.shares.is_sharded else (lengths[0],)
 
     def slice(self, lengths: Sequence[int], number: int) -> None:
@@ -236,9 +239,8 @@ class Splitter:
         if self.measured:
             changed.append(Choice('shares', ' + '.join(map(str, shares.sizes(self.measured))), 'mgpu.shares=auto: by '
                                   'measured speeds, for batches of %d samples' % sum(self.measured)))
-        for lengths, number in sorted(self.slices.items()):
-            samples = sum(lengths) if shares.is_sharded else lengths[0]
-            changed.append(Choice('slices', '%d for batches of %d samples' % (number, samples),
+        for key, number in sorted(self.slices.items()):
+            changed.append(Choice('slices', '%d for batches of %d samples' % (number, sum(key)),
                                   'a device had too little memory for fewer'))
         return changed
 

@@ -94,9 +94,8 @@ class Remedies:
         splitter, key = built.splitter, built.splitter.key(lengths)
         context, self._tried = self._full.pop(key, None), []
         if context is not None:
-            samples = sum(lengths) if splitter.shares.is_sharded else lengths[0]
             note_change('%s: batches of %d samples are computed in %d slices, because %s has too little memory %s'
-                        % (self._name, samples, splitter.slices[key], context, FLAG))
+                        % (self._name, sum(key), splitter.slices[key], context, FLAG))
 
     def _common(self, error: BaseException, options: Options) -> ReplicaError:
         """Return the error of all ranks; raise it unless it is for lack of memory, and there may be a remedy."""
@@ -193,15 +192,15 @@ class Remedies:
         return replace(options, **changes)
 
 
-def _slices(lengths: tuple[int, ...], built: Built) -> tuple[int, int]:
-    """Return the number of slices of batches of some lengths, and the largest number that changes anything."""
+def _slices(key: tuple[int, ...], built: Built) -> tuple[int, int]:
+    """Return the number of slices of batches with a key, and the largest number that changes anything."""
     splitter = built.splitter
-    return splitter.slices.get(lengths, splitter.shares.micro_batches), splitter.shares.most_slices(lengths)
+    return splitter.slices.get(key, splitter.shares.micro_batches), splitter.shares.most_slices(key)
 
 
-def _way(lengths: tuple[int, ...], built: Built, options: Options) -> str:
+def _way(key: tuple[int, ...], built: Built, options: Options) -> str:
     """Return the way in which a batch is computed, for a message."""
-    slices, _ = _slices(lengths, built)
+    slices, _ = _slices(key, built)
     ways = ['%d slices' % slices if slices > 1 else 'whole'] + ['recompute=True'] * bool(options.recompute)
     ways += ['placed over the contexts'] * options.internal.spread
     where = options.internal.update_for_memory
@@ -209,16 +208,15 @@ def _way(lengths: tuple[int, ...], built: Built, options: Options) -> str:
     return ', '.join(ways)
 
 
-def _peak(common: ReplicaError, lengths: tuple[int, ...], built: Built, slices: int) -> Any:
+def _peak(common: ReplicaError, key: tuple[int, ...], built: Built, slices: int) -> Any:
     """Return the bytes that a step takes on the device that has failed; None if that is not known here."""
-    samples = sum(lengths) if built.splitter.shares.is_sharded else lengths[0]
-    peaks = built.dry_step.peaks(samples, slices if slices > 1 else None) if built.splitter.shapes else None
+    peaks = built.dry_step.peaks(sum(key), slices if slices > 1 else None) if built.splitter.shapes else None
     return peaks and peaks.get(common.context)
 
 
-def _bytes_needed(common: ReplicaError, lengths: tuple[int, ...], built: Built) -> str:
+def _bytes_needed(common: ReplicaError, key: tuple[int, ...], built: Built) -> str:
     """Return about how much memory a step takes on the device that has failed, for a message; maybe nothing."""
-    peak = _peak(common, lengths, built, _slices(lengths, built)[0])
+    peak = _peak(common, key, built, _slices(key, built)[0])
     return ' (about %s on %s)' % (bytes_text(peak), common.context.name) if peak else ''
 
 

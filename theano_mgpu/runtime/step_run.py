@@ -110,7 +110,6 @@ class StepRun:
         self._new: list[NewValue] = []
         self._launched: list[Launched] = []
         self._underway: list[Any] = [] if batch.alone else list(executable.device_sums)  # of exchanges by NCCL
-        self._ends = {stage.parts[-1] for stage in executable.plan.stages}
         self._began = time.perf_counter()
 
     def start(self) -> None:
@@ -219,7 +218,7 @@ class StepRun:
                     self._new += [new] if number == 0 else []
                 elif not batch.idle:
                     self._store([new])  # the next slice goes on there
-            if batch.waits_on_host and executable.on_devices and part in self._ends:
+            if batch.waits_on_host and executable.on_devices and part in self._plan.ends:
                 for shard in shards:
                     shard.move_to_host()
 

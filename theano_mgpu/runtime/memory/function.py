@@ -17,7 +17,7 @@ from .arrays import Array, Memory
 from .shapes import Shapes, ShapesOf
 
 Storage = Dict[theano.Variable, Any]  # of arrays; None for a value that is not on the device
-INNER_STEPS = 2  # of a scan: the second one finds what the first has left
+INNER_STEPS = 2  # of a scan: the second one finds the arrays that the first has left
 SMALL = 1000  # elements of a shared array on the host whose values may be sizes
 
 

@@ -24,7 +24,7 @@ from ..replicas.transfers import SMALL, flat_layout
 from .arrays import Array, Memory
 from .function import DryFunction, UnknownShape
 
-STEPS = 2         # the second one has what the first has left, and the memory for two batches of inputs
+STEPS = 2         # the second one has arrays that the first has left, and the memory for two batches of inputs
 SLICES = 4        # from three on, the number changes nothing: a slice, the one before it, and the sums of the others
 MOST = 1 << 26    # samples of a batch; larger ones are not asked for
 
@@ -60,7 +60,7 @@ class DryStep:
         if self._like.shapes is None or not devices:
             return None
         shares, first = self._plan.shares, self._like.first
-        samples = sum(first) if shares.is_sharded else first[0]
+        samples = sum(first)
         peaks = self.peaks(samples, self._like.slices.get(first))
         if peaks is None:
             return None
@@ -209,10 +209,9 @@ class _Steps:
         self._executable, self._plan, self._function = executable, executable.plan, function
         self._known = {*executable.plan.program.numbers, *whole_numbers}  # whose values are known
         self.memory = {context: Memory() for context in [*dict.fromkeys(self._plan.mesh.contexts), HOST]}
-        self._ends = {stage.parts[-1] for stage in self._plan.stages}
         self._variables: dict[int, Any] = {}  # by the storage of a replica
         self._buffers: dict[Any, Any] = {}  # arrays that inputs are sent to, and that small sums are put together in
-        self._kept: dict[Any, dict[Any, Any]] = {}  # what the calls of each function leave
+        self._kept: dict[Any, dict[Any, Any]] = {}  # arrays that the calls of each function leave
         for variable in executable.variables:
             for context, copy in variable.copies.items():
                 value, key = copy.container.storage[0], id(copy.container.storage)
@@ -288,7 +287,7 @@ class _Steps:
                     self._new += [new] if number == 0 else []
                 elif not batch.idle:
                     self._store([new])
-            if batch.waits_on_host and self._executable.on_devices and part in self._ends:
+            if batch.waits_on_host and self._executable.on_devices and part in self._plan.ends:
                 for shard in launched.shards:
                     self._move_to_host(shard)
 
