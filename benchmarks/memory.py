@@ -4,7 +4,7 @@
 Each model trains in a process of its own, on the devices of tests/cuda_on_cpu, with Theano's flag
 gpuarray.preallocate=-1: each array is then an allocation of its own, and memory is in use as long as an array
 is. The peak is the most bytes in use at one time in steps after the first two. By default libgpuarray keeps blocks that
-are freed, and cuts them up for later arrays; --cache shows what the driver has allocated then. The columns:
+are freed, and cuts them up for later arrays; --cache shows the memory that the driver has then. The columns:
 
   BATCH      samples in the whole batch, and the micro-batches of each replica, if there are several
   DEVICE     one of the devices that the model trains on

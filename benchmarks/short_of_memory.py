@@ -3,7 +3,7 @@
 
 Each model trains once with enough memory, which shows how much it needs on a device. Then it trains with a half, a
 quarter and an eighth of that, in a process of its own. The loss of each step has to be the same. Memory is counted
-without libgpuarray's cache of blocks (gpuarray.preallocate=-1). TIME is that of a step, in parts of the time with
+without libgpuarray's cache of blocks (gpuarray.preallocate=-1). TIME is the time of a step, in parts of the time with
 enough memory.
 
 Examples:

@@ -6,7 +6,7 @@ ratios are medians over the rounds (lowest to highest). The table has PyTorch, t
 table has training steps of plain Theano: a batch of an LSTM, and the update by Adam.
 
   libm, libmvec, PyTorch  nanoseconds an element, by one thread
-  of libm's               time of libmvec's loop as part of that of libm's
+  of libm's               time of libmvec's loop, in parts of the time of libm's loop
   strided                 the same in the columns of a matrix, as in the gates of an LSTM
   ulp, libm's             largest error in units of the last place: of ours over the values, of Theano's own C code over
                           every 16th of them

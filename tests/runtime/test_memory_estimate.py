@@ -1,4 +1,4 @@
-"""The estimate of the memory of a step, against what the CUDA stand-in counts; and the shapes that it is made from."""
+"""The estimate of the memory of a step, against the bytes that the CUDA stand-in counts; and the shapes behind it."""
 import json
 import os
 import subprocess
