@@ -11,12 +11,14 @@ import theano_mgpu  # noqa: F401  before theano
 from theano_mgpu.compat import theano_cache
 from theano_mgpu.utils.collector import collector_paused
 
+import pygpu
 import pytest
 import theano
 import theano.tensor as T
 from theano.configparser import change_flags
 from theano.gof import cmodule, compilelock
 from theano.gof.cc import get_module_cache
+from theano.gpuarray import type as gpuarray_type
 from theano.scalar.basic import Composite
 
 pytestmark = pytest.mark.needs_compiler
@@ -219,6 +221,21 @@ def test_keys_are_read_without_the_graphs_of_fused_ops(monkeypatch):
     made.clear()
     pickle.loads(pickle.dumps(node.op.scalar_op))
     assert made  # by others, a fused op is read as before
+
+
+def test_keys_are_read_without_devices(gpu2, tmp_path, monkeypatch):
+    registry = gpuarray_type._context_reg
+    x = theano.scalar.float32()
+    x.tag.test_value = pygpu.zeros((), 'float32', context=registry['dev0'])
+    key = (1,), (Composite([x], [theano.scalar.tanh(x) * 2]), 'md5:0')
+    entry = tmp_path / 'tmp1'
+    entry.mkdir()
+    (entry / 'm1.so').touch()
+    data = cmodule.KeyData({key}, 'hash', str(entry / 'key.pkl'), str(entry / 'm1.so'))
+    data.save_pkl()
+    monkeypatch.delitem(registry, 'dev0')
+    assert key in cmodule.ModuleCache(str(tmp_path)).entry_from_key
+    assert 'dev0' not in registry
 
 
 def test_the_collector_rests_while_a_function_is_compiled():

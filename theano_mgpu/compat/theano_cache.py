@@ -9,6 +9,7 @@ import pickle
 import random
 import threading
 import zlib
+from types import ModuleType
 
 from ..utils import files, progress
 from ..utils.attributes import temporarily
@@ -16,6 +17,7 @@ from ..utils.collector import collector_paused
 from .wrapping import wrap
 
 CPUINFO = '/proc/cpuinfo'  # Linux has it
+_reading = threading.local()  # its attribute `keys` is true in a thread that reads the keys of all entries
 FALLBACKS = {'-march=corei7-avx', '-march=corei7', '-march=core2'}  # Theano's, where its trial of g++ fails
 
 
@@ -89,16 +91,15 @@ def read_keys_without_graphs() -> None:
     """
     from theano.gof.cmodule import ModuleCache
     from theano.scalar.basic import Composite
-    reading = threading.local()
 
     @wrap(ModuleCache)
     def refresh(original, *args, **kwargs):
-        with temporarily(reading, 'keys', True):
+        with temporarily(_reading, 'keys', True):
             return original(*args, **kwargs)
 
     @wrap(Composite)
     def __setstate__(original, self, state):
-        if getattr(reading, 'keys', None):
+        if getattr(_reading, 'keys', None):
             self.__dict__.update(state)
         else:
             original(self, state)
@@ -106,6 +107,16 @@ def read_keys_without_graphs() -> None:
     @wrap(Composite)
     def __getstate__(original, self):  # the keys of a module are written again when it gets one more
         return original(self) if 'fgraph' in self.__dict__ else dict(self.__dict__)
+
+
+def read_keys_without_devices(gpuarray_type: ModuleType) -> None:
+    """Leave the test value of a fused op on the host while the keys of all entries are read.
+
+    Without this, a process opens each device that an earlier process with ``compute_test_value`` has compiled for.
+    """
+    @wrap(gpuarray_type)
+    def GpuArray_unpickler(original, array, context_name):
+        return array if getattr(_reading, 'keys', None) else original(array, context_name)
 
 
 def keep_code_of_ops_without_props() -> None:
