@@ -84,6 +84,11 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                     'The samples of a batch that each device gets: as many for each (equal); by weights for the '
                     'contexts of all processes, in their order (3:1); or equal at first, then in proportion to the '
                     'measured speeds once these differ by more than 15 % (auto). The result is the same, to rounding.'),
+    'mgpu.logical_shards': (0, Number('logical shards', 0),
+                            'Parts that each batch is divided into, whatever computes them: 1, 2 or 8 devices, one '
+                            'process or several then give the same bits. 8 is a good number; 0 divides a batch by the '
+                            'devices, whose number rounding then depends on. See "The same bits on any number of '
+                            'devices".'),
     'mgpu.recompute': ('False', ('False', 'True'),
                        'Whether, on a model that is placed on several contexts, the backward pass of each computes its '
                        'forward pass again, to save memory, where a call does not say.'),

@@ -38,11 +38,21 @@ class Flags:
     random: str = 'exact'
     verify: bool = False
     shares: str = AUTO
+    logical_shards: int = 0
 
     @classmethod
     def read(cls) -> Flags:
-        """Read the flags."""
+        """Read the flags.
+
+        Raises
+        ------
+        GraphError
+            If a flag has a value that it cannot have, or not beside another one.
+        """
         values = {each.name: getattr(theano.config.mgpu, each.name) for each in dataclasses.fields(cls)}
+        values['logical_shards'] = int(values['logical_shards'])
+        if values['logical_shards']:
+            _check_beside_logical_shards(values)
         if str(values['micro_batches']).isdigit():
             values['micro_batches'] = int(values['micro_batches'])
         if values['shares'] == AUTO and theano.config.deterministic == 'more':
@@ -134,6 +144,10 @@ class Options:
         if self.micro_batches != AUTO and (not isinstance(self.micro_batches, int) or self.micro_batches < 1):
             raise GraphError("micro_batches is a number of slices, at least 1, or 'auto', not %r"
                              % (self.micro_batches,))
+        if self.slices > 1 and self.flags.logical_shards:
+            raise GraphError('micro_batches=%d and mgpu.logical_shards=%d: each logical shard is computed by itself, '
+                             'which takes the place of micro-batches. Leave out one of the two'
+                             % (self.micro_batches, self.flags.logical_shards))
         if self.update_on not in (AUTO,) + UPDATE_ON:
             raise GraphError("update_on is 'auto', 'device', 'sharded' or 'host', not %r" % (self.update_on,))
 
@@ -174,6 +188,16 @@ class Options:
     def is_sharded(self, n_ranks: int) -> bool:
         """Return whether there are several processes, each with samples of its own."""
         return n_ranks > 1 and (self.flags.data == 'sharded' if self.sharded is None else self.sharded)
+
+
+def _check_beside_logical_shards(values: dict[str, Any]) -> None:
+    """Raise a GraphError if results depend on the number of devices, in spite of logical shards."""
+    for name, value, reason in ((
+            'random', 'independent', 'each device would draw from a random stream of its own'), (
+            'exchange', 'float16', 'what is rounded to float16 depends on the number of processes')):
+        if values[name] == value:
+            raise GraphError('mgpu.logical_shards=%d and mgpu.%s=%s: %s, so that the bits depend on the number of '
+                             'devices. Leave out one of the two' % (values['logical_shards'], name, value, reason))
 
 
 def check_exact_flags() -> None:

@@ -34,12 +34,14 @@ class Exchange(NamedTuple):
 class Stage(NamedTuple):
     """A stage: first the exchanges, then the graph of `outputs`, computed by each replica.
 
-    `saved` maps each placeholder of a value of an earlier stage to that value.
+    `saved` maps each placeholder of a value of an earlier stage to that value. A stage that is `once` has values of the
+    whole batch: the first shard of each replica computes it, for all its shards.
     """
 
     exchanges: list[Exchange]
     saved: dict[theano.Variable, theano.Variable]
     outputs: list[theano.Variable]
+    once: bool = False
 
 
 class Output(NamedTuple):
@@ -114,7 +116,7 @@ class Program(NamedTuple):
         def exchanges(each: Iterable[Exchange]) -> list[Exchange]:
             return [exchange._replace(source=new.get(exchange.source, exchange.source)) for exchange in each]
         stages = [Stage(exchanges(stage.exchanges), {v: new.get(source, source) for v, source in stage.saved.items()},
-                        [new.get(output, output) for output in stage.outputs]) for stage in self.stages]
+                        [new.get(output, output) for output in stage.outputs], stage.once) for stage in self.stages]
         return self._replace(stages=stages, exchanges=exchanges(self.exchanges), outputs=[
             output._replace(variable=new.get(output.variable, output.variable)) for output in self.outputs])
 

@@ -78,12 +78,17 @@ class _Planner:
         self._kept = {source for stage in program.stages for source in stage.saved.values()}.union(
             output.variable for output in [*self._results, *self._rows.values()])
         self._choices: list[Choice] = []
+        self._logical_shards = 0
 
     def plan(self, shares: Shares, refusal: str | None) -> StepPlan:
         n = shares.n_replicas
         self._choose('division', 'in %d parts' % n if n > 1 else 'whole batches',
                      refusal or ('the graph is exact in parts' if n > 1 else 'there is one replica'))
         self._choose_shares(shares)
+        self._logical_shards = shares.logical_shards
+        if self._logical_shards:
+            self._choose('logical shards', '%d, added two by two' % self._logical_shards,
+                         'mgpu.logical_shards=%d: the same bits on any number of devices' % self._logical_shards)
         if self._options.internal.slices_on_host:
             self._choose('data sets', 'on the host: their slices are sent with each batch',
                          'a device had too little memory')
@@ -123,9 +128,9 @@ class _Planner:
         if not self._params or machine.size * len(self._mesh.replicas) == 1:
             return False
         on = [rank for rank, flag in enumerate(machine.overlap) if flag]
-        overlaps = len(on) == machine.size and not recompute
+        overlaps = len(on) == machine.size and not recompute and not self._logical_shards
         self._choose('exchange', 'while the next gradients are computed' if overlaps else 'once all are computed',
-                     'recompute=True' if on and recompute else
+                     'mgpu.logical_shards' if self._logical_shards else 'recompute=True' if on and recompute else
                      'mgpu.overlap=%s' % (len(on) == machine.size) if len(on) in (0, machine.size) else
                      'mgpu.overlap=True on the ranks %s alone' % ', '.join(map(str, on)))
         return overlaps
@@ -134,7 +139,8 @@ class _Planner:
         """Return whether devices exchange sums by NCCL."""
         if n_replicas == 1 or all(context.kind != 'cuda' for context in self._mesh.contexts):
             return False
-        reason = self._machine.against_nccl
+        reason = 'NCCL adds in an order of its own (mgpu.logical_shards)' if self._logical_shards else \
+            self._machine.against_nccl
         self._choose('collectives', 'the host' if reason else 'NCCL', reason or
                      'each replica is on a CUDA device of its own')
         return not reason
@@ -302,7 +308,8 @@ class _Planner:
                 groups += new
             boundaries.append(Boundary(tuple(exchanges), tuple(groups),
                                        tuple(each for each in exchanges if each not in additive)))
-        return [StagePlan(boundary, stage.saved, tuple(replace(part, sums=tuple(sums[part])) for part in parts))
+        return [StagePlan(boundary, stage.saved, tuple(replace(part, sums=tuple(sums[part])) for part in parts),
+                          stage.once)
                 for boundary, (stage, parts) in zip(boundaries, stages)], boundaries[-1]
 
 
@@ -310,7 +317,8 @@ def _groups(exchanges: Sequence[Exchange], of_ranks: Mapping[theano.Variable, in
             of_replicas: Mapping[theano.Variable, int], in_half: Collection[theano.Variable],
             on_devices: bool) -> Iterable[SumGroup]:
     """Yield the sums that are exchanged together, by the collective that adds them."""
-    owned = [each for each in exchanges if each.variable in of_ranks]
+    # A rank that adds its sums in one piece has them next to each other.
+    owned = sorted([each for each in exchanges if each.variable in of_ranks], key=lambda each: of_ranks[each.variable])
     half = [each for each in exchanges if each.variable in in_half]
     others = [each for each in exchanges if each not in owned and each not in half]
     by_nccl = [each for each in others if on_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]

@@ -75,6 +75,9 @@ class Shares:
         The share of each replica of all ranks, in proportion to the others. Empty for equal shares.
     adapts : bool
         Whether shares follow the speeds of the replicas, as they are measured.
+    logical_shards : int
+        Parts that a batch is divided into, whatever the number of replicas is; each replica computes some of them, one
+        after the other. 0 for one part a replica.
 
     Examples
     --------
@@ -83,6 +86,8 @@ class Shares:
     ([3, 4], [[(0, (3, 4)), (1, (5, 6))], [(0, (4, 5)), (1, (6, 7))]])
     >>> Shares(Machine(replicas=(2,)), weights=(3, 1)).rounds(8)
     [[(0, (0, 6)), (1, (6, 8))]]
+    >>> Shares(Machine(replicas=(2,)), logical_shards=3).rounds(7)
+    [[(0, (0, 2)), (1, (4, 7))], [(0, (2, 4))]]
     """
 
     machine: Machine
@@ -93,6 +98,7 @@ class Shares:
     grows: bool = False
     weights: tuple[int, ...] = ()
     adapts: bool = False
+    logical_shards: int = 0
 
     @property
     def n_replicas(self) -> int:
@@ -114,19 +120,31 @@ class Shares:
         >>> Shares(Machine(replicas=(2, 1)), is_sharded=True).sizes([4, 8])
         [2, 2, 8]
         """
+        if self.logical_shards:
+            return [sum(stop - start for start, stop in spans) for spans in self._every_shard(lengths)]
         if not self.is_sharded:
-            return self._divided(lengths[0], self.machine.n_replicas, self.weights)
+            return _divided(lengths[0], self.machine.n_replicas, self.weights, self.least_samples)
         return [size for length, (start, stop) in zip(lengths, ranges(self.machine.replicas))
-                for size in self._divided(length, stop - start, self.weights[start:stop])]
+                for size in _divided(length, stop - start, self.weights[start:stop], self.least_samples)]
 
-    def _divided(self, length: int, n: int, weights: Sequence[int]) -> list[int]:
-        """Return the samples of n replicas that divide some samples among them."""
-        if not length:
-            return [0] * n
-        if weights:
-            return weighted_sizes(length, weights, self.least_samples)
-        sizes = sub_batch_sizes(length, n, self.least_samples)
-        return sizes + [0] * (n - len(sizes))
+    def _every_shard(self, lengths: Sequence[int]) -> list[list[Span]]:
+        """Return the logical shards of each replica of all ranks, as ranges of the samples that its rank is given."""
+        if not self.is_sharded:
+            return self._shards_of(lengths[0], self.logical_shards, 0, self.n_replicas)
+        number = self.logical_shards // self.machine.size
+        return [spans for length, (start, stop) in zip(lengths, ranges(self.machine.replicas))
+                for spans in self._shards_of(length, number, start, stop)]
+
+    def _shards_of(self, length: int, number: int, start: int, stop: int) -> list[list[Span]]:
+        """Return the logical shards of some samples for the replicas from number `start` to before `stop`."""
+        spans = ranges(even_sizes(length, number, self.least_samples))
+        return [spans[first:last] for first, last in
+                ranges(_divided(len(spans), stop - start, self.weights[start:stop]))]
+
+    def shards_of_ranks(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Return the number of logical shards that each rank computes; `lengths` as for `sizes`."""
+        numbers = list(map(len, self._every_shard(lengths)))
+        return tuple(sum(numbers[start:stop]) for start, stop in ranges(self.machine.replicas))
 
     def lengths(self, length: int) -> list[int]:
         """Return the number of samples of a whole batch that each rank works on."""
@@ -149,8 +167,12 @@ class Shares:
         if not length or not self.is_divided:
             return [[(0, (0, length))]] if length else []
         start, stop = ranges(self.machine.replicas)[self.machine.rank]
+        if self.logical_shards:
+            number = self.logical_shards // self.machine.size
+            return in_rounds(self._shards_of(length, number, start, stop) if self.is_sharded else
+                             self._every_shard([length])[start:stop])
         if self.is_sharded:
-            spans = ranges(self._divided(length, stop - start, self.weights[start:stop]))
+            spans = ranges(_divided(length, stop - start, self.weights[start:stop], self.least_samples))
         else:
             spans = ranges(self.sizes([length]))[start:stop]
         return micro_batch_rounds(spans, slices or self.micro_batches, self.least_samples)
@@ -168,7 +190,34 @@ class Shares:
         >>> Shares(Machine(replicas=(2,))).most_slices([7])
         4
         """
-        return max(1, max(self.sizes(lengths)) // self.least_samples) if self.is_divided else 1
+        if not self.is_divided or self.logical_shards:
+            return 1
+        return max(1, max(self.sizes(lengths)) // self.least_samples)
+
+
+def _divided(number: int, n: int, weights: Sequence[int], least: int = 1) -> list[int]:
+    """Return how many of some samples, or shards, each of n replicas gets; `least` at least, or none."""
+    if not number:
+        return [0] * n
+    if weights:
+        return weighted_sizes(number, weights, least)
+    sizes = sub_batch_sizes(number, n, least)
+    return sizes + [0] * (n - len(sizes))
+
+
+def even_sizes(length: int, number: int, least: int = 1) -> list[int]:
+    """Return the sizes of logical shards: near-equal, none empty, and fewer where there are too few samples.
+
+    If a number of processes divides the number of shards, and each process has as many samples, then its part of the
+    sizes is the sizes of its own samples.
+
+    Examples
+    --------
+    >>> even_sizes(20, 8), even_sizes(10, 4), even_sizes(2, 4), even_sizes(0, 4)
+    ([2, 3, 2, 3, 2, 3, 2, 3], [2, 3, 2, 3], [1, 1], [])
+    """
+    n = min(number, max(1, length // least)) if length else 0
+    return [length * (i + 1) // n - length * i // n for i in range(n)]
 
 
 def weights_for(flag: str, machine: Machine) -> tuple[int, ...]:
@@ -329,5 +378,10 @@ def micro_batch_rounds(spans: Sequence[Span], micro_batches: int, least: int = 1
     """
     slices = [ranges(sub_batch_sizes(stop - start, micro_batches, least), start) if stop > start else []
               for start, stop in spans]
+    return in_rounds(slices)
+
+
+def in_rounds(slices: Sequence[Sequence[Span]]) -> list[list[Work]]:
+    """Return one list a round, from the slices that each replica computes one after the other."""
     return [[(replica, of_replica[round_]) for replica, of_replica in enumerate(slices) if round_ < len(of_replica)]
             for round_ in range(max(map(len, slices), default=0))]

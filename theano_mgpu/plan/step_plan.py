@@ -149,12 +149,14 @@ class Boundary:
 class StagePlan:
     """A stage: the exchanges before it, the values of earlier stages that it takes, and its parts by level.
 
-    `saved` maps each placeholder of a value of an earlier stage to that value.
+    `saved` maps each placeholder of a value of an earlier stage to that value. If it is `once`, the first shard of each
+    replica computes it for all its shards.
     """
 
     boundary: Boundary
     saved: dict[theano.Variable, theano.Variable]
     parts: tuple[Part, ...]
+    once: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Sequence
 import numpy as np
 import theano
 
+from ..comm.tree import Tree
 from ..devices.context_map import HOST, Context
 from ..plan import Choice, Part, Shares, StepPlan
 from ..plan.shares import Span
@@ -113,15 +114,17 @@ class Shard:
     replica : int
     span : (int, int)
         Its samples, of those that this process has: the first, and the one after the last.
+    number : int
+        Its number among the shards of all ranks, where these are logical shards.
     values : dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray)
         Its inputs, to which computed values are added.
     outbox : Outbox
     """
 
-    __slots__ = 'replica', 'span', 'values', 'outbox'
+    __slots__ = 'replica', 'span', 'number', 'values', 'outbox'
 
     def __init__(self, replica: int, span: Span, values: Values, outbox: Outbox):
-        self.replica, self.span, self.values, self.outbox = replica, span, values, outbox
+        self.replica, self.span, self.number, self.values, self.outbox = replica, span, 0, values, outbox
 
     def keep(self, part: Part, outputs: Sequence[Any]) -> None:
         """Keep the outputs of a part, and let go of the values that no later part needs."""
@@ -157,14 +160,28 @@ class Batch:
         Whether one replica has the whole batch: its values stay on its device.
     waits_on_host : bool
         Whether the values of a micro-batch are on the host while the devices compute others.
+    tree : Tree, optional
+        The order in which the parts of logical shards are added.
     """
 
     def __init__(self, rounds: Sequence[Sequence[Shard]], common: Values, samples: int, lengths: Sequence[int],
-                 idle: bool = False, alone: bool = False, waits_on_host: bool = False):
+                 idle: bool = False, alone: bool = False, waits_on_host: bool = False, tree: Tree | None = None):
         self.rounds, self.common, self.samples, self.lengths = rounds, common, samples, lengths
-        self.idle, self.alone, self.waits_on_host = idle, alone, waits_on_host
+        self.idle, self.alone, self.waits_on_host, self.tree = idle, alone, waits_on_host, tree
         self.shards = rounds[0] if len(rounds) == 1 else \
             sorted((shard for round_ in rounds for shard in round_), key=lambda shard: shard.span)
+        if tree is not None:
+            for number, shard in enumerate(self.shards, tree.first(tree.rank)):
+                shard.number = number
+
+
+    def share(self, parts: Sequence[Part]) -> None:
+        """Give the outputs of parts, which the first shard of each replica has computed, to its other shards."""
+        first = {shard.replica: shard for shard in self.rounds[0]}
+        computed = [variable for part in parts for variable in part.outputs]
+        for shard in self.shards:
+            values = first[shard.replica].values
+            shard.values.update([(variable, values[variable]) for variable in computed if variable in values])
 
 
 class Splitter:
@@ -188,8 +205,8 @@ class Splitter:
         The values of its inputs that are a whole number, such as Keras's learning phase.
     with_samples : frozenset of theano.Variable
         Inputs that have samples along axis 0.
-    rounds, lengths : callable
-        `Shares.rounds` and `Shares.lengths`, with a memory.
+    rounds, lengths, shards_of_ranks : callable
+        The methods of `Shares`, with a memory.
     slices : dict of tuple of int to int
         The number of slices by the `key` of a batch, where a device had too little memory for the number of the plan.
     """
@@ -219,6 +236,7 @@ class Splitter:
         self.shares, self.measured = shares, measured
         self.rounds = functools.lru_cache(maxsize=None)(shares.rounds)
         self.lengths = functools.lru_cache(maxsize=None)(shares.lengths)
+        self.shards_of_ranks = functools.lru_cache(maxsize=None)(shares.shards_of_ranks)
 
     def key(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Return the key of `slices` for the samples that the ranks are given: of their own, or the whole batch.
@@ -263,9 +281,10 @@ class Splitter:
         else:
             lengths = self.lengths(total)
         rounds = [[(0, (0, own))]] if alone else self.rounds(own, slices)
+        tree = Tree(machine.rank, self.shards_of_ranks(given)) if shares.is_divided and shares.logical_shards else None
         # Slices for lack of memory. A device would keep all slices of a batch whose samples meet in several stages.
         waits_on_host = slices is not None and len(rounds) > 1
-        alone = alone or not shares.is_divided or \
+        alone = alone or not shares.is_divided or tree is None and \
             machine.size == machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
         common = {variable: value for variable, value in values.items() if variable not in self.with_samples}
         if self._total is not None:
@@ -286,7 +305,7 @@ class Splitter:
             self.shapes = {v: np.shape(value) for v, value in first.items()}
             self.whole_numbers = {v: int(value) for v, value in first.items() if isinstance(value, np.ndarray)
                                   and not value.ndim and value.dtype.kind in 'biu'}
-        return Batch(shards, common, total, lengths, not rounds, alone, waits_on_host)
+        return Batch(shards, common, total, lengths, not rounds, alone, waits_on_host, None if alone else tree)
 
     def example(self, variable: theano.Variable, length: int) -> np.ndarray:
         """Return an input like the one in the first batch, for a batch of some length; it takes no memory."""

@@ -14,7 +14,8 @@ from theano.printing import Print
 from ..comm.communicator import Communicator
 from ..devices.context_map import describe
 from ..devices.mesh import Mesh
-from ..errors import warn
+from ..errors import GraphError, warn
+from ..graph.draws import drawn_once
 from ..graph.own_flags import builds_graphs
 from ..graph.placement.tags import placed_on
 from ..graph.prints import print_values, take_prints
@@ -151,9 +152,12 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
         if options.internal.whole:
             mesh = mesh.first()
         elif n_ranks > 1 or len(mesh.replicas) > 1 or options.slices > 1 or options.internal.in_slices or \
+                options.flags.logical_shards or \
                 options.updates_on(mesh.contexts) == 'host' and mesh.contexts[0].kind != 'cpu':
             try:
                 program = batch.divide(whole, updated)
+                if options.slices > 1 or options.flags.logical_shards:
+                    program = drawn_once(program)
             except CannotCut as error:
                 refusal, mesh = str(error), mesh.first()
     program = program._replace(given=batch.given, updated=updated)
@@ -163,11 +167,15 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
 def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:
     """Return the plan of a divided graph."""
     is_divided, flag = divided.program.is_divided, options.flags.shares
+    logical_shards = options.flags.logical_shards if is_divided else 0
+    if logical_shards % machine.size and options.is_sharded(machine.size):
+        raise GraphError('mgpu.logical_shards=%d, but %d processes have samples of their own, each as many of the '
+                         'logical shards: choose a multiple of %d' % (logical_shards, machine.size, machine.size))
     shares = Shares(machine, is_divided, options.is_sharded(machine.size), options.slices,
                     options.least(divided.definition.whole), options.micro_batches == AUTO,
                     weights_for(flag, machine) if is_divided else (),
                     is_divided and machine.n_replicas > 1 and flag == AUTO and
-                    not against_speeds(options.flags, divided.mesh, machine))
+                    not against_speeds(options.flags, divided.mesh, machine), logical_shards)
     with placed_on(None):
         return plan(divided.program, divided.mesh, options, machine, shares, divided.refusal)
 

@@ -7,12 +7,14 @@ import numpy as np
 
 from ..comm.collectives import all_gather_int, all_gather_object, all_gather_rows, all_reduce_small
 from ..comm.communicator import Communicator
+from ..comm.tree import Tree
 from ..graph.analysis import SAME, STACK, SUM, Gather, Reduction
+from ..graph.analysis.reductions import Elementwise
 from .replicas.transfers import concatenated
 
 
 def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], lengths: Sequence[int],
-              ranks: Communicator) -> list[Any]:
+              ranks: Communicator, tree: Tree | None = None) -> list[Any]:
     """Return the whole of each value, the same on every rank.
 
     Parameters
@@ -23,7 +25,12 @@ def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], l
     lengths : list of int
         Samples of each rank. The parts of a rank without samples do not count.
     ranks : Communicator
+    tree : Tree, optional
+        The order in which the parts of logical shards are reduced.
     """
+    if tree is not None:
+        return [_by_tree(each, reduction, tree, ranks) if isinstance(reduction, Elementwise) else
+                exchanged([each], [reduction], lengths, ranks)[0] for each, reduction in zip(parts, reductions)]
     values = [_of_process(each, reduction) for each, reduction in zip(parts, reductions)]
     if ranks.size == 1:
         return values
@@ -36,6 +43,13 @@ def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], l
         if reduction not in (SUM, SAME):
             values[i] = _of_ranks(values[i], reduction, lengths, ranks)
     return values
+
+
+def _by_tree(parts, reduction, tree, ranks):
+    """Return the parts of all logical shards, reduced in the order of a tree."""
+    if ranks.size > 1:
+        parts = all_gather_rows(ranks, np.stack(parts), tree.counts)
+    return np.asarray(tree.reduced(parts, reduction.ufunc), parts[0].dtype)
 
 
 def _of_process(parts, reduction):

@@ -26,7 +26,7 @@ from .launcher import Launcher, MemoryExplained, choose_executor
 from .replicas.replicated import Replicated, replicated
 from .replicas.transfers import DeviceBuffers
 from .sampled_timings import SampledTimings
-from .sums import SUMS, HostSums, OverRanks
+from .sums import SUMS, HostSums, OverRanks, TreeSums
 
 
 class CompiledPart:
@@ -174,7 +174,7 @@ class Executable:
                 read_on[context].update(part.given)
         one_replica = machine.size == len(plan.mesh.replicas) == 1
         self.sums: dict[SumGroup, HostSums] = {
-            group: sums_of(part, group, machine.size, plan.kept, read_on, self.launcher, timings, one_replica)
+            group: sums_of(part, group, machine.size, plan.shares.logical_shards > 0, plan.kept, read_on, self.launcher, timings, one_replica)
             for part in plan.parts for group in part.sums}
         self.device_sums = [sums for sums in self.sums.values() if isinstance(sums, DeviceSums)]
         self.added_on_devices = {part for part in plan.parts if part.sums and
@@ -202,10 +202,12 @@ class Executable:
             compiled.refresh()
 
 
-def sums_of(part: Part, group: SumGroup, n_ranks: int, *of_host: Any) -> HostSums:
+def sums_of(part: Part, group: SumGroup, n_ranks: int, by_tree: bool, *of_host: Any) -> HostSums:
     """Return the sums of a group that a part has shares of; `of_host` as for `HostSums`, without the group."""
     if isinstance(group.collective, DeviceReduce):
         return DeviceSums(group, *of_host, communicator=communicator_of(part.contexts, n_ranks), over_ranks=n_ranks > 1)
+    if by_tree:
+        return TreeSums(group, *of_host)
     return SUMS[type(group.collective)](group, *of_host)
 
 

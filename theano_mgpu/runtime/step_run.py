@@ -119,7 +119,9 @@ class StepRun:
             self._exchange(stage.boundary)
             for shard in self._batch.shards if stage.saved else ():
                 shard.values.update([(variable, shard.values[source]) for variable, source in stage.saved.items()])
-            self._compute(stage.parts)
+            self._compute(stage.parts, 1 if stage.once else len(self._batch.rounds))
+            if stage.once:
+                self._batch.share(stage.parts)
 
     def finish(self) -> StepResult:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
@@ -151,10 +153,10 @@ class StepRun:
 
     # --- stages
 
-    def _compute(self, parts: Sequence[Part]) -> None:
+    def _compute(self, parts: Sequence[Part], n_rounds: int) -> None:
         """Run the parts of a stage, cycle after cycle; the results of the last cycle are not complete yet."""
         waits = len(parts) > 1 and self._executable.on_devices
-        for cycle in schedule(parts, len(self._batch.rounds)):
+        for cycle in schedule(parts, n_rounds):
             # The values of a micro-batch are released before the next one starts. The CPU computes at once.
             if not waits:
                 self._complete_all()
@@ -209,7 +211,7 @@ class StepRun:
             contexts = [part.contexts[shard.replica] for shard in shards]
             for group in () if batch.alone else part.sums:
                 sums = executable.sums[group]
-                sums.add(shards, contexts, number, len(batch.rounds))
+                sums.add(batch, number, contexts)
                 if number == len(batch.rounds) - 1:
                     executable.over_ranks.start(sums, batch.idle)
             for j, variable in enumerate(executable.parts[part].updated):
@@ -251,7 +253,7 @@ class StepRun:
                       for shard in (batch.shards[:1] if reduction == SAME else batch.shards)]
                      for variable, reduction in zip(variables, reductions)]
         with self._timings.span('exchange'):
-            return exchanged(parts, reductions, batch.lengths, communicator)
+            return exchanged(parts, reductions, batch.lengths, communicator, batch.tree)
 
     # --- the update
 
@@ -366,6 +368,7 @@ def arguments_on_devices(executable: Executable, work: Work, common: Values) -> 
 
 def send(executable: Executable, batch: Batch) -> None:
     """Send the inputs that the first stage reads of a batch to the devices; the run of the batch finds them there."""
-    if executable.on_devices and executable.plan.stages:
-        arguments_on_devices(executable, [(part, shard) for part in executable.plan.stages[0].parts if part.level == 0
+    first = next((stage for stage in executable.plan.stages if not stage.once), None)
+    if executable.on_devices and first:
+        arguments_on_devices(executable, [(part, shard) for part in first.parts if part.level == 0 and not first.saved
                                           for shard in batch.rounds[0]], batch.common)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, Collection, Mapping, Sequence
+from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import theano
@@ -12,13 +12,14 @@ from ..comm.activities import ADD
 from ..comm.communicator import Communicator
 from ..comm.half_precision import all_reduce_in_half
 from ..comm.host_sum import all_reduce, bucket_ranges
-from ..devices.context_map import Context
+from ..comm.tree import Node, Tree, add_arrays, add_over_ranks
+from ..devices.context_map import HOST, Context
 from ..plan import AllReduce, ReduceScatter, SumGroup
 from ..utils.worker_threads import Task, WorkerThreads
-from .batch import Shard, Sum, Values
+from .batch import Batch, Shard, Sum, Values
 from .compiler import compile_for
 from .launcher import Launcher
-from .replicas.transfers import Fetcher, FlatBuffers, Sender, describe, on_device
+from .replicas.transfers import Fetcher, FlatBuffers, Sender, describe, flat_layout, on_device
 from .timeline import Timings, span
 
 
@@ -66,22 +67,20 @@ class HostSums:
         self._on_its_device: Any = None  # the sums of the only replica
         self._underway: list[Task] = []
 
-    def add(self, shards: Sequence[Shard], contexts: Sequence[Context], number: int = 0, n_rounds: int = 1) -> None:
+    def add(self, batch: Batch, number: int, contexts: Sequence[Context]) -> None:
         """Add the parts of shards; large arrays are added on another thread while the next ones come from the devices.
 
         Parameters
         ----------
-        shards : list of Shard
-            They let go of their parts.
+        batch : Batch
+        number : int
+            The number of the round whose shards have computed their parts. They let go of these. On devices, the parts
+            of all rounds are added there.
         contexts : list of Context
-            The context that each of them has its part on.
-        number, n_rounds : int
-            The round of the step, and the number of rounds. On devices, the parts of all rounds are added there.
+            The context that each of the shards has its part on.
         """
-        kept = self._kept
-        parts: Sequence[Any] = [[shard.values[source] if source in kept else shard.values.pop(source)
-                                 for source in self._sources] for shard in shards]
-        accumulate = number > 0
+        shards, n_rounds, accumulate = batch.rounds[number], len(batch.rounds), number > 0
+        parts: Sequence[Any] = [self._taken_from(shard) for shard in shards]
         if n_rounds > 1 and contexts[0].kind != 'cpu':
             self._hold(parts, shards, contexts, accumulate)
             if number < n_rounds - 1:
@@ -92,6 +91,10 @@ class HostSums:
                 self._on_its_device = parts[0]
                 return
         self._add(parts, shards, contexts, accumulate, number == n_rounds - 1)
+
+    def _taken_from(self, shard: Shard) -> list[Any]:
+        kept, values = self._kept, shard.values
+        return [values[source] if source in kept else values.pop(source) for source in self._sources]
 
     def taken(self) -> Values:
         """Return the sums by placeholder, for one step: copies on devices are freed with them."""
@@ -226,6 +229,133 @@ class OwnedSums(HostSums):
 
     def _together(self, wanted):
         return self._copied(wanted)
+
+
+class TreeSums(HostSums):
+    """Sums of logical shards, added in the order of a tree: on the device of each replica first, then on the host.
+
+    An addition has the same bits on the host and on devices, as IEEE 754 has it.
+    """
+
+    def __init__(self, group: SumGroup, *others: Any):
+        super().__init__(group, *others)
+        self._owners: Sequence[int] = getattr(group.collective, 'owners', ())
+        self._tree = Tree(0, (1,))
+        self._nodes: dict[int, list[Node]] = {}  # of each replica
+        self._places: dict[int, tuple[Shard, Context]] = {}  # a shard of each replica, and the context of its parts
+        self._here: list[Node] = []  # of all replicas, on the host
+        self._levels: dict[tuple[Any, int], FlatBuffers] = {}  # memory for the nodes of each level, by replica
+
+    def add(self, batch: Batch, number: int, contexts: Sequence[Context]) -> None:
+        shards = batch.rounds[number]
+        assert batch.tree is not None
+        if number == 0:
+            self._tree, self._nodes, self._places, self._here = batch.tree, {}, {}, []
+        tasks = []
+        for shard, context in zip(shards, contexts):
+            part = self._taken_from(shard)
+            if context.kind != 'cpu':
+                self._compile_adder(context)
+            self._use_buffers(describe(part))
+            self._places[shard.replica] = shard, context
+            tasks.append(functools.partial(self._merge, shard, context, Terms(part)))
+        if not batch.idle:
+            self._launcher.run('launch' if self._on_devices else 'all_reduce', tasks, contexts, shards)
+            if number == len(batch.rounds) - 1:
+                self._merge_replicas()
+
+    def add_over(self, ranks: Communicator) -> None:
+        for i, flat in enumerate(self._buffers.flat):
+            nodes = [node._replace(value=node.value.flat[i]) for node in self._here]
+            blocks = self._blocks(flat, ranks.size)
+            own = add_over_ranks(ranks, self._tree, nodes, blocks, flat.dtype)
+            if self._owners:
+                flat[slice(*blocks[ranks.rank])] = own
+            else:
+                ranks.all_gather(own, flat, [stop - start for start, stop in blocks])
+        if self._owners:
+            self.views = [view if owner == ranks.rank else None
+                          for view, owner in zip(self._buffers.views, self._owners)]
+
+    def drop(self) -> None:
+        super().drop()
+        self._nodes, self._places, self._here = {}, {}, []
+
+    def _use_buffers(self, like):
+        if self._buffers.like != like:
+            self._buffers, self._levels = FlatBuffers(like), {}
+        self.views = self._buffers.views
+
+    def _merge(self, shard, context, part):
+        nodes = self._nodes.setdefault(shard.replica, [])
+        self._tree.merge(nodes, Node(0, shard.number, part), functools.partial(self._sum, context, shard.replica))
+
+    def _sum(self, context, replica, every_terms, level):
+        """Return the sum of some nodes, where they are."""
+        if context.kind != 'cpu':
+            total = every_terms[-1].views
+            for terms in every_terms[-2::-1]:
+                total = self._added(context, terms.views, total)
+            return Terms(total)
+        out = self._memory(replica, level)
+        for arrays, view in zip(zip(*[terms.views for terms in every_terms]), out.views):
+            add_arrays(arrays, view)
+        return out
+
+    def _memory(self, replica, level):
+        """Return memory on the host for a node."""
+        if 1 << level >= self._tree.total:
+            return self._buffers
+        key = replica, level
+        if key not in self._levels:
+            self._levels[key] = FlatBuffers(self._buffers.like)
+        return self._levels[key]
+
+    def _merge_replicas(self):
+        """Add the nodes of all replicas on the host. What only one replica has stays on its device."""
+        nodes, places = [], []
+        for replica in sorted(self._nodes):
+            nodes += self._nodes[replica]
+            places += [self._places[replica]] * len(self._nodes[replica])
+        self._nodes, self._places = {}, {}
+        shards, contexts = zip(*places)
+        if self._one_replica and self._on_devices:
+            self._on_its_device = nodes[0].value.views
+            return
+        fetched = self._fetched([node.value.views for node in nodes], (0, len(self._sources)), shards, contexts)
+        here = [node if isinstance(node.value, FlatBuffers) else node._replace(value=Terms(arrays))
+                for node, arrays in zip(nodes, fetched)]
+        with self._timings.span('all_reduce'):
+            here = self._tree.merged(here, functools.partial(self._sum, HOST, None))
+            self._here = [node if isinstance(node.value, FlatBuffers) else self._copied_to_host(i, node)
+                          for i, node in enumerate(here)]
+
+    def _copied_to_host(self, i, node):
+        """Return a node with its arrays in one piece of memory for each dtype."""
+        memory = self._memory(('copy', i), node.level)
+        for array, view in zip(node.value.views, memory.views):
+            view[...] = array
+        return node._replace(value=memory)
+
+    def _blocks(self, flat, n_ranks):
+        """Return the elements of a flat array that each rank adds."""
+        if not self._owners:
+            bounds = [flat.size * rank // n_ranks for rank in range(n_ranks + 1)]
+            return list(zip(bounds, bounds[1:]))
+        _, places = flat_layout(self._buffers.like)
+        blocks, end = [], 0
+        for rank in range(n_ranks):
+            own = [place for place, owner, (_, dtype) in zip(places, self._owners, self._buffers.like)
+                   if owner == rank and dtype == flat.dtype]
+            blocks.append((own[0].start, own[-1].stop) if own else (end, end))
+            end = blocks[-1][1]
+        return blocks
+
+
+class Terms(NamedTuple):
+    """The arrays of a node of the tree, on one device."""
+
+    views: Sequence[Any]
 
 
 SUMS = {AllReduce: HostSums, ReduceScatter: OwnedSums}  # by the class of the collective

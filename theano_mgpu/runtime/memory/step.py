@@ -238,16 +238,18 @@ class _Steps:
             for shard in batch.shards if stage.saved else ():
                 shard.values.update([(variable, shard.values[source]) for variable, source in stage.saved.items()])
             self._known.update(variable for variable, source in stage.saved.items() if source in self._known)
-            self._compute(stage.parts)
+            self._compute(stage.parts, 1 if stage.once else len(batch.rounds))
+            if stage.once:
+                batch.share(stage.parts)
         self._exchange(self._plan.last)
         self._update()
         del self._batch, self._old, self._new, self._sent, self._held
 
     # --- stages
 
-    def _compute(self, parts):
+    def _compute(self, parts, n_rounds):
         waits = len(parts) > 1 and self._executable.on_devices
-        for cycle in schedule(parts, len(self._batch.rounds)):
+        for cycle in schedule(parts, n_rounds):
             if not waits:
                 self._complete_all()
             before = self._launched

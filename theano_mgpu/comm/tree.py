@@ -1,0 +1,146 @@
+"""Sums of logical shards in one fixed binary tree, so that their bits depend on the number of shards alone."""
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+
+from .communicator import Communicator
+from .host_sum import all_reduce
+
+
+class Node(NamedTuple):
+    """A node of the tree: `value` is the sum of the shards ``place << level`` to before ``(place + 1) << level``."""
+
+    level: int
+    place: int
+    value: Any
+
+
+class Tree(NamedTuple):
+    """The tree over the logical shards of a batch, from the view of one rank.
+
+    Attributes
+    ----------
+    rank : int
+    counts : tuple of int
+        The number of shards that each rank computes. They lie in the order of the ranks.
+    """
+
+    rank: int
+    counts: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """The number of shards of all ranks."""
+        return sum(self.counts)
+
+    def first(self, rank: int) -> int:
+        """Return the number of the first shard of a rank."""
+        return sum(self.counts[:rank])
+
+    def merge(self, nodes: list[Node], node: Node, add: Callable[[list[Any], int], Any]) -> None:
+        """Put a node after others, and add those that belong together.
+
+        A node without a right neighbour moves up as it is. Of neighbours from an even place on, n leave at most
+        log2(n) + 1 nodes.
+
+        Parameters
+        ----------
+        nodes : list of Node
+            Neighbours, from left to right, which this method has put together.
+        node : Node
+            Their right neighbour.
+        add : callable
+            ``add(values, level)`` returns the sum of values for a node of some level: of the last value and the one
+            before it first, and so on.
+        """
+        level, place, value = node
+        chain = [value]
+        while True:
+            while place and place % 2 == 0 and (place + 1) << level >= self.total:
+                level, place = level + 1, place // 2
+            if not (place % 2 and nodes and nodes[-1][:2] == (level, place - 1)):
+                break
+            chain.insert(0, nodes.pop().value)
+            level, place = level + 1, place // 2
+        nodes.append(Node(level, place, add(chain, level) if len(chain) > 1 else value))
+
+    def merged(self, nodes: Sequence[Node], add: Callable[[list[Any], int], Any]) -> list[Node]:
+        """Return what nodes come to, from left to right; all shards come to one node."""
+        whole: list[Node] = []
+        for node in nodes:
+            self.merge(whole, node, add)
+        return whole
+
+    def nodes_of(self, rank: int) -> list[Node]:
+        """Return the nodes that the shards of a rank come to, without values."""
+        first = self.first(rank)
+        return self.merged([Node(0, first + i, None) for i in range(self.counts[rank])], lambda values, level: None)
+
+    def reduced(self, values: Sequence[np.ndarray], ufunc: np.ufunc) -> np.ndarray:
+        """Return the values of all shards, reduced two by two."""
+        (_, _, value), = self.merged([Node(0, i, each) for i, each in enumerate(values)],
+                                     lambda chain, level: _folded(chain, ufunc))
+        return value
+
+
+def _folded(values, ufunc):
+    value = values[-1]
+    for other in values[-2::-1]:
+        value = ufunc(other, value)
+    return value
+
+
+def add_arrays(values: Sequence[np.ndarray], out: np.ndarray) -> None:
+    """Write the sum of arrays to `out`: of the last one and the one before it first, and so on.
+
+    Parameters
+    ----------
+    values : sequence of ndarray
+        Of one shape and floating dtype.
+    out : ndarray
+        One piece of memory that no value shares.
+    """
+    if out.dtype == 'float16' and len(values) > 2:  # one addition at a time is rounded, as on a device
+        out[...] = _folded(values, np.add)
+    else:
+        all_reduce(values[::-1], out)
+
+
+def add_over_ranks(ranks: Communicator, tree: Tree, nodes: Sequence[Node],
+                   blocks: Sequence[tuple[int, int]], dtype: np.dtype) -> np.ndarray:
+    """Return the elements of the sum over all shards that one block has, on the rank of the block.
+
+    Each rank sends each other one the elements of its nodes, after a handshake, and adds its own block in the order of
+    the tree. Where the shards of a rank come to one node, this sends as many bytes as a reduce_scatter in a ring.
+
+    Parameters
+    ----------
+    ranks : Communicator
+    tree : Tree
+    nodes : list of Node
+        The nodes that the shards of this rank come to, with flat arrays of one size and dtype.
+    blocks : list of (int, int)
+        For each rank the first and one-past-last element of its block, the same on all ranks.
+    dtype : numpy.dtype
+        Of the arrays, also on a rank without nodes.
+
+    Returns
+    -------
+    ndarray, shape (stop - start,)
+    """
+    start, stop = blocks[ranks.rank]
+    size, empty = stop - start, np.empty(0, dtype)
+    of_ranks = [tree.nodes_of(rank) for rank in range(ranks.size)]
+    messages = [np.concatenate([empty] + [node.value[first:last] for node in nodes]) for first, last in blocks]
+    received = ranks.all_to_all(messages, [len(others) * size for others in of_ranks])
+    every_node = [node._replace(value=value) for others, message in zip(of_ranks, received)
+                  for node, value in zip(others, message.reshape(len(others), size))]
+
+    def add(values: list[np.ndarray], level: int) -> np.ndarray:
+        out = np.empty(size, dtype)
+        add_arrays(values, out)
+        return out
+    (_, _, value), = tree.merged(every_node, add)
+    return value
