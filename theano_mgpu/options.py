@@ -162,6 +162,11 @@ class Options:
         """The slices that a batch is computed in, unless a device has too little memory."""
         return self.micro_batches if isinstance(self.micro_batches, int) else 1
 
+    @property
+    def divides_always(self) -> bool:
+        """True if each batch is divided, whatever is faster, and however few devices there are."""
+        return self.flags.logical_shards > 0
+
     def updates_on(self, contexts: Sequence[Any]) -> str:
         """Return where new values are computed, one of `UPDATE_ON`."""
         if self.update_on != AUTO:

@@ -23,6 +23,25 @@ def shard(path, *n_batches):
     assert len(losses) == int(n_batches[mgpu.rank()])
 
 
+def halves(path):
+    """Train on batches of which each rank has an equal part; write the weights and Adam's state."""
+    mgpu.init('a->cpu')
+    network = Network(dropout=False, seed=1)
+    for number, n in enumerate([10, 4, 12, 2]):
+        rng = np.random.RandomState(number)
+        x, labels = rng.randn(n, 6).astype('float32'), rng.randint(0, 3, n).astype('int32')
+        own = slice(n * mgpu.rank() // mgpu.size(), n * (mgpu.rank() + 1) // mgpu.size())
+        network.step(x[own], labels[own])
+    write(path, network.values())
+
+
+def other_shards():
+    """Make a function with another number of logical shards on each rank."""
+    mgpu.init('a->cpu')
+    with theano.configparser.change_flags(**{'mgpu.logical_shards': 4 + mgpu.rank()}):
+        Network()
+
+
 def coupled_shards(path, n_batches='3'):
     """Train on samples of each rank's own, with a state each, and a rate; in the end the last rank has none.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Callable
 
 from ..errors import GraphError, in_one_line
-from ..options import check_exact_flags
+from ..options import Options, check_exact_flags
 from ..runtime.verification.report import VerificationReport
 from .report import UsageSummary
 
@@ -21,6 +21,8 @@ class Enabled:
 
     Attributes
     ----------
+    always : bool
+        Whether each batch is divided that can be divided, without timing.
     in_force : Enabled or None
         The one that takes part at present. Each subclass has its own.
 
@@ -36,7 +38,8 @@ class Enabled:
                  tell: Callable[[str], object]) -> None:
         if strict:
             check_exact_flags()
-        self.report, self.strict, self.verifies, self.always, self.tell = report, strict, verify, always, tell
+        self.report, self.strict, self.verifies, self.tell = report, strict, verify, tell
+        self.always = always or Options().divides_always
 
     def begin(self) -> None:
         """Take part from now on, in place of the one before."""

@@ -152,7 +152,7 @@ class EnabledFunctions(Enabled):
 def has_one_cpu(contexts: Sequence[Any]) -> bool:
     """Return whether there is nothing to divide among."""
     kinds = [getattr(context, 'kind', None) for context in contexts]  # none for a list of contexts
-    return kinds == ['cpu'] and choose_ranks(None).size == 1
+    return kinds == ['cpu'] and choose_ranks(None).size == 1 and not Options().divides_always
 
 
 def _obstacle(arguments, placed):

@@ -22,7 +22,7 @@ class Trial:
     def __init__(self, step: TrainingFunction) -> None:
         self.step, self._calls = step, 0
         is_possible = len(step.mesh.replicas) > 1 == len(step.mesh.places) and step.ranks.size == 1 and \
-            not step.inputs.rows
+            not step.inputs.rows and not step.options.divides_always
         self._chooser = Chooser(State.TIMES_BOTH if is_possible else State.SEVERAL, step.ranks)
 
     @property

@@ -290,4 +290,9 @@ def is_lost(context: Context) -> bool:
 
 def alike(one: Context, other: Context) -> bool:
     """Return whether the devices of two contexts are of one type, so that a graph optimised for one suits the other."""
-    return one.kind == other.kind and (one.kind == 'cpu' or gpu_context(one).devname == gpu_context(other).devname)
+    return type_name(one) == type_name(other)
+
+
+def type_name(context: Context) -> str:
+    """Return the name of the type of a context's device."""
+    return context.kind if context.kind == 'cpu' else '%s %s' % (context.kind, gpu_context(context).devname)

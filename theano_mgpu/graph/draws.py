@@ -16,15 +16,21 @@ def drawn_once(program: Program) -> Program:
     a shard takes part. Without the stage, each shard of a replica draws all numbers, and uses its own.
     """
     sources = program.in_stages
-    of_shard = {*program.inputs, *program.numbers[1:], *[each.variable for each in program.every_exchange],
-                *[placeholder for stage in program.stages for placeholder in stage.saved]}
+    late = {each.variable for each in program.every_exchange}  # and later, all that is made of these
+    late.update(placeholder for stage in program.stages for placeholder in stage.saved)
+    of_shard = {*program.inputs, *program.numbers[1:], *late}
     drawn: set[theano.Variable] = set()
     nodes = io_toposort([], sources)
     for node in nodes:
-        if of_shard.intersection(node.inputs):
+        # The shape of a draw is the shape of the whole batch, although the graph makes it of the shape of a shard.
+        is_draw = isinstance(node.op, DRAWS) and node.inputs[0] not in program.streams
+        if late.intersection(node.inputs):
+            late.update(node.outputs)
             of_shard.update(node.outputs)
-        elif isinstance(node.op, DRAWS) or drawn.intersection(node.inputs):
+        elif is_draw or drawn.intersection(node.inputs) and not of_shard.intersection(node.inputs):
             drawn.update(node.outputs)
+        elif of_shard.intersection(node.inputs):
+            of_shard.update(node.outputs)
     read = {variable for node in nodes if of_shard.intersection(node.outputs) for variable in node.inputs}
     first = [variable for node in nodes for variable in node.outputs
              if variable in drawn and (variable in read or variable in sources)]

@@ -87,7 +87,7 @@ class _Planner:
         self._choose_shares(shares)
         self._logical_shards = shares.logical_shards
         if self._logical_shards:
-            self._choose('logical shards', '%d, added two by two' % self._logical_shards,
+            self._choose('logical shards', tree_text(self._logical_shards),
                          'mgpu.logical_shards=%d: the same bits on any number of devices' % self._logical_shards)
         if self._options.internal.slices_on_host:
             self._choose('data sets', 'on the host: their slices are sent with each batch',
@@ -328,6 +328,23 @@ def _groups(exchanges: Sequence[Exchange], of_ranks: Mapping[theano.Variable, in
                              (owned, ReduceScatter(tuple(of_ranks[each.variable] for each in owned)))):
         if some:
             yield SumGroup(tuple(some), collective)
+
+
+def tree_text(n_shards: int, longest: int = 16) -> str:
+    """Return the order in which logical shards are added, for people.
+
+    Examples
+    --------
+    >>> tree_text(5), tree_text(64)
+    ('((1 + 2) + (3 + 4)) + 5', '64, added two by two')
+    """
+    if n_shards > longest:
+        return '%d, added two by two' % n_shards
+    terms = list(map(str, range(1, n_shards + 1)))
+    while len(terms) > 1:
+        terms = ['(%s)' % ' + '.join(terms[i:i + 2]) if len(terms) > i + 1 else terms[i]
+                 for i in range(0, len(terms), 2)]
+    return terms[0][1:-1] if n_shards > 1 else terms[0]
 
 
 def _reads(variables: Sequence[theano.Variable]) -> set[SharedVariable]:

@@ -178,7 +178,7 @@ class Shares:
         return micro_batch_rounds(spans, slices or self.micro_batches, self.least_samples)
 
     def most_slices(self, lengths: Sequence[int]) -> int:
-        """Return the largest number of slices that changes anything, on any rank.
+        """Return the largest number of slices that changes anything, on any rank; of logical shards, their number.
 
         Parameters
         ----------
@@ -190,8 +190,10 @@ class Shares:
         >>> Shares(Machine(replicas=(2,))).most_slices([7])
         4
         """
-        if not self.is_divided or self.logical_shards:
+        if not self.is_divided:
             return 1
+        if self.logical_shards:
+            return max(1, *map(len, self._every_shard(lengths)))
         return max(1, max(self.sizes(lengths)) // self.least_samples)
 
 

@@ -29,7 +29,7 @@ from .batch import Batch
 from .batches.batch_inputs import BatchInputs, InputValues
 from .batches.example import Example
 from .batches.prefetch import LookAhead
-from .consensus import gather_machine, share_first_values
+from .consensus import check_same_rounding, gather_machine, share_first_values
 from .memory import DryStep
 from .replicas.replicated import Replicated, replicated
 from .sampled_timings import SampledTimings
@@ -152,11 +152,11 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
         if options.internal.whole:
             mesh = mesh.first()
         elif n_ranks > 1 or len(mesh.replicas) > 1 or options.slices > 1 or options.internal.in_slices or \
-                options.flags.logical_shards or \
+                options.divides_always or \
                 options.updates_on(mesh.contexts) == 'host' and mesh.contexts[0].kind != 'cpu':
             try:
                 program = batch.divide(whole, updated)
-                if options.slices > 1 or options.flags.logical_shards:
+                if options.slices > 1 or options.divides_always:
                     program = drawn_once(program)
             except CannotCut as error:
                 refusal, mesh = str(error), mesh.first()
@@ -202,8 +202,12 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     ranks.divided.consolidate()
     step_plan = plan_of(divided, options, gather_machine(ranks, divided.mesh, options))
     timings = SampledTimings(RANK_PHASES if ranks.size > 1 else PHASES)
-    with change_flags(profile=theano.config.profile or bool(options.profile)), placed_on(None):
+    deterministic = 'more' if step_plan.shares.logical_shards else theano.config.deterministic
+    with change_flags(profile=theano.config.profile or bool(options.profile), deterministic=deterministic), \
+            placed_on(None):
         executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
+    if options.divides_always:
+        check_same_rounding(ranks, divided.mesh)
     batch = divided.inputs
     splitter = Splitter(step_plan, batch.with_samples)
     dry_step = DryStep(executable, splitter)

@@ -30,6 +30,8 @@ NOT_ON_GPU = ('local_gpua_topkop',)
 #   scan's pure-Python loop reads CUDA's own attributes ("This is for CUDA arrays");
 #   the last one's kernel is CUDA source.
 NOT_ON_OPENCL = ('local_gpua_crossentropysoftmaxargmax1hotwithbias', 'local_gpua_scan_to_gpua', 'local_gpua_cumop')
+# cuDNN adds the gradients of overlapping windows of max-pooling in any order; Theano's own kernel does not.
+NOT_DETERMINISTIC = ('local_gpua_pool_dnn_grad_stride',)
 # CLBlast refuses float16 on devices without half arithmetic ("float16 is not supported on this
 # device"), and pygpu cannot ask a device whether it has it: products with float16 stay on the host.
 NOT_IN_HALF = ('local_gpua_dot22', 'local_gpua_dot22scalar', 'local_gpua_gemm', 'local_gpua_gemv',
@@ -142,4 +144,4 @@ def _compile_mode(context, outputs, mode):
     if context.kind == 'opencl':
         has_half = any(getattr(v.type, 'dtype', None) == 'float16' for v in ancestors(outputs))
         return mode.excluding(*NOT_ON_GPU + NOT_ON_OPENCL + (NOT_IN_HALF if has_half else ()))
-    return mode.excluding(*NOT_ON_GPU)
+    return mode.excluding(*NOT_ON_GPU + (NOT_DETERMINISTIC if theano.config.deterministic == 'more' else ()))

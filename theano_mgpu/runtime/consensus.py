@@ -9,11 +9,12 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 
 from ..comm.activities import BUILD, SHARE
-from ..comm.collectives import all_gather_int
+from ..comm.collectives import all_gather_int, all_gather_object
 from ..comm.communicator import Communicator
-from ..devices import nccl
+from ..devices import host_blas, nccl
+from ..devices.contexts import alike, type_name
 from ..devices.mesh import CPU, Mesh
-from ..errors import ContextError, RankError
+from ..errors import ContextError, RankError, warn
 from ..graph import graph
 from ..options import UPDATE_ON, Options
 from ..plan import Machine
@@ -34,11 +35,15 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
     reasons = [nccl.reason_against(column, flags.collectives) for column in columns] or [nccl.NOT_CUDA]
     own = [len(mesh.replicas), UPDATE_ON.index(options.updates_on(mesh.contexts)), flags.overlap,
            flags.exchange == 'float16', nccl.REASONS.index(next(filter(None, reasons), '')),
-           flags.collectives == 'nccl', zlib.crc32(flags.shares.encode())]
-    replicas, update_on, overlap, half, against, must, shares = ranks.handshake((SHARE,), own).T.tolist()
+           flags.collectives == 'nccl', zlib.crc32(flags.shares.encode()), flags.logical_shards]
+    replicas, update_on, overlap, half, against, must, shares, logical = ranks.handshake((SHARE,), own).T.tolist()
     if len(set(shares)) > 1:
         raise ContextError('the ranks have different flags mgpu.shares, or deterministic: rank %d has mgpu.shares=%s. '
                            'Give every rank the same flags' % (ranks.rank, flags.shares))
+    if len(set(logical)) > 1:
+        raise ContextError('the ranks have different numbers of logical shards: mgpu.logical_shards is %s on the ranks '
+                           '0 to %d. Give every rank the same one'
+                           % (', '.join(map(str, logical)), ranks.size - 1))
     reason = _reason_of_ranks(against)
     if sum(replicas) > 1 and not reason:
         reason = next(filter(None, [nccl.connect(column, ranks) for column in columns]), '')
@@ -46,6 +51,43 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
         raise ContextError('mgpu.collectives=nccl, but %s. Set it to auto or host' % reason)
     return Machine(ranks.rank, tuple(replicas), tuple(UPDATE_ON[number] for number in update_on),
                    tuple(map(bool, overlap)), tuple(map(bool, half)), reason)
+
+
+def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
+    """Check that all devices of all ranks round alike, for the same bits on any number of them; note it if not.
+
+    The BLAS of the host gets one thread: with several, bits depend on their number, which differs from job to job.
+
+    Raises
+    ------
+    ContextError
+        If contexts are on the processors of hosts that round otherwise.
+    """
+    if theano.config.cxx:
+        host_blas.use_threads(1)
+    kinds = {context.kind for context in mesh.contexts}
+    if 'cuda' in kinds:
+        check_algorithms()
+    own = type_name(mesh.contexts[0]), host_blas.description() if 'cpu' in kinds else ''
+    devices, hosts = zip(*all_gather_object(ranks, own))
+    if len(set(hosts)) > 1:
+        raise ContextError('mgpu.logical_shards gives the same bits only where all processors round alike, and those '
+                           'of the ranks do not: %s. Set OPENBLAS_CORETYPE=Haswell and gcc.cxxflags=-march=haswell on '
+                           'every rank' % '; '.join('%s: %s' % (ranks.name(i), text) for i, text in enumerate(hosts)))
+    if len(set(devices)) > 1 or not all(alike(mesh.contexts[0], context) for context in mesh.contexts):
+        warn('the devices are of several types: the bits of results depend on the samples that each one computes, in '
+             'spite of mgpu.logical_shards')
+
+
+def check_algorithms():
+    """Raise a ContextError if cuDNN would choose algorithms by their time, or add in any order."""
+    flags = theano.config.dnn.conv
+    for name in ('algo_fwd', 'algo_bwd_data', 'algo_bwd_filter'):
+        value = getattr(flags, name)
+        if value.startswith(('time', 'guess')) or name != 'algo_fwd' and value == 'none':
+            raise ContextError('dnn.conv.%s=%s, but with mgpu.logical_shards bits must not depend on times, or on the '
+                               'order in which threads add. Set it to deterministic, or leave it out'
+                               % (name, value))
 
 
 def _reason_of_ranks(numbers):

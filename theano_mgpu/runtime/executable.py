@@ -174,7 +174,8 @@ class Executable:
                 read_on[context].update(part.given)
         one_replica = machine.size == len(plan.mesh.replicas) == 1
         self.sums: dict[SumGroup, HostSums] = {
-            group: sums_of(part, group, machine.size, plan.shares.logical_shards > 0, plan.kept, read_on, self.launcher, timings, one_replica)
+            group: sums_of(part, group, machine.size, plan.shares.logical_shards > 0, plan.kept, read_on,
+                           self.launcher, timings, one_replica)
             for part in plan.parts for group in part.sums}
         self.device_sums = [sums for sums in self.sums.values() if isinstance(sums, DeviceSums)]
         self.added_on_devices = {part for part in plan.parts if part.sums and

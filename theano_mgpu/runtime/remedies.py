@@ -147,10 +147,13 @@ class Remedies:
         return any(all_gather_int(self._ranks, helps))
 
     def _in_more_slices(self, common: ReplicaError, key: tuple[int, ...], built: Built) -> bool:
-        """Compute batches of some lengths in twice as many slices; return whether they can be."""
+        """Compute batches of some lengths in twice as many slices; return whether they can be.
+
+        Logical shards are slices already: their values wait on the host from now on.
+        """
         now, most = _slices(key, built)
         if now < most:
-            built.splitter.slice(key, min(2 * now, most))
+            built.splitter.slice(key, most if built.splitter.shares.logical_shards else min(2 * now, most))
             self._full[key] = describe([common.context])
         return now < most
 

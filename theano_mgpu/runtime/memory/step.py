@@ -9,6 +9,7 @@ import theano
 from theano.gpuarray.type import GpuArrayType
 
 from ...comm.host_sum import bucket_ranges
+from ...comm.tree import Node
 from ...devices.context_map import HOST, Context
 from ...devices.contexts import gpu_context
 from ...errors import warn
@@ -232,7 +233,7 @@ class _Steps:
         self._new: list[Any] = []
         self._launched: list[_Launched] = []
         self._sent: dict[Any, Any] = {}
-        self._held: dict[SumGroup, dict[int, Any]] = {}
+        self._held: dict[SumGroup, dict[int, Any]] = {}  # for each replica its context, and nodes of its sums
         for stage in self._plan.stages:
             self._exchange(stage.boundary)
             for shard in batch.shards if stage.saved else ():
@@ -319,7 +320,12 @@ class _Steps:
                 self._known.add(variable)
                 continue
             shapes = [shard.values[source].shape for shard in batch.shards]
-            batch.common[variable] = _host(variable, _exchanged_shape(shapes, reduction, self._plan.shares.n_replicas))
+            batch.common[variable] = _host(variable, _exchanged_shape(shapes, reduction, self._n_shards()))
+
+    def _n_shards(self):
+        """Return about how many shards all ranks have."""
+        batch = self._batch
+        return batch.tree.total if batch.tree else self._plan.shares.n_replicas * len(batch.rounds)
 
     # --- calls
 
@@ -385,15 +391,12 @@ class _Steps:
                  for shard in shards]
         n_rounds = len(self._batch.rounds)
         if n_rounds > 1 and contexts[0].kind != 'cpu':
-            held = self._held.setdefault(group, {})
-            if number:
-                parts = [[self._new_like(context, value) for value in part] for context, part in zip(contexts, parts)]
-            held.update((shard.replica, (shard, context, part)) for shard, context, part in
-                        zip(shards, contexts, parts))
-            del parts
+            for shard, context in zip(shards, contexts):
+                self._hold(group, shard, context, parts.pop(0))
             if number < n_rounds - 1:
                 return
-            shards, contexts, parts = zip(*self._held.pop(group).values())
+            contexts, parts = zip(*[(context, node.value) for context, nodes in self._held.pop(group).values()
+                                    for node in nodes])
             if self._plan.machine.size == len(self._plan.mesh.replicas) == 1:
                 for exchange, value in zip(group.exchanges, parts[0]):
                     self._batch.common[exchange.variable] = value
@@ -405,6 +408,19 @@ class _Steps:
         if number == n_rounds - 1:
             self._announce(group, [_host(exchange.variable, value.shape)
                                    for exchange, value in zip(group.exchanges, parts[0])])
+
+    def _hold(self, group, shard, context, part):
+        """Add the part of a shard to the sums that its replica holds: one, or the nodes of a tree."""
+        def added(values: Sequence[Any], level: int) -> Any:
+            total = values[-1]
+            for _ in values[1:]:
+                total = [self._new_like(context, value) for value in total]
+            return total
+        _, nodes = self._held.setdefault(group, {}).setdefault(shard.replica, (context, []))
+        if self._batch.tree is not None:
+            self._batch.tree.merge(nodes, Node(0, shard.number, part), added)
+        else:
+            nodes[:] = [Node(0, 0, added([nodes[0].value, part], 0) if nodes else part)]
 
     def _new_like(self, context, value):
         return self.memory[context].array(value.shape, 'V%d' % value.itemsize) if isinstance(value, Array) else value
@@ -520,12 +536,12 @@ def _host(variable: theano.Variable, shape: Sequence[int]) -> Any:
     return np.broadcast_to(np.zeros((), getattr(variable.type, 'dtype', 'int8')), tuple(shape or ()))
 
 
-def _exchanged_shape(shapes: Sequence[tuple[int, ...]], reduction: Any, n_replicas: int) -> tuple[int, ...]:
+def _exchanged_shape(shapes: Sequence[tuple[int, ...]], reduction: Any, n_shards: int) -> tuple[int, ...]:
     """Return the shape of an exchanged value, from the shapes of its parts in this process."""
     if reduction == STACK:
-        return (n_replicas, *shapes[0])
+        return (n_shards, *shapes[0])
     axis = getattr(reduction, 'axis', None)
     if axis is None:
         return shapes[0]
-    size = sum(shape[axis] for shape in shapes) * n_replicas // len(shapes)
+    size = sum(shape[axis] for shape in shapes) * n_shards // len(shapes)
     return (*shapes[0][:axis], size, *shapes[0][axis + 1:])
