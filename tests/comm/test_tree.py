@@ -9,7 +9,7 @@ from support.strategies import examples
 
 
 def merged(tree, nodes):
-    def add(values, level):
+    def add(values, level, place):
         out = np.empty_like(values[0])
         add_arrays(values, out)
         return out

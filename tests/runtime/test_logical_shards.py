@@ -10,7 +10,7 @@ import theano
 import theano.tensor as T
 from hypothesis import given
 from hypothesis import strategies as st
-from models import adam
+from models import adam, sgd
 from support.launch import INTERPRETED, alone, arrays, launch
 from support.modes import PYTHON
 from support.small_models import shared
@@ -72,6 +72,22 @@ def test_any_number_of_contexts_gives_the_same_bits(n, flags, of_one_context, co
     contexts('cpu', n)
     with logical(**flags):
         assert_same_bits(Net().everything(), of_one_context)
+
+
+@pytest.mark.parametrize('number', [13, 16])
+def test_runs_of_shards_that_begin_anywhere(number, contexts):
+    """Two nodes of one level may wait on a context for their neighbours on others: they need memory of their own."""
+    x, rows = T.matrix('x'), np.random.RandomState(0).randn(40, 6).astype('float32')
+    found = []
+    for n in (1, 3, 5, 7):
+        contexts('cpu', n)
+        w = shared(np.ones((6, 4)), 'w')
+        with logical(number):
+            step = mgpu.training_function([x], (T.tanh(T.dot(x, w)) ** 2).mean(), [w],
+                                          sgd, mode=PYTHON)
+        found.append([*[step(rows) for _ in range(3)], w.get_value()])
+    for other in found[1:]:
+        assert_same_bits(other, found[0])
 
 
 def test_without_logical_shards_bits_depend_on_the_number_of_contexts(of_one_context, contexts):

@@ -1,12 +1,14 @@
 """Sums of logical shards in one fixed binary tree, so that their bits depend on the number of shards alone."""
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, List, NamedTuple, Sequence
 
 import numpy as np
 
 from .communicator import Communicator
 from .host_sum import all_reduce
+
+Add = Callable[[List[Any], int, int], Any]
 
 
 class Node(NamedTuple):
@@ -39,7 +41,7 @@ class Tree(NamedTuple):
         """Return the number of the first shard of a rank."""
         return sum(self.counts[:rank])
 
-    def merge(self, nodes: list[Node], node: Node, add: Callable[[list[Any], int], Any]) -> None:
+    def merge(self, nodes: list[Node], node: Node, add: Add) -> None:
         """Put a node after others, and add those that belong together.
 
         A node without a right neighbour moves up as it is. Of neighbours from an even place on, n leave at most
@@ -52,8 +54,8 @@ class Tree(NamedTuple):
         node : Node
             Their right neighbour.
         add : callable
-            ``add(values, level)`` returns the sum of values for a node of some level: of the last value and the one
-            before it first, and so on.
+            ``add(values, level, place)`` returns the sum of values, for the node at a place of a level: the sum of the
+            last value and the one before it first, and so on.
         """
         level, place, value = node
         chain = [value]
@@ -64,9 +66,9 @@ class Tree(NamedTuple):
                 break
             chain.insert(0, nodes.pop().value)
             level, place = level + 1, place // 2
-        nodes.append(Node(level, place, add(chain, level) if len(chain) > 1 else value))
+        nodes.append(Node(level, place, add(chain, level, place) if len(chain) > 1 else value))
 
-    def merged(self, nodes: Sequence[Node], add: Callable[[list[Any], int], Any]) -> list[Node]:
+    def merged(self, nodes: Sequence[Node], add: Add) -> list[Node]:
         """Return what nodes come to, from left to right; all shards come to one node."""
         whole: list[Node] = []
         for node in nodes:
@@ -76,12 +78,12 @@ class Tree(NamedTuple):
     def nodes_of(self, rank: int) -> list[Node]:
         """Return the nodes that the shards of a rank come to, without values."""
         first = self.first(rank)
-        return self.merged([Node(0, first + i, None) for i in range(self.counts[rank])], lambda values, level: None)
+        return self.merged([Node(0, first + i, None) for i in range(self.counts[rank])], lambda *_: None)
 
     def reduced(self, values: Sequence[np.ndarray], ufunc: np.ufunc) -> np.ndarray:
         """Return the values of all shards, reduced two by two."""
         (_, _, value), = self.merged([Node(0, i, each) for i, each in enumerate(values)],
-                                     lambda chain, level: _folded(chain, ufunc))
+                                     lambda chain, level, place: _folded(chain, ufunc))
         return value
 
 
@@ -138,7 +140,7 @@ def add_over_ranks(ranks: Communicator, tree: Tree, nodes: Sequence[Node],
     every_node = [node._replace(value=value) for others, message in zip(of_ranks, received)
                   for node, value in zip(others, message.reshape(len(others), size))]
 
-    def add(values: list[np.ndarray], level: int) -> np.ndarray:
+    def add(values: list[np.ndarray], level: int, place: int) -> np.ndarray:
         out = np.empty(size, dtype)
         add_arrays(values, out)
         return out

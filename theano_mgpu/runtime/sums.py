@@ -244,7 +244,7 @@ class TreeSums(HostSums):
         self._nodes: dict[int, list[Node]] = {}  # of each replica
         self._places: dict[int, tuple[Shard, Context]] = {}  # a shard of each replica, and the context of its parts
         self._here: list[Node] = []  # of all replicas, on the host
-        self._levels: dict[tuple[Any, int], FlatBuffers] = {}  # memory for the nodes of each level, by replica
+        self._levels: dict[Any, FlatBuffers] = {}  # memory for the nodes of each level, by replica
 
     def add(self, batch: Batch, number: int, contexts: Sequence[Context]) -> None:
         shards = batch.rounds[number]
@@ -290,23 +290,23 @@ class TreeSums(HostSums):
         nodes = self._nodes.setdefault(shard.replica, [])
         self._tree.merge(nodes, Node(0, shard.number, part), functools.partial(self._sum, context, shard.replica))
 
-    def _sum(self, context, replica, every_terms, level):
+    def _sum(self, context, replica, every_terms, level, place):
         """Return the sum of some nodes, where they are."""
         if context.kind != 'cpu':
             total = every_terms[-1].views
             for terms in every_terms[-2::-1]:
                 total = self._added(context, terms.views, total)
             return Terms(total)
-        out = self._memory(replica, level)
+        out = self._memory(replica, level, place)
         for arrays, view in zip(zip(*[terms.views for terms in every_terms]), out.views):
             add_arrays(arrays, view)
         return out
 
-    def _memory(self, replica, level):
-        """Return memory on the host for a node."""
+    def _memory(self, replica, level, place):
+        """Return memory on the host for a node. Two of a level may wait at a time, the left one at an odd place."""
         if 1 << level >= self._tree.total:
             return self._buffers
-        key = replica, level
+        key = replica, level, place % 2
         if key not in self._levels:
             self._levels[key] = FlatBuffers(self._buffers.like)
         return self._levels[key]
@@ -332,7 +332,7 @@ class TreeSums(HostSums):
 
     def _copied_to_host(self, i, node):
         """Return a node with its arrays in one piece of memory for each dtype."""
-        memory = self._memory(('copy', i), node.level)
+        memory = self._memory(('copy', i), node.level, node.place)
         for array, view in zip(node.value.views, memory.views):
             view[...] = array
         return node._replace(value=memory)

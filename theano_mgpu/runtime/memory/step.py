@@ -411,7 +411,7 @@ class _Steps:
 
     def _hold(self, group, shard, context, part):
         """Add the part of a shard to the sums that its replica holds: one, or the nodes of a tree."""
-        def added(values: Sequence[Any], level: int) -> Any:
+        def added(values: Sequence[Any], level: int, place: int) -> Any:
             total = values[-1]
             for _ in values[1:]:
                 total = [self._new_like(context, value) for value in total]
@@ -420,7 +420,7 @@ class _Steps:
         if self._batch.tree is not None:
             self._batch.tree.merge(nodes, Node(0, shard.number, part), added)
         else:
-            nodes[:] = [Node(0, 0, added([nodes[0].value, part], 0) if nodes else part)]
+            nodes[:] = [Node(0, 0, added([nodes[0].value, part], 0, 0) if nodes else part)]
 
     def _new_like(self, context, value):
         return self.memory[context].array(value.shape, 'V%d' % value.itemsize) if isinstance(value, Array) else value

@@ -1,0 +1,61 @@
+"""Logical shards of Keras models: the same bits on any number of contexts, in fit, evaluate and predict."""
+import theano_mgpu as mgpu
+from theano_mgpu.keras import multi_gpu_model
+
+import keras
+import numpy as np
+import pytest
+from keras import backend as K
+from keras import layers as L
+from support.keras_equivalence import built
+from support.keras_zoo import CLASSES, labels, noise, tokens
+from theano.configparser import change_flags
+
+N = 27  # the last batch of eight has three samples
+
+
+def cnn():
+    return keras.Sequential([L.Conv2D(4, 3, input_shape=(8, 8, 2)), L.BatchNormalization(), L.Activation('relu'),
+                             L.MaxPooling2D(), L.Flatten(), L.Dropout(.3), L.Dense(CLASSES, activation='softmax')])
+
+
+def dense():
+    return keras.Sequential([L.Dense(9, activation='tanh', input_shape=(6,)), L.BatchNormalization(), L.Dropout(.3),
+                             L.Dense(CLASSES, activation='softmax')])
+
+
+def lstm():
+    return keras.Sequential([L.Embedding(7, 5, mask_zero=True, input_length=6), L.LSTM(4, dropout=.2),
+                             L.Dense(CLASSES, activation='softmax')])
+
+
+DATA = {dense: noise(N, 6), cnn: noise(N, 8, 8, 2), lstm: tokens(N, 6)}
+
+
+def everything(make, n, epochs):
+    """Train a model on n contexts; return its weights, the optimizer's, the history, evaluations and predictions."""
+    mgpu.init(';'.join('dev%d->cpu' % i for i in range(n)))
+    np.random.seed(4)
+    model = multi_gpu_model(built(make), n)
+    model.compile('adam', 'sparse_categorical_crossentropy', metrics=['accuracy'])
+    x, y, weights = DATA[make], labels(N), np.linspace(.5, 1.5, N)
+    history = model.fit(x, y, batch_size=8, epochs=epochs, sample_weight=weights, shuffle=False, verbose=0,
+                        validation_data=(x[:11], y[:11])).history
+    values = [np.array(history[name]) for name in sorted(history)]
+    return values + [np.array(model.evaluate(x, y, 8, verbose=0)), model.predict(x, 8),
+                     *K.batch_get_value(model.weights + model.optimizer.weights)]
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize('make, counts, epochs', [
+    (dense, (1, 2, 3), 2), pytest.param(cnn, (1, 2, 3, 4, 8), 50, marks=pytest.mark.slow),
+    pytest.param(lstm, (1, 2, 3, 4, 8), 50, marks=pytest.mark.slow),
+    pytest.param(dense, (1, 2, 4, 8), 50, marks=pytest.mark.slow)])
+def test_any_number_of_contexts_gives_the_same_bits(make, counts, epochs, contexts):
+    """Each epoch has four batches, of which the last one has fewer samples than there are shards."""
+    with change_flags(**{'mgpu.logical_shards': 8}):
+        first, *others = [everything(make, n, epochs) for n in counts]
+    for other in others:
+        assert len(other) == len(first) > 10
+        for one, two in zip(other, first):
+            np.testing.assert_array_equal(one, two)
