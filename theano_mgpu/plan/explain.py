@@ -45,7 +45,8 @@ def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | N
     known: Any = shapes_of(plan, shapes) if shapes else {}
     sizes = _sizes_of_exchanges(plan, known)
     return {'name': plan.name, 'processes': plan.machine.size, 'replicas': plan.shares.n_replicas,
-            'micro_batches': plan.shares.micro_batches, 'contexts': [each.name for each in plan.mesh.contexts],
+            'micro_batches': plan.shares.micro_batches, 'logical_shards': plan.shares.logical_shards,
+            'contexts': [each.name for each in plan.mesh.contexts],
             'devices': [describe(row) for row in plan.mesh.replicas],
             'stages': [_step(plan, stage.parts, stage.boundary, sizes) for stage in plan.stages],
             'update': _step(plan, plan.update, plan.last, sizes), 'memory': _memory(plan, known, memory),
@@ -136,6 +137,7 @@ def bytes_text(n_bytes: int | None) -> str:
 def _title(data: dict[str, Any]) -> str:
     name = data['name'] or 'a function'
     slices = ', each in %d micro-batches' % data['micro_batches'] if data['micro_batches'] > 1 else ''
+    slices += ', each in %d logical shards' % data['logical_shards'] if data['logical_shards'] else ''
     if data['replicas'] == 1:
         return '%s: whole batches%s, on %s' % (name, slices, ' and '.join(data['devices']))
     processes = ' of %d processes' % data['processes'] if data['processes'] > 1 else ''
@@ -161,7 +163,7 @@ def _step(plan: Any, parts: Sequence[Any], boundary: Any, sizes: Sizes) -> dict[
 
 def _exchanges(plan: Any, boundary: Any, sizes: Sizes) -> list[dict[str, Any]]:
     """Return the exchanges at a boundary, in groups of one reduction and one way."""
-    if plan.shares.n_replicas == 1:
+    if plan.shares.n_replicas == 1 and not plan.shares.logical_shards:
         return []
     groups: dict[tuple[str, str], list[Any]] = {}
     for group in boundary.sums:

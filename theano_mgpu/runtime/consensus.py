@@ -68,6 +68,9 @@ def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
     kinds = {context.kind for context in mesh.contexts}
     if 'cuda' in kinds:
         check_algorithms()
+    if 'cpu' in kinds and theano.config.openmp:
+        raise ContextError('openmp=True divides convolutions among threads, so that their bits depend on the number of '
+                           'cores, and mgpu.logical_shards gives the same bits everywhere. Leave out openmp=True')
     own = type_name(mesh.contexts[0]), host_blas.description() if 'cpu' in kinds else ''
     devices, hosts = zip(*all_gather_object(ranks, own))
     if len(set(hosts)) > 1:
