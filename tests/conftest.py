@@ -73,6 +73,13 @@ def self_check(request):
 
 
 @pytest.fixture
+def interpreted():
+    """Have Python run what is compiled without a mode, such as the steps of a loop: on the host alone."""
+    with theano.configparser.change_flags(mode='FAST_COMPILE'):
+        yield
+
+
+@pytest.fixture
 def own_draws(monkeypatch):
     """Let Keras draw initial weights itself, as it does in the processes that a test starts."""
     from keras import initializers
