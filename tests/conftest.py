@@ -26,6 +26,7 @@ import pytest
 import theano
 from support import initial_weights
 from support.devices import context_map
+from support.modes import LAZY
 from support.requirements import MISSING, takes_a_gpu
 from support.two_hosts import two_hosts_or_skip
 
@@ -73,9 +74,10 @@ def self_check(request):
 
 
 @pytest.fixture
-def interpreted():
-    """Have Python run what is compiled without a mode, such as the steps of a loop: on the host alone."""
-    with theano.configparser.change_flags(mode='FAST_COMPILE'):
+def interpreted(request):
+    """Have Python run what is compiled without a mode, such as the steps of a loop; on a GPU it cannot."""
+    on_gpu = request.node.get_closest_marker('opencl')
+    with theano.configparser.change_flags(mode=theano.config.mode if on_gpu else LAZY):
         yield
 
 

@@ -46,11 +46,8 @@ def compiled(kind):
 
 
 @pytest.fixture
-def same(contexts, kind, request):
+def same(contexts, kind, interpreted):
     """Return a function that runs a script in plain Keras and on two contexts, and compares the results."""
-    if kind == 'cpu':
-        request.getfixturevalue('interpreted')
-
     def check(script, tolerance=1e-5):
         results = []
         for several in (False, True):
