@@ -29,6 +29,7 @@ from support.devices import context_map
 from support.modes import LAZY
 from support.requirements import MISSING, takes_a_gpu
 from support.two_hosts import two_hosts_or_skip
+from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 # A process that a test starts is not a child of a script: it imports theano_mgpu itself, or does without.
 del os.environ[theano_imports.IMPORTED]
@@ -77,6 +78,7 @@ def self_check(request):
 def interpreted(request):
     """Have Python run what is compiled without a mode, such as the steps of a loop; on a GPU it cannot."""
     on_gpu = request.node.get_closest_marker('opencl')
+    MRG_RandomStreams(1).inc_rstate()  # compiles a function that Theano keeps, and that is slow in Python
     with theano.configparser.change_flags(mode=theano.config.mode if on_gpu else LAZY):
         yield
 

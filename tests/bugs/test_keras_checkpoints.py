@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import theano
 from support.comparison import assert_bitwise
+from support.modes import PYTHON
 
 
 def keras_model(seed=1):
@@ -25,7 +26,7 @@ def keras_model(seed=1):
 def keras_mode():
     """Return a mode that interprets the ops of the host."""
     interpreted = all(context.kind == 'cpu' for context in mgpu.contexts())
-    return theano.Mode('py' if interpreted else None, 'fast_compile')
+    return PYTHON if interpreted else theano.Mode(None, 'fast_compile')
 
 
 def keras_state(model):

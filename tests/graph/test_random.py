@@ -13,7 +13,6 @@ from theano.configparser import change_flags
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
-pytestmark = pytest.mark.usefixtures('interpreted')
 MRG, PLAIN = MRG_RandomStreams, RandomStreams
 N, SIZES = 14, (7, 5, 2)
 SERIES = np.random.RandomState(0).rand(N, 3, 4)
