@@ -76,7 +76,7 @@ def self_check(request):
 
 @pytest.fixture
 def interpreted(request):
-    """Have Python run what is compiled without a mode, such as the steps of a loop; on a GPU it cannot."""
+    """Have Python run functions without a mode, such as the steps of a loop, in tests that use no GPU."""
     on_gpu = request.node.get_closest_marker('opencl')
     MRG_RandomStreams(1).inc_rstate()  # compiles a function that Theano keeps, and that is slow in Python
     with theano.configparser.change_flags(mode=theano.config.mode if on_gpu else LAZY):

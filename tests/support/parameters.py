@@ -3,5 +3,5 @@ import pytest
 
 
 def slow_but(quick, values):
-    """Return values for `pytest.mark.parametrize`, of which those that are not among `quick` are slow."""
+    """Return values for `pytest.mark.parametrize`; the ones that are not among `quick` are slow."""
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
