@@ -26,8 +26,10 @@ import pytest
 import theano
 from support import initial_weights
 from support.devices import context_map
+from support.modes import LAZY
 from support.requirements import MISSING, takes_a_gpu
 from support.two_hosts import two_hosts_or_skip
+from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 # A process that a test starts is not a child of a script: it imports theano_mgpu itself, or does without.
 del os.environ[theano_imports.IMPORTED]
@@ -43,10 +45,14 @@ collect_ignore = ['keras_scripts', 'theano_scripts', 'support/error_cases.py', '
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers
 def pytest_collection_modifyitems(items):
-    """Mark tests that compute on a GPU device."""
+    """Mark tests that compute on a GPU device, and put them first.
+
+    A test worker begins with a run of neighbours. So one worker builds most OpenCL kernels: CLBlast's alone take 7 s.
+    """
     for item in items:
         if takes_a_gpu(item):
             item.add_marker('opencl')
+    items.sort(key=lambda item: not item.get_closest_marker('opencl'))
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures
@@ -65,6 +71,15 @@ def self_check(request):
     names = request.module.__name__.split('.')
     is_on = not SELF_CHECKED.isdisjoint(names) and not request.node.get_closest_marker('unverified')
     with theano.configparser.change_flags(**{'mgpu.verify': str(is_on)}):
+        yield
+
+
+@pytest.fixture
+def interpreted(request):
+    """Have Python run functions without a mode, such as the steps of a loop, in tests that use no GPU."""
+    on_gpu = request.node.get_closest_marker('opencl')
+    MRG_RandomStreams(1).inc_rstate()  # compiles a function that Theano keeps, and that is slow in Python
+    with theano.configparser.change_flags(mode=theano.config.mode if on_gpu else LAZY):
         yield
 
 

@@ -14,7 +14,9 @@ from support.modes import PYTHON
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
+pytestmark = pytest.mark.usefixtures('interpreted')
 CALLS = WARM_UP + COUNTED
+COMPILED = theano.Mode('cvm', 'fast_compile')
 X = np.random.RandomState(0).randn(43, 6)
 Y = np.random.RandomState(1).randint(0, 3, 43).astype('int32')
 
@@ -336,7 +338,7 @@ def test_on_devices(gpu2, enabled):
         report = start()
         w.set_value(np.zeros(6, 'float32'))
         f = theano.function([index], [cost, x], givens={x: data[index * 20:(index + 1) * 20]},
-                            updates=[(w, w - np.float32(0.1) * T.grad(cost, w))], mode=theano.Mode('cvm', 'fast_run'))
+                            updates=[(w, w - np.float32(0.1) * T.grad(cost, w))], mode=COMPILED)
         found.append([value for i in (0, 1, 2, 0) for value in f(i)] + [w.get_value()])
     for one, other in zip(*found):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)

@@ -75,7 +75,7 @@ def processes_of(text):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize('killed', ['launch', 'mpirun'])
+@pytest.mark.parametrize('killed', ['launch', pytest.param('mpirun', marks=pytest.mark.slow)])
 def test_a_killed_launcher_leaves_no_process(killed, tmp_path):
     """mpirun and the ranks went on training, and writing checkpoints, for ever."""
     mark = str(tmp_path / 'state.npz')

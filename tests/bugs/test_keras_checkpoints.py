@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import theano
 from support.comparison import assert_bitwise
+from support.modes import PYTHON
 
 
 def keras_model(seed=1):
@@ -25,7 +26,7 @@ def keras_model(seed=1):
 def keras_mode():
     """Return a mode that interprets the ops of the host."""
     interpreted = all(context.kind == 'cpu' for context in mgpu.contexts())
-    return theano.Mode('py' if interpreted else None, 'fast_compile')
+    return PYTHON if interpreted else theano.Mode(None, 'fast_compile')
 
 
 def keras_state(model):
@@ -137,7 +138,8 @@ def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(cpu2, tmp_path, for
         forgetful()
 
 
-@pytest.mark.parametrize('generator,stops', [(False, 'on_batch_end'), (False, 'on_epoch_end'), (True, 'on_batch_end')])
+@pytest.mark.parametrize('generator,stops', [
+    (False, 'on_batch_end'), pytest.param(False, 'on_epoch_end', marks=pytest.mark.slow), (True, 'on_batch_end')])
 def test_a_stopped_fit_is_passed_over_as_it_was(generator, stops, cpu2, tmp_path, forgetful):
     from keras.callbacks import LambdaCallback
     path = str(tmp_path / 'run.npz')
@@ -216,8 +218,10 @@ def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_chec
 
 @pytest.mark.parametrize('change,message', [
     ({'epochs': 2}, 'written by a fit with .*epochs=3.* but this one has .*epochs=2'),
-    ({'batch_size': 9}, 'written by a fit with batch_size=6.* but this one has batch_size=9'),
-    ({'initial_epoch': 1}, 'written by a fit with .*initial_epoch=0.* but this one has .*initial_epoch=1'),
+    pytest.param({'batch_size': 9}, 'written by a fit with batch_size=6.* but this one has batch_size=9',
+                 marks=pytest.mark.slow),
+    pytest.param({'initial_epoch': 1}, 'written by a fit with .*initial_epoch=0.* but this one has .*initial_epoch=1',
+                 marks=pytest.mark.slow),
     ({'validation_split': 0.3}, 'written by a fit with .*samples=17.* but this one has .*samples=15'),
     ({'x': KERAS_X + 1}, 'by a fit whose first batch has the checksum [0-9]+, but that of this one has [0-9]+')])
 def test_a_fit_that_is_not_that_of_the_file_is_an_error(change, message, cpu2, tmp_path, forgetful):

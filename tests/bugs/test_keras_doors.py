@@ -17,17 +17,15 @@ import theano
 from keras import layers as L
 from keras.models import Model, Sequential, load_model
 from support.keras_zoo import Unlisted, noise, one_hot
-from theano.configparser import change_flags
 
 X, Y = noise(23, 6).astype('float32'), one_hot(23).astype('float32')
 WAYS = {'plain': lambda: disable(), 'left to Keras': lambda: enable(tell=print), 'divided': lambda: enable(always=True)}
 
 
 @pytest.fixture(autouse=True)
-def interpreted(cpu2):
-    """Compile the models of files by FAST_COMPILE, as the files do not name a mode."""
-    with change_flags(mode='FAST_COMPILE'):
-        yield
+def disabled_after(cpu2, interpreted):
+    """Files of models do not name a mode."""
+    yield
     disable()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from support import keras_equivalence  # noqa: F401  chooses Keras's backend first
 from support import keras_zoo as zoo
+from support.modes import LAZY
 
 N = 20
 X = zoo.noise(N, 6).astype('float32')
@@ -46,7 +47,7 @@ def files(made, tmp_path, monkeypatch):
         shutil.copy(str(made[0] / name), str(tmp_path / name))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('THEANO_FLAGS', 'floatX=float32,contexts=cli_a->cpu')
-    monkeypatch.setattr('theano.config.mode', 'FAST_COMPILE')
+    monkeypatch.setattr('theano.config.mode', LAZY)
     mgpu.init('cli_a->cpu')
     return made[1]
 

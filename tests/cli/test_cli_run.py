@@ -20,7 +20,8 @@ QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'  # interpreted: compiling t
 
 
 def start(words, folder, flags='', backend='theano'):
-    env = dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS=flags, KERAS_BACKEND=backend)
+    path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+    env = dict(os.environ, PYTHONPATH=path, THEANO_FLAGS=flags, KERAS_BACKEND=backend)
     # Background processes of a shell ignore Ctrl-C, and their children inherit that.
     return subprocess.Popen([sys.executable] + words, cwd=str(folder), env=env, text=True, stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -330,7 +330,8 @@ SLOW_LAUNCHES = '''
 
 def run(*words, folder, env=None, flags=QUICK):
     """Return (exit code, stdout, stderr) of `theano-mgpu run`."""
-    env = dict(env or os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS=flags)
+    path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+    env = dict(env or os.environ, PYTHONPATH=path, THEANO_FLAGS=flags)
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', *words], cwd=str(folder), env=env, text=True,
                           input='typed', stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
     return done.returncode, done.stdout, done.stderr

@@ -16,6 +16,7 @@ from keras.layers import Dense, Embedding, Flatten, Layer
 from keras.utils import io_utils
 from support.keras_equivalence import QUICK
 
+pytestmark = pytest.mark.usefixtures('interpreted')
 H5PY_3 = int(h5py.__version__.split('.')[0]) >= 3
 X, Y = np.arange(12).reshape(6, 2) % 5, np.arange(6.0)[:, None]
 

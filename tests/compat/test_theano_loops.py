@@ -103,16 +103,17 @@ def test_sums_of_rows_are_vectorised(tmp_path, monkeypatch):
     assert 'addpd' not in assembly(node, tmp_path)
 
 
-def test_sums_stay_the_same_bit_by_bit(monkeypatch):
-    inputs = [T.TensorType(dtype, [False] * 3)() for dtype, _ in SUMS]
+@pytest.mark.parametrize('dtypes', [SUMS[:1], pytest.param(SUMS[1:], marks=pytest.mark.slow)])
+def test_sums_stay_the_same_bit_by_bit(dtypes, monkeypatch):
+    inputs = [T.TensorType(dtype, [False] * 3)() for dtype, _ in dtypes]
     axes = [0, (0, 1), (0, 2), 2, None]
     sums = [T.sum(x, axis=axis, dtype=dtype, acc_dtype=acc_dtype)
-            for x, (dtype, acc_dtype) in zip(inputs, SUMS) for axis in axes]
+            for x, (dtype, acc_dtype) in zip(inputs, dtypes) for axis in axes]
     ours = one_module(inputs, sums)
     use_theanos_own(monkeypatch, CAReduce, LOOPING)
     theanos = one_module(inputs, sums)
     for shape in [(5, 7, 19), (0, 7, 19), (5, 0, 3), (5, 7, 0), (1, 1, 1)]:
-        given = [(100 * np.random.RandomState(0).randn(*shape)).astype(dtype) for dtype, _ in SUMS]
+        given = [(100 * np.random.RandomState(0).randn(*shape)).astype(dtype) for dtype, _ in dtypes]
         for each in given:
             if each.dtype.kind == 'f' and each.size > 9:
                 each.flat[:9:2] = -0., np.nan, np.inf, -np.inf, 1e30

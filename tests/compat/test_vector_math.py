@@ -9,6 +9,7 @@ import theano
 import theano.tensor as T
 from scipy import special
 from support.compiled_ops import assembly, one_module, x86_64
+from support.parameters import slow_but
 from theano.gof import CLinker, FunctionGraph
 
 pytestmark = [pytest.mark.needs_compiler,
@@ -24,6 +25,7 @@ EXACT = {'exp': np.exp, 'expm1': np.expm1, 'log': np.log, 'log1p': np.log1p, 'ta
 SPECIAL = [np.nan, np.inf, -np.inf, 0., -0., 1., -1., 1e-40, -1e-40, 1.2e-38, -1.2e-38, 88.8, -88.8, 104., -104., 3e38,
            -3e38]
 both_precisions = pytest.mark.parametrize('dtype', ['float32', 'float64'])
+quick_in_single_precision = pytest.mark.parametrize('dtype', slow_but(['float32'], ['float32', 'float64']))
 
 
 def values_of(dtype, n=57):
@@ -44,7 +46,8 @@ def node_of(function, dtype='float32'):
 
 
 @x86_64
-@pytest.mark.parametrize('march, called', [('x86-64', '_ZGVbN4v_%s'), ('haswell', '_ZGVdN8v_%s')])
+@pytest.mark.parametrize('march, called', [
+    pytest.param('x86-64', '_ZGVbN4v_%s', marks=pytest.mark.slow), ('haswell', '_ZGVdN8v_%s')])
 def test_loops_call_vector_functions(tmp_path, march, called):
     for name in ('tanh', 'sigmoid'):
         symbol = 'tanhf' if name == 'tanh' else 'expf'
@@ -64,7 +67,7 @@ def test_strided_loops_and_branches_are_vectorised(tmp_path):
         assert assembly(node, tmp_path, 'haswell').count('call\t_ZGVdN8v_mgpu_exp') >= loops
 
 
-@both_precisions
+@quick_in_single_precision
 def test_an_element_has_the_same_bits_anywhere(dtype):
     number, vector, matrix = [T.TensorType(dtype, [False] * ndim)() for ndim in range(3)]
     of_vector, of_matrix = [one_module([x], [f(x) for f in FUNCTIONS.values()]) for x in (vector, matrix)]
@@ -87,7 +90,7 @@ def test_an_element_has_the_same_bits_anywhere(dtype):
     check(of_matrix, lambda each: each.reshape(3, 19).T)
 
 
-@both_precisions
+@quick_in_single_precision
 def test_fused_loops_and_scan_have_the_same_bits(dtype):
     x, columns = T.TensorType(dtype, [False] * 2)(), T.TensorType(dtype, [False])()
     values, one = values_of(dtype).reshape(3, 19), np.ones(19, dtype)

@@ -50,7 +50,7 @@ for library in cuda_libraries.survey().libraries.values():
     pytest.param('7.0', NVRTC_12_9, 70, marks=pytest.mark.slow),
     ('10.0', NVRTC_12_9, 100),      # libgpuarray asks for compute_10
     pytest.param('12.0', NVRTC_12_9, 120, marks=pytest.mark.slow),  # and for compute_12
-    ('12.1', NVRTC_13_5, 120),      # 121 is not in its list
+    pytest.param('12.1', NVRTC_13_5, 120, marks=pytest.mark.slow),  # 121 is not in its list
     ('12.0', NVRTC_11_8, 90),       # a newer device runs the PTX of an older architecture
 ])
 def test_kernels_are_compiled_for_the_device(machine, cc, nvrtc, architecture):
@@ -137,7 +137,8 @@ def test_a_driver_without_a_device(machine):
 @pytest.mark.parametrize('cc,driver,nvrtc,words', [
     ('8.6', (12, 4), NVRTC_12_9, ['NVRTC 12.9 (', 'libnvrtc.so.12) is newer than the driver',
                                   'supports CUDA 12.4', 'devices: 8.6', "'nvidia-cuda-nvrtc-cu12<12.5'"]),
-    ('8.6', (12, 9), NVRTC_13_5, ['NVRTC 13.5', 'supports CUDA 12.9', "pip install 'theano_mgpu[cuda12]'"]),
+    pytest.param('8.6', (12, 9), NVRTC_13_5, ['NVRTC 13.5', 'supports CUDA 12.9', "pip install 'theano_mgpu[cuda12]'"],
+                 marks=pytest.mark.slow),
     ('6.1', (13, 5), NVRTC_13_5, ['NVRTC 13.5', 'for compute capability 7.5 and above', 'a device has 6.1',
                                   'supports CUDA 13.5', "pip install 'theano_mgpu[cuda12]'"]),
     ('8.6', (13, 0), None, ['NVRTC, which compiles the kernels for CUDA devices, is not installed',

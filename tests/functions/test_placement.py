@@ -15,6 +15,7 @@ from support.placed_models import MODELS, PYTHON, Training, assert_close, check,
 SIZES = 7, 4, 1, 9  # two or more replicas or micro-batches have unequal parts of them
 SLOW = {'convolutional': [pytest.mark.slow, pytest.mark.needs_compiler], 'two_loops': [pytest.mark.slow]}
 NAMES = [pytest.param(name, marks=SLOW.get(name, [])) for name in MODELS]
+WITH_STATES = 'chain_of_three', 'towers', 'dropout', 'batch_normalised'
 ON_GPU = [pytest.param('gpu', name, marks=() if name == 'towers' else pytest.mark.slow)
           for name in MODELS]
 
@@ -46,7 +47,8 @@ def test_a_training_step(cpu3, name):
     check(training_step(name, cpu3), name, SIZES)
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', [pytest.param(name, marks=SLOW.get(name, [] if name in WITH_STATES else [
+    pytest.mark.slow])) for name in MODELS])
 def test_a_function_with_micro_batches(cpu3, name):
     training = Training(made(name, cpu3), 'function', micro_batches=3, recompute=True)
     check(training, name, SIZES)
@@ -71,7 +73,7 @@ def test_on_devices(contexts, kind, name):
     {'micro_batches': 1, 'recompute': True}, {'micro_batches': 2, 'executor': 'threads'},
     {'micro_batches': 4, 'executor': 'serial'}, {'update_on': 'host'}, {'update_on': 'device', 'micro_batches': 2},
     {'check_finite': True}], ids=str)
-@pytest.mark.parametrize('name', ['towers', 'batch_normalised'])
+@pytest.mark.parametrize('name', ['towers', pytest.param('batch_normalised', marks=pytest.mark.slow)])
 def test_options(cpu3, name, options):
     check(training_step(name, cpu3, **options), name, SIZES)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.parameters import slow_but
 from support.stages import compiled, split
 from theano import sparse
 from theano.configparser import change_flags
@@ -394,8 +395,11 @@ def test_expression(name):
     check([EXACT[name]])
 
 
-@pytest.mark.parametrize('name', [name for name, variable in EXACT.items() if variable.dtype.startswith('float')
-                                  and name not in WITHOUT_GRADIENT])
+WITH_GRADIENT = [name for name, variable in EXACT.items() if variable.dtype.startswith('float')
+                 and name not in WITHOUT_GRADIENT]
+
+
+@pytest.mark.parametrize('name', slow_but([*WITH_GRADIENT[::3], *GRADIENT_REFUSED], WITH_GRADIENT))
 def test_gradients(name):
     if name in GRADIENT_REFUSED:
         with pytest.raises(CannotCut, match=GRADIENT_REFUSED[name]):

@@ -337,7 +337,7 @@ def merged_samples_that_meet(x):
     return [(flat * T.arange(flat.shape[0]).dimshuffle(0, 'x') * T.sqr(flat).sum()).sum(0)]
 
 
-@pytest.mark.parametrize('sizes', [SIZES, (N,)])
+@pytest.mark.parametrize('sizes', [SIZES, pytest.param((N,), marks=pytest.mark.slow)])
 @pytest.mark.parametrize('build, data, stages', list(CASES.values()))
 def test_cut_graphs_give_what_one_device_gives(build, data, stages, sizes):
     inputs = [T.TensorType(array.dtype, (False,) * array.ndim)() for array in data]

@@ -46,7 +46,7 @@ def compiled(kind):
 
 
 @pytest.fixture
-def same(contexts, kind):
+def same(contexts, kind, interpreted):
     """Return a function that runs a script in plain Keras and on two contexts, and compares the results."""
     def check(script, tolerance=1e-5):
         results = []

@@ -31,7 +31,7 @@ X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')
 
 
 @pytest.fixture(autouse=True)
-def two_contexts(contexts):
+def two_contexts(contexts, interpreted):
     contexts('cpu', 2)
     yield
     disable()

@@ -13,6 +13,7 @@ from keras.utils.losses_utils import Reduction
 from support import keras_zoo as zoo
 from support.keras_equivalence import COMPILED, DTYPES, check, compiling, values
 from support.keras_zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
+from support.parameters import slow_but
 
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # an exact model leads to no warning
 SLOW = 'lstm, masking', 'gru, masking', 'conv1d', 'conv2d', 'conv2dtranspose', 'separable'
@@ -46,7 +47,7 @@ def test_several_inputs_and_outputs_with_loss_weights(dtype, contexts):
 
 
 @DTYPES
-@pytest.mark.parametrize('name', list(OPTIMIZERS))
+@pytest.mark.parametrize('name', slow_but(['nesterov, decay', 'rmsprop', 'adam', 'nadam', 'clipnorm'], OPTIMIZERS))
 def test_optimizers(name, dtype, contexts):
     check(dense, compiling(name), VECTORS, dtype, contexts)
 
@@ -65,9 +66,10 @@ def test_constraints_and_regularizers(options, dtype, contexts):
 LOSSES = ['mean_squared_error', 'mean_absolute_error', 'mean_absolute_percentage_error', 'binary_crossentropy',
           'mean_squared_logarithmic_error', 'squared_hinge', 'hinge', 'categorical_hinge', 'logcosh', 'huber_loss',
           'categorical_crossentropy', 'kullback_leibler_divergence', 'poisson', 'cosine_proximity']
+QUICK_LOSSES = 'mean_squared_error', 'hinge', 'logcosh', 'categorical_crossentropy', 'cosine_proximity'
 
 
-@pytest.mark.parametrize('loss', LOSSES)
+@pytest.mark.parametrize('loss', slow_but(QUICK_LOSSES, LOSSES))
 def test_losses(loss, contexts):
     check(dense, compiling('sgd', loss), VECTORS, 'float64', contexts, counts=[2, 3])
 

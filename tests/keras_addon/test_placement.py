@@ -38,6 +38,7 @@ from keras.models import Model, Sequential
 from support import keras_zoo as zoo
 from support.keras_equivalence import COMPILED, DTYPES, QUICK, assert_equal, built, everything, floatx, trained, values
 from support.keras_zoo import head, noise, one_hot
+from support.modes import LAZY
 from support.strategies import examples
 from theano import Op
 from theano.configparser import change_flags
@@ -456,7 +457,7 @@ def test_balance_measures_layers(monkeypatch):
     pytest.param(zoo.nested, id='nested'), pytest.param(lambda: towers(nowhere), id='towers', marks=pytest.mark.slow),
     pytest.param(zoo.MODELS['lstm, masking'][0], id='lstm, masking', marks=pytest.mark.slow)])
 def test_balance_takes_any_model(build):
-    with change_flags(mode='FAST_COMPILE'):
+    with change_flags(mode=LAZY):
         model = build()
         found = balance(model, 2)
     assert list(found) == [layer.name for layer in model.layers if not isinstance(layer, L.InputLayer)]

@@ -12,7 +12,7 @@ from support import keras_rank_jobs as rank_jobs
 from support.keras_equivalence import check  # noqa: F401  chooses Keras's backend first
 from support.launch import INTERPRETED, arrays, launch
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures('interpreted')]
 JOBS = os.path.abspath(rank_jobs.__file__)
 
 

@@ -7,6 +7,7 @@ from keras.optimizers import SGD
 from support import keras_sequences as models
 from support.keras_equivalence import QUICK, RAGGED, assert_equal, built, everything, floatx, trained
 from support.keras_zoo import labels, noise, one_hot, tokens
+from support.modes import LAZY
 from theano.configparser import change_flags
 
 # A note says that a model runs on one context.
@@ -30,7 +31,7 @@ def test_a_model_trains_and_tests_as_plain_keras(name, contexts):
     build, data, loss = CASES[name]
     contexts('cpu', 3)
     found = []
-    with floatx('float64'), change_flags(mode='FAST_COMPILE'):
+    with floatx('float64'), change_flags(mode=LAZY):
         for gpus in (0, 3):
             np.random.seed(3)
             model = template = built(build)

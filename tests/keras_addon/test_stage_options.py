@@ -11,6 +11,7 @@ from keras.models import Sequential
 from support.keras_equivalence import QUICK, floatx
 from support.keras_stages import TrainingStep
 from support.keras_zoo import head, noise, one_hot
+from support.modes import LAZY
 from support.stages import n_stages, run, split
 from theano.configparser import change_flags
 
@@ -19,7 +20,7 @@ SIZES = (7, 5, 2)
 
 @pytest.fixture(autouse=True)
 def quickly():
-    with floatx('float64'), change_flags(mode='FAST_COMPILE'):
+    with floatx('float64'), change_flags(mode=LAZY):
         yield
 
 

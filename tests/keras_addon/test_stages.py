@@ -26,6 +26,7 @@ from support.keras_zoo import (
     sequences,
     tokens,
 )
+from support.modes import LAZY
 from theano.configparser import change_flags
 
 STEPS, SIZES = 3, (7, 5, 2)
@@ -254,7 +255,7 @@ def batches(data, steps):
 
 def trained_in_stages(build, data, compiled, steps, options):
     mode = COMPILED if compiled else QUICK
-    with floatx('float64'), change_flags(mode=COMPILED if compiled else 'FAST_COMPILE'):
+    with floatx('float64'), change_flags(mode=COMPILED if compiled else LAZY):
         model, at_work = prepared(build, options, mode)
         return compare(model, list(batches(data, steps)), SIZES, mode, **at_work)
 

@@ -19,6 +19,7 @@ from support import keras_zoo as zoo
 from support.keras_equivalence import QUICK, assert_equal, built, everything, values
 from support.keras_zoo import OPTIMIZERS, dense, noise, one_hot
 
+pytestmark = pytest.mark.usefixtures('interpreted')  # files of models do not name a mode
 X, Y = noise(20, 6).astype('float32'), one_hot(20).astype('float32')
 
 

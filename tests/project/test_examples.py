@@ -54,7 +54,7 @@ def test_blocks(tmp_path):
 
 
 @pytest.mark.needs_compiler  # which draws random numbers quickly, too
-@pytest.mark.parametrize('model', ['mlp', 'cnn'])
+@pytest.mark.parametrize('model', [pytest.param('mlp', marks=pytest.mark.slow), 'cnn'])
 def test_lasagne(model, tmp_path):
     out = run('lasagne_mnist', model, '--epochs', '3', folder=tmp_path, flags='floatX=float32')
     accuracies = numbers('validation accuracy', out)

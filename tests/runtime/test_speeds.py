@@ -130,6 +130,7 @@ def test_a_step_that_fails_leaves_no_trace():
         assert job.speeds[0]._turns == other.speeds[0]._turns
 
 
+@pytest.mark.opencl
 @pytest.mark.parametrize('flags', [{'mgpu.random': 'independent'}, {'mgpu.batch_statistics': 'local'},
                                    {'deterministic': 'more'}, {'mgpu.shares': 'equal'}])
 def test_shares_stay_equal_where_results_would_depend_on_them(flags, contexts):
@@ -140,6 +141,7 @@ def test_shares_stay_equal_where_results_would_depend_on_them(flags, contexts):
         assert not mgpu.function([x], x.sum()).plan.shares.adapts
 
 
+@pytest.mark.opencl
 def test_a_function_that_is_not_divided_has_no_shares(contexts):
     contexts('gpu', 2)
     x = T.matrix()

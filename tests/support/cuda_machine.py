@@ -102,7 +102,8 @@ class Machine:
 
     def environment(self, cc='8.6', driver=(12, 9), **variables):
         env = environment(2, cc=cc, version=1000 * driver[0] + 10 * driver[1])
-        env.update(LD_LIBRARY_PATH=str(self.driver), PYTHONPATH='%s:%s' % (ROOT, self.site), SHIMS=str(self.shims),
+        path = '%s:%s:%s' % (ROOT, self.site, env.get('PYTHONPATH', ''))
+        env.update(LD_LIBRARY_PATH=str(self.driver), PYTHONPATH=path, SHIMS=str(self.shims),
                    NVRTC_OPTIONS=str(self.options))
         flags = variables.pop('THEANO_FLAGS', 'floatX=float32')
         # libgpuarray keeps binaries on disk, by source and by the two digits that are left of the architecture.

@@ -1,0 +1,7 @@
+"""Parameters of tests of which most are slow."""
+import pytest
+
+
+def slow_but(quick, values):
+    """Return values for `pytest.mark.parametrize`; the ones that are not among `quick` are slow."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
