@@ -154,6 +154,8 @@ class Checkpoint(keras.callbacks.Callback):
             return proceed(inputs)
         self._in_batch = False
         self._done.add_inputs(inputs)
+        if self.replaying:
+            function.note_replayed()
         computed = Computed(self._replayed(), 0) if self.replaying else proceed(inputs)
         self._done.batches.append(computed.outputs)
         return computed._replace(outputs=list(computed.outputs))

@@ -267,6 +267,12 @@ class Replicated:
         with _counting:
             return [replica for replica, version in self._held.items() if version == self.version]
 
+    def current(self) -> dict[Any, Context | None]:
+        """Return the replicas with the latest value, each with a context; the user's variable has None, if it is none.
+        """
+        contexts = {replica: context for context, replica in reversed(list(self.copies.items()))}
+        return {replica: contexts.get(replica) for replica in self._current()}
+
     def value(self) -> Any:
         """Return a copy of the variable's current value on the host."""
         self._bring_home()
