@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 import theano
 from theano.gof.graph import Constant
+from theano.gof.link import PerformLinker
 from theano.scalar import Composite
 
 from ..errors import NonFiniteError
@@ -62,6 +63,9 @@ class Inspection:
         self._inputs = {v: i for i, v in enumerate(graph.inputs)}
         self._outputs = graph.outputs
         self._found: dict[theano.Variable, Found] = {}
+        linker = function.maker.linker
+        in_python = isinstance(linker, PerformLinker) or not getattr(linker, 'c_thunks', True)
+        self._impl = 'py' if in_python else None  # None: in C, where the op has C code
         for (variable, i), container in zip(self._inputs.items(), function.input_storage):
             self._storage[variable][0] = arguments[i] if i < len(arguments) else container.storage[0]
             self._note(variable, None, lambda mask: '')
@@ -89,7 +93,7 @@ class Inspection:
         destroyed = {i for places in getattr(node.op, 'destroy_map', {}).values() for i in places}
         before = [np.array(fetch(self._storage[v][0])) if i in destroyed and hasattr(node.op, 'scalar_op') else
                   self._storage[v][0] for i, v in enumerate(node.inputs)]
-        node.op.make_thunk(node, self._storage, self._computed, [], None if theano.config.cxx else 'py')()
+        node.op.make_thunk(node, self._storage, self._computed, [], self._impl)()
         if type(node.op).__name__ not in EMPTY:
             for variable in node.outputs:
                 self._note(variable, node, lambda mask: explained(node, before, mask))
@@ -127,7 +131,7 @@ def explained(node: Any, inputs: Sequence[Any], mask: np.ndarray) -> str:
     numbers = [np.broadcast_to(np.asarray(fetch(each)), mask.shape)[element] for each in inputs]
     with np.errstate(all='ignore'):
         op, numbers, result = _scalar_step(node.op.scalar_op, numbers)
-    return '%s(%s) = %s' % (op, ', '.join(map(str, numbers)), result)
+    return '%s(%s) = %s' % (type(op).__name__, ', '.join(map(str, numbers)), result)
 
 
 def _scalar_step(op, numbers):

@@ -66,7 +66,7 @@ class Sentinel:
     def _drift(self, variable: Replicated, digests: Mapping[str, str], step: int) -> str:
         """Return the text of a DriftError; every rank has to make the call."""
         values = self._values(variable)
-        is_small = all(getattr(value, 'nbytes', SENT) < SENT for value in values.values())
+        is_small = all(hasattr(value, 'dtype') and value.size * value.dtype.itemsize < SENT for value in values.values())
         sent = all_gather_object(self._ranks, {name: np.array(fetch(value)) for name, value in values.items()}
                                  if is_small else {})
         arrays = {name: value for each in sent for name, value in each.items()}
@@ -117,8 +117,8 @@ class Sentinel:
         """Return the value that is not finite, in words."""
         for i, (output, value) in enumerate(zip(self._plan.results, result.outputs)):
             if not output.has_rows and not_finite(value) is not None:
-                return '%s is %s' % (output.variable.name or 'output %d' % i, value if not np.ndim(value) else
-                                     'not finite')
+                name = 'the loss' if self._plan.params and not i else output.variable.name or 'output %d' % i
+                return '%s is %s' % (name, 'not finite' if np.ndim(value) else value)
         for variable in self._built.updated if step % self._every == 0 else ():
             copies = [variable.variable, *variable.copies.values()]
             new = next((copy for copy in copies if result.new_values.has_replaced(copy)), None)

@@ -1,0 +1,90 @@
+"""The flag `mgpu.check`: copies that drift apart, and values that are not finite, with the op and the samples."""
+import json
+
+import theano_mgpu as mgpu
+from theano_mgpu.runtime.inspection import Inspection, not_finite
+from theano_mgpu.runtime.sentinel import difference_of
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support.launch import INTERPRETED, launch
+from support.modes import PYTHON
+from support.rank_check_jobs import X, error_of, flip_bit, logarithmic
+from theano.configparser import change_flags
+
+LOG = 'Log(0.0) = -inf in sample 5 of the batch'
+
+
+@pytest.fixture
+def check():
+    """Return a function that sets the flag."""
+    with change_flags(**{'mgpu.check': 0}):
+        def use(every):
+            theano.config.mgpu.check = every
+        yield use
+
+
+@pytest.fixture
+def zero(monkeypatch):
+    """Give sample 5 of the seventh batch zeros only."""
+    batches = X.copy()
+    batches[6, 5] = 0
+    monkeypatch.setattr('support.rank_check_jobs.X', batches)
+
+
+@pytest.mark.parametrize('every', [1, 5])
+def test_the_op_and_the_sample_of_a_loss(every, check, zero, cpu2):
+    """A loss is checked in each step; nothing is changed, and the training goes on without that batch."""
+    check(every)
+    step, w, _ = logarithmic(mode=PYTHON)
+    at, name, text = error_of(step)
+    assert (at, name) == (7, 'NonFiniteError')
+    assert text.startswith('the loss is -inf in step 7 of train: ' + LOG) and 'near x and layer/w' in text
+    assert 'replica 0 (context host0->cpu, samples 0 to 5)' in text and 'No value was changed' in text
+    before = w.get_value()
+    assert np.isfinite(before).all()
+    step(X[7])
+    assert (w.get_value() != before).any()
+
+
+@pytest.mark.opencl
+def test_devices(check, zero, gpu2):
+    """A copy on a device that has another bit is named; so is the op of a device."""
+    check(4)
+    step, w, _ = logarithmic()
+
+    def flip():
+        copy = step.updated[0].copies[gpu2[1]].container.storage[0]
+        value = np.asarray(copy)
+        flip_bit(value)
+        copy[:] = value
+    at, name, text = error_of(step, 2, flip)
+    assert (at, name) == (4, 'DriftError')
+    assert text.startswith('layer/w has another value on %s->%s than on %s->%s, between steps 0 and 4 of train: 1 of 6 '
+                           'numbers, the first at [1, 0]: ' % (*gpu2[1][:2], *gpu2[0][:2])), text
+    w.set_value(w.get_value())
+    at, name, text = error_of(step)
+    assert (at, name) == (7, 'NonFiniteError') and LOG in text and 'context dev0' in text
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize('ranks, update_on', [(2, 'auto'), pytest.param(3, 'sharded', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('problem', ['drift', 'zero'])
+def test_ranks(problem, ranks, update_on, tmp_path):
+    """Every rank raises the same error, which names the rank."""
+    launch(ranks, 'checked', tmp_path / 'error', problem, update_on, flags=INTERPRETED)
+    errors = []
+    for rank in range(ranks):
+        with open('%s.%d' % (tmp_path / 'error', rank)) as file:
+            errors.append(json.load(file))
+    assert len({(at, name) for at, name, _ in errors}) == 1
+    for at, name, text in errors:
+        if problem == 'drift':
+            assert (at, name) == (8, 'DriftError')
+            assert 'layer/w has another value on rank %d, the host' % (ranks - 1) in text or \
+                'layer/w has another value on rank 1, a->cpu than on rank 0, a->cpu, between steps 6 and 8' in text
+            assert '1 of 6 numbers, the first at [1, 0]' in text
+        else:
+            assert (at, name) == (7, 'NonFiniteError') and 'Log(0.0) = -inf in sample 8 of the batch' in text
