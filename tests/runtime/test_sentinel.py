@@ -14,6 +14,7 @@ from support.modes import PYTHON
 from support.rank_check_jobs import X, error_of, flip_bit, logarithmic
 from theano.configparser import change_flags
 
+FUSED = theano.Mode('py', 'fast_run').excluding('constant_folding', 'topo_constant_folding')
 LOG = 'Log(0.0) = -inf in sample 5 of the batch'
 
 
@@ -88,3 +89,28 @@ def test_ranks(problem, ranks, update_on, tmp_path):
             assert '1 of 6 numbers, the first at [1, 0]' in text
         else:
             assert (at, name) == (7, 'NonFiniteError') and 'Log(0.0) = -inf in sample 8 of the batch' in text
+
+
+def found(outputs, inputs, values, mode=None):
+    """Return the Found of a plain function, and its results as the function returns them."""
+    function = theano.function(inputs, outputs, mode=mode)
+    function.trust_input = True
+    inspection = Inspection(function, values)
+    for ours, theirs in zip(inspection.results, function(*values)):
+        np.testing.assert_array_equal(ours, theirs)
+    return inspection.origin()
+
+
+@pytest.mark.parametrize('mode', [PYTHON, FUSED])
+def test_the_first_op(mode):
+    """Only ops count from which a result is not finite; an op within a fused one is named."""
+    x, y = T.fvectors('x', 'y')
+    values = [np.array([1, 0, 2, 3], 'float32'), np.array([1, 2, 0, 4], 'float32')]
+    masked = T.switch(x > 0, T.log(x), 0)  # its minus infinity is not used
+    origin = found([T.exp(masked), T.sqr(masked + T.exp(1 / y))], [x, y], values, mode)
+    assert origin.mask.tolist() == [False, False, True, False] and origin.node is not None
+    assert origin.how == ('TrueDiv(1, 0.0) = inf' if mode is PYTHON else 'Inv(0.0) = inf')
+    assert (mode is PYTHON) == ('Composite' not in str(origin.node.op))
+    assert found([T.exp(masked)], [x], values[:1], mode) is None
+    origin = found([x.sum() + y], [x, y], [values[0], values[1] / values[0]], mode)
+    assert origin.node is None and origin.variable.name == 'y' and origin.mask.tolist() == [False, True, False, False]

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import Callable
 
+import theano
+
 from ..errors import GraphError, in_one_line
 from ..options import check_exact_flags
 from ..runtime.verification.report import VerificationReport
@@ -36,7 +38,12 @@ class Enabled:
                  tell: Callable[[str], object]) -> None:
         if strict:
             check_exact_flags()
-        self.report, self.strict, self.verifies, self.always, self.tell = report, strict, verify, always, tell
+        self.report, self.strict, self.verifies, self._always, self.tell = report, strict, verify, always, tell
+
+    @property
+    def always(self) -> bool:
+        """True if nothing is left to plain Theano for speed: it was asked for, or plain Theano would not be checked."""
+        return self._always or theano.config.mgpu.check > 0
 
     def begin(self) -> None:
         """Take part from now on, in place of the one before."""
