@@ -10,22 +10,27 @@ KNOWN = re.compile(r'lib\w*(openblas|mkl_rt|blis|atlas)[^/]*\.so[^/]*$')
 SUFFIXES = '', '64_'  # of OpenBLAS's functions; the library of a NumPy wheel has the second one
 
 
-def loaded() -> list[str]:
-    """Return a line for each BLAS that is loaded; of OpenBLAS with its version, kernel and threads. Linux only."""
-    paths = set()
+def loaded() -> dict[str, str]:
+    """Return the version and kernel of each BLAS that is loaded, and its number of threads. Linux only.
+
+    Both are known for OpenBLAS, under its file and under ``threads of FILE``; of another BLAS its path is.
+    """
+    paths: set[str] = set()
     with contextlib.suppress(OSError), open('/proc/self/maps') as file:
         paths = {line.split(None, 5)[-1].strip() for line in file if KNOWN.search(line.strip())}
-    return sorted(map(_described, paths))
+    found = {}
+    for path in sorted(paths):
+        name, library = os.path.basename(path), ctypes.CDLL(path)
+        config, threads = (_getter(library, what) for what in ('config', 'num_threads'))
+        found[name] = path
+        if config and threads:
+            config.restype = ctypes.c_char_p
+            found[name] = re.sub(r' MAX_THREADS=\d+', '', config().decode())
+            found['threads of ' + name] = str(threads())
+    return found
 
 
-def _described(path):
-    library, words = ctypes.CDLL(path), []
-    for name, result in (('config', ctypes.c_char_p), ('num_threads', ctypes.c_int)):
-        for suffix in SUFFIXES:
-            with contextlib.suppress(AttributeError):
-                function = getattr(library, 'openblas_get_%s%s' % (name, suffix))
-                function.restype = result
-                value = function()
-                words.append('%d threads' % value if result is ctypes.c_int else
-                             re.sub(r' MAX_THREADS=\d+', '', value.decode()))
-    return ', '.join([os.path.basename(path)] + words)
+def _getter(library, what):
+    """Return OpenBLAS's function that gets a value; None in another BLAS."""
+    names = ['openblas_get_' + what + suffix for suffix in SUFFIXES]
+    return next((getattr(library, name) for name in names if hasattr(library, name)), None)
