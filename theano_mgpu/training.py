@@ -19,7 +19,7 @@ from .options import Options
 from .runtime.batches.prefetch import PeekableBatches
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import training_state
-from .runtime.state.ledger import account_of
+from .runtime.state.ledger import account_of, ledger_at
 from .runtime.state.lock import lock_checkpoint
 from .runtime.verification.self_checked import SelfChecked
 from .utils.progress import bar
@@ -262,7 +262,7 @@ class TrainingFunction(SelfChecked):
         """
         training_state.load(path, self.variables(), self.contexts, self.ranks)
 
-    def checkpoint(self, path: str, every: int, allow_nan: bool = False) -> int:
+    def checkpoint(self, path: str, every: int, allow_nan: bool = False, ledger: str | None = None) -> int:
         """Save the training state every `every` steps; if the file exists, resume from it first.
 
         Parameters
@@ -273,6 +273,9 @@ class TrainingFunction(SelfChecked):
             Completed steps between checkpoints, at least 1: a crash loses no more. An error completes no step.
         allow_nan : bool
             As for `save`.
+        ledger : str, optional
+            A file for a ledger, with a line for each checkpoint, and for the values before the first step; see
+            ``theano-mgpu compare``. By default, the flag ``mgpu.ledger`` alone counts.
 
         Returns
         -------
@@ -293,8 +296,11 @@ class TrainingFunction(SelfChecked):
         if on_rank_0(self.ranks, functools.partial(self._begin_checkpoints, path)):
             completed = functools.partial(training_state.completed_steps, path)
             before = completed(training_state.load(path, self.variables(), self.contexts, self.ranks, completed))
-            if self._account:
-                self._account.steps = before
+        if ledger is not None:
+            self._account = ledger_at(ledger, every).account(
+                self.options.name, [each.variable for each in self._state], self.ranks)
+        if self._account and before:
+            self._account.steps = before
         self._completed, self._checkpoint = before, (path, every, allow_nan)
         return before
 

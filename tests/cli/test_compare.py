@@ -40,10 +40,10 @@ def command(tmp_path):
     (tmp_path / 'train.py').write_text(SCRIPT)
 
     def run(*words, flags=''):
-        done = subprocess.run([sys.executable, '-m', 'theano_mgpu', *words], cwd=str(tmp_path), capture_output=True,
-                              text=True, timeout=300, env=dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS=','.join(
-                                  [INTERPRETED, 'contexts=' + TWO, 'mgpu.ledger_every=1', 'mgpu.shares=equal'] + [flags] * bool(flags))))
-        return done
+        every = [INTERPRETED, 'contexts=' + TWO, 'mgpu.ledger_every=1', 'mgpu.shares=equal'] + [flags] * bool(flags)
+        return subprocess.run([sys.executable, '-m', 'theano_mgpu', *words], cwd=str(tmp_path), capture_output=True,
+                              text=True, timeout=300,
+                              env=dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS=','.join(every)))
     return run
 
 
@@ -104,12 +104,13 @@ def line(step, of='train', **values):
 
 def test_names_that_are_counted_up(tmp_path, capsys):
     """Keras counts the names of layers up from model to model; other variables may be in one run only."""
-    one = write(tmp_path / 'a', line(1, **{'dense_1/w': 'x', 'dense_2/w': 'y'}), line(2, w='x', v='z'), blas={'x': '1'})
-    other = write(tmp_path / 'b', line(1, **{'dense_3/w': 'x', 'dense_4/w': 'y'}), line(2, w='x', u='z'), blas={'x': '2'})
+    one, other = [
+        write(tmp_path / name, line(1, **{'dense_%d/w' % i: 'x', 'dense_%d/w' % (i + 1): 'y'}),
+              line(2, w='x', **{name: 'z'}), blas={'x': str(i)}) for name, i in (('v', 1), ('u', 3))]
     assert main(['compare', one, other]) == 1
     text = capsys.readouterr().out
     assert 'part at step 2 of train: v is the first variable that differs' in text and '2 of 3 variables differ' in text
-    assert 'blas: x  1  2' in text
+    assert 'blas: x  1  3' in text
 
 
 def test_the_function_that_parts_first(tmp_path, capsys):

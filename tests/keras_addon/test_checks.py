@@ -24,12 +24,12 @@ def recording(tmp_path):
     """Return a function that begins a run with a ledger, as a new process would, and returns the file."""
     with change_flags(**{'mgpu.ledger': '', 'mgpu.ledger_every': 2}):
         def begin(name):
-            ledger._ledger_at.cache_clear()
+            ledger._open.clear()
             checkpoint._runs.clear()
             theano.config.mgpu.ledger = str(tmp_path / name)
             return str(tmp_path / name)
         yield begin
-    ledger._ledger_at.cache_clear()
+    ledger._open.clear()
 
 
 def fitted(several=True, callbacks=(), initial=1, **options):
@@ -59,6 +59,15 @@ def test_lines_of_a_fit(recording, cpu2):
     other = recording('b')
     fitted(initial=2)
     assert ledger_file.read(other).steps['train_function of net', 0] != read.steps['train_function of net', 0]
+
+
+def test_the_ledger_of_a_checkpoint(recording, cpu2, tmp_path):
+    """It has a line for each checkpoint; that of the flag goes on after the fit."""
+    path = recording('a')
+    model = fitted(callbacks=[Checkpoint(str(tmp_path / 'fit.npz'), every=3, ledger=str(tmp_path / 'own'))])
+    model.fit(X, Y, batch_size=22, epochs=2, verbose=0)
+    assert [step for _, step in ledger_file.read(str(tmp_path / 'own')).steps] == [0, 3, 6, 9, 12]
+    assert [step for _, step in ledger_file.read(path).steps] == [0, 2]
 
 
 def test_batches_of_plain_keras(recording, contexts):

@@ -1,9 +1,9 @@
 """The flag `mgpu.check`: copies that drift apart, and values that are not finite, with the op and the samples."""
 import json
 
-import theano_mgpu as mgpu
-from theano_mgpu.runtime.inspection import Inspection, not_finite
-from theano_mgpu.runtime.sentinel import difference_of
+from theano_mgpu.runtime.inspection import Inspection
+from theano_mgpu.runtime.state import ledger
+from theano_mgpu.utils import ledger_file
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_the_op_and_the_sample_of_a_loss(every, check, zero, cpu2):
     step, w, _ = logarithmic(mode=PYTHON)
     at, name, text = error_of(step)
     assert (at, name) == (7, 'NonFiniteError')
-    assert text.startswith('the loss is -inf in step 7 of train: ' + LOG) and 'near x and layer/w' in text
+    assert text.startswith('the loss is -inf in step 7 of train: %s, on host0->cpu, near x and layer/w' % LOG)
     assert 'replica 0 (context host0->cpu, samples 0 to 5)' in text and 'No value was changed' in text
     before = w.get_value()
     assert np.isfinite(before).all()
@@ -51,10 +51,11 @@ def test_the_op_and_the_sample_of_a_loss(every, check, zero, cpu2):
 
 
 @pytest.mark.opencl
-def test_devices(check, zero, gpu2):
-    """A copy on a device that has another bit is named; so is the op of a device."""
+def test_devices(check, zero, gpu2, tmp_path):
+    """A copy on a device with another bit is named; so is the op of a device. A ledger has the values of devices."""
     check(4)
-    step, w, _ = logarithmic()
+    with change_flags(**{'mgpu.ledger': str(tmp_path / 'ledger'), 'mgpu.ledger_every': 3}):
+        step, w, v = logarithmic()
 
     def flip():
         copy = step.updated[0].copies[gpu2[1]].container.storage[0]
@@ -65,30 +66,29 @@ def test_devices(check, zero, gpu2):
     assert (at, name) == (4, 'DriftError')
     assert text.startswith('layer/w has another value on %s->%s than on %s->%s, between steps 0 and 4 of train: 1 of 6 '
                            'numbers, the first at [1, 0]: ' % (*gpu2[1][:2], *gpu2[0][:2])), text
+    lines = ledger_file.read(str(tmp_path / 'ledger')).steps
+    assert lines['train', 3]['values'] == {each.name: ledger.digest(each.get_value()) for each in (w, v)}
     w.set_value(w.get_value())
     at, name, text = error_of(step)
-    assert (at, name) == (7, 'NonFiniteError') and LOG in text and 'context dev0' in text
+    assert (at, name) == (7, 'NonFiniteError') and LOG + ', on %s->%s' % gpu2[0][:2] in text
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize('ranks, update_on', [(2, 'auto'), pytest.param(3, 'sharded', marks=pytest.mark.slow)])
-@pytest.mark.parametrize('problem', ['drift', 'zero'])
-def test_ranks(problem, ranks, update_on, tmp_path):
-    """Every rank raises the same error, which names the rank."""
-    launch(ranks, 'checked', tmp_path / 'error', problem, update_on, flags=INTERPRETED)
-    errors = []
+@pytest.mark.parametrize('ranks, update_on, at', [
+    (2, 'auto', 7), pytest.param(3, 'sharded', 8, marks=pytest.mark.slow)])
+def test_ranks(ranks, update_on, at, tmp_path):
+    """Every rank raises the same errors, which name the rank. The owner of an update replaces wrong copies."""
+    launch(ranks, 'checked', tmp_path / 'errors', update_on, at, flags=INTERPRETED)
     for rank in range(ranks):
-        with open('%s.%d' % (tmp_path / 'error', rank)) as file:
-            errors.append(json.load(file))
-    assert len({(at, name) for at, name, _ in errors}) == 1
-    for at, name, text in errors:
-        if problem == 'drift':
-            assert (at, name) == (8, 'DriftError')
-            assert 'layer/w has another value on rank %d, the host' % (ranks - 1) in text or \
-                'layer/w has another value on rank 1, a->cpu than on rank 0, a->cpu, between steps 6 and 8' in text
-            assert '1 of 6 numbers, the first at [1, 0]' in text
-        else:
-            assert (at, name) == (7, 'NonFiniteError') and 'Log(0.0) = -inf in sample 8 of the batch' in text
+        with open('%s.%d' % (tmp_path / 'errors', rank)) as file:
+            drift, zero = json.load(file)
+        assert drift[:2] == [8, 'DriftError'] and zero[:2] == [5, 'NonFiniteError']
+        others = ' and '.join('rank %d, a->cpu' % i for i in range(ranks - 1))
+        assert drift[2].startswith('layer/w has another value on rank %d, a->cpu than on %s, between steps 6 and 8 of '
+                                   'train: 1 of 6 numbers, the first at [1, 0]: ' % (ranks - 1, others))
+        assert ('is probably wrong' in drift[2]) == (ranks > 2)
+        where = 'sample 8' if ranks == 2 else 'samples 8 to 10'  # 3 is the length of a weight, too
+        assert 'Log(0.0) = -inf in %s of the batch, on rank %d, a->cpu' % (where, ranks - 1) in zero[2]
 
 
 def found(outputs, inputs, values, mode=None):

@@ -38,14 +38,15 @@ def flip_bit(value):
     value.view('uint32')[1, 0] ^= 1
 
 
-def checked(path, problem, update_on='auto'):
-    """Train with another value on the last rank from step 7 on, or with a zero in a batch; each rank notes its error."""
+def checked(path, update_on, at):
+    """Train with another value on the last rank from a step on, then with a zero in a batch; note the errors."""
     mgpu.init('a->cpu')
     theano.config.mgpu.check = 2
     step, w, _ = logarithmic(mode=PYTHON, update_on=update_on)
     is_last = mgpu.rank() == mgpu.size() - 1
-    if problem == 'zero':
-        X[6, 8] = 0
+    errors = [error_of(step, int(at) * is_last, lambda: flip_bit(w.container.storage[0]))]
+    w.set_value(X[0, :3, :2])
+    X[4, 8] = 0
+    errors.append(error_of(step))
     with open('%s.%d' % (path, mgpu.rank()), 'w') as file:
-        json.dump(error_of(step, 7 if problem == 'drift' and is_last else 0,
-                           lambda: flip_bit(w.container.storage[0])), file)
+        json.dump(errors, file)

@@ -10,6 +10,7 @@ from theano.gof.graph import Constant
 from theano.gof.link import PerformLinker
 from theano.scalar import Composite
 
+from ..devices.context_map import describe
 from ..errors import NonFiniteError
 from ..graph.analysis.shards import line_of
 from .batch import Shard
@@ -175,9 +176,11 @@ class InspectedRun(StepRun):
         self._subject = subject
 
     def _call(self, compiled: CompiledPart, replica: int, arguments: Sequence[Any], shard: Shard | None = None) -> Any:
-        return compiled.run(replica, arguments, functools.partial(self._inspected, compiled, shard))
+        ranks, context = self._executable.communicator, compiled.part.contexts[replica]
+        place = '%s%s' % ('rank %d, ' % ranks.rank if ranks.size > 1 else '', describe([context]))
+        return compiled.run(replica, arguments, functools.partial(self._inspected, compiled, shard, place))
 
-    def _inspected(self, compiled, shard, function, arguments):
+    def _inspected(self, compiled, shard, place, function, arguments):
         inspection = Inspection(function, arguments)
         found = inspection.origin()
         if found is None:
@@ -185,18 +188,18 @@ class InspectedRun(StepRun):
         where = samples_of(found.mask, shard, [container.storage[0] for container in
                                                function.input_storage[len(arguments):]])
         if found.node is not None:
-            cause = '%s%s%s%s' % (found.how, where, line_of(found.node), _near(found.node))
+            cause = '%s%s, on %s%s%s' % (found.how, where, place, _near(found.node), line_of(found.node))
         else:
             position = inspection.position(found.variable)
             name = compiled.part.given[position] if position < len(arguments) else found.variable
-            cause = '%s was not finite before%s' % (name, where)
+            cause = '%s was not finite before%s, on %s' % (name, where, place)
         raise NonFiniteError('%s: %s. No value was changed. Look for a division by zero or a log of zero in the model, '
                              'and for such numbers in the data; lower the learning rate, or clip the gradients'
                              % (self._subject, cause))
 
 
 def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any]) -> str:
-    """Return in words the samples whose rows of an array are not finite; nothing if the array has no rows of samples.
+    """Return in words the samples whose rows of an array are not finite; all of the shard if it has no rows of samples.
 
     Parameters
     ----------
@@ -206,12 +209,12 @@ def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any]) 
     variables : list
         The values of shared variables: an array as long as an axis of one of them may have no rows of samples.
     """
-    if shard is None or not mask.ndim:
+    if shard is None:
         return ''
     start, stop = shard.span
     lengths = {length for value in variables for length in getattr(value, 'shape', ())}
-    if len(mask) != stop - start or len(mask) in lengths - {1}:
-        return ''
+    if mask.shape[:1] != (stop - start,) or len(mask) in lengths - {1}:
+        return ' in samples %d to %d of the batch' % (start, stop - 1)
     samples = start + np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))
     more = len(samples) - SAMPLES
     return ' in %s %s of the batch%s' % ('sample' if len(samples) == 1 else 'samples',

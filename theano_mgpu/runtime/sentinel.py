@@ -66,9 +66,9 @@ class Sentinel:
     def _drift(self, variable: Replicated, digests: Mapping[str, str], step: int) -> str:
         """Return the text of a DriftError; every rank has to make the call."""
         values = self._values(variable)
-        is_small = all(hasattr(value, 'dtype') and value.size * value.dtype.itemsize < SENT for value in values.values())
-        sent = all_gather_object(self._ranks, {name: np.array(fetch(value)) for name, value in values.items()}
-                                 if is_small else {})
+        sent = all_gather_object(self._ranks, {
+            name: np.array(fetch(value)) for name, value in values.items()
+            if hasattr(value, 'dtype') and value.size * value.dtype.itemsize <= SENT})
         arrays = {name: value for each in sent for name, value in each.items()}
         (most, n_most), (_, n_next) = collections.Counter(digests.values()).most_common(2)
         usual = [name for name, value in digests.items() if value == most]

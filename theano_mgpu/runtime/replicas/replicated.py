@@ -268,10 +268,12 @@ class Replicated:
             return [replica for replica, version in self._held.items() if version == self.version]
 
     def current(self) -> dict[Any, Context | None]:
-        """Return the replicas with the latest value, each with a context; the user's variable has None, if it is none.
-        """
-        contexts = {replica: context for context, replica in reversed(list(self.copies.items()))}
-        return {replica: contexts.get(replica) for replica in self._current()}
+        """Return the copies with the latest value, each with its first context; without one, the variable, with None."""
+        current: dict[Any, Context | None] = {}
+        for context, copy in self.copies.items():
+            if self.is_current(context):
+                current.setdefault(copy, context)
+        return current or {self.variable: None}
 
     def value(self) -> Any:
         """Return a copy of the variable's current value on the host."""

@@ -22,6 +22,7 @@ from ...comm.communicator import Communicator
 from ...compat.shared_variables import watcher_of
 from ...devices.contexts import chosen, gpu_context
 from ...devices.discovery import status
+from ...errors import MgpuError
 from ...utils import blas, ledger_file, mpi_environment
 from ...utils.checksums import digest
 from .lock import lock_checkpoint
@@ -34,11 +35,24 @@ PACKAGES = 'theano_mgpu', 'theano', 'numpy', 'scipy', 'keras', 'pygpu'
 OTHERS = ('mgpu.ledger', 'mgpu.ledger_every', 'mgpu.check', 'mgpu.timeline', 'mgpu.timeout', 'mgpu.compile_jobs',
           'mgpu.opencl_cache', 'mgpu.verify')
 
+_open: dict[str, Ledger] = {}  # by path
+
 
 def ledger() -> Ledger | None:
     """Return the ledger of the flag ``mgpu.ledger``; None where it has no value."""
     path = theano.config.mgpu.ledger
-    return _ledger_at(os.path.abspath(path), int(theano.config.mgpu.ledger_every)) if path else None
+    return ledger_at(path, int(theano.config.mgpu.ledger_every)) if path else None
+
+
+def ledger_at(path: str, every: int) -> Ledger:
+    """Return the ledger of a file, with a line every few steps; raise an MgpuError if it has them at other steps."""
+    path = os.path.abspath(path)
+    if path not in _open:
+        _open[path] = Ledger(path, every)
+    if _open[path].every != every:
+        raise MgpuError('the ledger %s has a line every %d steps in this process, not every %d: give the same number, '
+                        'or name another file' % (path, _open[path].every, every))
+    return _open[path]
 
 
 def use_ledger(path: str) -> None:
@@ -58,11 +72,6 @@ def account_of(step: Any, variables: Iterable[Any]) -> Account | None:
     """
     book = ledger() if step.options.internal.in_ledger else None
     return book.account(step.options.name, [each.variable for each in variables], step.ranks) if book else None
-
-
-@functools.lru_cache(None)
-def _ledger_at(path, every):
-    return Ledger(path, every)
 
 
 class Ledger:
