@@ -62,7 +62,7 @@ def test_lines_of_a_fit(recording, cpu2):
 
 
 def test_the_ledger_of_a_checkpoint(recording, cpu2, tmp_path):
-    """It has a line for each checkpoint; that of the flag goes on after the fit."""
+    """It has a line for each checkpoint; the ledger of the flag goes on after the fit."""
     path = recording('a')
     model = fitted(callbacks=[Checkpoint(str(tmp_path / 'fit.npz'), every=3, ledger=str(tmp_path / 'own'))])
     model.fit(X, Y, batch_size=22, epochs=2, verbose=0)

@@ -46,7 +46,8 @@ class Sentinel:
         if step % self._every:
             return
         # Each rank alone has the state of a divided update, and each context has random streams of its own.
-        variables = [each for each in self._built.alike if not (each.divided or isinstance(each, ReplicatedStream))]
+        variables = [each for each in self._built.alike if not (each.divided or isinstance(each, ReplicatedStream)) and
+                     (self._ranks.size > 1 or len(each.current()) > 1)]
         copies = [{name: digest(value) for name, value in self._values(each).items()} for each in variables]
         ours = [int(digest([list(each.values())[:1] for each in copies]), 16) >> 1,
                 any(len(set(each.values())) > 1 for each in copies)]

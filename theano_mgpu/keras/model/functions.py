@@ -140,7 +140,7 @@ class BatchFunction(ModelFunction):
         self.leading = LeadingInputs(choose_ranks(None), '%s_function' % kind)
         self.compared: ComparedFunction | None = None
         self._weights, book = model.weights, ledger() if kind == 'train' else None
-        super().__init__(self._state.steps(kind, self) + [self._compute], book and self.open_account(book))
+        super().__init__(self._state.steps(kind, self) + [self._compute], self.open_account(book) if book else None)
         self.begin()
 
     def open_account(self, book: Ledger) -> Account:

@@ -268,7 +268,7 @@ class Replicated:
             return [replica for replica, version in self._held.items() if version == self.version]
 
     def current(self) -> dict[Any, Context | None]:
-        """Return the copies with the latest value, each with its first context; without one, the variable, with None."""
+        """Return the copies with the latest value, each with its context; without any, the variable, and None."""
         current: dict[Any, Context | None] = {}
         for context, copy in self.copies.items():
             if self.is_current(context):
