@@ -1,6 +1,7 @@
 """The flag `mgpu.check`: copies that drift apart, and values that are not finite, with the op and the samples."""
 import json
 
+import theano_mgpu as mgpu
 from theano_mgpu.runtime.inspection import Inspection
 from theano_mgpu.runtime.state import ledger
 from theano_mgpu.utils import ledger_file
@@ -78,7 +79,7 @@ def test_devices(check, zero, gpu2, tmp_path):
     (2, 'auto', 7), pytest.param(3, 'sharded', 8, marks=pytest.mark.slow)])
 def test_ranks(ranks, update_on, at, tmp_path):
     """Every rank raises the same errors, which name the rank. The owner of an update replaces wrong copies."""
-    launch(ranks, 'checked', tmp_path / 'errors', update_on, at, flags=INTERPRETED)
+    launch(ranks, 'checked', tmp_path / 'errors', update_on, at, flags=INTERPRETED + ',mgpu.shares=equal')
     for rank in range(ranks):
         with open('%s.%d' % (tmp_path / 'errors', rank)) as file:
             drift, zero = json.load(file)
@@ -87,8 +88,73 @@ def test_ranks(ranks, update_on, at, tmp_path):
         assert drift[2].startswith('layer/w has another value on rank %d, a->cpu than on %s, between steps 6 and 8 of '
                                    'train: 1 of 6 numbers, the first at [1, 0]: ' % (ranks - 1, others))
         assert ('is probably wrong' in drift[2]) == (ranks > 2)
-        where = 'sample 8' if ranks == 2 else 'samples 8 to 10'  # 3 is the length of a weight, too
+        where = 'sample 8' if ranks == 2 else 'samples 8 to 10'  # of which the values have the shape of the weight
         assert 'Log(0.0) = -inf in %s of the batch, on rank %d, a->cpu' % (where, ranks - 1) in zero[2]
+
+
+def stepped(loss, updates, batch, w=1., **options):
+    """Return the text of the NonFiniteError of a step of a training function over x and w."""
+    x, w = T.fmatrix('x'), theano.shared(np.full(2, w, 'float32'), name='w')
+    before = w.get_value()
+    step = mgpu.training_function([x], loss(x, w), [w], lambda gradients: {w: T.cast(updates(w, *gradients), w.dtype)},
+                                  mode=PYTHON, name='train', **options)
+    with pytest.raises(mgpu.NonFiniteError) as error:
+        step(batch)
+    np.testing.assert_array_equal(w.get_value(), before)
+    return ' '.join([str(error.value), *getattr(error.value, '__notes__', ())])
+
+
+def plain(w, gradient):
+    return w - gradient
+
+
+BATCH = np.random.RandomState(1).rand(10, 2).astype('float32')
+
+
+def changed(row, value):
+    batch = BATCH.copy()
+    batch[row] = value
+    return batch
+
+
+@pytest.mark.parametrize('arguments, texts', [
+    ([lambda x, w: T.log(x * w).mean(), plain, changed([2, 7, 8], 0)], ['in sample 2 of the batch, on host0']),
+    ([lambda x, w: T.log(x * w).mean(), plain, changed([7, 8], 0)], ['in samples 7, 8 of the batch, on host1']),
+    ([lambda x, w: (T.dot(x, w) / x.var(axis=0).sum()).mean(), plain, changed(slice(None), 1)], ['(', ', 0.0) = inf']),
+    ([lambda x, w: T.dot(x, w).mean(), lambda w, gradient: w / (gradient - gradient), BATCH],
+     ['the new value of w is not finite in step 1 of train: TrueDiv(1.0, 0.0) = inf', 'update) failed']),
+    ([lambda x, w: T.dot(x, w).mean(), plain, changed(4, np.nan)], ['x was not finite before in sample 4']),
+    ([lambda x, w: T.dot(x, w).mean(), plain, BATCH, np.inf], ['the loss is inf', 'w was not finite before']),
+    ([lambda x, w: T.sqr(x * w * np.float32(1e19)).sum(), plain, changed(4, 9)], ['Sqr(9e+19) = inf in sample 4'])])
+def test_causes(arguments, texts, check, cpu2):
+    """A sample, a stage that has values of the whole batch, the update, the data, the weights, an overflow."""
+    check(1)
+    text = stepped(*arguments)
+    for part in texts:
+        assert part in text, text
+
+
+def test_a_slice_of_a_sub_batch(check, cpu2):
+    check(1)
+    text = stepped(lambda x, w: T.log(x * w).mean(), plain, changed(3, 0), micro_batches=2)
+    assert 'in sample 3 of the batch, on host0' in text
+
+
+def test_enabled_functions(check, contexts):
+    """Plain Theano, which checks nothing, computes no call in place of the contexts, whether there are two or one."""
+    check(1)
+    for number in (1, 2):
+        contexts('cpu', number)
+        mgpu.enable(tell=str)
+        try:
+            x, w = T.fmatrix('x'), theano.shared(np.float32(1), name='w')
+            step = theano.function([x], T.log(x).sum(), updates=[(w, T.cast(w - x.sum(), 'float32'))], mode=PYTHON,
+                                   name='step')
+            step(BATCH)
+            with pytest.raises(mgpu.NonFiniteError, match=r'step 2 of step: Log\(0.0\) = -inf in sample 6 of'):
+                step(changed(6, 0))
+        finally:
+            mgpu.disable()
 
 
 def found(outputs, inputs, values, mode=None):

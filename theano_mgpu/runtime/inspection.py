@@ -11,7 +11,7 @@ from theano.gof.link import PerformLinker
 from theano.scalar import Composite
 
 from ..devices.context_map import describe
-from ..errors import NonFiniteError
+from ..errors import NonFiniteError, in_one_line
 from ..graph.analysis.shards import line_of
 from .batch import Shard
 from .executable import CompiledPart
@@ -181,7 +181,11 @@ class InspectedRun(StepRun):
         return compiled.run(replica, arguments, functools.partial(self._inspected, compiled, shard, place))
 
     def _inspected(self, compiled, shard, place, function, arguments):
-        inspection = Inspection(function, arguments)
+        try:
+            inspection = Inspection(function, arguments)
+        except Exception as error:  # of any class: ops raise their own, as in a branch that the step has not taken
+            raise NonFiniteError('%s. The op was not found, since computing the step op by op has failed on %s: %s. No '
+                                 'value was changed' % (self._subject, place, in_one_line(error))) from error
         found = inspection.origin()
         if found is None:
             return inspection.results
@@ -207,13 +211,13 @@ def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any]) 
         Which elements are not finite.
     shard : Shard or None
     variables : list
-        The values of shared variables: an array as long as an axis of one of them may have no rows of samples.
+        The values of shared variables: an array of the shape of one of them, such as a gradient, may have no samples.
     """
     if shard is None:
         return ''
     start, stop = shard.span
-    lengths = {length for value in variables for length in getattr(value, 'shape', ())}
-    if mask.shape[:1] != (stop - start,) or len(mask) in lengths - {1}:
+    shapes = [sorted(getattr(value, 'shape', ())) for value in variables]
+    if mask.shape[:1] != (stop - start,) or sorted(mask.shape) in shapes:
         return ' in samples %d to %d of the batch' % (start, stop - 1)
     samples = start + np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))
     more = len(samples) - SAMPLES

@@ -118,9 +118,9 @@ class SlicedRun(BuiltFunction):
             step.start()
             self.look_ahead.prepare()
             result = step.finish()
-            self._check(result.outputs)
             if self._sentinel is not None:
                 self._sentinel.check(self.calls, result, again)
+            self._check(result.outputs)
             with self.timings.span('wait'):
                 report = self._speeds.report(batch, timed, result.timed)
                 reports = self.ranks.handshake((AGREE, len(report)), report)

@@ -118,8 +118,12 @@ class Ledger:
             self._add({'of': of, 'step': step, 'digest': digest(list(values.items())), 'values': values})
 
     def _add(self, line):
-        self._file.write(json.dumps(line).encode() + b'\n')
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line).encode() + b'\n')
+            self._file.flush()
+        except OSError as error:
+            raise MgpuError('the ledger %s cannot be written any more: %s. Make room for it, or leave out --ledger '
+                            '(mgpu.ledger)' % (self._file.name, error.strerror)) from error
 
 
 class Account:
