@@ -177,6 +177,9 @@ def test_the_first_op(mode):
     assert origin.mask.tolist() == [False, False, True, False] and origin.node is not None
     assert origin.how == ('TrueDiv(1, 0.0) = inf' if mode is PYTHON else 'Inv(0.0) = inf')
     assert (mode is PYTHON) == ('Composite' not in str(origin.node.op))
+    matrix = np.ones((4, 4), 'float32')
+    origin = found([T.log(T.dot(theano.shared(matrix), x))], [x], [0 * values[0]], mode)  # maybe in place
+    assert origin.how == 'Log(0.0) = -inf' and origin.mask.all()
     assert found([T.exp(masked)], [x], values[:1], mode) is None
     origin = found([x.sum() + y], [x, y], [values[0], values[1] / values[0]], mode)
     assert origin.node is None and origin.variable.name == 'y' and origin.mask.tolist() == [False, True, False, False]
