@@ -1,4 +1,9 @@
 """Keras models with a ledger (`mgpu.ledger`), and with the flag `mgpu.check`."""
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import theano_mgpu as mgpu
 from theano_mgpu.keras import Checkpoint, disable, enable, multi_gpu_model
 from theano_mgpu.keras.hooks import checkpoint
@@ -12,9 +17,11 @@ import theano
 from keras import backend as K
 from keras.layers import BatchNormalization, Dense, Dropout, Lambda
 from keras.models import Sequential
+from support.launch import INTERPRETED
 from support.modes import PYTHON
 from theano.configparser import change_flags
 
+ROOT = Path(__file__).resolve().parents[2]
 X = np.random.RandomState(0).rand(22, 3).astype('float32')
 Y = X.sum(axis=1, keepdims=True)
 
@@ -127,3 +134,37 @@ def test_a_log_of_zero(way, kind, contexts):
             disable()
     for ours, theirs in zip(model.get_weights(), before):
         np.testing.assert_array_equal(ours, theirs)
+
+
+SCRIPT = '''
+import keras, numpy as np
+from keras import backend as K
+from keras.layers import Dense, Lambda
+x = np.random.RandomState(0).rand(33, 3).astype('float32')
+x[26] = 0
+model = keras.Sequential([Dense(4, use_bias=False, kernel_initializer='ones', input_shape=(3,), name='lower'),
+                          Lambda(K.log, output_shape=(4,)), Dense(1)])
+model.compile('adam', 'mse')
+try:
+    model.fit(x, x[:, :1], batch_size=11, epochs=1, shuffle=False, verbose=0)
+except Exception as error:
+    print(type(error).__name__, error)
+    raise SystemExit(3)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.parametrize('update_on', ['auto', 'sharded'])
+def test_a_script_in_two_processes(update_on, tmp_path):
+    """An unchanged script ends with the same error on each rank; its ledger has the steps before."""
+    (tmp_path / 'train.py').write_text(SCRIPT)
+    flags = INTERPRETED + ',contexts=a->cpu;b->cpu,mgpu.check=1,mgpu.ledger_every=1,mgpu.shares=equal,mgpu.update_on='
+    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--ledger', 'run.jsonl',
+                           'train.py'], cwd=str(tmp_path), capture_output=True, text=True, timeout=300,
+                          env=dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS=flags + update_on))
+    assert done.returncode == 3, done.stderr
+    assert 'NonFiniteError the loss is ' in done.stdout and \
+        'Log(0.0) = -inf in sample 4 of the batch, on rank 0, a->cpu, near' in done.stdout, done.stdout
+    steps = ledger_file.read(str(tmp_path / 'run.jsonl')).steps
+    assert [step for _, step in steps] == [0, 1, 2] and len(list(steps.values())[-1]['values']) == 10
