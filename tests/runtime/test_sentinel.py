@@ -125,7 +125,9 @@ def changed(row, value):
      ['the new value of w is not finite in step 1 of train: TrueDiv(1.0, 0.0) = inf', 'update) failed']),
     ([lambda x, w: T.dot(x, w).mean(), plain, changed(4, np.nan)], ['x was not finite before in sample 4']),
     ([lambda x, w: T.dot(x, w).mean(), plain, BATCH, np.inf], ['the loss is inf', 'w was not finite before']),
-    ([lambda x, w: T.sqr(x * w * np.float32(1e19)).sum(), plain, changed(4, 9)], ['Sqr(9e+19) = inf in sample 4'])])
+    ([lambda x, w: T.sqr(x * w * np.float32(1e19)).sum(), plain, changed(4, 9)], ['Sqr(9e+19) = inf in sample 4']),
+    ([lambda x, w: (x * w * np.float32(1e38)).sum(), plain, changed(slice(4, 6), 2)],
+     ['made it of finite values in samples 0 to 4 of the batch, on host0->cpu, near'])])
 def test_causes(arguments, texts, check, cpu2):
     """A sample, a stage that has values of the whole batch, the update, the data, the weights, an overflow."""
     check(1)
@@ -180,6 +182,8 @@ def test_the_first_op(mode):
     matrix = np.ones((4, 4), 'float32')
     origin = found([T.log(T.dot(theano.shared(matrix), x))], [x], [0 * values[0]], mode)  # maybe in place
     assert origin.how == 'Log(0.0) = -inf' and origin.mask.all()
+    origin = found([x.sum()], [x], [np.full(4, 3e38, 'float32')], mode)
+    assert origin.how == 'Sum{acc_dtype=float64} made it of finite values' and origin.mask.all()
     assert found([T.exp(masked)], [x], values[:1], mode) is None
     origin = found([x.sum() + y], [x, y], [values[0], values[1] / values[0]], mode)
     assert origin.node is None and origin.variable.name == 'y' and origin.mask.tolist() == [False, True, False, False]

@@ -9,6 +9,7 @@ import theano
 from theano.gof.graph import Constant
 from theano.gof.link import PerformLinker
 from theano.scalar import Composite
+from theano.tensor.elemwise import Elemwise
 
 from ..devices.context_map import describe
 from ..errors import NonFiniteError, in_one_line
@@ -92,7 +93,7 @@ class Inspection:
 
     def _compute(self, node):
         destroyed = {i for places in getattr(node.op, 'destroy_map', {}).values() for i in places}
-        before = [np.array(fetch(self._storage[v][0])) if i in destroyed and hasattr(node.op, 'scalar_op') else
+        before = [np.array(fetch(self._storage[v][0])) if i in destroyed and isinstance(node.op, Elemwise) else
                   self._storage[v][0] for i, v in enumerate(node.inputs)]
         node.op.make_thunk(node, self._storage, self._computed, [], self._impl)()
         if type(node.op).__name__ not in EMPTY:
@@ -126,7 +127,7 @@ def explained(node: Any, inputs: Sequence[Any], mask: np.ndarray) -> str:
     mask : ndarray of bool
         Which elements of the result are not finite.
     """
-    if not hasattr(node.op, 'scalar_op'):
+    if not isinstance(node.op, Elemwise):
         return '%s made it of finite values' % node.op
     element = tuple(np.argwhere(mask)[0])
     numbers = [np.broadcast_to(np.asarray(fetch(each)), mask.shape)[element] for each in inputs]
@@ -155,7 +156,7 @@ def _result(op, numbers):
     """Return the result of a scalar op; None where Python raises an error, as for a division by zero."""
     try:
         return np.asarray(op.impl(*numbers))[()]
-    except (ArithmeticError, ValueError):
+    except (ArithmeticError, ValueError, TypeError):  # the last one for an input that has no result either
         return None
 
 
