@@ -10,7 +10,7 @@ from ..comm.activities import AGREE, CHECK
 from ..comm.collectives import all_gather_object
 from ..devices.context_map import describe
 from ..errors import DriftError, NonFiniteError
-from ..utils.checksums import digest
+from ..utils.checksums import checksum
 from .batch import Batch
 from .building import Built
 from .inspection import InspectedRun, not_finite
@@ -49,15 +49,16 @@ class Sentinel:
         # Each rank alone has the state of a divided update, and each context has random streams of its own.
         variables = [each for each in self._built.alike if not (each.divided or isinstance(each, ReplicatedStream)) and
                      each.variable not in self._data_sets and (self._ranks.size > 1 or len(each.current()) > 1)]
-        copies = [{name: digest(value) for name, value in self._values(each).items()} for each in variables]
-        ours = [int(digest([list(each.values())[:1] for each in copies]), 16) >> 1,
+        # Checksums take a fifth of the time of digests, and tell any two values apart that differ in one place.
+        copies = [{name: checksum(value) for name, value in self._values(each).items()} for each in variables]
+        ours = [checksum([list(each.values())[:1] for each in copies]),
                 any(len(set(each.values())) > 1 for each in copies)]
         firsts, differ = self._ranks.handshake((CHECK, self._built.number, step), ours).T
         if differ.any() or (firsts != firsts[0]).any():
             for variable, *of_ranks in zip(variables, *all_gather_object(self._ranks, copies)):
-                digests = {name: value for each in of_ranks for name, value in each.items()}
-                if len(set(digests.values())) > 1:
-                    raise DriftError(self._drift(variable, digests, step))
+                checksums = {name: value for each in of_ranks for name, value in each.items()}
+                if len(set(checksums.values())) > 1:
+                    raise DriftError(self._drift(variable, checksums, step))
 
     def _values(self, variable: Replicated) -> dict[str, Any]:
         """Return the values of the copies of a variable on this rank, by the names of their places."""
@@ -65,21 +66,21 @@ class Sentinel:
         return {rank + (describe([context]) if context else 'the host'): copy.container.storage[0]
                 for copy, context in variable.current().items()}
 
-    def _drift(self, variable: Replicated, digests: Mapping[str, str], step: int) -> str:
+    def _drift(self, variable: Replicated, checksums: Mapping[str, int], step: int) -> str:
         """Return the text of a DriftError; every rank has to make the call."""
         values = self._values(variable)
         sent = all_gather_object(self._ranks, {
             name: np.array(fetch(value)) for name, value in values.items()
             if hasattr(value, 'dtype') and value.size * value.dtype.itemsize <= SENT})
         arrays = {name: value for each in sent for name, value in each.items()}
-        (most, n_most), (_, n_next) = collections.Counter(digests.values()).most_common(2)
-        usual = [name for name, value in digests.items() if value == most]
-        others = [name for name in digests if name not in usual]
+        (most, n_most), (_, n_next) = collections.Counter(checksums.values()).most_common(2)
+        usual = [name for name, value in checksums.items() if value == most]
+        others = [name for name in checksums if name not in usual]
         text = '%s has another value on %s than on %s, %s of %s' % (
             variable.variable, ' and '.join(others), ' and '.join(usual),
             'at step %d' % step if self._every == 1 else 'between steps %d and %d' % (step - self._every, step),
             self._name)
-        if len(arrays) == len(digests):
+        if len(arrays) == len(checksums):
             text += ': ' + difference_of(arrays[others[0]], arrays[usual[0]])
         wrong = 'Which of them is wrong is not known' if n_most == n_next else '%s is probably wrong' % others[0]
         return ('%s. %s. Start again from a checkpoint before that step. If it happens again, test the memory of this '
