@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import gc
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class SlicedRun(BuiltFunction):
                 if self._sentinel is not None:
                     self._sentinel.compare(self.calls)
                 before = time.perf_counter() - began
-                result = self._run(batch, functools.partial(self.split, values, states, lengths))
+                result = self._run(batch, values, states, lengths)
                 self._remedies.note(lengths, self.built)
                 return result._replace(seconds=before + result.seconds)
             except BaseException as error:
@@ -107,10 +107,10 @@ class SlicedRun(BuiltFunction):
         self.arguments.take_assigned(arguments)
         self.look_ahead = look_ahead
 
-    def _run(self, batch: Batch, again: Callable[[], Batch]) -> StepResult:
+    def _run(self, batch: Batch, *arguments: Any) -> StepResult:
         """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed.
 
-        `again` returns the batch once more.
+        `split` makes the batch of the `arguments`.
         """
         timed = self._speeds.timed(batch)
         step = StepRun(self.executable, batch, timed)
@@ -119,7 +119,7 @@ class SlicedRun(BuiltFunction):
             self.look_ahead.prepare()
             result = step.finish()
             if self._sentinel is not None:
-                self._sentinel.check(self.calls, result, again)
+                self._sentinel.check(self.calls, result, functools.partial(self.split, *arguments))
             self._check(result.outputs)
             with self.timings.span('wait'):
                 report = self._speeds.report(batch, timed, result.timed)
