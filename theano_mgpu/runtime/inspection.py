@@ -11,7 +11,8 @@ from theano.gof.link import PerformLinker
 from theano.scalar import Composite
 from theano.tensor.elemwise import Elemwise
 
-from ..devices.context_map import describe
+from ..comm.communicator import Communicator
+from ..devices.context_map import Context, describe
 from ..errors import NonFiniteError, in_one_line
 from ..graph.analysis.shards import line_of
 from .batch import Shard
@@ -30,6 +31,12 @@ def not_finite(value: Any) -> np.ndarray | None:
         return None
     mask = ~np.isfinite(np.asarray(fetch(value)))
     return mask if mask.any() else None
+
+
+def place_of(ranks: Communicator, context: Context | None) -> str:
+    """Return the rank of this process, with its host if there are several, and a context or, for None, the host."""
+    rank = 'rank %d' % ranks.rank if ranks.on_one_host else ranks.name(ranks.rank)
+    return (rank + ', ' if ranks.size > 1 else '') + (describe([context]) if context else 'the host')
 
 
 class Found(NamedTuple):
@@ -177,8 +184,7 @@ class InspectedRun(StepRun):
         self._subject = subject
 
     def _call(self, compiled: CompiledPart, replica: int, arguments: Sequence[Any], shard: Shard | None = None) -> Any:
-        ranks, context = self._executable.communicator, compiled.part.contexts[replica]
-        place = '%s%s' % ('rank %d, ' % ranks.rank if ranks.size > 1 else '', describe([context]))
+        place = place_of(self._executable.communicator, compiled.part.contexts[replica])
         return compiled.run(replica, arguments, functools.partial(self._inspected, compiled, shard, place))
 
     def _inspected(self, compiled, shard, place, function, arguments):

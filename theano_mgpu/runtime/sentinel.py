@@ -8,12 +8,11 @@ import numpy as np
 
 from ..comm.activities import AGREE, CHECK
 from ..comm.collectives import all_gather_object
-from ..devices.context_map import describe
 from ..errors import DriftError, NonFiniteError
 from ..utils.checksums import checksum
 from .batch import Batch
 from .building import Built
-from .inspection import InspectedRun, not_finite
+from .inspection import InspectedRun, not_finite, place_of
 from .replicas.replicated import Replicated, ReplicatedStream
 from .replicas.transfers import fetch
 from .step_run import StepResult
@@ -62,8 +61,7 @@ class Sentinel:
 
     def _values(self, variable: Replicated) -> dict[str, Any]:
         """Return the values of the copies of a variable on this rank, by the names of their places."""
-        rank = 'rank %d, ' % self._ranks.rank if self._ranks.size > 1 else ''
-        return {rank + (describe([context]) if context else 'the host'): copy.container.storage[0]
+        return {place_of(self._ranks, context): copy.container.storage[0]
                 for copy, context in variable.current().items()}
 
     def _drift(self, variable: Replicated, checksums: Mapping[str, int], step: int) -> str:
