@@ -18,7 +18,7 @@ import sys
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu.devices import host_blas
+from theano_mgpu.utils import blas
 
 import numpy as np
 import theano
@@ -54,7 +54,7 @@ def compared(make, shape, dropout, args):
         repeats = MPI.COMM_WORLD.bcast(repeats)
 
     def turn(number):
-        host_blas.use_threads(1 if number else args.threads)
+        blas.use_threads(1 if number else args.threads)
         return seconds(lambda: steps[number](*batch), repeats)
     return take_turns({number: functools.partial(turn, number) for number in steps}, args.rounds)
 

@@ -30,6 +30,7 @@ if _needs_theano and theano_error is None:
     from .errors import (
         BatchError,
         ContextError,
+        DriftError,
         ExchangeError,
         GraphError,
         MgpuError,
@@ -60,7 +61,7 @@ if _needs_theano and theano_error is None:
             theano_error = error
 second_import.keep()
 
-__all__ = ['BatchError', 'Context', 'ContextError', 'ExchangeError', 'GraphError', 'MgpuError',
+__all__ = ['BatchError', 'Context', 'ContextError', 'DriftError', 'ExchangeError', 'GraphError', 'MgpuError',
            'MgpuWarning', 'NonFiniteError',
            'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'Summary', 'audit', 'contexts', 'device',
            'disable', 'enable', 'function', 'init', 'place', 'rank', 'size', 'timeline', 'training_function']

@@ -113,6 +113,14 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                          'How exp, log, tanh, sigmoid, pow and the like are computed on the host: several elements at '
                          "a time, within 4 units in the last place, by glibc's libmvec where it is installed (auto); "
                          'or one element at a time, by libm (off).'),
+    'mgpu.ledger': ('', 'the path of a file',
+                    'File for a ledger of the run, which "theano-mgpu compare" compares with another one: digests of '
+                    'the weights and the state after every k-th step; none by default.'),
+    'mgpu.ledger_every': (100, Number('steps', 1), 'Steps from one line of the ledger to the next.'),
+    'mgpu.check': (0, Number('steps', 0),
+                   'Every k steps, replicas and processes compare checksums of the values that have to be the same, '
+                   'and new values that are infinite or not a number are an error, which names the op and the samples. '
+                   'So is such a loss in any step. 0 checks nothing.'),
     'mgpu.timeline': ('', 'the path of a .json file',
                       'File for a timeline of the whole script, written at its end, for https://ui.perfetto.dev; none '
                       'by default.'),

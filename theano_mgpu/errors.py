@@ -102,6 +102,10 @@ class NonFiniteError(MgpuError, ArithmeticError):
     """The loss or a gradient is infinite or not a number; no parameter was changed."""
 
 
+class DriftError(MgpuError, RuntimeError):
+    """Copies of a value that have to be the same differ: a device or a host has computed, or kept, other bits."""
+
+
 class RankError(MgpuError, RuntimeError):
     """The processes of a job do not agree, or one of them did not come."""
 

@@ -39,6 +39,7 @@ class Flags:
     verify: bool = False
     shares: str = AUTO
     logical_shards: int = 0
+    check: int = 0
 
     @classmethod
     def read(cls) -> Flags:
@@ -88,6 +89,8 @@ class Internal:
         Whether slices of data sets are taken on the host, because a device had too little memory.
     spread : bool
         Whether the parameters are placed over the contexts, since one device cannot hold all of them.
+    in_ledger : bool
+        Whether the function itself writes its steps to the ledger; else its caller may do so.
     """
 
     example: Sequence[Any] | None = None
@@ -100,6 +103,7 @@ class Internal:
     update_for_memory: str = ''
     slices_on_host: bool = False
     spread: bool = False
+    in_ledger: bool = False
 
 
 @dataclass(frozen=True)

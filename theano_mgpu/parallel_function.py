@@ -1,7 +1,7 @@
 """`mgpu.function`: a `theano.function` that runs over sub-batches on several contexts."""
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 import theano
@@ -11,6 +11,7 @@ from theano.gof.graph import ancestors
 from .errors import warn
 from .graph.updates import as_dict, pairs
 from .options import Options
+from .runtime.state.ledger import account_of
 from .runtime.verification.self_checked import SelfChecked
 
 
@@ -101,7 +102,8 @@ def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
     step = ParallelFunction(inputs, packing.variables, updates, packing, samples=samples, broadcast=broadcast,
                             givens=givens, no_default_updates=no_default_updates, contexts=contexts, executor=executor,
                             mode=mode, name=name, allow_input_downcast=allow_input_downcast, profile=profile,
-                            sharded=sharded, micro_batches=micro_batches, update_on=update_on, recompute=recompute)
+                            sharded=sharded, micro_batches=micro_batches, update_on=update_on, recompute=recompute,
+                            in_ledger=True)
     step.warn_of_refusals()
     return step
 
@@ -184,6 +186,7 @@ class ParallelFunction(SelfChecked):
                  pack: Callable[..., Any] | None = None, **options: Any):
         super().__init__(inputs, outputs, as_dict(updates), Options.of(**options))
         self._pack: Any = pack or Packing(outputs)
+        self._account = account_of(self, self.updated) if self.updated else None
 
     def __call__(self, *args: Any, output_subset: list[Any] | None = None, **kwargs: Any) -> Any:
         """Run the function on a batch.
@@ -208,4 +211,15 @@ class ParallelFunction(SelfChecked):
             If a context, or another process, fails. Nothing is changed then, as after any other error.
         """
         numbers = None if output_subset is None else self._pack.numbers(output_subset)
-        return self._pack(self.step(args, kwargs), numbers)
+        if self._account is None:
+            return self._pack(self.step(args, kwargs), numbers)
+        self._account.begin()
+        outputs = self.step(args, kwargs)
+        self._account.note()
+        return self._pack(outputs, numbers)
+
+    def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
+        for outputs, length in super().joined():
+            if self._account is not None:
+                self._account.note()
+            yield outputs, length

@@ -19,6 +19,7 @@ from .options import Options
 from .runtime.batches.prefetch import PeekableBatches
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import training_state
+from .runtime.state.ledger import account_of, ledger_at
 from .runtime.state.lock import lock_checkpoint
 from .runtime.verification.self_checked import SelfChecked
 from .utils.progress import bar
@@ -115,7 +116,8 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
     step = TrainingFunction(inputs, loss, params, {**new, **of_batch}, variables, gradients if check_finite else (),
                             micro_batches=micro_batches, broadcast=broadcast, givens=givens, contexts=contexts,
                             executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
-                            least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute)
+                            least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute,
+                            in_ledger=True)
     training_graph.check_reductions(step.plan.results[1:], reductions, variables)
     step.warn_of_refusals()
     return step
@@ -148,8 +150,9 @@ class TrainingFunction(SelfChecked):
         state_variables = [watcher_of(variable) or replicated(variable)
                            for variable in self.params + training_graph.read_by_updates(updates, loss)]
         self._state = list(dict.fromkeys(state_variables + self.updated))
-        self._completed = 0  # steps
-        self._checkpoint: Any = None  # path, steps between checkpoints, steps before the first call, allow_nan
+        self._completed = 0  # steps, of this process and of those whose checkpoint it has loaded
+        self._checkpoint: Any = None  # path, steps between checkpoints, allow_nan
+        self._account = account_of(self, self._state)
         self._checkpoint_lock: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -170,6 +173,8 @@ class TrainingFunction(SelfChecked):
         BatchError, NonFiniteError, ReplicaError, RankError
             Nothing is changed then, as after any other error.
         """
+        if self._account:
+            self._account.begin()
         outputs = self.step(args, kwargs)[:self._n_outputs]
         self._note_completed()
         return outputs if len(outputs) > 1 else outputs[0]
@@ -213,7 +218,7 @@ class TrainingFunction(SelfChecked):
                 name = 'the loss' if param is None else 'the gradient of %s' % param
                 raise NonFiniteError('%s is not finite (loss %s): no parameter was changed. Lower the learning rate, '
                                      'clip the gradients, or look for a division by zero or a log of zero in the '
-                                     'model' % (name, outputs[0]))
+                                     'model; mgpu.check=1 names the op and the samples' % (name, outputs[0]))
 
     def variables(self) -> list[Replicated]:
         """Return the variables that make up the training state, each once, in an order that the graph gives."""
@@ -257,7 +262,7 @@ class TrainingFunction(SelfChecked):
         """
         training_state.load(path, self.variables(), self.contexts, self.ranks)
 
-    def checkpoint(self, path: str, every: int, allow_nan: bool = False) -> int:
+    def checkpoint(self, path: str, every: int, allow_nan: bool = False, ledger: str | None = None) -> int:
         """Save the training state every `every` steps; if the file exists, resume from it first.
 
         Parameters
@@ -268,6 +273,9 @@ class TrainingFunction(SelfChecked):
             Completed steps between checkpoints, at least 1: a crash loses no more. An error completes no step.
         allow_nan : bool
             As for `save`.
+        ledger : str, optional
+            A file for a ledger, with a line for each checkpoint, and for the values before the first step; see
+            ``theano-mgpu compare``. By default, the flag ``mgpu.ledger`` alone counts.
 
         Returns
         -------
@@ -288,7 +296,12 @@ class TrainingFunction(SelfChecked):
         if on_rank_0(self.ranks, functools.partial(self._begin_checkpoints, path)):
             completed = functools.partial(training_state.completed_steps, path)
             before = completed(training_state.load(path, self.variables(), self.contexts, self.ranks, completed))
-        self._checkpoint = (path, every, before - self._completed, allow_nan)
+        if ledger is not None:
+            self._account = ledger_at(ledger, every).account(
+                self.options.name, [each.variable for each in self._state], self.ranks)
+        if self._account and before:
+            self._account.steps = before
+        self._completed, self._checkpoint = before, (path, every, allow_nan)
         return before
 
     def _begin_checkpoints(self, path):
@@ -297,10 +310,11 @@ class TrainingFunction(SelfChecked):
         return os.path.exists(path)
 
     def _note_completed(self):
-        """Count a completed step, and save the state if a checkpoint is due."""
+        """Count a completed step, write a line of the ledger, and save the state if a checkpoint is due."""
         self._completed += 1
+        if self._account:
+            self._account.note()
         if self._checkpoint:
-            path, every, before, allow_nan = self._checkpoint
-            done = before + self._completed
-            if done % every == 0:
-                self.save_with(path, {'calls': np.array(done)}, allow_nan)
+            path, every, allow_nan = self._checkpoint
+            if self._completed % every == 0:
+                self.save_with(path, {'calls': np.array(self._completed)}, allow_nan)

@@ -21,8 +21,6 @@ class Enabled:
 
     Attributes
     ----------
-    always : bool
-        Whether each batch is divided that can be divided, without timing.
     in_force : Enabled or None
         The one that takes part at present. Each subclass has its own.
 
@@ -38,8 +36,13 @@ class Enabled:
                  tell: Callable[[str], object]) -> None:
         if strict:
             check_exact_flags()
-        self.report, self.strict, self.verifies, self.tell = report, strict, verify, tell
-        self.always = always or Options().divides_always
+        self.report, self.strict, self.verifies, self._always, self.tell = report, strict, verify, always, tell
+
+    @property
+    def always(self) -> bool:
+        """True if no batch is left to plain Theano for speed, where it is not checked, or rounds otherwise."""
+        options = Options()
+        return self._always or options.flags.check > 0 or options.divides_always
 
     def begin(self) -> None:
         """Take part from now on, in place of the one before."""

@@ -16,6 +16,7 @@ from .fallback import FAILED, by_plain, is_for_plain
 from .function_call import FunctionCall
 from .in_place import InPlaceUpdates
 from .programs import Programs
+from .recorded_function import leave_to_plain
 from .report import FunctionUsage
 
 FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
@@ -114,7 +115,7 @@ class EnabledFunction:
             self._chooser.rest()
         else:
             self._chooser = Chooser(State.ONE, self._ranks)
-            del self._function.mgpu_divided
+            leave_to_plain(self._function)
 
     def _may_divide(self):
         try:

@@ -9,14 +9,14 @@ from typing import Any, Callable
 from ..comm.activities import AGREE
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
-from ..errors import RankError, is_of_call, noting
+from ..errors import DriftError, NonFiniteError, RankError, is_of_call, noting
 
 FAILED = 'it failed over the contexts: %s'  # why plain Theano or Keras has computed a call
 
 
 def is_for_plain(error: BaseException) -> bool:
-    """Return whether plain Theano can explain an error over the contexts, since the error is not one of the ranks."""
-    return is_of_call(error) and not isinstance(error, RankError)
+    """Return whether plain Theano can explain an error over the contexts: it is none of the ranks, or of a check."""
+    return is_of_call(error) and not isinstance(error, (RankError, DriftError, NonFiniteError))
 
 
 def by_plain(compute: Callable[[], Any], failure: BaseException, ranks: Communicator) -> Any:

@@ -13,9 +13,11 @@ from ..devices.context_map import Context
 from ..errors import warn
 from ..graph.placement.propagation import is_placed
 from ..options import Options
+from ..runtime.state.ledger import ledger
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, EnabledFunction
 from .placed_function import NOT_PLACED, PlacedFunction
+from .recorded_function import record
 from .report import FunctionReport
 
 OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
@@ -147,6 +149,9 @@ class EnabledFunctions(Enabled):
                 self.tell(NOT_PLACED % (usage.name, obstacle))
         else:
             function.mgpu_divided = (PlacedFunction if placed else EnabledFunction)(self, function, usage)
+        book = ledger()
+        if book is not None:
+            record(function, arguments, usage.name, book, choose_ranks(None))
 
 
 def has_one_cpu(contexts: Sequence[Any]) -> bool:

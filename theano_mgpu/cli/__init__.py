@@ -12,6 +12,7 @@ examples:
   theano-mgpu launch -n 2 run train.py       a Keras or Theano script in two processes
   theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
   theano-mgpu bench --model cnn --plot s.png measure how a model scales, and predict
+  theano-mgpu compare a.jsonl b.jsonl        where two runs part, by their ledgers
   theano-mgpu COMMAND --help                 more on a command
 """
 from __future__ import annotations
@@ -25,10 +26,10 @@ import theano_mgpu
 
 from ..errors import MgpuError, MissingError, exit_code_of
 from ..utils import rank_process
-from . import bench, config, devices, doctor, launch, overview, predict, run
+from . import bench, compare, config, devices, doctor, launch, overview, predict, run
 from .output import help_of
 
-COMMANDS = (devices, doctor, config, run, launch, predict, bench)
+COMMANDS = (devices, doctor, config, run, launch, predict, bench, compare)
 
 
 def make_parser() -> argparse.ArgumentParser:

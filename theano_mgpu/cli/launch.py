@@ -45,7 +45,7 @@ from . import run as run_command
 from .config import devices, positive
 from .job_command import CARRIED, COMMAND, choose_start, rank_environment
 from .output import help_of
-from .program import add_program, check_program
+from .program import add_ledger, add_program, check_program
 from .supervise import run_with_restarts
 
 
@@ -67,6 +67,7 @@ def add_parser(sub: Any) -> None:
                         'in a step before that is an error (default: %s)' % config.OWN_FLAGS['mgpu.timeout'][0])
     parser.add_argument('--restarts', type=int, default=0, metavar='R',
                         help='how many times to start again after an error (default: %(default)s)')
+    add_ledger(parser)
     parser.add_argument('--dry-run', action='store_true', help='print the command without running it')
     add_program(parser, 'a Python script; or the word run, then the arguments of "theano-mgpu run"')
     parser.set_defaults(run=run, works_without_theano=True)
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
                         'once, such as in the batch script; or have %s start python %s'
                         % (size, launcher.name, launcher.name, ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
-    settings = {name: getattr(args, name) for name in ('gpus_per_process', 'data', 'timeout') if getattr(args, name)}
+    settings = {name: getattr(args, name) for name in ('gpus_per_process', 'data', 'timeout', 'ledger')
+                if getattr(args, name)}
     environment = rank_environment(start.threads, settings)
     if args.dry_run:
         variables = ['%s=%s' % (name, value) for name, value in sorted(environment.items())

@@ -50,6 +50,7 @@ CHECKS = 0.2e-3  # seconds of a step in which two processes compare their batche
 # Two processes on a host, as bench measures them: memory that is in no cache.
 BETWEEN = Link('between processes', 2e-6, 4e9)
 FILE = 'runs.json'
+NOT_OF_SCRIPT = 'contexts', 'mgpu.executor', 'mgpu.ledger'  # flags that do not change the times of a script
 MOST = 100  # scripts in the file
 NOT_KNOWN = 'how long its launches take is not known yet. This run measures them for the next one'
 SWITCHES = 'strict', 'verify', 'always', 'quiet', 'explain'  # options of run that take no value
@@ -216,7 +217,7 @@ def _key(args: argparse.Namespace, flags: Mapping[str, str], contexts: Sequence[
         program = [os.getcwd(), '-m', *args.module]
     else:
         program = [os.path.realpath(args.script), str(_checksum(args.script)), *args.args]
-    of_script = {name: value for name, value in sorted(flags.items()) if name not in ('contexts', 'mgpu.executor')}
+    of_script = {name: value for name, value in sorted(flags.items()) if name not in NOT_OF_SCRIPT}
     return json.dumps([theano_mgpu.__version__, program, args.always, of_script, describe(contexts)])
 
 

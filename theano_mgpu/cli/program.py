@@ -13,6 +13,7 @@ from typing import Any
 
 import theano_mgpu
 
+from .. import config
 from ..errors import MgpuError
 
 PACKAGE = os.path.dirname(os.path.abspath(theano_mgpu.__file__)) + os.sep
@@ -25,6 +26,13 @@ def add_program(parser: argparse.ArgumentParser, script_help: str) -> None:
     parser.add_argument('script', nargs='?', metavar='SCRIPT', help=script_help)
     parser.add_argument('args', nargs=argparse.REMAINDER, metavar='ARGS', help='its arguments')
     parser.set_defaults(parser=parser)
+
+
+def add_ledger(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--ledger``, the absolute path of a file."""
+    parser.add_argument('--ledger', metavar='FILE', type=os.path.abspath,
+                        help='write digests of weights and state every %d steps (flag mgpu.ledger_every), for '
+                        '"theano-mgpu compare"' % config.OWN_FLAGS['mgpu.ledger_every'][0])
 
 
 def check_program(args: argparse.Namespace) -> None:

@@ -51,7 +51,7 @@ from . import processes
 from .config import devices
 from .devices import context_map
 from .output import help_of, note
-from .program import add_program, check_program, run_module, run_script
+from .program import add_ledger, add_program, check_program, run_module, run_script
 
 
 def add_parser(sub: Any) -> None:
@@ -77,6 +77,7 @@ def add_parser(sub: Any) -> None:
     parser.add_argument('--processes', type=processes.processes, metavar='N|auto', help='start N processes, which '
                         'divide the contexts, as launch -n N run does; auto: as many as are faster (default: 1)')
     parser.add_argument('--json', metavar='FILE', help='write the plans to a file, for programs')
+    add_ledger(parser)
     add_program(parser, 'a Python script')
     parser.set_defaults(run=run)
 
@@ -87,6 +88,8 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     Return the exit code where other processes have run it.
     """
     check(args)
+    if args.ledger:
+        config.set_environment_flags({**config.environment_flags(), 'mgpu.ledger': args.ledger})
     if args.processes is not None:
         n_processes = processes.number_of(args, config.environment_flags())
         if n_processes > 1:
@@ -96,8 +99,11 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
                         'launch')
     from ..auto.functions import enable  # imports Theano, which commands such as doctor do without
     from ..runtime import step_times
+    from ..runtime.state.ledger import use_ledger
     os.environ['KERAS_BACKEND'] = 'theano'
     draw_alike()
+    if args.ledger:
+        use_ledger(args.ledger)
     flags, from_outside = config.environment_flags(), config.environment_flags()
     if args.contexts:
         flags['contexts'] = describe(args.contexts)

@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from typing import Sequence
 
-# The first number of an activity. In CALL, COMPARE and INPUTS the number of a function follows, then the number of its
-# calls before.
-END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE, FEED, INPUTS = range(13)
+# The first number of an activity. In CALL, COMPARE, INPUTS and CHECK the number of a function follows, then the number
+# of its calls before.
+END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE, FEED, INPUTS, CHECK = range(14)
 
 # While one rank compiles, or reads a file, the others wait for longer than in a step: PATIENT times the limit.
 SLOW = (END, BUILD, COMPILE, SHARE, COMPARE, FEED, INPUTS)
@@ -48,4 +48,5 @@ def describe(activity: Sequence[int], functions: FunctionNames) -> str:
             COMPARE: 'comparing the results of %s that each rank has computed whole, after call %d'
                      % (function, calls),
             INPUTS: 'comparing the inputs of call %d of %s' % (calls + 1, function),
+            CHECK: 'comparing the copies of values before call %d of %s' % (calls, function),
             READ: "reading a value of which each rank has a part (update_on='sharded')"}[kind]

@@ -7,17 +7,19 @@ from typing import Sequence
 import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
+from theano.gof.cmodule import GCC_compiler
 
 from ..comm.activities import BUILD, SHARE
 from ..comm.collectives import all_gather_int, all_gather_object
 from ..comm.communicator import Communicator
-from ..devices import host_blas, nccl
+from ..devices import nccl
 from ..devices.contexts import alike, type_name
 from ..devices.mesh import CPU, Mesh
 from ..errors import ContextError, RankError, warn
 from ..graph import graph
 from ..options import UPDATE_ON, Options
 from ..plan import Machine
+from ..utils import blas
 from .consistency import take_values_of_first
 from .replicas.replicated import Replicated
 
@@ -64,14 +66,14 @@ def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
         If contexts are on the processors of hosts that round otherwise.
     """
     if theano.config.cxx:
-        host_blas.use_threads(1)
+        blas.use_threads(1)
     kinds = {context.kind for context in mesh.contexts}
     if 'cuda' in kinds:
         check_algorithms()
     if 'cpu' in kinds and theano.config.openmp:
         raise ContextError('openmp=True divides convolutions among threads, so that their bits depend on the number of '
                            'cores, and mgpu.logical_shards gives the same bits everywhere. Leave out openmp=True')
-    own = type_name(mesh.contexts[0]), host_blas.description() if 'cpu' in kinds else ''
+    own = type_name(mesh.contexts[0]), _rounding_of_host() if 'cpu' in kinds else ''
     devices, hosts = zip(*all_gather_object(ranks, own))
     if len(set(hosts)) > 1:
         raise ContextError('mgpu.logical_shards gives the same bits only where all processors round alike, and those '
@@ -80,6 +82,12 @@ def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
     if len(set(devices)) > 1 or not all(alike(mesh.contexts[0], context) for context in mesh.contexts):
         warn('the devices are of several types: the bits of results depend on the samples that each one computes, in '
              'spite of mgpu.logical_shards')
+
+
+def _rounding_of_host():
+    """Return a text that is the same on hosts whose compiled code and BLAS round alike."""
+    return ' '.join([*blas.loaded().values(), theano.config.blas.ldflags, theano.config.gcc.cxxflags,
+                     *(GCC_compiler.march_flags or [])])
 
 
 def check_algorithms():

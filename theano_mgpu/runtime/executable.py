@@ -1,7 +1,7 @@
 """A plan, compiled: the functions of each part on each context, and the memory that its steps use again."""
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 import theano
@@ -90,7 +90,8 @@ class CompiledPart:
                 if variable.owner is not None:
                     cell[0] = None
 
-    def run(self, replica: int, arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def run(self, replica: int, arguments: Sequence[Any],
+            compute: Callable[[Any, Sequence[Any]], list[Any]] | None = None) -> tuple[list[Any], list[Any]]:
         """Run one replica.
 
         Parameters
@@ -98,13 +99,16 @@ class CompiledPart:
         replica : int
         arguments : list of ndarray or pygpu.gpuarray.GpuArray
             Of the inputs' types, on the device where it `takes` them there.
+        compute : callable, optional
+            ``compute(function, arguments)`` in place of the call of the function.
 
         Returns
         -------
         outputs, new_values : list
             On the replica's device.
         """
-        results = self.functions[replica].unwatched_call(*arguments)
+        function = self.functions[replica]
+        results = compute(function, arguments) if compute else function.unwatched_call(*arguments)
         results = [results[i] for i in self._positions]
         n_outputs = len(self.part.outputs)
         return results[:n_outputs], results[n_outputs:]

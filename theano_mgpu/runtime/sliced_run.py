@@ -1,6 +1,7 @@
 """The run of a batch; again, in another way, each time that a device has too little memory."""
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from typing import Any, Sequence
@@ -18,11 +19,20 @@ from .batch import Batch
 from .building import BuiltFunction, Updates, build, divide
 from .remedies import Remedies
 from .replicas.replicated import replicated
+from .sentinel import Sentinel
 from .speeds import Speeds
 
 
 class SlicedRun(BuiltFunction):
-    """A base of functions over a batch, which splits and runs their batches."""
+    """A base of functions over a batch, which splits and runs their batches.
+
+    Attributes
+    ----------
+    calls : int
+        The calls so far, the present one among them.
+    """
+
+    calls = 0
 
     def __init__(self, inputs: Any, outputs: Any, updates: Updates, options: Options) -> None:
         self._definition = inputs, outputs, updates
@@ -43,6 +53,8 @@ class SlicedRun(BuiltFunction):
                 replicated(variable).evict()  # another function may hold copies that this one has made
             gc.collect()
         self._speeds = Speeds(options.name, self.built.splitter)
+        every = options.flags.check
+        self._sentinel = Sentinel(self.built, options.name, every) if every else None
 
     @property
     def is_settled(self) -> bool:
@@ -65,8 +77,10 @@ class SlicedRun(BuiltFunction):
                 with self.timings.span('scatter'):
                     batch = batch or self.split(values, states, lengths)
                     self.executable.refresh()
+                if self._sentinel is not None:
+                    self._sentinel.compare(self.calls)
                 before = time.perf_counter() - began
-                result = self._run(batch)
+                result = self._run(batch, values, states, lengths)
                 self._remedies.note(lengths, self.built)
                 return result._replace(seconds=before + result.seconds)
             except BaseException as error:
@@ -93,14 +107,19 @@ class SlicedRun(BuiltFunction):
         self.arguments.take_assigned(arguments)
         self.look_ahead = look_ahead
 
-    def _run(self, batch: Batch) -> StepResult:
-        """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
+    def _run(self, batch: Batch, *arguments: Any) -> StepResult:
+        """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed.
+
+        `split` makes the batch of the `arguments`.
+        """
         timed = self._speeds.timed(batch)
         step = StepRun(self.executable, batch, timed)
         try:
             step.start()
             self.look_ahead.prepare()
             result = step.finish()
+            if self._sentinel is not None:
+                self._sentinel.check(self.calls, result, functools.partial(self.split, *arguments))
             self._check(result.outputs)
             with self.timings.span('wait'):
                 report = self._speeds.report(batch, timed, result.timed)

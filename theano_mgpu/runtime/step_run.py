@@ -172,8 +172,8 @@ class StepRun:
         work.sort(key=lambda each: each[1].replica == self._timed)
         contexts, arguments = arguments_on_devices(self._executable, work, self._batch.common)
         name = 'launch' if self._executable.on_devices else 'run'
-        tasks = [functools.partial(self._time if shard.replica == self._timed else CompiledPart.run, compiled[part],
-                                   shard.replica, given) for (part, shard), given in zip(work, arguments)]
+        tasks = [functools.partial(self._time if shard.replica == self._timed else self._call, compiled[part],
+                                   shard.replica, given, shard) for (part, shard), given in zip(work, arguments)]
         results = self._launcher.run(name, tasks, contexts, [shard for _, shard in work])
         for (part, shard), (outputs, _) in zip(work, results):
             shard.keep(part, outputs)
@@ -181,10 +181,16 @@ class StepRun:
         return [Launched(part, number, rounds[number], [results_of[part, shard] for shard in rounds[number]])
                 for part, number in cycle]
 
-    def _time(self, compiled: CompiledPart, replica: int, arguments: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Run a part as `CompiledPart.run`, wait for its outputs, and add the seconds that it took."""
+    def _call(self, compiled: CompiledPart, replica: int, arguments: Sequence[Any],
+              shard: Shard | None = None) -> tuple[list[Any], list[Any]]:
+        """Run a part as `CompiledPart.run`, on a shard or, in the update, on none."""
+        return compiled.run(replica, arguments)
+
+    def _time(self, compiled: CompiledPart, replica: int, arguments: Sequence[Any],
+              shard: Shard) -> tuple[list[Any], list[Any]]:
+        """Run a part, wait for its outputs, and add the seconds that it took."""
         began = time.perf_counter()
-        outputs, new_values = compiled.run(replica, arguments)
+        outputs, new_values = self._call(compiled, replica, arguments, shard)
         launched = time.perf_counter()
         wait(outputs)
         waited = time.perf_counter() - launched
@@ -264,7 +270,7 @@ class StepRun:
         for part in self._plan.update:
             compiled, contexts = executable.parts[part], part.contexts[:1] if batch.alone else part.contexts
             arguments = self._broadcast(part, contexts)
-            tasks = [functools.partial(compiled.run, i, given) for i, given in enumerate(arguments)]
+            tasks = [functools.partial(self._call, compiled, i, given) for i, given in enumerate(arguments)]
             results = self._launcher.run('update', tasks, contexts)
             if self._timings.waits():
                 with self._timings.span('update'):

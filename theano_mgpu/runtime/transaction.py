@@ -27,6 +27,10 @@ class Transaction:
         self._old.append((storage, storage[0]))
         storage[0] = value
 
+    def has_replaced(self, shared: SharedVariable) -> bool:
+        """Return whether the step has given a shared variable a new value."""
+        return any(storage is shared.container.storage for storage, _ in self._old)
+
     def wait(self) -> None:
         """Wait until devices have computed the new values."""
         wait(storage[0] for storage, _ in self._old)

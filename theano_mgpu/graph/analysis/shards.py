@@ -261,10 +261,10 @@ def check_limits(op: theano.Op | None, values: list[Value]) -> None:
 
 def refusal_of(node: theano.Apply, reason: str) -> str:
     """Return the text of the CannotCut of a node, for a reason."""
-    return '%s: %s%s' % (node, reason, _line_of(node))
+    return '%s: %s%s' % (node, reason, line_of(node))
 
 
-def _line_of(node):
+def line_of(node):
     """Return the line in which the user made a node, as the end of a message; nothing where it is not known."""
     trace = getattr(node.outputs[0].tag, 'trace', None)
     if not trace:

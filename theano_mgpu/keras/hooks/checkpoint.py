@@ -14,6 +14,7 @@ from ...comm.collectives import broadcast_object
 from ...comm.rank_0 import on_rank_0
 from ...errors import MgpuError, warn
 from ...runtime.state import training_state
+from ...runtime.state.ledger import ledger_at
 from ...runtime.state.lock import lock_checkpoint
 from ..model.parallel_state import parallel_state_of
 from ..model.steps import Computed
@@ -58,6 +59,9 @@ class Checkpoint(keras.callbacks.Callback):
     allow_nan : bool
         Also write values that are infinite or not a number. Otherwise a warning names them, and the file is not
         written.
+    ledger : str, optional
+        A file for a ledger, with a line for each checkpoint within an epoch, and for the values before the first batch;
+        see ``theano-mgpu compare``. By default, the flag ``mgpu.ledger`` alone counts.
 
     Raises
     ------
@@ -74,11 +78,11 @@ class Checkpoint(keras.callbacks.Callback):
     batches after the restart. Remove the file to train from the beginning.
     """
 
-    def __init__(self, path: str, every: int = 100, allow_nan: bool = False) -> None:
+    def __init__(self, path: str, every: int = 100, allow_nan: bool = False, ledger: str | None = None) -> None:
         super().__init__()
         if every < 1:
             raise ValueError('every=%r: give the number of batches between checkpoints, 1 or more' % (every,))
-        self.path, self.every, self.allow_nan = path, every, allow_nan
+        self.path, self.every, self.allow_nan, self.ledger = path, every, allow_nan, ledger
         self._others: list[keras.callbacks.Callback] = []  # the fit's other callbacks
         self._functions: list[Any] = []  # only during a fit: compile() of the model makes new ones
         self._lock: Any = None
@@ -140,8 +144,10 @@ class Checkpoint(keras.callbacks.Callback):
         if self._run.id is None:
             self._run.id = broadcast_object(ranks, uuid.uuid4().hex)
         self._done.run = self._run.id
+        account = self.ledger and self._functions[0].open_account(ledger_at(self.ledger, self.every))
         for function in self._functions:
-            function.begin_fit(functools.partial(self.replay_or_compute, function))
+            function.begin_fit(functools.partial(self.replay_or_compute, function),
+                               account if function is self._functions[0] else None)
 
     def replay_or_compute(self, function: Any, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
         """Return the Computed of a call of the train or test function: replay it, or go on to the next step.
@@ -154,6 +160,8 @@ class Checkpoint(keras.callbacks.Callback):
             return proceed(inputs)
         self._in_batch = False
         self._done.add_inputs(inputs)
+        if self.replaying:
+            function.note_replayed()
         computed = Computed(self._replayed(), 0) if self.replaying else proceed(inputs)
         self._done.batches.append(computed.outputs)
         return computed._replace(outputs=list(computed.outputs))

@@ -19,11 +19,12 @@ from ...errors import BatchError, MgpuError
 from ...graph import graph
 from ...parallel_function import ParallelFunction
 from ...runtime.consistency import ComparedFunction, LeadingInputs
+from ...runtime.state.ledger import Account, Ledger, ledger
 from ...training import TrainingFunction
 from .batch import batch_inputs, length_of, metric_values, new_values
 from .optimizer import Given, optimizer_updates
 from .parallel_state import parallel_state_of
-from .steps import Choice, Computed, chained
+from .steps import Choice, Computed, chained, record
 from .variants import Variants
 
 OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
@@ -40,22 +41,37 @@ class ModelFunction:
     ----------
     steps : list of callable
         See `steps`.
+    account : Account, optional
+        The steps are written to the ledger.
     """
 
-    def __init__(self, steps: list[Callable[..., Computed]]) -> None:
-        self._steps, self._run = steps, chained(steps)
+    def __init__(self, steps: list[Callable[..., Computed]], account: Account | None = None) -> None:
+        self._steps, self._account = steps, account
+        self._chain(steps, account)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         return self._run(inputs).outputs
 
-    def begin_fit(self, replay: Callable[..., Computed]) -> None:
+    def _chain(self, steps, account, first=()):
+        self.account = account  # the one that counts at present
+        recording = [] if account is None else [functools.partial(record, account)]
+        self._run = chained([*first, *recording, *steps])
+
+    def begin_fit(self, replay: Callable[..., Computed], account: Account | None = None) -> None:
         """Put the step of a checkpoint before the others, and divide each batch: a restart must not depend on timings.
+
+        An `account` takes the place of the function's own.
         """
-        self._run = chained([replay] + [step for step in self._steps if not isinstance(step, Choice)])
+        self._chain([step for step in self._steps if not isinstance(step, Choice)], account or self._account, [replay])
 
     def end_fit(self) -> None:
         """Take the step of a checkpoint out again."""
-        self._run = chained(self._steps)
+        self._chain(self._steps, self._account)
+
+    def note_replayed(self) -> None:
+        """Count a step that a checkpoint has replayed."""
+        if self.account is not None:
+            self.account.steps += 1
 
     def compare(self) -> None:
         """Compare the results that each process has computed by itself: all go on from rank 0's."""
@@ -78,7 +94,8 @@ class WholeFunction(ModelFunction, theano_backend.Function):
     def __init__(self, divided: BatchFunction, contexts: list[Context], steps: list[Callable[..., Computed]]) -> None:
         self.__dict__.update(vars(divided.make_plain()))
         self.contexts, self._divided = contexts, divided
-        ModelFunction.__init__(self, steps + [self._compute])
+        self.open_account = divided.open_account
+        ModelFunction.__init__(self, steps + [self._compute], divided.account)
 
     @property
     def step(self) -> Any:
@@ -122,8 +139,14 @@ class BatchFunction(ModelFunction):
         self.make_plain = _plain_maker(model, kind, self.optimizer_updates)
         self.leading = LeadingInputs(choose_ranks(None), '%s_function' % kind)
         self.compared: ComparedFunction | None = None
-        super().__init__(self._state.steps(kind, self) + [self._compute])
+        self._weights, book = model.weights, ledger() if kind == 'train' else None
+        super().__init__(self._state.steps(kind, self) + [self._compute], self.open_account(book) if book else None)
         self.begin()
+
+    def open_account(self, book: Ledger) -> Account:
+        """Return a new account in a ledger: of the weights, and of the state of the optimizer."""
+        return book.account('%s_function of %s' % (self._kind, self._state.name),
+                            [*self._weights, *(variable for variable, _ in self.optimizer_updates)], choose_ranks(None))
 
     @property
     def function(self) -> Any:
@@ -228,6 +251,8 @@ class BatchFunction(ModelFunction):
             return None
         for outputs, samples in self.function.joined():
             self._reported(outputs, samples)
+            if self.account is not None:
+                self.account.note()
         return [self._loss / self._samples] + self._read() if self._samples else None
 
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 from ...auto.chooser import LengthChooser, Way
 from ...auto.trial import Trial
 from ...devices.context_map import HOST, Context
+from ...runtime.state.ledger import Account
 from .batch import length_of
 from .report import Usage
 
@@ -47,6 +48,14 @@ def count(usage: Usage, kind: str, inputs: list[Any], proceed: Callable[..., Com
     began = perf_counter()
     computed = proceed(inputs)
     usage.add(kind, computed.samples, perf_counter() - began, computed.contexts)
+    return computed
+
+
+def record(account: Account, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
+    """Write a batch to the ledger: a step, once the first argument is bound."""
+    account.begin()
+    computed = proceed(inputs)
+    account.note()
     return computed
 
 

@@ -267,6 +267,14 @@ class Replicated:
         with _counting:
             return [replica for replica, version in self._held.items() if version == self.version]
 
+    def current(self) -> dict[Any, Context | None]:
+        """Return the copies with the latest value, each with its context; without any, the variable, and None."""
+        current: dict[Any, Context | None] = {}
+        for context, copy in self.copies.items():
+            if self.is_current(context):
+                current.setdefault(copy, context)
+        return current or {self.variable: None}
+
     def value(self) -> Any:
         """Return a copy of the variable's current value on the host."""
         self._bring_home()

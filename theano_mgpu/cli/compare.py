@@ -1,0 +1,157 @@
+"""`theano-mgpu compare`: the first step at which two runs part, by their ledgers.
+
+A ledger has digests of the weights and the state after every k-th step: of each mgpu.training_function, of each
+function with updates under mgpu.enable or "theano-mgpu run", and of each Keras model. "theano-mgpu run --ledger FILE"
+and "launch --ledger FILE" write it (flag mgpu.ledger); k is the flag mgpu.ledger_every. Values with equal digests are
+equal to the bit. The two runs may have another k, another length, or other devices; steps that only one of them has are
+not compared. The steps that a run has repeated after a restart count as they came out last.
+
+The exit code is 0 if all steps that both ledgers have are equal, 1 if the runs part, and 2 if the files cannot be
+compared.
+
+examples:
+  THEANO_FLAGS=mgpu.ledger_every=1 theano-mgpu run --ledger one.jsonl --gpus 1 train.py
+  THEANO_FLAGS=mgpu.ledger_every=1 theano-mgpu run --ledger two.jsonl --gpus 2 train.py
+  theano-mgpu compare one.jsonl two.jsonl
+"""
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, NamedTuple
+
+from ..errors import MgpuError
+from ..utils.ledger_file import LedgerFile, read
+from ..utils.tables import counted, table
+from .output import help_of, print_json
+
+SHOWN = 8  # names of variables, or of steps, in a line
+NOT_COMPARED = 'ledger', 'begun'
+
+
+class Difference(NamedTuple):
+    """A step at which two runs differ: the function, the last step before it that is equal, and the variables."""
+
+    of: str
+    step: int
+    equal: int | None
+    variables: list[str]
+    n_variables: int
+
+
+def add_parser(sub: Any) -> None:
+    """Add the command to argparse's sub-parsers."""
+    parser = sub.add_parser('compare', help='name the first step at which two runs part, by their ledgers',
+                            description='Compare the ledgers of two runs.', **help_of(__doc__))
+    parser.add_argument('a', metavar='A', help='a file that --ledger (mgpu.ledger) has written')
+    parser.add_argument('b', metavar='B', help='another one')
+    parser.add_argument('--json', action='store_true', help='print the result as JSON')
+    parser.set_defaults(run=run, works_without_theano=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the comparison; the exit code is 1 if the runs part."""
+    a, b = read(args.a), read(args.b)
+    common = [key for key in a.steps if key in b.steps]
+    if not common:
+        raise MgpuError('%s and %s have no step in common. %s; %s' % (a.path, b.path, _contents(a), _contents(b)))
+    difference = first_difference(a, b, common)
+    settings = differing_settings(a, b)
+    if args.json:
+        print_json({'equal': difference is None, 'compared': len(common),
+                    'difference': difference and difference._asdict(), 'settings': settings})
+    else:
+        print('\n'.join([*_summary(a), *_summary(b), '', *_verdict(difference, common), *_table(settings)]))
+    return int(difference is not None)
+
+
+def first_difference(a: LedgerFile, b: LedgerFile, common: list[tuple[str, int]]) -> Difference | None:
+    """Return the first difference between two ledgers, in the order of the first one; None if there is none.
+
+    Parameters
+    ----------
+    a, b : LedgerFile
+    common : list of (str, int)
+        The steps that both have.
+    """
+    equal: dict[str, int] = {}
+    for of, step in common:
+        ours, theirs = a.steps[of, step]['values'], b.steps[of, step]['values']
+        if _unnumbered(ours) == _unnumbered(theirs):  # Keras counts its names up from model to model
+            theirs = dict(zip(ours, theirs.values()))
+        different = [name for name in [*ours, *(name for name in theirs if name not in ours)]
+                     if ours.get(name) != theirs.get(name)]
+        if different:
+            return Difference(of, step, equal.get(of), different, len({**ours, **theirs}))
+        equal[of] = step
+    return None
+
+
+def _unnumbered(names):
+    return [re.sub(r'\d+', '#', name) for name in names]
+
+
+def differing_settings(a: LedgerFile, b: LedgerFile) -> list[tuple[str, str, str]]:
+    """Return the name and both values of each setting in which the last starts of two runs differ."""
+    ours, theirs = (_flat(each.starts[-1]) for each in (a, b))
+    return [(name, ours.get(name, '-'), theirs.get(name, '-')) for name in {**ours, **theirs}
+            if ours.get(name) != theirs.get(name)]
+
+
+def _flat(start):
+    """Return the settings of a start as texts, with a name for each member of a dict."""
+    flat = {}
+    for key, value in start.items():
+        if isinstance(value, dict):
+            flat.update(('%s: %s' % (key, name), str(each)) for name, each in value.items())
+        elif key not in NOT_COMPARED:
+            flat[key] = '; '.join(map(str, value)) if isinstance(value, list) else str(value)
+    return flat
+
+
+def _contents(ledger):
+    """Return the functions of a ledger with their first and last steps, as a text."""
+    of_function: dict[str, list[int]] = {}
+    for of, step in ledger.steps:
+        of_function.setdefault(of, []).append(step)
+    return '%s has %s' % (ledger.path, ', '.join('%s, steps %d to %d' % (of, min(steps), max(steps))
+                                                 for of, steps in of_function.items()) or 'no step')
+
+
+def _summary(ledger):
+    """Return the lines about one ledger."""
+    every = ', '.join(dict.fromkeys(str(start['every']) for start in ledger.starts))
+    lines = ['%s (every %s)' % (_contents(ledger), every)]
+    restarts = len(ledger.starts) - 1
+    if restarts:
+        lines.append('  started again: %s' % counted(restarts, 'time'))
+    for of, steps, different in ledger.repeated:
+        came_out = 'otherwise: %s' % _shortened(different) if different else 'the same'
+        lines.append('  repeated by %s: %s, which came out %s' % (of, _shortened(steps), came_out))
+    if ledger.is_cut:
+        lines.append('  its last line is incomplete, as after a kill, and does not count')
+    return lines
+
+
+def _shortened(items):
+    more = len(items) - SHOWN
+    return ', '.join(map(str, items[:SHOWN])) + ' and %d more' % more * (more > 0)
+
+
+def _verdict(difference, common):
+    """Return the lines about the steps that both ledgers have."""
+    if difference is None:
+        return ['equal: %s of both have the same bits' % counted(len(common), 'step')]
+    of, step, equal, variables, n_variables = difference
+    lines = ['the runs part at step %d of %s: %s is the first variable that differs' % (step, of, variables[0]),
+             '%d of %s differ there: %s' % (len(variables), counted(n_variables, 'variable'), _shortened(variables))]
+    if equal is None:
+        return lines + ['no step before it is equal: the runs began with other values, such as other seeds' if not step
+                        else 'no earlier step is in both ledgers']
+    return lines + ['step %d is equal%s' % (equal, '' if step == equal + 1 else
+                                            '. For the steps between, run both with mgpu.ledger_every=1')]
+
+
+def _table(settings):
+    """Return the lines about settings in which the runs differ."""
+    return ['', table([['SETTING', 'A', 'B'], *map(list, settings)])] if settings else []

@@ -1,0 +1,244 @@
+"""The search for the op that has made a value infinite or NaN: a step is computed again, op by op."""
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+import theano
+from theano.gof.graph import Constant
+from theano.gof.link import PerformLinker
+from theano.scalar import Composite
+from theano.tensor.elemwise import Elemwise
+
+from ..comm.communicator import Communicator
+from ..devices.context_map import Context, describe
+from ..errors import NonFiniteError, in_one_line
+from ..graph.analysis.shards import line_of
+from .batch import Shard
+from .executable import CompiledPart
+from .replicas.transfers import fetch
+from .step_run import StepRun
+
+EMPTY = 'AllocEmpty', 'GpuAllocEmpty'  # ops whose results have no values yet
+NAMES = 2    # variables near an op that a message names
+SAMPLES = 8  # samples that a message names
+
+
+def not_finite(value: Any) -> np.ndarray | None:
+    """Return which elements of an array, here or on a device, are infinite or NaN; None if there are none."""
+    if getattr(getattr(value, 'dtype', None), 'kind', '') not in ('f', 'c'):
+        return None
+    mask = ~np.isfinite(np.asarray(fetch(value)))
+    return mask if mask.any() else None
+
+
+def place_of(ranks: Communicator, context: Context | None) -> str:
+    """Return the rank of this process, with its host if there are several, and a context or, for None, the host."""
+    rank = 'rank %d' % ranks.rank if ranks.on_one_host else ranks.name(ranks.rank)
+    return (rank + ', ' if ranks.size > 1 else '') + (describe([context]) if context else 'the host')
+
+
+class Found(NamedTuple):
+    """A variable with values that are not finite: which elements are not, the op that made it, and how, in words.
+
+    The op is None for a value that was given.
+    """
+
+    variable: theano.Variable
+    mask: np.ndarray
+    node: Any
+    how: str
+
+
+class Inspection:
+    """A call of a compiled function, op by op.
+
+    Parameters
+    ----------
+    function : theano.compile.function_module.Function
+    arguments : list of ndarray or pygpu.gpuarray.GpuArray
+
+    Attributes
+    ----------
+    results : list
+        As of the call.
+    """
+
+    def __init__(self, function: Any, arguments: Sequence[Any]) -> None:
+        graph = function.maker.fgraph
+        self._storage = {v: [v.data if isinstance(v, Constant) else None] for v in graph.variables}
+        self._computed = {v: [v.owner is None] for v in graph.variables}
+        self._inputs = {v: i for i, v in enumerate(graph.inputs)}
+        self._outputs = graph.outputs
+        self._found: dict[theano.Variable, Found] = {}
+        linker = function.maker.linker
+        in_python = isinstance(linker, PerformLinker) or not getattr(linker, 'c_thunks', True)
+        self._impl = 'py' if in_python else None  # None: in C, where the op has C code
+        for (variable, i), container in zip(self._inputs.items(), function.input_storage):
+            self._storage[variable][0] = arguments[i] if i < len(arguments) else container.storage[0]
+            self._note(variable, None, lambda mask: '')
+        nodes = graph.toposort()
+        last = {v: node for node in nodes for v in node.inputs}  # the op that reads a variable last
+        for node in nodes:
+            self._compute(node)
+            for variable in node.inputs:
+                if last[variable] is node and variable.owner and variable not in self._outputs:
+                    self._storage[variable][0] = None
+        self.results = [self._storage[v][0] for v in self._outputs]
+
+    def origin(self) -> Found | None:
+        """Return the first variable that is not finite, among those that a result is not finite by; None if all are."""
+        for variable in self._outputs:
+            if variable in self._found:
+                return self._found[origin_of(variable, self._found)]
+        return None
+
+    def position(self, variable: theano.Variable) -> int | None:
+        """Return the number of an input of the function; None for another variable."""
+        return self._inputs.get(variable)
+
+    def _compute(self, node):
+        destroyed = {i for places in getattr(node.op, 'destroy_map', {}).values() for i in places}
+        before = [np.array(fetch(self._storage[v][0])) if i in destroyed and isinstance(node.op, Elemwise) else
+                  self._storage[v][0] for i, v in enumerate(node.inputs)]
+        node.op.make_thunk(node, self._storage, self._computed, [], self._impl)()
+        if type(node.op).__name__ not in EMPTY:
+            for variable in node.outputs:
+                self._note(variable, node, lambda mask: explained(node, before, mask))
+
+    def _note(self, variable, node, explain):
+        mask = not_finite(self._storage[variable][0])
+        if mask is not None:
+            is_first = node is not None and not any(v in self._found for v in node.inputs)
+            self._found[variable] = Found(variable, mask, node, explain(mask) if is_first else '')
+
+
+def origin_of(variable: theano.Variable, found: Any) -> theano.Variable:
+    """Return the variable from which a value that is not finite comes, given a collection of all such variables."""
+    while variable.owner is not None:
+        source = next((each for each in variable.owner.inputs if each in found), None)
+        if source is None:
+            break
+        variable = source
+    return variable
+
+
+def explained(node: Any, inputs: Sequence[Any], mask: np.ndarray) -> str:
+    """Return in words what an op has made of finite inputs, such as ``log(0.0) = -inf``.
+
+    Parameters
+    ----------
+    node : theano.Apply
+    inputs : list of ndarray or pygpu.gpuarray.GpuArray
+    mask : ndarray of bool
+        Which elements of the result are not finite.
+    """
+    if not isinstance(node.op, Elemwise):
+        return '%s made it of finite values' % node.op
+    element = tuple(np.argwhere(mask)[0])
+    numbers = [np.broadcast_to(np.asarray(fetch(each)), mask.shape)[element] for each in inputs]
+    with np.errstate(all='ignore'):
+        op, numbers, result = _scalar_step(node.op.scalar_op, numbers)
+    return '%s(%s) = %s' % (type(op).__name__, ', '.join(map(str, numbers)), result)
+
+
+def _scalar_step(op, numbers):
+    """Return the scalar op within an elementwise op from which its result is not finite, its inputs, and the result."""
+    if not isinstance(op, Composite):
+        return op, numbers, _result(op, numbers)
+    values = dict(zip(op.fgraph.inputs, numbers))
+    found = {}
+    for node in op.fgraph.toposort():
+        given = [v.data if isinstance(v, Constant) else values[v] for v in node.inputs]
+        variable, = node.outputs
+        values[variable] = result = _result(node.op, given)
+        if result is None or not np.isfinite(result):
+            found[variable] = node.op, given, result
+    origin = next((origin_of(v, found) for v in op.fgraph.outputs if v in found), None)
+    return found[origin] if origin is not None else (op, numbers, 'not finite')
+
+
+def _result(op, numbers):
+    """Return the result of a scalar op; None where Python raises an error, as for a division by zero."""
+    try:
+        return np.asarray(op.impl(*numbers))[()]
+    except (ArithmeticError, ValueError, TypeError):  # the last one for an input that has no result either
+        return None
+
+
+class InspectedRun(StepRun):
+    """A step that is computed op by op, and raises an error where a part has a result that is not finite.
+
+    Parameters
+    ----------
+    executable : Executable
+    batch : Batch
+        Of the values from before the step.
+    subject : str
+        The value that was not finite, in words, with its step.
+    """
+
+    def __init__(self, executable: Any, batch: Any, subject: str) -> None:
+        super().__init__(executable, batch)
+        self._subject = subject
+
+    def _call(self, compiled: CompiledPart, replica: int, arguments: Sequence[Any], shard: Shard | None = None) -> Any:
+        place = place_of(self._executable.communicator, compiled.part.contexts[replica])
+        return compiled.run(replica, arguments, functools.partial(self._inspected, compiled, shard, place))
+
+    def _inspected(self, compiled, shard, place, function, arguments):
+        try:
+            inspection = Inspection(function, arguments)
+        except Exception as error:  # of any class: ops raise their own, as in a branch that the step has not taken
+            raise NonFiniteError('%s. The op was not found, since computing the step op by op has failed on %s: %s. No '
+                                 'value was changed' % (self._subject, place, in_one_line(error))) from error
+        found = inspection.origin()
+        if found is None:
+            return inspection.results
+        where = samples_of(found.mask, shard, [container.storage[0] for container in
+                                               function.input_storage[len(arguments):]])
+        if found.node is not None:
+            cause = '%s%s, on %s%s%s' % (found.how, where, place, _near(found.node), line_of(found.node))
+        else:
+            position = inspection.position(found.variable)
+            name = compiled.part.given[position] if position < len(arguments) else found.variable
+            cause = '%s was not finite before%s, on %s' % (name, where, place)
+        raise NonFiniteError('%s: %s. No value was changed. Look for a division by zero or a log of zero in the model, '
+                             'and for such numbers in the data; lower the learning rate, or clip the gradients'
+                             % (self._subject, cause))
+
+
+def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any]) -> str:
+    """Return in words the samples whose rows of an array are not finite; all of the shard if it has no rows of samples.
+
+    Parameters
+    ----------
+    mask : ndarray of bool
+        Which elements are not finite.
+    shard : Shard or None
+    variables : list
+        The values of shared variables: an array of the shape of one of them, such as a gradient, may have no samples.
+    """
+    if shard is None:
+        return ''
+    start, stop = shard.span
+    shapes = [sorted(getattr(value, 'shape', ())) for value in variables]
+    if mask.shape[:1] != (stop - start,) or sorted(mask.shape) in shapes:
+        return ' in samples %d to %d of the batch' % (start, stop - 1)
+    samples = start + np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))
+    more = len(samples) - SAMPLES
+    return ' in %s %s of the batch%s' % ('sample' if len(samples) == 1 else 'samples',
+                                         ', '.join(map(str, samples[:SAMPLES])),
+                                         ' and %d more' % more if more > 0 else '')
+
+
+def _near(node):
+    """Return the names of the variables that are nearest to an op, as the end of a message."""
+    pending, names = list(node.inputs), []
+    for variable in pending:  # which grows meanwhile
+        if variable.name:
+            names.append(variable.name)
+        elif variable.owner is not None:
+            pending += [v for v in variable.owner.inputs if v not in pending]
+    return ', near %s' % ' and '.join(list(dict.fromkeys(names))[:NAMES]) if names else ''

@@ -1,0 +1,146 @@
+"""The sentinel of the flag ``mgpu.check``: replicas and ranks that drift apart are an error, and so is a NaN."""
+from __future__ import annotations
+
+import collections
+from typing import Any, Callable, Mapping
+
+import numpy as np
+
+from ..comm.activities import AGREE, CHECK
+from ..comm.collectives import all_gather_object
+from ..errors import DriftError, NonFiniteError
+from ..utils.checksums import checksum
+from .batch import Batch
+from .building import Built
+from .inspection import InspectedRun, not_finite, place_of
+from .replicas.replicated import Replicated, ReplicatedStream
+from .replicas.transfers import fetch
+from .step_run import StepResult
+
+SENT = 1 << 24  # bytes of the largest array that ranks send each other to say where it differs
+
+
+class Sentinel:
+    """The checks of the steps of one function, most of them at every k-th step.
+
+    Parameters
+    ----------
+    built : Built
+    name : str or None
+    every : int
+    """
+
+    def __init__(self, built: Built, name: str | None, every: int) -> None:
+        self._built, self._name, self._every = built, name or 'a function', every
+        self._ranks, self._plan = built.executable.communicator, built.executable.plan
+        self._data_sets = built.inputs.slices.data_sets()
+
+    def compare(self, step: int) -> None:
+        """Compare values that have to be the same on each context and each rank, before a step.
+
+        Raises
+        ------
+        DriftError
+            If copies differ; on every rank.
+        """
+        if step % self._every:
+            return
+        # Each rank alone has the state of a divided update, and each context has random streams of its own.
+        variables = [each for each in self._built.alike if not (each.divided or isinstance(each, ReplicatedStream)) and
+                     each.variable not in self._data_sets and (self._ranks.size > 1 or len(each.current()) > 1)]
+        # Checksums take a fifth of the time of digests, and tell any two values apart that differ in one place.
+        copies = [{name: checksum(value) for name, value in self._values(each).items()} for each in variables]
+        ours = [checksum([list(each.values())[:1] for each in copies]),
+                any(len(set(each.values())) > 1 for each in copies)]
+        firsts, differ = self._ranks.handshake((CHECK, self._built.number, step), ours).T
+        if differ.any() or (firsts != firsts[0]).any():
+            for variable, *of_ranks in zip(variables, *all_gather_object(self._ranks, copies)):
+                checksums = {name: value for each in of_ranks for name, value in each.items()}
+                if len(set(checksums.values())) > 1:
+                    raise DriftError(self._drift(variable, checksums, step))
+
+    def _values(self, variable: Replicated) -> dict[str, Any]:
+        """Return the values of the copies of a variable on this rank, by the names of their places."""
+        return {place_of(self._ranks, context): copy.container.storage[0]
+                for copy, context in variable.current().items()}
+
+    def _drift(self, variable: Replicated, checksums: Mapping[str, int], step: int) -> str:
+        """Return the text of a DriftError; every rank has to make the call."""
+        values = self._values(variable)
+        sent = all_gather_object(self._ranks, {
+            name: np.array(fetch(value)) for name, value in values.items()
+            if hasattr(value, 'dtype') and value.size * value.dtype.itemsize <= SENT})
+        arrays = {name: value for each in sent for name, value in each.items()}
+        (most, n_most), (_, n_next) = collections.Counter(checksums.values()).most_common(2)
+        usual = [name for name, value in checksums.items() if value == most]
+        others = [name for name in checksums if name not in usual]
+        text = '%s has another value on %s than on %s, %s of %s' % (
+            variable.variable, ' and '.join(others), ' and '.join(usual),
+            'at step %d' % step if self._every == 1 else 'between steps %d and %d' % (step - self._every, step),
+            self._name)
+        if len(arrays) == len(checksums):
+            text += ': ' + difference_of(arrays[others[0]], arrays[usual[0]])
+        wrong = 'Which of them is wrong is not known' if n_most == n_next else '%s is probably wrong' % others[0]
+        return ('%s. %s. Start again from a checkpoint before that step. If it happens again, test the memory of this '
+                'device or host, and leave it out' % (text, wrong))
+
+    def check(self, step: int, result: StepResult, again: Callable[[], Batch]) -> None:
+        """Check the loss of a step, and its new values if it is one of the k-th, before they are committed.
+
+        Parameters
+        ----------
+        step : int
+        result : StepResult
+        again : callable
+            Returns the batch of the step once more.
+
+        Raises
+        ------
+        NonFiniteError
+            If one is infinite or not a number; on every rank.
+        """
+        subject = self._subject(step, result) if self._built.updated else None
+        if not self._ranks.handshake((AGREE,), [subject is not None]).any():
+            return
+        result.new_values.roll_back()
+        subject = '%s in step %d of %s' % (subject or 'a value of another rank is not finite', step, self._name)
+        run = InspectedRun(self._built.executable, again(), subject)
+        try:
+            run.start()
+            run.finish()
+            self._ranks.handshake((AGREE,))  # raises the error of a rank that has found the op
+        finally:
+            run.undo()
+        raise NonFiniteError('%s. Computed once more, op by op, all values were finite: a device may be faulty, or the '
+                             'sum over the replicas overflows. No value was changed' % subject)
+
+    def _subject(self, step: int, result: StepResult) -> str | None:
+        """Return the value that is not finite, in words."""
+        for i, (output, value) in enumerate(zip(self._plan.results, result.outputs)):
+            if not output.has_rows and not_finite(value) is not None:
+                name = 'the loss' if self._plan.params and not i else output.variable.name or 'output %d' % i
+                return '%s is %s' % (name, 'not finite' if np.ndim(value) else value)
+        for variable in self._built.updated if step % self._every == 0 else ():
+            copies = [variable.variable, *variable.copies.values()]
+            new = next((copy for copy in copies if result.new_values.has_replaced(copy)), None)
+            if new is not None and not_finite(new.container.storage[0]) is not None:
+                return 'the new value of %s is not finite' % variable.variable
+        return None
+
+
+def difference_of(one: np.ndarray, other: np.ndarray) -> str:
+    """Return in words how two arrays differ.
+
+    Examples
+    --------
+    >>> difference_of(np.array([1., 2, 3]), np.array([1., 2, 4]))
+    '1 of 3 numbers, the first at [2]: 3.0 and 4.0'
+    """
+    if one.shape != other.shape:
+        return 'their shapes are %s and %s' % (one.shape, other.shape)
+    # Bits count: -0.0 is not 0.0, and a NaN equals itself.
+    bits = [np.ascontiguousarray(each).reshape(-1).view('uint8').reshape(one.size, -1) for each in (one, other)]
+    different = np.flatnonzero((bits[0] != bits[1]).any(axis=1))
+    first = np.unravel_index(different[0], one.shape)
+    return '%d of %d numbers, the first at %s: %s and %s' % (len(different), one.size, list(map(int, first)),
+                                                             one[first], other[first])

@@ -1,0 +1,190 @@
+"""The ledger of a run: a file with digests of the weights and the state after every k-th step.
+
+`theano-mgpu compare` reads two of them, and names the first step at which the runs part.
+"""
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any, Iterable, Mapping, Sequence
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+
+from ... import config
+from ...comm.communicator import Communicator
+from ...compat.shared_variables import watcher_of
+from ...devices.contexts import chosen, gpu_context
+from ...devices.discovery import status
+from ...errors import MgpuError
+from ...utils import blas, ledger_file, mpi_environment
+from ...utils.checksums import digest
+from .lock import lock_checkpoint
+
+# Theano's flags that change how results round. The package's own are all there but for `OTHERS`.
+FLAGS = ('floatX', 'mode', 'linker', 'optimizer', 'optimizer_excluding', 'optimizer_including', 'cxx', 'gcc.cxxflags',
+         'blas.ldflags', 'openmp', 'deterministic', 'dnn.conv.algo_fwd', 'dnn.conv.algo_bwd_data',
+         'dnn.conv.algo_bwd_filter', 'contexts', 'device')
+PACKAGES = 'theano_mgpu', 'theano', 'numpy', 'scipy', 'keras', 'pygpu'
+OTHERS = ('mgpu.ledger', 'mgpu.ledger_every', 'mgpu.check', 'mgpu.timeline', 'mgpu.timeout', 'mgpu.compile_jobs',
+          'mgpu.opencl_cache', 'mgpu.verify')
+
+_open: dict[str, Ledger] = {}  # by path
+
+
+def ledger() -> Ledger | None:
+    """Return the ledger of the flag ``mgpu.ledger``; None where it has no value."""
+    path = theano.config.mgpu.ledger
+    return ledger_at(path, int(theano.config.mgpu.ledger_every)) if path else None
+
+
+def ledger_at(path: str, every: int) -> Ledger:
+    """Return the ledger of a file, with a line every few steps; raise an MgpuError if it has them at other steps."""
+    path = os.path.abspath(path)
+    if path not in _open:
+        _open[path] = Ledger(path, every)
+    if _open[path].every != every:
+        raise MgpuError('the ledger %s has a line every %d steps in this process, not every %d: give the same number, '
+                        'or name another file' % (path, _open[path].every, every))
+    return _open[path]
+
+
+def use_ledger(path: str) -> None:
+    """Set the flag ``mgpu.ledger``, and open the file now: an error comes before the script begins."""
+    flags = theano.config.mgpu
+    flags.ledger = path
+    ledger()
+
+
+def account_of(step: Any, variables: Iterable[Any]) -> Account | None:
+    """Return the account of a function over contexts that is to have one; None for another one, or without a ledger.
+
+    Parameters
+    ----------
+    step : DataParallel
+    variables : list of Replicated
+        Its weights and state.
+    """
+    book = ledger() if step.options.internal.in_ledger else None
+    return book.account(step.options.name, [each.variable for each in variables], step.ranks) if book else None
+
+
+class Ledger:
+    """A ledger, which rank 0 writes. A file that an earlier start of the run has left is continued.
+
+    Parameters
+    ----------
+    path : str
+    every : int
+        Steps from one line of a function to the next.
+
+    Raises
+    ------
+    MgpuError
+        If the file is no ledger, or another process writes it.
+    OSError
+        If it cannot be written.
+    """
+
+    def __init__(self, path: str, every: int) -> None:
+        self.every = every
+        self._names: Counter[str] = Counter()
+        self._process = os.getpid() if mpi_environment.rank() == 0 else None
+        self._writing, self._has_begun = threading.Lock(), False
+        if self._process:
+            self._lock, self._file = lock_checkpoint(path), ledger_file.open_to_continue(path)
+
+    def account(self, name: str | None, variables: Sequence[SharedVariable], ranks: Communicator) -> Account:
+        """Return the account of one more function; a name that was there before gets a number."""
+        name = name or 'a function'
+        self._names[name] += 1
+        return Account(self, name + ' (%d)' % self._names[name] * (self._names[name] > 1), variables, ranks)
+
+    def write(self, of: str, step: int, variables: Mapping[str, SharedVariable]) -> None:
+        """Write the line of a step, unless another rank does, or this process is a fork."""
+        if self._process != os.getpid():
+            return
+        values = {name: digest(_current(variable)) for name, variable in variables.items()}
+        with self._writing:
+            if not self._has_begun:
+                self._add(_start(self.every))
+                self._has_begun = True
+            self._add({'of': of, 'step': step, 'digest': digest(list(values.items())), 'values': values})
+
+    def _add(self, line):
+        try:
+            self._file.write(json.dumps(line).encode() + b'\n')
+            self._file.flush()
+        except OSError as error:
+            raise MgpuError('the ledger %s cannot be written any more: %s. Make room for it, or leave out --ledger '
+                            '(mgpu.ledger)' % (self._file.name, error.strerror)) from error
+
+
+class Account:
+    """The lines of one function in a ledger.
+
+    Every rank makes the same calls: a state of which each has a part is consolidated.
+
+    Attributes
+    ----------
+    steps : int
+        Completed steps, of earlier starts of the run, too.
+    """
+
+    def __init__(self, ledger: Ledger, name: str, variables: Sequence[SharedVariable], ranks: Communicator) -> None:
+        self._ledger, self._name, self._ranks = ledger, name, ranks
+        self._variables: dict[str, SharedVariable] = {}
+        for i, variable in enumerate(dict.fromkeys(variables)):
+            known = variable.name or '#%d of %s' % (i, name)
+            self._variables['%s (#%d)' % (known, i) if known in self._variables else known] = variable
+        self.steps, self._has_begun = 0, False
+
+    def begin(self) -> None:
+        """Write a line of the values before the first step, once."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._write()
+
+    def note(self) -> None:
+        """Count a step, and write its line if it is due."""
+        self.steps += 1
+        if self.steps % self._ledger.every == 0:
+            self._write()
+
+    def _write(self):
+        self._ranks.divided.consolidate()
+        self._ledger.write(self._name, self.steps, self._variables)
+
+
+def _current(variable):
+    """Return the current value of a shared variable, on the host if it has copies; not a copy of it."""
+    watcher = watcher_of(variable)
+    if watcher is not None:
+        watcher.before_read()
+    return variable.container.storage[0]
+
+
+def _start(every):
+    """Return the line of a start of the run."""
+    modules = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
+    versions = {'python': platform.python_version(),
+                **{name: module.__version__ for name, module in modules.items() if hasattr(module, '__version__')}}
+    devices = {context.name: '%s (%s)' % (context.device, status(context.device, gpu_context(context)).name)
+               for context in chosen()}
+    flags = {name: _flag(name) for name in [*FLAGS, *config.OWN_FLAGS] if name not in OTHERS}
+    return {'ledger': ledger_file.VERSION, 'every': every, 'begun': time.strftime('%Y-%m-%d %H:%M:%S'),
+            'program': sys.argv, 'ranks': mpi_environment.size(), 'devices': devices, 'versions': versions,
+            'blas': blas.loaded(), 'flags': flags}
+
+
+def _flag(name):
+    """Return the value of a flag, as text; of the contexts, the map of the user."""
+    if name == 'contexts':
+        return config.flag(name, '')
+    return str(functools.reduce(getattr, name.split('.'), theano.config))
