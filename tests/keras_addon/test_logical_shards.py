@@ -52,7 +52,7 @@ def everything(make, n, epochs):
     pytest.param(lstm, (1, 2, 3, 4, 8), 50, marks=pytest.mark.slow),
     pytest.param(dense, (1, 2, 4, 8), 50, marks=pytest.mark.slow)])
 def test_any_number_of_contexts_gives_the_same_bits(make, counts, epochs, contexts):
-    """Each epoch has four batches, of which the last one has fewer samples than there are shards."""
+    """The last batch of an epoch has fewer samples than there are shards."""
     with change_flags(**{'mgpu.logical_shards': 8}):
         first, *others = [everything(make, n, epochs) for n in counts]
     for other in others:
