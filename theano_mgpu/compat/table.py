@@ -33,6 +33,7 @@ from . import (
     theano_imports,
     theano_loops,
     theano_products,
+    theano_scan,
     vector_math,
 )
 
@@ -112,9 +113,6 @@ PATCHES = [
     Patch('Python', '3.10 and later', "import keras: cannot import name 'Iterable' from 'collections'",
           BEFORE_THEANO, removed_names.restore_collections_abcs,
           'tests/compat/test_compat.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('Theano', '1.0.5 on Python 3.9 and later', 'the first scan ends in an error of the C compiler',
-          BEFORE_THEANO, theano_imports.disable_scan_extension,
-          'tests/compat/test_compat.py::test_without_a_fix_its_symptom_is_back'),
     Patch('Keras', '2.3.1', "import keras: No module named 'tensorflow'",
           BEFORE_THEANO, keras_imports.default_keras_backend,
           'tests/compat/test_compat.py::test_theano_and_keras_import_and_keras_runs_on_theano'),
@@ -179,6 +177,9 @@ PATCHES = [
     Patch('Theano', '1.0.5', 'import theano starts MPI, or ends with: cannot load MPI library',
           DURING_IMPORT, theano_imports.hidden_mpi,
           'tests/compat/test_compat.py::test_an_mpi4py_without_mpi_does_not_end_the_import'),
+    Patch('Theano', '1.0.5 on Python 3.9 and later', 'the first scan ends in an error of the C compiler',
+          DuringImport([theano_scan.LOOP]), theano_scan.build_the_loop,
+          'tests/compat/test_theano_scan.py::test_the_loop_is_compiled'),
     Patch('Theano', '1.0.5', 'import theano imports scipy.stats, for one op: a quarter of a second',
           DURING_IMPORT, theano_imports.scipy_stats_left_out,
           'tests/compat/test_compat.py::test_scipy_stats_is_imported_by_the_op_that_needs_it'),
