@@ -286,7 +286,7 @@ PATCHES = [
     Patch('Theano', '1.0.5', 'half the time of the gradient of max pooling is branches that no processor predicts',
           AFTER_THEANO, theano_loops.unbranch_max_pooling,
           'tests/compat/test_theano_loops.py::test_max_pooling_has_no_branch_on_the_maximum'),
-    Patch('Theano', '1.0.5', 'each addition of a sum waits for the one before: gradients of biases take four times as long as they need',
+    Patch('Theano', '1.0.5', 'each addition of a sum waits for the one before: gradients of biases take too long',
           AFTER_THEANO, theano_loops.compute_sums_side_by_side,
           'tests/compat/test_theano_loops.py::test_sums_of_rows_are_vectorised'),
     Patch('Theano', '1.0.5', 'half the time of a convolution decides for each element whether it is in the image',
