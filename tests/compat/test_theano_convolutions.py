@@ -1,4 +1,4 @@
-"""Convolutions on the host: columns, and images of columns, are those of Theano's own code, bit by bit."""
+"""Convolutions on the host: their columns have the same bits as the columns of Theano's own code."""
 import ctypes
 import subprocess
 

@@ -105,7 +105,7 @@ def test_sums_of_rows_are_vectorised(tmp_path, monkeypatch):
 
 @x86_64
 def test_eight_sums_are_computed_at_once(tmp_path, monkeypatch):
-    """The sum over all axes but that of the filters, as the gradient of a bias after a convolution."""
+    """The sum over all axes but the axis of the filters is the gradient of a bias after a convolution."""
     node = T.sum(T.ftensor4().dimshuffle(0, 2, 3, 1), axis=(0, 1, 2), acc_dtype='float64').owner
     additions = 'add[sp]d'
     assert len(re.findall(additions, assembly(node, tmp_path))) >= 8

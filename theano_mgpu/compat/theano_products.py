@@ -9,9 +9,9 @@ def compute_products_once() -> None:
 
     Theano has BLAS scale the product, and so computes it once more for each scalar. The updates of Adam, RMSprop and
     others read each gradient of a dense layer scaled, and squared. A graph over several devices adds up the gradient
-    before it is scaled, so that one device now rounds as several do. The results are those of Theano's own graph, but
-    for two roundings: of two products that are added, g++ may fuse the other one with the sum; and BLAS scales the
-    parts of a sum of more than some 300 terms, the samples of a batch, before it adds them.
+    before it is scaled, so that one device now rounds as several do. Two roundings differ from Theano's own graph: of
+    two products that are added, g++ may fuse the other one with the sum; and BLAS scales the parts of a sum of more
+    than some 300 terms, the samples of a batch, before it adds them.
     """
     from theano.tensor import blas
 
