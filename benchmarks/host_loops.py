@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """Loops on the host that theano_mgpu has g++ make fast, against Theano's own and against copying memory.
 
-They are the update of parameters by each optimizer of Keras, the gradient of max pooling, in windows of 2x2, and the
-sum over all but the last axis, of 32 values, both with one value for each parameter
-(theano_mgpu/compat/theano_loops.py). Both versions and a copy take turns, a block of
-calls each; ratios are medians over the rounds (lowest to highest).
+They are the update of parameters by each optimizer of Keras, the gradient of max pooling, in windows of 2x2, the sum
+over all but the last axis, of 32 values, and over all but the axis of 16 filters, as for a bias after a convolution
+(theano_mgpu/compat/theano_loops.py); and a convolution by 32 filters of 3x3 with stride 2, with its gradients
+(theano_convolutions.py). There is one value for each parameter. Both versions and a copy take turns, a block of calls
+each; ratios are medians over the rounds (lowest to highest).
 
   ms           a call with the loops of theano_mgpu
   of Theano's  its time as part of that with Theano's loops
@@ -23,22 +24,25 @@ import sys
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu  # noqa: F401  Keras and Theano as it patches them
+from theano_mgpu.compat.theano_convolutions import COLUMNS
 from theano_mgpu.compat.theano_loops import LOOPING, POOLING
 from theano_mgpu.utils.tables import table
 
 import keras.backend as K
 import numpy as np
 import theano
+import theano.tensor as T
 from keras import optimizers
 from theano.tensor.elemwise import CAReduce, Elemwise
+from theano.tensor.nnet.corr import BaseCorrMM
 from theano.tensor.signal.pool import MaxPoolGrad
 from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns
 
 OPTIMIZERS = {'SGD': optimizers.SGD, 'momentum': functools.partial(optimizers.SGD, momentum=0.9),
               'RMSprop': optimizers.RMSprop, 'Adagrad': optimizers.Adagrad, 'Adadelta': optimizers.Adadelta,
               'Adam': optimizers.Adam, 'Adamax': optimizers.Adamax, 'Nadam': optimizers.Nadam}
-LOOPS = [*OPTIMIZERS, 'pooling', 'sum']
-REPLACED = [(Elemwise, LOOPING), (MaxPoolGrad, POOLING), (CAReduce, LOOPING)]
+LOOPS = [*OPTIMIZERS, 'pooling', 'sum', 'bias', 'convolution']
+REPLACED = [(Elemwise, LOOPING), (MaxPoolGrad, POOLING), (CAReduce, LOOPING), (BaseCorrMM, COLUMNS)]
 
 
 def parse_arguments():
@@ -73,6 +77,9 @@ def function_of(loop, n):
     if loop == 'sum':
         return theano.function([], [], updates=[(K.variable(np.ones(32)), K.sum(K.variable(np.ones((-(-n // 32), 32))),
                                                                                 axis=0))])
+    if loop in ('bias', 'convolution'):
+        images = K.variable(np.random.RandomState(0).randn(-(-n // 4096), 16, 16, 16))
+        return sum_for_bias(images) if loop == 'bias' else convolution(images)
     w, gradient = K.variable(np.ones(n)), K.variable(np.ones(n))
     updates = OPTIMIZERS[loop]().get_updates(loss=K.sum(w * gradient), params=[w])
     return theano.function([], [], updates=[pair for pair in updates if isinstance(pair, tuple)])
@@ -86,6 +93,19 @@ def pooling_gradient(n):
     gradient = K.variable(values)
     inputs = [K.variable(each) for each in (values, maxima, random.randn(*maxima.shape))]
     return theano.function([], [], updates=[(gradient, MaxPoolGrad(ignore_border=True)(*inputs, (2, 2)))])
+
+
+def sum_for_bias(images):
+    """Return a function that adds up images with the axes as Keras has them: filters last."""
+    return theano.function([], [], updates=[(K.variable(np.ones(16)), images.dimshuffle(0, 2, 3, 1).sum((0, 1, 2)))])
+
+
+def convolution(images):
+    """Return a function that computes a convolution and its two gradients."""
+    filters = K.variable(np.random.RandomState(0).randn(32, 16, 3, 3))
+    maps = T.nnet.conv2d(images, filters, border_mode='half', subsample=(2, 2), filter_flip=False)
+    results = [maps, *T.grad(T.sqr(maps).sum(), [images, filters])]
+    return theano.function([], [], updates=[(K.variable(np.ones((1,) * 4)), result) for result in results])
 
 
 def bytes_of(function, n):
@@ -116,7 +136,8 @@ def main():
         moved = bytes_of(sides['ours'], n) / (source.nbytes + target.nbytes)
         rows.append([name, '%.2f' % (1e3 * spread(measured['ours']).median),
                      '%.2f (%.2f to %.2f)' % tuple(ratio(measured['ours'], measured['own'])),
-                     '%.2f (%.2f to %.2f)' % tuple(moved * each for each in ratio(measured['copy'], measured['ours']))])
+                     '%.2f (%.2f to %.2f)' % tuple(moved * each for each in ratio(measured['copy'], measured['ours']))
+                     if name != 'convolution' else ''])
     print('%d parameters, %d rounds' % (n, arguments.rounds))
     print(table([['LOOP', 'ms', "of Theano's", 'bandwidth']] + rows, right={1}))
     return 0

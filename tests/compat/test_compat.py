@@ -84,21 +84,12 @@ def test_patches_are_applied_once():
 def needs(fix):
     """Return an expression that is true on the versions where a fix is needed."""
     return {'restore_numpy_aliases': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 24),
-            'restore_collections_abcs': sys.version_info >= (3, 10),
-            'disable_scan_extension': sys.version_info >= (3, 9) and bool(theano.config.cxx)}[fix]
-
-
-SCAN = """
-import theano_mgpu, theano
-x = theano.tensor.dscalar()
-theano.function([x], theano.scan(lambda h: h * 2, outputs_info=[x], n_steps=2)[0])(1.0)
-"""
+            'restore_collections_abcs': sys.version_info >= (3, 10)}[fix]
 
 
 @pytest.mark.parametrize('fix,code,symptom', [
     ('restore_numpy_aliases', 'import theano_mgpu', 'AttributeError'),
     ('restore_collections_abcs', 'import theano_mgpu, keras', 'collections'),
-    ('disable_scan_extension', SCAN, 'scan'),
 ])
 def test_without_a_fix_its_symptom_is_back(fix, code, symptom):
     if not needs(fix):

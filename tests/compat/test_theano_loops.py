@@ -103,6 +103,16 @@ def test_sums_of_rows_are_vectorised(tmp_path, monkeypatch):
     assert 'addpd' not in assembly(node, tmp_path)
 
 
+@x86_64
+def test_eight_sums_are_computed_at_once(tmp_path, monkeypatch):
+    """The sum over all axes but the axis of the filters is the gradient of a bias after a convolution."""
+    node = T.sum(T.ftensor4().dimshuffle(0, 2, 3, 1), axis=(0, 1, 2), acc_dtype='float64').owner
+    additions = 'add[sp]d'
+    assert len(re.findall(additions, assembly(node, tmp_path))) >= 8
+    use_theanos_own(monkeypatch, CAReduce, LOOPING)
+    assert len(re.findall(additions, assembly(node, tmp_path))) < 8
+
+
 @pytest.mark.parametrize('dtypes', [SUMS[:1], pytest.param(SUMS[1:], marks=pytest.mark.slow)])
 def test_sums_stay_the_same_bit_by_bit(dtypes, monkeypatch):
     inputs = [T.TensorType(dtype, [False] * 3)() for dtype, _ in dtypes]

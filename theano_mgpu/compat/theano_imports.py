@@ -6,7 +6,7 @@ import re
 import sys
 import types
 import warnings
-from typing import Any, ContextManager
+from typing import ContextManager
 
 from ..comm import mpi_library
 from ..errors import MgpuError
@@ -22,16 +22,6 @@ def have_child_processes_patched() -> None:
     Without this, the workers of a script end with "module 'numpy' has no attribute 'bool'".
     """
     os.environ[IMPORTED] = '1'
-
-
-def disable_scan_extension() -> None:
-    """Use scan's pure-Python loop: its C file is Cython 0.28's and does not build on Python 3.9+.
-
-    Without this, a compiler's error (``tp_print``, ``longintrepr.h``) ends the first scan.
-    """
-    if sys.version_info >= (3, 9):
-        modules: Any = sys.modules
-        modules.setdefault('theano.scan_module.scan_perform_ext', None)
 
 
 def hidden_mpi() -> ContextManager[None]:

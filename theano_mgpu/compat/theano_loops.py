@@ -14,7 +14,7 @@ _LOOP = 'for(int i=0; i<n; i++){'
 POOLING = 'c_code', 'c_code_cache_version'  # replaced methods of MaxPoolGrad
 FLOATS = {'float32', 'float64'}
 _SUM_OF_ROWS = """
-if (PyArray_IS_C_CONTIGUOUS(%(x)s) && PyArray_IS_C_CONTIGUOUS(%(total)s)) {
+if (PyArray_SIZE(%(total)s) >= 8 && PyArray_IS_C_CONTIGUOUS(%(x)s) && PyArray_IS_C_CONTIGUOUS(%(total)s)) {
     const npy_intp columns = PyArray_SIZE(%(total)s), size = PyArray_SIZE(%(x)s);
     const npy_%(x_dtype)s* row = (npy_%(x_dtype)s*)PyArray_DATA(%(x)s);
     npy_%(dtype)s* totals = (npy_%(dtype)s*)PyArray_DATA(%(total)s);
@@ -25,6 +25,32 @@ if (PyArray_IS_C_CONTIGUOUS(%(x)s) && PyArray_IS_C_CONTIGUOUS(%(total)s)) {
         for (npy_intp j = 0; j < columns; j++)
             totals[j] = totals[j] + row[j];
 } else %(loop)s
+"""
+_SUMS_OF_EACH = """
+{
+    const npy_intp n = PyArray_DIMS(%(x)s)[%(kept)d], step = PyArray_STRIDES(%(x)s)[%(kept)d];
+    npy_intp first = 0;
+    %(eight)s
+    %(one)s
+}
+"""
+_SUMS = """
+for (; first + %(count)d <= n; first += %(count)d) {
+    npy_%(dtype)s sums[%(count)d] = {0};
+    const char* x0 = PyArray_BYTES(%(x)s) + first * step;
+    %(loops)s
+    for (int k = 0; k < %(count)d; k++)
+        *(npy_%(dtype)s*)(PyArray_BYTES(%(total)s) + (first + k) * PyArray_STRIDES(%(total)s)[0]) = sums[k];
+}
+"""
+_AXIS = """{
+    const npy_intp n%(n)d = PyArray_DIMS(%(x)s)[%(axis)d], step%(n)d = PyArray_STRIDES(%(x)s)[%(axis)d];
+    const char* x%(next)d = x%(n)d;
+    for (npy_intp i%(n)d = 0; i%(n)d < n%(n)d; i%(n)d++, x%(next)d += step%(n)d) %(body)s
+}"""
+_ADD = """
+for (int k = 0; k < %(count)d; k++)
+    sums[k] = sums[k] + *(const npy_%(x_dtype)s*)(x%(last)d + k * step);
 """
 _WINDOW = '// go through the pooled region'
 _BRANCH = re.compile(r'if \(a == maximum\)\{\s*gx\[0\] = gx\[0\] \+ gz\[0\];\s*\}')
@@ -76,11 +102,12 @@ def unbranch_max_pooling() -> None:
     _mark_version(MaxPoolGrad, 'c_code_cache_version', 'without branches')
 
 
-def sum_rows_in_the_order_of_memory() -> None:
-    """Add row after row in sums over the first axes of contiguous arrays; the results stay the same, bit by bit.
+def compute_sums_side_by_side() -> None:
+    """Compute sums over all axes but one, or over the first axes, side by side; they stay the same, bit by bit.
 
-    Theano adds up column after column, so that it skips through memory, and each addition waits for the one before.
-    Gradients of biases, and the statistics of batch normalisation, are such sums.
+    Theano computes one sum after the other, so that it may skip through memory, and each addition waits for the one
+    before. Gradients of biases, and the statistics of batch normalisation, are such sums. In contiguous arrays, row
+    after row is added to the sums over the first axes; else eight sums are computed at once.
     """
     from theano import scalar
     from theano.gof.cmodule import gcc_version
@@ -90,22 +117,37 @@ def sum_rows_in_the_order_of_memory() -> None:
     def _c_all(original, self, node, name, inames, onames, sub):
         *code, loop, end = original(self, node, name, inames, onames, sub)
         x, total = node.inputs[0].dtype, getattr(self, 'acc_dtype', None) or node.outputs[0].dtype
-        if self.scalar_op == scalar.add and _are_first(self.axis, node.inputs[0].ndim) and {x, total} <= FLOATS:
-            is_output = total == node.outputs[0].dtype
-            loop = _SUM_OF_ROWS % dict(x=inames[0], x_dtype=x, total=onames[0] if is_output else 'acc', dtype=total,
-                                       loop=loop)
+        if self.scalar_op == scalar.add and self.axis and {x, total} <= FLOATS:
+            total_name = onames[0] if total == node.outputs[0].dtype else 'acc'
+            loop = _sums(tuple(self.axis), node.inputs[0].ndim, loop,
+                         dict(x=inames[0], x_dtype=x, total=total_name, dtype=total))
         return tuple(code) + (loop, end)
 
     @wrap(CAReduce)
     def c_compile_args(original, self):
         return [HOT] * bool(gcc_version())
 
-    _mark_version(CAReduce, 'c_code_cache_version_apply', 'row after row')
+    _mark_version(CAReduce, 'c_code_cache_version_apply', 'sums side by side')
 
 
-def _are_first(axes, ndim):
-    """Return whether axes are the first ones of an array, and not all."""
-    return axes is not None and 0 < len(axes) < ndim and tuple(axes) == tuple(range(len(axes)))
+def _sums(axes, ndim, loop, names):
+    """Return C code of the sums over some axes, which is Theano's own `loop` where no other one suits them."""
+    kept = set(range(ndim)) - set(axes)
+    if len(kept) == 1 and ndim > 2:
+        loop = _SUMS_OF_EACH % dict(names, kept=min(kept), eight=_side_by_side(8, axes, names),
+                                    one=_side_by_side(1, axes, names))
+    if kept and axes == tuple(range(len(axes))):
+        loop = _SUM_OF_ROWS % dict(names, loop=loop)
+    return loop
+
+
+def _side_by_side(count, axes, names):
+    """Return C code of a number of sums at a time, of each place on the axis that is not in `axes`."""
+    names = dict(names, count=count)
+    loops = _ADD % dict(names, last=len(axes))
+    for n, axis in reversed(list(enumerate(axes))):
+        loops = _AXIS % dict(names, n=n, next=n + 1, axis=axis, body=loops)
+    return _SUMS % dict(names, loops=loops)
 
 
 def _mark_version(op, name, mark):

@@ -1,0 +1,61 @@
+"""Matrix products in Theano's graphs: each is computed once."""
+import keras
+import keras.backend as K
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.tensor import blas
+
+PRODUCTS = blas.Dot22, blas.Dot22Scalar, blas.Gemm
+
+
+def use_theanos_own(monkeypatch):
+    rewrite = blas.local_dot22_to_dot22scalar
+    monkeypatch.setattr(rewrite, 'transform', rewrite.transform.__wrapped__)
+
+
+def trained(optimizer, linker='py', batch_size=128, steps=0):
+    """Return a training function of a dense layer, and its weights after some steps."""
+    random = np.random.RandomState(0)
+    w = K.variable(random.randn(30, 20).astype('float32'))
+    x, labels = T.fmatrix(), T.fmatrix()
+    loss = K.mean(K.square(T.dot(x, w) - labels))
+    f = theano.function([x, labels], loss, updates=[pair for pair in optimizer.get_updates(loss=loss, params=[w])
+                                                    if isinstance(pair, tuple)],
+                        mode=theano.Mode(linker, 'fast_run'))
+    for _ in range(steps):
+        f(random.randn(batch_size, 30).astype('float32'), random.randn(batch_size, 20).astype('float32'))
+    return f, w.get_value()
+
+
+def products_of(function):
+    return [node.op for node in function.maker.fgraph.apply_nodes if isinstance(node.op, PRODUCTS)]
+
+
+@pytest.mark.parametrize('optimizer', [keras.optimizers.SGD(momentum=.9), *(
+    make() for make in (keras.optimizers.RMSprop, keras.optimizers.Adagrad, keras.optimizers.Adadelta,
+                        keras.optimizers.Adam, keras.optimizers.Adamax, keras.optimizers.Nadam))],
+    ids=lambda optimizer: type(optimizer).__name__)
+def test_optimizers_compute_each_gradient_once(optimizer):
+    assert len(products_of(trained(optimizer)[0])) == 2  # forward, and the gradient
+
+
+def test_theano_computes_gradients_twice(monkeypatch):
+    use_theanos_own(monkeypatch)
+    assert len(products_of(trained(keras.optimizers.Adam())[0])) == 3
+
+
+def test_a_product_that_is_scaled_alone_is_scaled_by_blas():
+    x, y = T.fmatrices('xy')
+    f = theano.function([x, y], 3 * T.dot(x, y), mode=theano.Mode('py', 'fast_run'))
+    assert [type(op) for op in products_of(f)] == [blas.Dot22Scalar]
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+def test_without_fused_products_the_weights_are_the_same_bit_by_bit(monkeypatch):
+    with theano.configparser.change_flags(**{'gcc.cxxflags': theano.config.gcc.cxxflags + ' -ffp-contract=off'}):
+        ours = trained(keras.optimizers.Adam(), 'cvm', steps=5)[1]
+        use_theanos_own(monkeypatch)
+        np.testing.assert_array_equal(ours, trained(keras.optimizers.Adam(), 'cvm', steps=5)[1])

@@ -1,0 +1,60 @@
+"""The loop of Theano's scan in C, on every Python."""
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from typing import Iterator
+
+from ..utils.attributes import temporarily
+from . import import_hooks
+
+LOOP = 'theano.scan_module.scan_perform_ext'  # the module that compiles the loop, once, and loads it
+# Cython 0.28 generated the file. By these macros its code keeps to the interface of Python, instead of reading the
+# fields of Python's structures, which have changed.
+_MACROS = ('CYTHON_USE_PYLONG_INTERNALS', 'CYTHON_USE_UNICODE_INTERNALS', 'CYTHON_USE_PYTYPE_LOOKUP',
+           'CYTHON_FAST_THREAD_STATE', 'CYTHON_FAST_PYCALL')
+_SIZE = '__pyx_v_n_mit_mot + __pyx_v_n_mit_sot + __pyx_v_n_sit_sot + __pyx_v_n_nit_sot + 1'
+_CHANGES = [
+    # The first line of a code object is the line in a traceback, so a frame needs no line of its own.
+    (r'(?<!_)PyCode_New\(a, k, l, s, .*\)', 'PyCode_NewEmpty(PyUnicode_AsUTF8(fn), PyUnicode_AsUTF8(name), fline)'),
+    (r'\(frame\)->f_lineno = \(lineno\)', '(void)(frame)'),
+    (r'#if CYTHON_COMPILING_IN_PYPY(\s+PyObject \*tmp_type)', r'#if 1\1'),  # the error of a thread
+    (r'PyUnicode_GET_SIZE', 'PyUnicode_GET_LENGTH'),
+    # To see whether an output lies where it did, Theano compares buffers: on Python 3 these are all elements.
+    (r'__Pyx_PyObject_GetAttrStr\((__pyx_v_(?:new_)?var), __pyx_n_s_data\)',
+     r'(__Pyx_TypeCheck(\1, __pyx_ptype_5numpy_ndarray) ? PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject*)\1))'
+     r' : PyObject_GetAttr(\1, __pyx_n_s_data))'),
+    # Arrays of 500 outputs, which nothing checks.
+    (r'(int __pyx_v_(?:pos|store_steps))\[0x1F4\];', r'\1[%s];' % _SIZE)]
+
+
+@contextlib.contextmanager
+def build_the_loop() -> Iterator[None]:
+    """Compile the loop of scan as code of this Python, while its module is imported; without it, scan runs in Python.
+
+    If the loop cannot be compiled, a warning says so, and the loop in Python runs. So it does without a compiler.
+    """
+    from theano.gof.cmodule import GCC_compiler
+    compile_str = GCC_compiler.compile_str
+
+    def compile_changed(name, code, *args, **kwargs):
+        return compile_str(name, _of_this_python(code) if name == 'scan_perform' else code, *args, **kwargs)
+
+    with temporarily(GCC_compiler, 'compile_str', staticmethod(compile_changed)):
+        try:
+            yield
+        except ImportError:
+            raise
+        except Exception as error:
+            why = "theano_mgpu: the C code of scan's loop cannot be compiled; the loop runs in Python, which is slower"
+            import_hooks.refuse_import(LOOP, why)
+            warnings.warn('%s (%s)' % (why, (str(error).splitlines() or [type(error).__name__])[0]), stacklevel=2)
+            raise ImportError(why) from error
+
+
+def _of_this_python(code):
+    """Return the C code of scan's loop, changed for this Python."""
+    for pattern, replacement in _CHANGES:
+        code = re.sub(pattern, replacement, code)
+    return ''.join('#define %s 0\n' % macro for macro in _MACROS) + code
