@@ -1,0 +1,388 @@
+"""Optimised graphs on disk, so that the next process that makes the same functions need not optimise them again.
+
+A file beside Theano's compiled code has the optimised graph of one function. Its name is a digest of all that Theano's
+optimiser sees: the graph, the optimisers, the flags, the devices, the versions. A graph is optimised as ever if a part
+of that cannot be described: an op or an optimiser that the script defines, for example.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import itertools
+import logging
+import os
+import pickle
+import sys
+import time
+import warnings
+from types import FunctionType
+from typing import Any, Iterator, Sequence
+
+from ..utils import files
+from ..utils.attributes import temporarily
+from . import theano_contexts
+
+FOLDER = 'kept_graphs'   # in the folder of compiled code
+CAPACITY = 256 << 20     # bytes of all files; those that were not used for the longest time are removed
+WORTH = 0.02             # seconds; a graph that is optimised in less is not kept
+# Packages whose versions tell their code. Other code, such as the script's, may change from start to start.
+KNOWN = {'_operator', 'builtins', 'collections', 'copyreg', 'functools', 'itertools', 'numpy', 'operator', 'pygpu',
+         'scipy', 'theano', 'theano_mgpu', 'types'}
+_PLAIN = {str, int, float, bool, bytes, type(None), tuple, list, dict}
+_NO_PART = {'__doc__', '_optimizer_idx', 'pre_profile'}  # attributes of optimisers that tell of them, or of their use
+
+_logger = logging.getLogger('theano_mgpu')
+
+
+class CannotKeep(Exception):
+    """A graph cannot be kept on disk; the text says why."""
+
+
+def keep_optimised_graphs() -> None:
+    """Take the optimised graph of a function from the disk, if the same graph was optimised before.
+
+    Theano 1.0.5 has a flag for this, ``cache_optimizations``, whose code is not finished: it keeps all graphs in one
+    file, compares a graph with each of them but for flags, devices and versions, and links the graph that is not
+    optimised. Without this, each process optimises each graph, which takes longer than all else but the imports.
+    """
+    import theano
+    from theano.compile.function_module import FunctionMaker
+
+    def optimize_graph_with_cache(self, optimizer, inputs, outputs):
+        return _optimise(self.fgraph, optimizer)
+    FunctionMaker.optimize_graph_with_cache = optimize_graph_with_cache
+    theano.config.cache_optimizations = True
+
+
+def _optimise(fgraph, optimizer):
+    """Optimise a graph, or take the result from the disk; return the optimiser's profile, if there is one."""
+    from theano import config
+    if config.mgpu.keep_graphs == 'False' or config.profile_optimizer or config.compute_test_value != 'off':
+        return optimizer(fgraph)
+    try:
+        description = _Description(fgraph, optimizer)
+        path = os.path.join(config.compiledir, FOLDER, description.digest())
+        kept = _read(path, fgraph, description.traces)
+    except Exception as error:  # what cannot be described, or is damaged, raises many kinds
+        _logger.debug('a graph is not kept: %r', error)
+        return optimizer(fgraph)
+    if kept is not None:
+        _, outputs, in_place = kept
+        return _replace_outputs(fgraph, outputs, in_place)
+    began, records = time.perf_counter(), []
+    with _recorded(records):
+        profile = optimizer(fgraph)
+    if time.perf_counter() - began > WORTH and not records:
+        try:
+            _write(path, fgraph, description.traces)
+        except Exception as error:
+            _logger.debug('%s is not written: %r', path, error)
+    return profile
+
+
+# --------------------------------------------------------------------------------------------------- the description
+
+
+class _Description(pickle.Pickler):
+    """A digest of a graph before its optimisation, the same in each process that would optimise it alike.
+
+    Attributes
+    ----------
+    traces : list
+        The user's lines that variables come from, in the order of the description. They are not described.
+    """
+
+    def __init__(self, fgraph: Any, optimizer: Any) -> None:
+        self._hash = hashlib.sha256()
+        super().__init__(_Hashing(self._hash), protocol=4)
+        self.fast = True  # equal objects are described alike, be they one object or several
+        self.traces: list[Any] = []
+        self._numbers: dict[int, int] = {}  # of objects that are described once, by their ids
+        self._alive: list[Any] = []         # these objects: no other one may get their ids
+        self._inputs = set(fgraph.inputs)
+        features = [(type(feature), getattr(feature, 'protected', None)) for feature in fgraph._features]
+        self.dump((_environment(), _flags(), _devices(), optimizer, fgraph.inputs, fgraph.outputs, features,
+                   fgraph.update_mapping))
+
+    def digest(self) -> str:
+        """Return the digest, in hexadecimal digits."""
+        return self._hash.hexdigest()
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Return what describes an object in its place; None for an object that pickle describes by itself."""
+        if type(obj) in _PLAIN:
+            return None
+        describe = _describer(type(obj))
+        if describe is None:
+            return None
+        if id(obj) in self._numbers:
+            return self._numbers[id(obj)]
+        return describe(self, obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Refuse an object of unknown code."""
+        _check_known((obj if isinstance(obj, type) else type(obj)).__module__, obj)
+        return NotImplemented
+
+    def number(self, obj: Any) -> int:
+        """Return the number of an object, which stands for it from now on."""
+        self._alive.append(obj)
+        return self._numbers.setdefault(id(obj), len(self._numbers))
+
+    def variable(self, variable: Any) -> Any:
+        """Describe a variable and its ancestors, but for those that are described; not one within the other."""
+        from theano.compile.sharedvalue import SharedVariable
+        from theano.gof.graph import ancestors
+        found = []
+        for each in ancestors([variable]):
+            if id(each) not in self._numbers:
+                if isinstance(each, SharedVariable) and each not in self._inputs:
+                    raise CannotKeep('%s is read by an op' % each)
+                self.number(each)
+                found.append(each)
+        return [(type(each), each.owner, each.index, each.type, each.name, getattr(each, 'data', None),
+                 self.tag(each.tag)) for each in found]
+
+    def tag(self, tag: Any) -> Any:
+        """Describe a variable's tag; number the lines that the variable comes from."""
+        for trace in getattr(tag, 'trace', ()):
+            if id(trace) not in self._numbers:
+                self.traces.append(trace)
+        traces = [self.number(trace) for trace in getattr(tag, 'trace', ())]
+        return traces, sorted((name, value) for name, value in vars(tag).items() if name != 'trace')
+
+    def node(self, node: Any) -> Any:
+        """Describe a node, whose inputs have their numbers."""
+        return self.number(node), node.op, node.inputs, len(node.outputs)
+
+    def function(self, function: FunctionType) -> Any:
+        """Describe a function of known code by its place, and the values that it closes over."""
+        _check_known(function.__module__, function)
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        return (self.number(function), function.__module__, function.__qualname__, function.__code__.co_firstlineno,
+                cells, function.__defaults__, function.__kwdefaults__)
+
+    def state(self, obj: Any) -> Any:
+        """Describe an object by what pickle makes it from."""
+        make, arguments, *state = obj.__reduce_ex__(2)
+        if state and isinstance(state[0], dict):
+            state[0] = sorted((name, value) for name, value in state[0].items() if name not in _NO_PART)
+        return self.number(obj), make, arguments, [each if isinstance(each, list) else list(each or ())
+                                                   for each in state]
+
+    def scan(self, op: Any) -> Any:
+        """Describe a scan by what it is made from: it keeps a hash, which differs from process to process."""
+        info = sorted((name, value) for name, value in op.info.items() if name != 'gpu_hash')
+        return self.number(op), type(op), op.inputs, op.outputs, info, op.output_types
+
+    def composite(self, op: Any) -> Any:
+        """Describe a fused op by its graph, without the code and the name that it gets at some time."""
+        return self.number(op), type(op), op.inputs, op.outputs
+
+    def refuse(self, obj: Any) -> Any:
+        """Refuse an object that has values, or a graph in a state of its own."""
+        raise CannotKeep('a %s is part of it' % type(obj).__name__)
+
+    def sorted_set(self, values: Any) -> Any:
+        """Describe a set in an order that does not differ from process to process."""
+        return sorted(values, key=repr)
+
+
+@functools.lru_cache(None)
+def _describer(kind):
+    """Return the method of `_Description` that describes objects of a class; None for pickle's own way."""
+    from theano.compile.function_module import Function, FunctionMaker
+    from theano.gof import Apply, FunctionGraph, Op, Variable
+    from theano.gof.link import Container
+    from theano.gof.op import PureOp
+    from theano.gof.opt import LocalOptimizer, Optimizer
+    from theano.gof.type import PureType
+    from theano.scalar.basic import Composite
+    from theano.scan_module.scan_op import Scan
+    ways = [(Variable, _Description.variable), (Apply, _Description.node), (Scan, _Description.scan),
+            (Composite, _Description.composite), ((PureOp, Op, PureType, Optimizer, LocalOptimizer), _Description.state),
+            (FunctionType, _Description.function), ((set, frozenset), _Description.sorted_set),
+            ((Function, FunctionMaker, FunctionGraph, Container), _Description.refuse)]
+    return next((way for classes, way in ways if issubclass(kind, classes)), None)
+
+
+class _Hashing:
+    """A file that only hashes."""
+
+    def __init__(self, hasher: Any) -> None:
+        self.write = hasher.update
+
+
+def _check_known(module, obj):
+    if module is None or module.partition('.')[0] not in KNOWN:
+        raise CannotKeep('%r is defined in %s' % (obj, module))
+
+
+@functools.lru_cache(None)
+def _environment():
+    """Return the versions of the code that optimises graphs, and when its files were changed."""
+    import numpy
+    import scipy
+    import theano
+    changed = []
+    for package in (os.path.dirname(theano.__file__), os.path.dirname(os.path.dirname(__file__))):
+        for folder, folders, _ in os.walk(package):
+            folders[:] = sorted(set(folders) - {'tests', '__pycache__'})
+            with os.scandir(folder) as entries:
+                changed += sorted((each.name, each.stat().st_mtime_ns, each.stat().st_size) for each in entries
+                                  if each.name.endswith('.py'))
+    return sys.version, numpy.__version__, scipy.__version__, changed
+
+
+def _flags():
+    """Return Theano's flags and their values."""
+    from theano import configparser
+    return [(flag.fullname, flag.__get__(True, None)) for flag in configparser._config_var_list]
+
+
+def _devices():
+    """Return the context that the graph is compiled for, and all contexts with their devices."""
+    from theano.gpuarray import dnn
+    from theano.gpuarray.type import get_context, list_contexts
+    context = theano_contexts.pinned()
+    opened = [(name, get_context(name)) for name in list_contexts()]
+    return context and (context.kind, context.kind != 'cpu' and context.name), [
+        (name, each.kind, each.devname, each.bin_id, each.kind == b'cuda' and dnn.dnn_available(name) and dnn.version())
+        for name, each in opened]
+
+
+# --------------------------------------------------------------------------------------------------------- the files
+
+
+class _Writer(pickle.Pickler):
+    """A pickler of an optimised graph, which refers to the traces of the graph before its optimisation."""
+
+    def __init__(self, file: Any, traces: Sequence[Any]) -> None:
+        super().__init__(file, protocol=4)
+        self._numbers = {id(trace): number for number, trace in enumerate(traces)}
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Return the number of a trace; None for any other object."""
+        return self._numbers.get(id(obj)) if type(obj) is list else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Refuse an object of unknown code."""
+        _check_known((obj if isinstance(obj, type) else type(obj)).__module__, obj)
+        return NotImplemented
+
+
+class _Reader(pickle.Unpickler):
+    """Reads what a `_Writer` has pickled."""
+
+    def __init__(self, file: Any, traces: Sequence[Any]) -> None:
+        super().__init__(file)
+        self.persistent_load = traces.__getitem__
+
+
+def _ordered(fgraph):
+    """Return the constants and the nodes of a graph, in an order in which it can be made again."""
+    nodes = fgraph.toposort()
+    read = itertools.chain(*[node.inputs for node in nodes], fgraph.outputs)
+    return list(dict.fromkeys(each for each in read if each.owner is None and each not in fgraph.inputs)), nodes
+
+
+def _content(fgraph, traces):
+    """Return an optimised graph as bytes."""
+    from theano.gof import DestroyHandler
+    constants, nodes = _ordered(fgraph)
+    made = [*fgraph.inputs, *constants, *[output for node in nodes for output in node.outputs]]
+    numbers = {variable: i for i, variable in enumerate(made)}
+    file = io.BytesIO()
+    _Writer(file, traces).dump((
+        [(type(each), each.type, each.data, each.name, vars(each.tag)) for each in constants],
+        [(node.op, [numbers[each] for each in node.inputs],
+          [(type(each), each.type, each.name, vars(each.tag)) for each in node.outputs]) for node in nodes],
+        [numbers[output] for output in fgraph.outputs],
+        any(isinstance(feature, DestroyHandler) for feature in fgraph._features)))
+    for before, after in zip(made, _graph_of(file.getvalue(), fgraph, traces)[0]):
+        same = before.type == after.type and (before.owner is None or before.owner.op == after.owner.op)
+        if not same or hasattr(before, 'signature') and before.signature() != after.signature():
+            raise CannotKeep('%s is another one after it was read again' % before)
+    return file.getvalue()
+
+
+def _graph_of(content, fgraph, traces):
+    """Return the variables of a kept graph over the inputs of another one, its outputs, and whether ops destroy any."""
+    from theano.gof import Apply
+    constants, nodes, outputs, in_place = _Reader(io.BytesIO(content), traces).load()
+    variables = list(fgraph.inputs)
+    for kind, type_, data, name, tag in constants:
+        variables.append(_tagged(kind(type_, data, name), tag))
+    for op, inputs, results in nodes:
+        node = Apply(op, [variables[i] for i in inputs], [kind(type_, name=name) for kind, type_, name, _ in results])
+        variables += [_tagged(output, tag) for output, (*_, tag) in zip(node.outputs, results)]
+    return variables, [variables[i] for i in outputs], in_place
+
+
+def _tagged(variable, tag):
+    vars(variable.tag).clear()
+    vars(variable.tag).update(tag)
+    return variable
+
+
+def _replace_outputs(fgraph, outputs, in_place):
+    """Give a graph the outputs of a kept one."""
+    from theano.gof import DestroyHandler
+    for i, output in enumerate(outputs):
+        fgraph.change_input('output', i, output, reason='kept')
+    if in_place:
+        fgraph.attach_feature(DestroyHandler())
+    fgraph.checkpoint()  # the graph before is needed no more
+
+
+def _read(path, fgraph, traces):
+    """Read a kept graph, see `_graph_of`; return None if there is none, or its file is damaged."""
+    try:
+        with open(path, 'rb') as file:
+            digest, content = file.read(32), file.read()
+    except OSError:
+        return None
+    if hashlib.sha256(content).digest() != digest:
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # it was used
+    return _graph_of(content, fgraph, traces)
+
+
+def _write(path, fgraph, traces):
+    content = _content(fgraph, traces)
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    with files.whole_file(path, flush=False) as unfinished, open(unfinished, 'wb') as file:
+        file.write(hashlib.sha256(content).digest() + content)
+    _make_room(folder)
+
+
+def _make_room(folder):
+    """Remove the files that were not used for the longest time, if all take too many bytes."""
+    with os.scandir(folder) as entries:
+        used = sorted(((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in entries), reverse=True)
+    total = 0
+    for _, size, path in used:
+        total += size
+        if total > CAPACITY:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+
+
+@contextlib.contextmanager
+def _recorded(records):
+    """Append to a list what Theano logs and warns of in a ``with`` block: the next process would not hear of it."""
+    def show(message, *args, **kwargs):
+        records.append(message)
+        return before(message, *args, **kwargs)
+    handler, before = logging.Handler(logging.WARNING), warnings.showwarning
+    handler.emit = records.append
+    logging.getLogger('theano').addHandler(handler)
+    try:
+        with temporarily(warnings, 'showwarning', show):
+            yield
+    finally:
+        logging.getLogger('theano').removeHandler(handler)
