@@ -31,7 +31,8 @@ WORTH = 0.02             # seconds; a graph that is optimised in less is not kep
 KNOWN = {'_operator', 'builtins', 'collections', 'copyreg', 'functools', 'itertools', 'numpy', 'operator', 'pygpu',
          'scipy', 'theano', 'theano_mgpu', 'types'}
 _PLAIN = {str, int, float, bool, bytes, type(None), tuple, list, dict}
-_NO_PART = {'__doc__', '_optimizer_idx', 'pre_profile'}  # attributes of optimisers that tell of them, or of their use
+# Attributes of optimisers that tell of their use, or that others tell, too.
+_NO_PART = {'__doc__', '_optimizer_idx', 'pre_profile', 'track_map'}
 
 _logger = logging.getLogger('theano_mgpu')
 
