@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from types import FunctionType
-from typing import Any, Iterator, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from ..utils import files
 from ..utils.attributes import temporarily
@@ -35,6 +35,7 @@ _PLAIN = {str, int, float, bool, bytes, type(None), tuple, list, dict}
 _NO_PART = {'__doc__', '_optimizer_idx', 'pre_profile', 'track_map'}
 
 _logger = logging.getLogger('theano_mgpu')
+_digests: dict[tuple[Any, ...], tuple[str, Any]] = {}  # of optimisers
 
 
 class CannotKeep(Exception):
@@ -60,22 +61,24 @@ def keep_optimised_graphs() -> None:
 def _optimise(fgraph, optimizer):
     """Optimise a graph, or take the result from the disk; return the optimiser's profile, if there is one."""
     from theano import config
-    if config.mgpu.keep_graphs == 'False' or config.profile_optimizer or config.compute_test_value != 'off':
+    is_on = config.mgpu.keep_graphs == 'True' and config.compute_test_value == 'off' and not config.profile_optimizer
+    if not is_on or optimizer == []:
         return optimizer(fgraph)
     try:
-        description = _Description(fgraph, optimizer)
+        features = [(type(feature), getattr(feature, 'protected', None)) for feature in fgraph._features]
+        description = _Description(fgraph.inputs, fgraph.outputs, fgraph.update_mapping, features,
+                                   _digest(optimizer), _environment(), _flags(), _devices())
         path = os.path.join(config.compiledir, FOLDER, description.digest())
         kept = _read(path, fgraph, description.traces)
     except Exception as error:  # what cannot be described, or is damaged, raises many kinds
         _logger.debug('a graph is not kept: %r', error)
         return optimizer(fgraph)
     if kept is not None:
-        _, outputs, in_place = kept
-        return _replace_outputs(fgraph, outputs, in_place)
-    began, records = time.perf_counter(), []
-    with _recorded(records):
+        return _take(kept, fgraph)
+    began, messages = time.perf_counter(), []
+    with _recorded(messages):
         profile = optimizer(fgraph)
-    if time.perf_counter() - began > WORTH and not records:
+    if time.perf_counter() - began > WORTH and not messages:
         try:
             _write(path, fgraph, description.traces)
         except Exception as error:
@@ -87,7 +90,14 @@ def _optimise(fgraph, optimizer):
 
 
 class _Description(pickle.Pickler):
-    """A digest of a graph before its optimisation, the same in each process that would optimise it alike.
+    """A digest of objects, the same in each process that has equal ones.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+        The inputs of a graph. No other shared variable may be among the objects.
+    *parts : object
+        Further objects, the outputs of the graph, say.
 
     Attributes
     ----------
@@ -95,17 +105,16 @@ class _Description(pickle.Pickler):
         The user's lines that variables come from, in the order of the description. They are not described.
     """
 
-    def __init__(self, fgraph: Any, optimizer: Any) -> None:
+    def __init__(self, inputs: Sequence[Any], *parts: Any) -> None:
         self._hash = hashlib.sha256()
         super().__init__(_Hashing(self._hash), protocol=4)
         self.fast = True  # equal objects are described alike, be they one object or several
         self.traces: list[Any] = []
         self._numbers: dict[int, int] = {}  # of objects that are described once, by their ids
         self._alive: list[Any] = []         # these objects: no other one may get their ids
-        self._inputs = set(fgraph.inputs)
-        features = [(type(feature), getattr(feature, 'protected', None)) for feature in fgraph._features]
-        self.dump((_environment(), _flags(), _devices(), optimizer, fgraph.inputs, fgraph.outputs, features,
-                   fgraph.update_mapping))
+        self._inputs = set(inputs)
+        self._variables: set[Any] = set()
+        self.dump((inputs, parts))
 
     def digest(self) -> str:
         """Return the digest, in hexadecimal digits."""
@@ -137,10 +146,11 @@ class _Description(pickle.Pickler):
         from theano.compile.sharedvalue import SharedVariable
         from theano.gof.graph import ancestors
         found = []
-        for each in ancestors([variable]):
-            if id(each) not in self._numbers:
+        for each in ancestors([variable], blockers=self._variables):
+            if each not in self._variables:
                 if isinstance(each, SharedVariable) and each not in self._inputs:
-                    raise CannotKeep('%s is read by an op' % each)
+                    raise CannotKeep('an op has the shared variable %s' % each)
+                self._variables.add(each)
                 self.number(each)
                 found.append(each)
         return [(type(each), each.owner, each.index, each.type, each.name, getattr(each, 'data', None),
@@ -160,10 +170,11 @@ class _Description(pickle.Pickler):
 
     def function(self, function: FunctionType) -> Any:
         """Describe a function of known code by its place, and the values that it closes over."""
-        _check_known(function.__module__, function)
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        return (self.number(function), function.__module__, function.__qualname__, function.__code__.co_firstlineno,
-                cells, function.__defaults__, function.__kwdefaults__)
+        module, code = function.__globals__['__name__'], function.__code__  # functools.wraps sets other names
+        _check_known(module, function)
+        return (self.number(function), module, code.co_name, code.co_firstlineno,
+                [cell.cell_contents for cell in function.__closure__ or ()], function.__defaults__,
+                function.__kwdefaults__)
 
     def state(self, obj: Any) -> Any:
         """Describe an object by what pickle makes it from."""
@@ -192,7 +203,7 @@ class _Description(pickle.Pickler):
 
 
 @functools.lru_cache(None)
-def _describer(kind):
+def _describer(kind: Any) -> Any:
     """Return the method of `_Description` that describes objects of a class; None for pickle's own way."""
     from theano.compile.function_module import Function, FunctionMaker
     from theano.gof import Apply, FunctionGraph, Op, Variable
@@ -221,11 +232,40 @@ def _check_known(module, obj):
         raise CannotKeep('%r is defined in %s' % (obj, module))
 
 
+def _digest(optimizer):
+    """Return a digest of an optimiser. It is kept for the next one that is made of the same objects."""
+    from theano.gof.opt import LocalOptimizer, Optimizer
+    identity: list[Any] = []
+    parts: dict[int, tuple[int, Any]] = {}
+    pending = [optimizer]
+    while pending:
+        part = pending.pop()
+        if type(part) in (str, int, float, bool, type(None)):
+            identity.append(part)
+        elif id(part) in parts:
+            identity.append(parts[id(part)][0])
+        else:
+            parts[id(part)] = len(parts), part
+            if isinstance(part, (Optimizer, LocalOptimizer)):
+                attributes = {name: value for name, value in vars(part).items() if name not in _NO_PART}
+                identity += [type(part), *attributes]
+                pending += attributes.values()
+            if isinstance(part, dict):
+                pending += part.values()
+            if isinstance(part, (dict, list, tuple)):
+                identity.append(len(part))
+                pending += part
+            elif not isinstance(part, (Optimizer, LocalOptimizer)):
+                identity.append(id(part))
+    key = tuple(identity)
+    if key not in _digests:
+        _digests[key] = _Description((), optimizer).digest(), parts  # which must not be freed: others had their ids
+    return _digests[key][0]
+
+
 @functools.lru_cache(None)
 def _environment():
-    """Return the versions of the code that optimises graphs, and when its files were changed."""
-    import numpy
-    import scipy
+    """Return a digest of the versions of the code that optimises graphs, and of the times when its files changed."""
     import theano
     changed = []
     for package in (os.path.dirname(theano.__file__), os.path.dirname(os.path.dirname(__file__))):
@@ -234,13 +274,15 @@ def _environment():
             with os.scandir(folder) as entries:
                 changed += sorted((each.name, each.stat().st_mtime_ns, each.stat().st_size) for each in entries
                                   if each.name.endswith('.py'))
-    return sys.version, numpy.__version__, scipy.__version__, changed
+    versions = [getattr(sys.modules.get(name), '__version__', None) for name in ('numpy', 'scipy', 'pygpu')]
+    return _Description((), sys.version, versions, changed).digest()
 
 
 def _flags():
     """Return Theano's flags and their values."""
     from theano import configparser
-    return [(flag.fullname, flag.__get__(True, None)) for flag in configparser._config_var_list]
+    return [(flag.fullname, flag.__get__(True, None)) for flag in configparser._config_var_list
+            if flag.fullname not in ('base_compiledir', 'compiledir')]
 
 
 def _devices():
@@ -266,7 +308,11 @@ class _Writer(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         """Return the number of a trace; None for any other object."""
-        return self._numbers.get(id(obj)) if type(obj) is list else None
+        if type(obj) is list:
+            return self._numbers.get(id(obj))
+        if hasattr(obj, 'container') or _describer(type(obj)) is _Description.refuse:
+            raise CannotKeep('%s is part of it' % obj)
+        return None
 
     def reducer_override(self, obj: Any) -> Any:
         """Refuse an object of unknown code."""
@@ -279,7 +325,11 @@ class _Reader(pickle.Unpickler):
 
     def __init__(self, file: Any, traces: Sequence[Any]) -> None:
         super().__init__(file)
-        self.persistent_load = traces.__getitem__
+        self._traces = traces
+
+    def persistent_load(self, number: int) -> Any:
+        """Return the trace of a number."""
+        return self._traces[number]
 
 
 def _ordered(fgraph):
@@ -291,26 +341,31 @@ def _ordered(fgraph):
 
 def _content(fgraph, traces):
     """Return an optimised graph as bytes."""
-    from theano.gof import DestroyHandler
     constants, nodes = _ordered(fgraph)
-    made = [*fgraph.inputs, *constants, *[output for node in nodes for output in node.outputs]]
-    numbers = {variable: i for i, variable in enumerate(made)}
+    variables = [*fgraph.inputs, *constants, *[output for node in nodes for output in node.outputs]]
+    numbers = {variable: i for i, variable in enumerate(variables)}
     file = io.BytesIO()
     _Writer(file, traces).dump((
         [(type(each), each.type, each.data, each.name, vars(each.tag)) for each in constants],
         [(node.op, [numbers[each] for each in node.inputs],
           [(type(each), each.type, each.name, vars(each.tag)) for each in node.outputs]) for node in nodes],
-        [numbers[output] for output in fgraph.outputs],
-        any(isinstance(feature, DestroyHandler) for feature in fgraph._features)))
-    for before, after in zip(made, _graph_of(file.getvalue(), fgraph, traces)[0]):
+        [numbers[output] for output in fgraph.outputs], hasattr(fgraph, 'destroyers')))
+    for before, after in zip(variables, _graph_of(file.getvalue(), fgraph, traces).variables):
         same = before.type == after.type and (before.owner is None or before.owner.op == after.owner.op)
         if not same or hasattr(before, 'signature') and before.signature() != after.signature():
             raise CannotKeep('%s is another one after it was read again' % before)
     return file.getvalue()
 
 
+class _Kept(NamedTuple):
+    """An optimised graph over the inputs of a graph before its optimisation."""
+
+    variables: list[Any]
+    outputs: list[Any]
+    in_place: bool  # whether the graph has a DestroyHandler
+
+
 def _graph_of(content, fgraph, traces):
-    """Return the variables of a kept graph over the inputs of another one, its outputs, and whether ops destroy any."""
     from theano.gof import Apply
     constants, nodes, outputs, in_place = _Reader(io.BytesIO(content), traces).load()
     variables = list(fgraph.inputs)
@@ -319,7 +374,7 @@ def _graph_of(content, fgraph, traces):
     for op, inputs, results in nodes:
         node = Apply(op, [variables[i] for i in inputs], [kind(type_, name=name) for kind, type_, name, _ in results])
         variables += [_tagged(output, tag) for output, (*_, tag) in zip(node.outputs, results)]
-    return variables, [variables[i] for i in outputs], in_place
+    return _Kept(variables, [variables[i] for i in outputs], in_place)
 
 
 def _tagged(variable, tag):
@@ -328,12 +383,12 @@ def _tagged(variable, tag):
     return variable
 
 
-def _replace_outputs(fgraph, outputs, in_place):
+def _take(kept, fgraph):
     """Give a graph the outputs of a kept one."""
     from theano.gof import DestroyHandler
-    for i, output in enumerate(outputs):
+    for i, output in enumerate(kept.outputs):
         fgraph.change_input('output', i, output, reason='kept')
-    if in_place:
+    if kept.in_place:
         fgraph.attach_feature(DestroyHandler())
     fgraph.checkpoint()  # the graph before is needed no more
 

@@ -10,12 +10,12 @@ from typing import Any, Callable, NamedTuple, Sequence
 from . import (
     cuda_contexts,
     cudnn,
+    kept_graphs,
     keras_imports,
     keras_loops,
     keras_models,
     keras_saving,
     keras_tensorboard,
-    kept_graphs,
     named_contexts,
     opencl_programs,
     placement_tags,
