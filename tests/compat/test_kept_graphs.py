@@ -1,8 +1,14 @@
 """Optimised graphs on disk: the same results, nothing optimised twice, and nothing taken that is not the same."""
+import functools
+import linecache
+import logging
 import os
 import subprocess
 import sys
 import textwrap
+
+import theano_mgpu as mgpu
+from theano_mgpu.compat import kept_graphs
 
 import numpy as np
 import pytest
@@ -10,9 +16,6 @@ import theano
 import theano.tensor as T
 from theano.gof.opt import Optimizer
 from theano.sandbox.rng_mrg import MRG_RandomStreams
-
-import theano_mgpu as mgpu
-from theano_mgpu.compat import kept_graphs
 
 PY = theano.Mode('py', 'fast_run')
 
@@ -45,8 +48,12 @@ def run_twice(make, optimised):
 # ------------------------------------------------------------------------------------------------- the same results
 
 
+def shared(value, name):
+    return theano.shared(np.asarray(value, theano.config.floatX), name)
+
+
 def trained():
-    x, w, b = T.matrix('x'), theano.shared(np.ones((3, 3)), 'w'), theano.shared(np.zeros(3), 'b')
+    x, w, b = T.matrix('x'), shared(np.ones((3, 3)), 'w'), shared(np.zeros(3), 'b')
     loss = (T.nnet.softmax(T.tanh(x.dot(w) + b)) ** 2).mean()
     return [x], [loss, w], [(each, each - 0.1 * T.grad(loss, each)) for each in (w, b)]
 
@@ -62,7 +69,7 @@ def drawn_by_numpy():
 
 
 def scanned():
-    x, w = T.matrix('x'), theano.shared(np.full((3, 3), 0.3), 'w')
+    x, w = T.matrix('x'), shared(np.full((3, 3), 0.3), 'w')
     states, _ = theano.scan(lambda row, state: T.tanh(row + state.dot(w)), [x], T.zeros(3, x.dtype))
     return [x], [states], [(w, w - T.grad(states[-1].sum(), w))]
 
@@ -73,7 +80,7 @@ def chosen():
 
 
 def indexed():
-    x, table = T.matrix('x'), theano.shared(np.arange(12.0).reshape(6, 2), 'table')
+    x, table = T.matrix('x'), shared(np.arange(12).reshape(6, 2), 'table')
     rows = T.cast(x[0], 'int32')
     return [x], [table[rows], T.sort(x, 1), x[:, ::-1].sum(0)], [(table, T.inc_subtensor(table[rows], 1))]
 
@@ -91,3 +98,194 @@ def test_the_results_are_the_same_to_the_bit(graph, optimised):
             assert (one == other).all()
     for one, other in zip(first.get_shared(), second.get_shared()):
         assert str(one.get_value()) == str(other.get_value())
+
+
+@pytest.mark.opencl
+def test_graphs_of_devices_are_kept(contexts, optimised):
+    x, w = T.matrix('x'), shared(np.full((3, 3), 0.3), 'w')
+
+    def make():
+        return mgpu.function([x], T.tanh(x.dot(w)).sum(), contexts=contexts('gpu', 2))
+    first, second = run_twice(make, optimised)
+    values = np.arange(15, dtype=theano.config.floatX).reshape(5, 3)
+    assert first(values) == second(values)
+
+
+# ------------------------------------------------------------------------------------------- what makes another graph
+
+
+class Doubled(theano.Op):
+    """An op of a script: its code is not known in the next process."""
+
+    __props__ = ()
+    itypes = otypes = [T.dscalar]
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(2 * inputs[0])
+
+
+def make_sum(scale=2.0, op=None, mode=PY, **arguments):
+    x = T.dscalar('x')
+    return theano.function([theano.In(x, **arguments)], (op or T.exp)(x * T.constant(np.asarray(scale))) + 1, mode=mode)
+
+
+CHANGES = {
+    'a constant': dict(scale=3.0),
+    'a flag': dict(flag=('optimizer_excluding', 'fusion')),
+    'an input that may be overwritten': dict(mutable=True),
+    'an op': dict(op=T.log),
+    'a mode': dict(mode=PY.excluding('fusion')),
+}
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_another_graph_is_optimised(change, optimised):
+    arguments = dict(CHANGES[change])
+    make_sum()
+    with theano.change_flags(**dict([arguments.pop('flag')] if 'flag' in arguments else [])):
+        make_sum(**arguments)
+        assert len(optimised) == 2
+        make_sum(**arguments)
+    assert len(optimised) == 2
+
+
+@pytest.mark.parametrize('part', ['_environment', '_devices'])
+def test_graphs_of_other_versions_and_devices_are_not_taken(part, optimised, monkeypatch):
+    make_sum()
+    monkeypatch.setattr(kept_graphs, part, lambda: 'another one')
+    make_sum()
+    assert len(optimised) == 2
+
+
+def test_the_code_of_a_script_is_not_kept(optimised):
+    for _ in range(2):
+        make_sum(op=Doubled())
+    assert len(optimised) == 2
+
+
+def mine(node):
+    return None
+
+
+@pytest.mark.parametrize('register', [
+    lambda: PY.register((theano.gof.opt.FromFunctionOptimizer(mine), 49)),
+    lambda: PY.register((theano.gof.opt.FromFunctionOptimizer(functools.wraps(T.exp.__call__)(mine)), 49))])
+def test_an_optimisation_of_a_script_is_applied(register, optimised):
+    for _ in range(2):
+        make_sum(mode=register())
+    assert len(optimised) == 2
+
+
+def test_an_optimisation_that_is_replaced_is_applied(optimised, monkeypatch):
+    make_sum()
+    monkeypatch.setattr(T.opt.local_add_specialize, 'transform', mine)
+    make_sum()
+    assert len(optimised) == 2
+
+
+def test_what_the_optimiser_logs_is_logged_each_time(optimised, caplog):
+    def log(fgraph):
+        logging.getLogger('theano.gof.opt').warning('a warning')
+    log.__globals__['__name__'], name = 'theano.gof.opt', __name__
+    try:
+        mode = PY.register((theano.gof.opt.FromFunctionOptimizer(log), 49))
+        for _ in range(2):
+            make_sum(mode=mode)
+    finally:
+        log.__globals__['__name__'] = name
+    assert len(optimised) == caplog.text.count('a warning') == 2
+
+
+@pytest.mark.parametrize('flag', [('mgpu.keep_graphs', 'False'), ('compute_test_value', 'ignore')])
+def test_nothing_is_kept_with_some_flags(flag, optimised, tmp_path):
+    with theano.change_flags(**dict([flag])):
+        make_sum()
+    assert not list(tmp_path.iterdir())
+
+
+# -------------------------------------------------------------------------------------------------------- the files
+
+
+def test_a_damaged_file_is_written_again(optimised, tmp_path):
+    make_sum()
+    path, = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for n, damaged in enumerate([whole[:-9], b'', whole[:99] + b'?' + whole[100:]]):
+        path.write_bytes(damaged)
+        assert make_sum()(1) == np.exp(2.0) + 1
+        assert len(optimised) == n + 2
+        assert path.read_bytes() == whole
+
+
+def test_files_that_were_not_used_for_long_make_room(optimised, tmp_path, monkeypatch):
+    make_sum()
+    old, = tmp_path.iterdir()
+    os.utime(old, (0, 0))
+    monkeypatch.setattr(kept_graphs, 'CAPACITY', 1.5 * old.stat().st_size)
+    make_sum(3.0)
+    new, = tmp_path.iterdir()
+    assert new != old
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(optimised, tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setattr(kept_graphs, 'FOLDER', str(tmp_path / 'file' / 'folder'))
+    assert make_sum()(1) == np.exp(2.0) + 1
+
+
+def test_an_error_names_the_line_of_its_own_function(optimised):
+    with theano.change_flags(**{'traceback.limit': 8}):
+        for line in ('T.exp(x) + T.exp(y)', 'T.exp(x) + T.exp(y)  # again'):
+            made = {'x': T.dvector('x'), 'y': T.dvector('y'), 'T': T}
+            path = linecache.cache['<%s>' % line] = len(line), None, [line], '<%s>' % line
+            f = theano.function([made['x'], made['y']], eval(compile(line, path[3], 'eval'), made), mode=PY)
+            with pytest.raises(ValueError) as error:
+                f([1], [1, 2])
+            assert path[3] in str(error.value)
+    assert len(optimised) == 1
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+
+SCRIPT = '''
+    import theano_mgpu, theano, numpy as np, theano.tensor as T
+    from theano.gof.opt import Optimizer
+    from theano.sandbox.rng_mrg import MRG_RandomStreams
+    optimised, call = [], Optimizer.__call__
+    Optimizer.__call__ = lambda self, fgraph: optimised.append(fgraph) or call(self, fgraph)
+    x, w = T.matrix('x'), theano.shared(np.ones((3, 3)), 'w')
+    states, _ = theano.scan(lambda row, state: T.tanh(row + state.dot(w)), [x], T.zeros(3))
+    noise = MRG_RandomStreams(7).normal((3,))
+    loss = (T.nnet.softmax(T.tanh(states * noise)) ** 2).mean()
+    f = theano.function([x], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+    print([f(np.ones((2, 3))).tolist() for _ in range(3)], w.get_value().tolist())
+    print(len(optimised))
+'''
+
+
+def start(folder, flags='floatX=float64'):
+    """Start a process that makes functions, without g++; `output_of` returns its results and what it optimised."""
+    env = dict(os.environ, THEANO_FLAGS='cxx=,mgpu.keep_graphs=True,base_compiledir=%s,%s' % (folder, flags))
+    return subprocess.Popen([sys.executable, '-c', textwrap.dedent(SCRIPT)], env=env, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def output_of(process):
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    results, optimised = output.splitlines()
+    return results, int(optimised)
+
+
+def test_a_second_start_does_not_optimise(tmp_path):
+    first, second = [output_of(start(tmp_path)) for _ in range(2)]
+    assert first[0] == second[0]
+    assert first[1] >= 3 and second[1] == 0
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_share_what_they_keep(tmp_path):
+    results = [output_of(process) for process in [start(tmp_path) for _ in range(3)]]
+    results.append(output_of(start(tmp_path)))
+    assert len({text for text, _ in results}) == 1
+    assert results[-1][1] == 0

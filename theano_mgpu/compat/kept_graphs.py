@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from types import FunctionType
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Container, NamedTuple, Sequence
 
 from ..utils import files
 from ..utils.attributes import temporarily
@@ -31,8 +31,8 @@ WORTH = 0.02             # seconds; a graph that is optimised in less is not kep
 KNOWN = {'_operator', 'builtins', 'collections', 'copyreg', 'functools', 'itertools', 'numpy', 'operator', 'pygpu',
          'scipy', 'theano', 'theano_mgpu', 'types'}
 _PLAIN = {str, int, float, bool, bytes, type(None), tuple, list, dict}
-# Attributes of optimisers that tell of their use, or that others tell, too.
-_NO_PART = {'__doc__', '_optimizer_idx', 'pre_profile', 'track_map'}
+# Attributes of optimisers that tell of their use, or of no more than others do. A name may have an address.
+_NO_PART = {'__doc__', '_optimizer_idx', 'name', 'pre_profile', 'track_map'}
 
 _logger = logging.getLogger('theano_mgpu')
 _digests: dict[tuple[Any, ...], tuple[str, Any]] = {}  # of optimisers
@@ -122,9 +122,8 @@ class _Description(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         """Return what describes an object in its place; None for an object that pickle describes by itself."""
-        if type(obj) in _PLAIN:
-            return None
-        describe = _describer(type(obj))
+        kind: Any = type(obj)
+        describe = None if kind in _PLAIN else _describer(kind)
         if describe is None:
             return None
         if id(obj) in self._numbers:
@@ -176,13 +175,17 @@ class _Description(pickle.Pickler):
                 [cell.cell_contents for cell in function.__closure__ or ()], function.__defaults__,
                 function.__kwdefaults__)
 
-    def state(self, obj: Any) -> Any:
-        """Describe an object by what pickle makes it from."""
+    def state(self, obj: Any, without: Container[str] = ()) -> Any:
+        """Describe an object by what pickle makes it from, without some attributes."""
         make, arguments, *state = obj.__reduce_ex__(2)
         if state and isinstance(state[0], dict):
-            state[0] = sorted((name, value) for name, value in state[0].items() if name not in _NO_PART)
+            state[0] = sorted((name, value) for name, value in state[0].items() if name not in without)
         return self.number(obj), make, arguments, [each if isinstance(each, list) else list(each or ())
                                                    for each in state]
+
+    def optimizer(self, optimizer: Any) -> Any:
+        """Describe an optimiser, global or local."""
+        return self.state(optimizer, _NO_PART)
 
     def scan(self, op: Any) -> Any:
         """Describe a scan by what it is made from: it keeps a hash, which differs from process to process."""
@@ -201,22 +204,28 @@ class _Description(pickle.Pickler):
         """Describe a set in an order that does not differ from process to process."""
         return sorted(values, key=repr)
 
+    def frozen(self, values: Any) -> Any:
+        """Describe a frozendict without the hash that it gets at some time."""
+        return sorted(values.items())
+
 
 @functools.lru_cache(None)
 def _describer(kind: Any) -> Any:
     """Return the method of `_Description` that describes objects of a class; None for pickle's own way."""
     from theano.compile.function_module import Function, FunctionMaker
-    from theano.gof import Apply, FunctionGraph, Op, Variable
-    from theano.gof.link import Container
+    from theano.gof import Apply, FunctionGraph, Op, Variable, link
     from theano.gof.op import PureOp
     from theano.gof.opt import LocalOptimizer, Optimizer
     from theano.gof.type import PureType
+    from theano.misc.frozendict import frozendict
     from theano.scalar.basic import Composite
     from theano.scan_module.scan_op import Scan
     ways = [(Variable, _Description.variable), (Apply, _Description.node), (Scan, _Description.scan),
-            (Composite, _Description.composite), ((PureOp, Op, PureType, Optimizer, LocalOptimizer), _Description.state),
+            (Composite, _Description.composite),
+            ((Optimizer, LocalOptimizer), _Description.optimizer), ((PureOp, Op, PureType), _Description.state),
             (FunctionType, _Description.function), ((set, frozenset), _Description.sorted_set),
-            ((Function, FunctionMaker, FunctionGraph, Container), _Description.refuse)]
+            (frozendict, _Description.frozen),
+            ((Function, FunctionMaker, FunctionGraph, link.Container), _Description.refuse)]
     return next((way for classes, way in ways if issubclass(kind, classes)), None)
 
 
@@ -308,16 +317,18 @@ class _Writer(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         """Return the number of a trace; None for any other object."""
-        if type(obj) is list:
+        kind: Any = type(obj)
+        if kind is list:
             return self._numbers.get(id(obj))
-        if hasattr(obj, 'container') or _describer(type(obj)) is _Description.refuse:
+        if hasattr(obj, 'container') or _describer(kind) is _Description.refuse:
             raise CannotKeep('%s is part of it' % obj)
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Refuse an object of unknown code."""
+        """Refuse an object of unknown code; refer to the one type of random states, which equals no other."""
+        from theano.tensor.raw_random import random_state_type
         _check_known((obj if isinstance(obj, type) else type(obj)).__module__, obj)
-        return NotImplemented
+        return 'random_state_type' if obj is random_state_type else NotImplemented
 
 
 class _Reader(pickle.Unpickler):
