@@ -61,8 +61,8 @@ def keep_optimised_graphs() -> None:
 def _optimise(fgraph, optimizer):
     """Optimise a graph, or take the result from the disk; return the optimiser's profile, if there is one."""
     from theano import config
-    is_on = config.mgpu.keep_graphs == 'True' and config.compute_test_value == 'off' and not config.profile_optimizer
-    if not is_on or optimizer == []:
+    is_on = config.mgpu.keep_graphs == 'True' and config.compute_test_value == 'off'
+    if not is_on or not optimizer or config.profile_optimizer or config.optimizer_verbose:
         return optimizer(fgraph)
     try:
         features = [(type(feature), getattr(feature, 'protected', None)) for feature in fgraph._features]
@@ -135,12 +135,12 @@ class _Description(pickle.Pickler):
         _check_known((obj if isinstance(obj, type) else type(obj)).__module__, obj)
         return NotImplemented
 
-    def number(self, obj: Any) -> int:
+    def _number(self, obj: Any) -> int:
         """Return the number of an object, which stands for it from now on."""
         self._alive.append(obj)
         return self._numbers.setdefault(id(obj), len(self._numbers))
 
-    def variable(self, variable: Any) -> Any:
+    def _variable(self, variable: Any) -> Any:
         """Describe a variable and its ancestors, but for those that are described; not one within the other."""
         from theano.compile.sharedvalue import SharedVariable
         from theano.gof.graph import ancestors
@@ -150,61 +150,65 @@ class _Description(pickle.Pickler):
                 if isinstance(each, SharedVariable) and each not in self._inputs:
                     raise CannotKeep('an op has the shared variable %s' % each)
                 self._variables.add(each)
-                self.number(each)
+                self._number(each)
                 found.append(each)
         return [(type(each), each.owner, each.index, each.type, each.name, getattr(each, 'data', None),
-                 self.tag(each.tag)) for each in found]
+                 self._tag(each.tag)) for each in found]
 
-    def tag(self, tag: Any) -> Any:
+    def _tag(self, tag: Any) -> Any:
         """Describe a variable's tag; number the lines that the variable comes from."""
         for trace in getattr(tag, 'trace', ()):
             if id(trace) not in self._numbers:
                 self.traces.append(trace)
-        traces = [self.number(trace) for trace in getattr(tag, 'trace', ())]
+        traces = [self._number(trace) for trace in getattr(tag, 'trace', ())]
         return traces, sorted((name, value) for name, value in vars(tag).items() if name != 'trace')
 
-    def node(self, node: Any) -> Any:
+    def _node(self, node: Any) -> Any:
         """Describe a node, whose inputs have their numbers."""
-        return self.number(node), node.op, node.inputs, len(node.outputs)
+        return self._number(node), node.op, node.inputs, len(node.outputs)
 
-    def function(self, function: FunctionType) -> Any:
+    def _function(self, function: FunctionType) -> Any:
         """Describe a function of known code by its place, and the values that it closes over."""
         module, code = function.__globals__['__name__'], function.__code__  # functools.wraps sets other names
         _check_known(module, function)
-        return (self.number(function), module, code.co_name, code.co_firstlineno,
+        return (self._number(function), module, code.co_name, code.co_firstlineno,
                 [cell.cell_contents for cell in function.__closure__ or ()], function.__defaults__,
                 function.__kwdefaults__)
 
-    def state(self, obj: Any, without: Container[str] = ()) -> Any:
+    def _state(self, obj: Any, without: Container[str] = ()) -> Any:
         """Describe an object by what pickle makes it from, without some attributes."""
+        _check_known(type(obj).__module__, obj)
+        for value in getattr(obj, '__dict__', {}).values():
+            if isinstance(value, FunctionType):  # it may be no part of the pickle
+                _check_known(value.__globals__['__name__'], value)
         make, arguments, *state = obj.__reduce_ex__(2)
         if state and isinstance(state[0], dict):
             state[0] = sorted((name, value) for name, value in state[0].items() if name not in without)
-        return self.number(obj), make, arguments, [each if isinstance(each, list) else list(each or ())
+        return self._number(obj), make, arguments, [each if isinstance(each, list) else list(each or ())
                                                    for each in state]
 
-    def optimizer(self, optimizer: Any) -> Any:
+    def _optimizer(self, optimizer: Any) -> Any:
         """Describe an optimiser, global or local."""
-        return self.state(optimizer, _NO_PART)
+        return self._state(optimizer, _NO_PART)
 
-    def scan(self, op: Any) -> Any:
+    def _scan(self, op: Any) -> Any:
         """Describe a scan by what it is made from: it keeps a hash, which differs from process to process."""
         info = sorted((name, value) for name, value in op.info.items() if name != 'gpu_hash')
-        return self.number(op), type(op), op.inputs, op.outputs, info, op.output_types
+        return self._number(op), type(op), op.inputs, op.outputs, info, op.output_types
 
-    def composite(self, op: Any) -> Any:
+    def _composite(self, op: Any) -> Any:
         """Describe a fused op by its graph, without the code and the name that it gets at some time."""
-        return self.number(op), type(op), op.inputs, op.outputs
+        return self._number(op), type(op), op.inputs, op.outputs
 
-    def refuse(self, obj: Any) -> Any:
+    def _refuse(self, obj: Any) -> Any:
         """Refuse an object that has values, or a graph in a state of its own."""
         raise CannotKeep('a %s is part of it' % type(obj).__name__)
 
-    def sorted_set(self, values: Any) -> Any:
+    def _sorted_set(self, values: Any) -> Any:
         """Describe a set in an order that does not differ from process to process."""
         return sorted(values, key=repr)
 
-    def frozen(self, values: Any) -> Any:
+    def _frozen(self, values: Any) -> Any:
         """Describe a frozendict without the hash that it gets at some time."""
         return sorted(values.items())
 
@@ -220,12 +224,12 @@ def _describer(kind: Any) -> Any:
     from theano.misc.frozendict import frozendict
     from theano.scalar.basic import Composite
     from theano.scan_module.scan_op import Scan
-    ways = [(Variable, _Description.variable), (Apply, _Description.node), (Scan, _Description.scan),
-            (Composite, _Description.composite),
-            ((Optimizer, LocalOptimizer), _Description.optimizer), ((PureOp, Op, PureType), _Description.state),
-            (FunctionType, _Description.function), ((set, frozenset), _Description.sorted_set),
-            (frozendict, _Description.frozen),
-            ((Function, FunctionMaker, FunctionGraph, link.Container), _Description.refuse)]
+    ways = [(Variable, _Description._variable), (Apply, _Description._node), (Scan, _Description._scan),
+            (Composite, _Description._composite),
+            ((Optimizer, LocalOptimizer), _Description._optimizer), ((PureOp, Op, PureType), _Description._state),
+            (FunctionType, _Description._function), ((set, frozenset), _Description._sorted_set),
+            (frozendict, _Description._frozen),
+            ((Function, FunctionMaker, FunctionGraph, link.Container), _Description._refuse)]
     return next((way for classes, way in ways if issubclass(kind, classes)), None)
 
 
@@ -268,6 +272,8 @@ def _digest(optimizer):
                 identity.append(id(part))
     key = tuple(identity)
     if key not in _digests:
+        if len(_digests) == 64:  # each scan has an optimiser of its own
+            _digests.clear()
         _digests[key] = _Description((), optimizer).digest(), parts  # which must not be freed: others had their ids
     return _digests[key][0]
 
@@ -320,7 +326,7 @@ class _Writer(pickle.Pickler):
         kind: Any = type(obj)
         if kind is list:
             return self._numbers.get(id(obj))
-        if hasattr(obj, 'container') or _describer(kind) is _Description.refuse:
+        if hasattr(obj, 'container') or _describer(kind) is _Description._refuse:
             raise CannotKeep('%s is part of it' % obj)
         return None
 
