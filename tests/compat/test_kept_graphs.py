@@ -38,7 +38,7 @@ def optimised(monkeypatch, tmp_path):
 
 
 def run_twice(make, optimised):
-    """Make a function twice, and call both; return the two functions, of which only the first was optimised."""
+    """Make a function twice; return both. Only the first one was optimised."""
     first = make()
     n_optimised = len(optimised)
     assert n_optimised

@@ -338,7 +338,7 @@ class _Writer(pickle.Pickler):
 
 
 class _Reader(pickle.Unpickler):
-    """Reads what a `_Writer` has pickled."""
+    """A reader of graphs that a `_Writer` has pickled."""
 
     def __init__(self, file: Any, traces: Sequence[Any]) -> None:
         super().__init__(file)
@@ -383,6 +383,7 @@ class _Kept(NamedTuple):
 
 
 def _graph_of(content, fgraph, traces):
+    """Return the graph that `_content` has written, over the inputs of a graph."""
     from theano.gof import Apply
     constants, nodes, outputs, in_place = _Reader(io.BytesIO(content), traces).load()
     variables = list(fgraph.inputs)
@@ -447,7 +448,7 @@ def _make_room(folder):
 
 @contextlib.contextmanager
 def _recorded(records):
-    """Append to a list what Theano logs and warns of in a ``with`` block: the next process would not hear of it."""
+    """Record in a list what Theano logs and warns of in a ``with`` block: the next process would not hear of it."""
     def show(message, *args, **kwargs):
         records.append(message)
         return before(message, *args, **kwargs)
