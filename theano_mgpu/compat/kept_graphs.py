@@ -62,7 +62,7 @@ def _optimise(fgraph, optimizer):
     """Optimise a graph, or take the result from the disk; return the optimiser's profile, if there is one."""
     from theano import config
     is_on = config.mgpu.keep_graphs == 'True' and config.compute_test_value == 'off'
-    if not is_on or not optimizer or config.profile_optimizer or config.optimizer_verbose:
+    if not (is_on and optimizer and fgraph.apply_nodes) or config.profile_optimizer or config.optimizer_verbose:
         return optimizer(fgraph)
     try:
         features = [(type(feature), getattr(feature, 'protected', None)) for feature in fgraph._features]
