@@ -74,6 +74,9 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                      'the next is computed, for slow networks. On GPUs, it also takes gpuarray.single_stream=False.'),
     'mgpu.compile_jobs': (0, Number('modules', 0),
                           'Modules of C code that g++ compiles at a time for a function; 0 is one for each core.'),
+    'mgpu.keep_graphs': ('True', ('False', 'True'),
+                         'Whether the optimised graphs of functions are kept beside the compiled code, for the next '
+                         'process that makes the same functions.'),
     'mgpu.micro_batches': ('auto', Number('slices', 1, 'auto'),
                            'Slices that each batch of a replica is computed in, one after the other, where a call '
                            'does not say: on a model that is placed on several contexts they are a pipeline. auto is '

@@ -230,6 +230,14 @@ def test_startup():
     assert len(lines) == 4 and '; / plain: ' in lines[-1]
 
 
+@pytest.mark.needs_compiler
+@pytest.mark.slow
+def test_second_start():
+    lines = run('second_start.py', 'fixes', 'run:a->cpu', '--rounds', '1', '--script',
+                'tests/theano_scripts/logistic_sgd.py').splitlines()
+    assert len(lines) == 4 and '; / fixes: ' in lines[-1]
+
+
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_half_precision():
@@ -258,7 +266,8 @@ def test_dispatch(options):
 QUICK = 'choices.py', 'dispatch.py'
 OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scaling.py', 'predict.py',
           'compile_once.py', 'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
-          'placement.py', 'host_loops.py', 'vector_math.py', 'startup.py', 'half_precision.py', 'over_ranks.py')
+          'placement.py', 'host_loops.py', 'vector_math.py', 'startup.py', 'second_start.py', 'half_precision.py',
+          'over_ranks.py')
 
 
 @pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])

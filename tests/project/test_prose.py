@@ -22,7 +22,7 @@ HEADLESS_START = re.compile(r'[\'"(`]*(Of|Those|That|What|As|Whether|In|Which|Wh
 HEADLESS = re.compile(r'\b[Ww]hat (?:is|has|each)\b|\b[Tt]hat of\b|\b[Tt]hose of\b|,\s+of which\b')
 VERBS = frozenset('''
 Abort Act Add Analyse Announce Apply Ask Begin Bring Build Call Carry Cast Check Choose Clear Close Come Compare
-Compile Complete Compute Configure Connect Copy Count Cut Derive Discard Divide Do Draw Drop End Enqueue Expand
+Compile Complete Compute Configure Connect Copy Count Cut Derive Describe Discard Divide Do Draw Drop End Enqueue Expand
 Fill Find Fit Forget Free Give Go Have Hide Hold Import Install Issue Iterate Join Keep Lay Leave Let Link List
 Load Lock Make Map Measure Merge Move Name Normalise Note Open Optimise Parse Pass Patch Pause Pin Place Plan Pool
 Predict Prepare Print Propose Provide Put Raise Read Record Refuse Register Remove Replace Replicate Report Restore

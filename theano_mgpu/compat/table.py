@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 from . import (
     cuda_contexts,
     cudnn,
+    kept_graphs,
     keras_imports,
     keras_loops,
     keras_models,
@@ -214,6 +215,9 @@ PATCHES = [
     Patch('Theano', '1.0.5', "Python's collector takes a third of the time that compiling a function takes",
           AFTER_THEANO, theano_functions.compile_without_the_collector,
           'tests/compat/test_compilation.py::test_the_collector_rests_while_a_function_is_compiled'),
+    Patch('Theano', '1.0.5', 'each process optimises the graph of each function again',
+          AFTER_THEANO, kept_graphs.keep_optimised_graphs,
+          'tests/compat/test_kept_graphs.py::test_a_second_start_does_not_optimise'),
     Patch('Theano', '1.0.5', "theano.config has none of theano_mgpu's own flags",
           AFTER_THEANO, theano_flags.register_own_flags,
           'tests/compat/test_compat.py::test_the_environment_is_as_before_after_the_import'),

@@ -22,6 +22,11 @@ def compiling_for(context: Any) -> Iterator[None]:
         _pinned.pop()
 
 
+def pinned() -> Any:
+    """Return the context of the innermost `compiling_for`; None outside of such a block."""
+    return _pinned[-1]
+
+
 def infer_contexts_from_all_ancestors() -> None:
     """Replace Theano 1.0.5's ``infer_context_name``, which walks up through nodes of one input only.
 

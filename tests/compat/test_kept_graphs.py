@@ -1,0 +1,312 @@
+"""Optimised graphs on disk: the same results, nothing optimised twice, and nothing taken that is not the same."""
+import functools
+import linecache
+import logging
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import theano_mgpu as mgpu
+from theano_mgpu.compat import kept_graphs
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.gof.opt import Optimizer
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+PY = theano.Mode('py', 'fast_run')
+
+
+@pytest.fixture
+def optimised(monkeypatch, tmp_path):
+    """The numbers of nodes of the graphs that are optimised; all are kept, in a new folder."""
+    nodes, call = [], Optimizer.__call__
+
+    def counted(self, fgraph):
+        if self:  # some have no optimisation
+            nodes.append(len(fgraph.apply_nodes))
+        return call(self, fgraph)
+    monkeypatch.setattr(Optimizer, '__call__', counted)
+    monkeypatch.setattr(kept_graphs, 'FOLDER', str(tmp_path))
+    monkeypatch.setattr(kept_graphs, 'WORTH', 0)
+    monkeypatch.setattr(theano.config.mgpu, 'keep_graphs', 'True')
+    return nodes
+
+
+def run_twice(make, optimised):
+    """Make a function twice; return both. Only the first one was optimised."""
+    first = make()
+    n_optimised = len(optimised)
+    assert n_optimised
+    second = make()
+    assert len(optimised) == n_optimised
+    return first, second
+
+
+# ------------------------------------------------------------------------------------------------- the same results
+
+
+def shared(value, name):
+    return theano.shared(np.asarray(value, theano.config.floatX), name)
+
+
+def trained():
+    x, w, b = T.matrix('x'), shared(np.ones((3, 3)), 'w'), shared(np.zeros(3), 'b')
+    loss = (T.nnet.softmax(T.tanh(x.dot(w) + b)) ** 2).mean()
+    return [x], [loss, w], [(each, each - 0.1 * T.grad(loss, each)) for each in (w, b)]
+
+
+def drawn():
+    x, random = T.matrix('x'), MRG_RandomStreams(7)
+    return [x], [x * random.normal((2, 3)), random.uniform((4,))], None
+
+
+def drawn_by_numpy():
+    x, random = T.matrix('x'), T.shared_randomstreams.RandomStreams(7)
+    return [x], [x * random.normal((2, 3)), random.permutation((2,), 5)], None
+
+
+def scanned():
+    x, w = T.matrix('x'), shared(np.full((3, 3), 0.3), 'w')
+    states, _ = theano.scan(lambda row, state: T.tanh(row + state.dot(w)), [x], T.zeros(3, x.dtype))
+    return [x], [states], [(w, w - T.grad(states[-1].sum(), w))]
+
+
+def chosen():
+    x = T.matrix('x')
+    return [x], [theano.ifelse.ifelse(T.gt(x.sum(), 1), x * 2, x + 1), T.constant(3.0), x, x.T], None
+
+
+def indexed():
+    x, table = T.matrix('x'), shared(np.arange(12).reshape(6, 2), 'table')
+    rows = T.cast(x[0], 'int32')
+    return [x], [table[rows], T.sort(x, 1), x[:, ::-1].sum(0)], [(table, T.inc_subtensor(table[rows], 1))]
+
+
+def text_of(function):
+    """Return the graph of a function as text, without the order of its nodes."""
+    return re.sub(r"(?m)''   \d+$", '', theano.printing.debugprint(function, file='str'))
+
+
+@pytest.mark.parametrize('graph', [trained, drawn, drawn_by_numpy, scanned, chosen, indexed])
+def test_the_results_are_the_same_to_the_bit(graph, optimised):
+    def make():
+        inputs, outputs, updates = graph()
+        return theano.function(inputs, outputs, updates=updates, mode=PY)
+    first, second = run_twice(make, optimised)
+    assert text_of(first) == text_of(second)
+    x = np.arange(6, dtype=theano.config.floatX).reshape(2, 3)
+    for _ in range(3):
+        for one, other in zip(first(x), second(x)):
+            assert (one == other).all()
+    for one, other in zip(first.get_shared(), second.get_shared()):
+        assert str(one.get_value()) == str(other.get_value())
+
+
+@pytest.mark.opencl
+def test_graphs_of_devices_are_kept(contexts, optimised):
+    x, w = T.matrix('x'), shared(np.full((3, 3), 0.3), 'w')
+
+    def make():
+        return mgpu.function([x], T.tanh(x.dot(w)).sum(), contexts=contexts('gpu', 2))
+    first, second = run_twice(make, optimised)
+    values = np.arange(15, dtype=theano.config.floatX).reshape(5, 3)
+    assert first(values) == second(values)
+
+
+# ------------------------------------------------------------------------------------------- what makes another graph
+
+
+class Doubled(theano.Op):
+    """An op of a script: its code is not known in the next process."""
+
+    __props__ = ()
+    itypes = otypes = [T.dscalar]
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(2 * inputs[0])
+
+
+def make_sum(scale=2.0, op=None, mode=PY, **arguments):
+    x = T.dscalar('x')
+    return theano.function([theano.In(x, **arguments)], (op or T.exp)(x * T.constant(np.asarray(scale))) + 1, mode=mode)
+
+
+CHANGES = {
+    'a constant': dict(scale=3.0),
+    'a flag': dict(flag=('conv.assert_shape', True)),
+    'an input that may be overwritten': dict(mutable=True),
+    'an op': dict(op=T.log),
+    'a mode': dict(mode=PY.excluding('fusion')),
+}
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_another_graph_is_optimised(change, optimised):
+    arguments = dict(CHANGES[change])
+    make_sum()
+    with theano.change_flags(**dict([arguments.pop('flag')] if 'flag' in arguments else [])):
+        make_sum(**arguments)
+        assert len(optimised) == 2
+        make_sum(**arguments)
+    assert len(optimised) == 2
+
+
+@pytest.mark.parametrize('part', ['_environment', '_devices'])
+def test_graphs_of_other_versions_and_devices_are_not_taken(part, optimised, monkeypatch):
+    make_sum()
+    monkeypatch.setattr(kept_graphs, part, lambda: 'another one')
+    make_sum()
+    assert len(optimised) == 2
+
+
+class Named(Doubled):
+    def __reduce__(self):
+        return np.asarray, (1,)
+
+
+@theano.compile.ops.as_op([T.dscalar], [T.dscalar])
+def tripled(x):
+    return np.asarray(3 * x)
+
+
+@pytest.mark.parametrize('op', [Doubled(), Named(), tripled])
+def test_what_code_of_a_script_computes_is_not_kept(op, optimised):
+    x = T.dscalar('x')
+    for _ in range(2):
+        f = theano.function([x], x + op(T.constant(2.0, dtype='float64')), mode=PY)
+        assert len(f.maker.fgraph.apply_nodes) == 1  # the constant is folded
+    assert len(optimised) == 2
+
+
+def mine(node):
+    return None
+
+
+@pytest.mark.parametrize('register', [
+    lambda: PY.register((theano.gof.opt.FromFunctionOptimizer(mine), 49)),
+    lambda: PY.register((theano.gof.opt.FromFunctionOptimizer(functools.wraps(T.exp.__call__)(mine)), 49))])
+def test_an_optimisation_of_a_script_is_applied(register, optimised):
+    for _ in range(2):
+        make_sum(mode=register())
+    assert len(optimised) == 2
+
+
+def test_an_optimisation_that_is_replaced_is_applied(optimised, monkeypatch):
+    make_sum()
+    monkeypatch.setattr(T.opt.local_add_specialize, 'transform', mine)
+    make_sum()
+    assert len(optimised) == 2
+
+
+def test_what_the_optimiser_logs_is_logged_each_time(optimised, caplog):
+    def log(fgraph):
+        logging.getLogger('theano.gof.opt').warning('a warning')
+    log.__globals__['__name__'], name = 'theano.gof.opt', __name__
+    try:
+        mode = PY.register((theano.gof.opt.FromFunctionOptimizer(log), 49))
+        for _ in range(2):
+            make_sum(mode=mode)
+    finally:
+        log.__globals__['__name__'] = name
+    assert len(optimised) == caplog.text.count('a warning') == 2
+
+
+@pytest.mark.parametrize('flag', [('mgpu.keep_graphs', 'False'), ('compute_test_value_opt', 'ignore')])
+def test_nothing_is_kept_with_some_flags(flag, optimised, tmp_path):
+    with theano.change_flags(**dict([flag])):
+        make_sum()
+    assert not list(tmp_path.iterdir())
+
+
+# -------------------------------------------------------------------------------------------------------- the files
+
+
+def test_a_damaged_file_is_written_again(optimised, tmp_path):
+    make_sum()
+    path, = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for n, damaged in enumerate([whole[:-9], b'', whole[:99] + b'?' + whole[100:]]):
+        path.write_bytes(damaged)
+        assert make_sum()(1) == np.exp(2.0) + 1
+        assert make_sum()(1) == np.exp(2.0) + 1
+        assert len(optimised) == n + 2
+
+
+def test_files_that_were_not_used_for_long_make_room(optimised, tmp_path, monkeypatch):
+    make_sum()
+    old, = tmp_path.iterdir()
+    os.utime(old, (0, 0))
+    monkeypatch.setattr(kept_graphs, 'CAPACITY', 1.5 * old.stat().st_size)
+    make_sum(3.0)
+    new, = tmp_path.iterdir()
+    assert new != old
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(optimised, tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setattr(kept_graphs, 'FOLDER', str(tmp_path / 'file' / 'folder'))
+    assert make_sum()(1) == np.exp(2.0) + 1
+
+
+def test_variables_come_from_lines_of_the_present_script(optimised):
+    for script in ('before', 'after'):
+        x = T.dvector('x')
+        with theano.change_flags(**{'traceback.limit': 1}):
+            linecache.cache[script] = 1, None, ['T.exp(x)'], script
+            y = eval(compile('T.exp(x)', script, 'eval'), {'T': T, 'x': x})
+        exp, = theano.function([x], y, mode=PY).maker.fgraph.apply_nodes
+        (file, *_), = exp.outputs[0].tag.trace[0]
+        assert file == script
+    assert len(optimised) == 1
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+
+SCRIPT = '''
+    import theano_mgpu, theano, numpy as np, theano.tensor as T
+    from theano.gof.opt import Optimizer
+    from theano_mgpu.compat import kept_graphs
+    from theano.sandbox.rng_mrg import MRG_RandomStreams
+    kept_graphs.WORTH, optimised, call = 0, [], Optimizer.__call__
+    Optimizer.__call__ = lambda self, fgraph: self and optimised.append(fgraph) or call(self, fgraph)
+    x, w = T.matrix('x'), theano.shared(np.ones((3, 3)), 'w')
+    states, _ = theano.scan(lambda row, state: T.tanh(row + state.dot(w)), [x], T.zeros(3))
+    noise = MRG_RandomStreams(7).normal((3,))
+    loss = (T.nnet.softmax(T.tanh(states * noise)) ** 2).mean()
+    f = theano.function([x], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+    print([f(np.ones((2, 3))).tolist() for _ in range(3)], w.get_value().tolist())
+    print(len(optimised))
+'''
+
+
+def start(folder, flags='floatX=float64'):
+    """Start a process that makes functions, without g++; `output_of` returns its results and what it optimised."""
+    env = dict(os.environ, THEANO_FLAGS='cxx=,mgpu.keep_graphs=True,base_compiledir=%s,%s' % (folder, flags))
+    return subprocess.Popen([sys.executable, '-c', textwrap.dedent(SCRIPT)], env=env, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def output_of(process):
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    results, optimised = output.splitlines()
+    return results, int(optimised)
+
+
+def test_a_second_start_does_not_optimise(tmp_path):
+    first, second = [output_of(start(tmp_path)) for _ in range(2)]
+    assert first[0] == second[0]
+    assert first[1] >= 3 and second[1] == 0
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_share_what_they_keep(tmp_path):
+    results = [output_of(process) for process in [start(tmp_path) for _ in range(3)]]
+    results.append(output_of(start(tmp_path)))
+    assert len({text for text, _ in results}) == 1
+    assert results[-1][1] == 0
