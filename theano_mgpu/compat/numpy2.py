@@ -128,7 +128,7 @@ class Casts:
 def restore_names() -> None:
     """Restore the names of NumPy 1 that Theano and Keras use, where NumPy 2 lacks them.
 
-    Without this, a product ends with "`np.product` was removed in NumPy 2.0".
+    Without this, a product in Python ends with "module 'numpy' has no attribute 'product'".
     """
     import numpy
     missing = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
@@ -208,8 +208,8 @@ def wrap_integers() -> None:
             return _asarray(x, self.o_type.dtype)[()]
 
     @wrap(Elemwise)
-    def prepare_node(original, self, node, *args):
-        original(self, node, *args)
+    def prepare_node(original, self, node, *args, **kwargs):
+        original(self, node, *args, **kwargs)
         for owner in (self, node.tag):
             if isinstance(getattr(owner, 'ufunc', None), numpy.ufunc):
                 owner.ufunc = _OfObjects(owner.ufunc)
@@ -263,21 +263,34 @@ def compare_constants_exactly() -> None:
         return original(self, numpy.asarray(x)[()])
 
 
-def transform_in_double_precision() -> None:
-    """Compute Fourier transforms of single precision in double precision.
+def mask_draws_in_64_bits(rng_mrg: ModuleType) -> None:
+    """Mask the numbers of `MRG_RandomStreams` as integers of 64 bits, as NumPy 1 did.
 
-    Without this, ``theano.tensor.fourier.fft`` gives complex64 where it promises complex128, and the results of others
-    have larger errors.
+    `rng_mrg` is ``theano.sandbox.rng_mrg``. Without this, without a compiler, a draw ends with "Python integer 4294967295
+    out of bounds for int32".
     """
     if is_needed():
-        from theano.tensor import fft, fourier
-        for op in (fft.RFFTOp, fft.IRFFTOp, fourier.Fft):
-            @wrap(op)
-            def perform(original, self, node, inputs, output_storage):
-                dtype = inputs[0].dtype
-                original(self, node, [inputs[0].astype('complex128' if dtype.kind == 'c' else 'float64'), *inputs[1:]],
-                         output_storage)
-                output_storage[0][0] = output_storage[0][0].astype(node.outputs[0].dtype)
+        import numpy
+
+        @wrap(rng_mrg)
+        def mrg_next_value(original, rstate, new_rstate, NORM, mask, offset):
+            return original(rstate, new_rstate, NORM, numpy.int64(mask), numpy.int64(offset))
+
+
+def transform_in_double_precision(module: ModuleType) -> None:
+    """Compute Fourier transforms of single precision in double precision.
+
+    `module` is ``theano.tensor.fft`` or ``theano.tensor.fourier``. Without this, the latter gives complex64 where it
+    promises complex128, and the results of the former have larger errors.
+    """
+    if is_needed():
+        for name in ('RFFTOp', 'IRFFTOp', 'Fourier'):
+            if hasattr(module, name):
+                @wrap(getattr(module, name))
+                def perform(original, self, node, inputs, output_storage):
+                    kind = 'complex128' if inputs[0].dtype.kind == 'c' else 'float64'
+                    original(self, node, [inputs[0].astype(kind), *inputs[1:]], output_storage)
+                    output_storage[0][0] = output_storage[0][0].astype(node.outputs[0].dtype)
 
 
 def flatten_places_of_unique_elements() -> None:
