@@ -20,12 +20,18 @@ C_CODE = 'x, i = T.%s(), T.lvector(); print(theano.function([x, i], %s, mode=the
 PYTHON = 'x = T.%s(); print(theano.function([x], %s, mode=theano.Mode("py", None))([[1, 2], [1, 3]])%s)'
 EXAMPLES = [  # fix, code that needs it, its output, and the symptom
     ('restore_names', 'print(theano.scalar.mul.impl(2, 3))', '6', "no attribute 'product'"),
-    ('compile_for_its_interface', 'print(bool(theano.gof.vm.CVM))', 'True', "'PyInt_FromLong' was not declared"),
-    ('give_complex_numbers_fields', C_CODE % ('zvector', 'x * x'), '[1.+0.j 4.+0.j]', "no member named 'real'"),
+    ('compile_for_its_interface', 'print(bool(theano.gof.vm.CVM))', 'True', 'PyInt_FromLong'),
+    ('give_complex_numbers_fields', C_CODE % ('zvector', 'x * x'), '[1.+0.j 4.+0.j]', 'has no member named'),
     ('add_rows_without_map_iterators', C_CODE % ('dvector', 'T.inc_subtensor(x[i], 3)'), '[7. 2.]',
      'PyArrayMapIterObject'),
     ('wrap_integers', 'print(theano.scalar.Cast(theano.scalar.uint8).impl(300))', '44', 'out of bounds for uint8'),
     ('compare_constants_exactly', 'print(T.constant(0.1).dtype)', 'float64', 'float32'),
+    ('compute_in_the_type_of_numbers', PYTHON % ('dmatrix', 'T.inv(x)', '[1, 1] == 1 / 3'), 'True', 'False'),
+    ('combine_numbers_with_arrays', 'v = T.ones((2,), "float32")\n' + PYTHON % (
+        'fmatrix', 'T.nnet.bn.batch_normalization_train(x, v, v)[0]', '.dtype'), 'float32', 'float64'),
+    ('add_up_gradients_of_softmax', 'a = np.full((1, 3001), 1e-3, "f"); a[0, 0] = 3e5; x = T.fmatrix()\n'
+     'f = theano.function([x], T.nnet.nnet.softmax_grad(T.ones_like(x), x), mode=theano.Mode("py", None))\n'
+     'print(f(a)[0, 1] < -300.001)', 'True', 'False'),
     ('mask_draws_in_64_bits', 'from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams\n'
      'print(theano.function([], Streams(7).uniform((2,)), mode=theano.Mode("py", None))())', '[0.01345867 0.15446884]',
      'Python integer 4294967295 out of bounds for int32'),
@@ -80,6 +86,26 @@ def test_python_casts_and_inverts_as_numpy_1():
     assert theano.scalar.int8.filter(300, allow_downcast=True) == 44
     with pytest.raises(TypeError):
         theano.scalar.int8.filter(300)
+
+
+def test_fused_ops_compute_in_python_as_numpy_1():
+    x = T.lvector()
+    f = theano.function([x], [x * 2 + 1, x * x * .5 + x], mode=theano.Mode('py', 'fast_run'))
+    assert 'Composite' in str(f.maker.fgraph.toposort())
+    for found, expected in zip(f([300, -7]), ([601, -13], [45300, 17.5])):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_numbers_are_added_to_elements_in_their_type():
+    mode = theano.Mode('py', None)
+    for dtype in ('uint64', 'int8', 'float32'):
+        x, y = T.TensorType(dtype, [False])(), T.TensorType('int8', [])()
+        at = [np.array([0, 1, 0]), [0, 0]]  # of one axis, and of all
+        added = theano.function([x, y], [T.inc_subtensor(x[at[0]], y), T.inc_subtensor(x.reshape((1, 2))[at[1], [0, 0]], y)],
+                                mode=mode)
+        first = np.iinfo(dtype).max - 8 if dtype != 'float32' else 2 ** 23
+        for found in added(np.array([first, 5], dtype), np.int8(3)):
+            assert found.dtype == dtype and found.ravel()[0] == first + 6
 
 
 def test_a_float_that_single_precision_cannot_hold_is_refused():

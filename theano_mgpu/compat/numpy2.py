@@ -132,7 +132,7 @@ def restore_names() -> None:
     """
     import numpy
     missing = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
-               'Inf': numpy.inf, 'string_': numpy.bytes_}
+               'Inf': numpy.inf, 'string_': numpy.bytes_, 'unicode_': numpy.str_}
     vars(numpy).update({name: value for name, value in missing.items() if name not in vars(numpy)})
 
 
@@ -183,7 +183,7 @@ def wrap_integers() -> None:
     import numpy
     import theano
     from theano.misc import safe_asarray
-    from theano.scalar.basic import Cast, Scalar
+    from theano.scalar.basic import Cast
     from theano.tensor.elemwise import Elemwise
 
     @wrap(safe_asarray)
@@ -193,12 +193,6 @@ def wrap_integers() -> None:
         except OverflowError:
             return original(numpy.asarray(a, 'int64'), dtype, order)
     theano._asarray = _asarray
-
-    @wrap(Scalar, 'filter')
-    def filter_(original, self, data, strict=False, allow_downcast=None):
-        if allow_downcast and type(data) is int:
-            data = _asarray(data, self.dtype)[()]
-        return original(self, data, strict, allow_downcast)
 
     @wrap(Cast)
     def impl(original, self, x):
@@ -244,7 +238,7 @@ def compare_constants_exactly() -> None:
         return
     import numpy
     from theano import config
-    from theano.scalar.basic import Inv, NumpyAutocaster, Scalar
+    from theano.scalar.basic import NumpyAutocaster, Scalar
 
     @wrap(NumpyAutocaster)
     def __call__(original, self, x):
@@ -254,13 +248,66 @@ def compare_constants_exactly() -> None:
 
     @wrap(Scalar, 'filter')
     def filter_(original, self, data, strict=False, allow_downcast=None):
-        if type(data) is float and not strict and not (allow_downcast is None and self.dtype == config.floatX):
-            data = numpy.float64(data)
+        if allow_downcast and type(data) is int:
+            data = _strong(_strong(data).astype(self.dtype))
+        elif not allow_downcast and not (allow_downcast is None and self.dtype == config.floatX):
+            data = _strong(data)
         return original(self, data, strict, allow_downcast)
 
-    @wrap(Inv)
-    def impl(original, self, x):  # divides 1 of type float32 by it
-        return original(self, numpy.asarray(x)[()])
+
+def compute_in_the_type_of_numbers() -> None:
+    """Compute with Python's numbers as with NumPy's int64 and float64 where Theano interprets scalar ops.
+
+    Without this, ``inv`` of a float64 has the precision of float32 in Python, and ``x * 2 + 1``, fused, ends with "Python
+    integer 300 out of bounds for int8".
+    """
+    if not is_needed():
+        return
+    from theano.scalar.basic import Composite, Inv
+    for op in (Inv, Composite):
+        @wrap(op)
+        def impl(original, self, *numbers):
+            return original(self, *map(_strong, numbers))
+
+
+def _strong(number):
+    """Return a number of Python as one of NumPy, whose type counts in promotion; others as they are."""
+    import numpy
+    return numpy.asarray(number)[()] if type(number) in (int, float) else number
+
+
+def combine_numbers_with_arrays() -> None:
+    """Combine an array with a number of another type, an array without dimensions, in the type of the array.
+
+    Without this, batch normalisation of float32 gives float64 in Python, and adding 3 to elements of type uint64 rounds
+    them.
+    """
+    if not is_needed():
+        return
+    import theano
+    from theano.tensor import subtensor
+    from theano.tensor.nnet import bn
+
+    for op in (subtensor.AdvancedIncSubtensor1, subtensor.BaseAdvancedIncSubtensor):
+        @wrap(op)
+        def perform(original, self, node, inputs, *args):
+            x, y, *places = inputs
+            original(self, node, [x, y if y.ndim else theano._asarray(y, x.dtype), *places], *args)
+    for op in (bn.AbstractBatchNormTrain, bn.AbstractBatchNormInference, bn.AbstractBatchNormTrainGrad):
+        @wrap(op, 'perform')
+        def perform_(original, self, node, inputs, outputs):
+            original(self, node, [each if each.ndim else each.item() for each in inputs], outputs)
+
+
+def add_up_gradients_of_softmax() -> None:
+    """Add up the gradient of a softmax in double precision in Python.
+
+    Without this, without a compiler, it is added up in single precision.
+    """
+    if is_needed():
+        import numpy
+        from theano.tensor.nnet import nnet
+        vars(nnet)['sum'] = lambda values: values.dtype.type(sum(values, numpy.float64(0)))
 
 
 def mask_draws_in_64_bits(rng_mrg: ModuleType) -> None:
