@@ -29,6 +29,8 @@ EXAMPLES = [  # fix, code that needs it, its output, and the symptom
     ('compute_in_the_type_of_numbers', PYTHON % ('dmatrix', 'T.inv(x)', '[1, 1] == 1 / 3'), 'True', 'False'),
     ('combine_numbers_with_arrays', 'v = T.ones((2,), "float32")\n' + PYTHON % (
         'fmatrix', 'T.nnet.bn.batch_normalization_train(x, v, v)[0]', '.dtype'), 'float32', 'float64'),
+    ('count_in_64_bits', 'x = T.bmatrix(); f = theano.function([x], extra_ops.fill_diagonal_offset(x, 1, -2))\n'
+     'print(f(np.zeros((100, 100), "int8")).diagonal(-2).sum())', '98', '0'),
     ('add_up_gradients_of_softmax', 'a = np.full((1, 3001), 1e-3, "f"); a[0, 0] = 3e5; x = T.fmatrix()\n'
      'f = theano.function([x], T.nnet.nnet.softmax_grad(T.ones_like(x), x), mode=theano.Mode("py", None))\n'
      'print(f(a)[0, 1] < -300.001)', 'True', 'False'),
@@ -106,6 +108,14 @@ def test_numbers_are_added_to_elements_in_their_type():
         first = np.iinfo(dtype).max - 8 if dtype != 'float32' else 2 ** 23
         for found in added(np.array([first, 5], dtype), np.int8(3)):
             assert found.dtype == dtype and found.ravel()[0] == first + 6
+
+
+def test_small_integers_count_in_64_bits():
+    x, sizes, mode = T.bvector(), T.bvector(), theano.Mode('py', None)
+    parts = theano.function([x, sizes], T.split(x, sizes, 3), mode=mode)(np.zeros(250, 'int8'), np.int8([100, 100, 50]))
+    assert list(map(len, parts)) == [100, 100, 50]
+    draws = T.shared_randomstreams.RandomStreams(5).random_integers((4,), 0, 127)
+    np.testing.assert_array_equal(theano.function([], draws, mode=mode)(), [52, 89, 33, 84])
 
 
 def test_a_float_that_single_precision_cannot_hold_is_refused():

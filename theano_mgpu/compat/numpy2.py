@@ -299,6 +299,25 @@ def combine_numbers_with_arrays() -> None:
             original(self, node, [each if each.ndim else each.item() for each in inputs], outputs)
 
 
+def count_in_64_bits() -> None:
+    """Compute places in arrays, and limits of draws, in 64 bits, where small integers are given.
+
+    Without this, ``fill_diagonal_offset`` of a matrix with 100 columns writes to the wrong places: its offset is an int8.
+    """
+    if not is_needed():
+        return
+    from theano.tensor import basic, extra_ops, raw_random
+    for op in (basic.Split, extra_ops.FillDiagonalOffset):
+        @wrap(op)
+        def perform(original, self, node, inputs, outputs):
+            *arrays, numbers = inputs
+            original(self, node, [*arrays, numbers.astype('int64')], outputs)
+
+    @wrap(raw_random)
+    def random_integers_helper(original, random_state, low, high, size):
+        return original(random_state, low.astype('int64'), high.astype('int64'), size)
+
+
 def add_up_gradients_of_softmax() -> None:
     """Add up the gradient of a softmax in double precision in Python.
 
