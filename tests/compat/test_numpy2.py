@@ -24,6 +24,7 @@ EXAMPLES = [  # fix, code that needs it, its output, and the symptom
     ('give_complex_numbers_fields', C_CODE % ('zvector', 'x * x'), '[1.+0.j 4.+0.j]', 'has no member named'),
     ('add_rows_without_map_iterators', C_CODE % ('dvector', 'T.inc_subtensor(x[i], 3)'), '[7. 2.]',
      'PyArrayMapIterObject'),
+    ('name_all_axes', C_CODE % ('dvector', 'T.max_and_argmax(x)[1]'), '1', 'AxisError'),
     ('wrap_integers', 'print(theano.scalar.Cast(theano.scalar.uint8).impl(300))', '44', 'out of bounds for uint8'),
     ('compare_constants_exactly', 'print(T.constant(0.1).dtype)', 'float64', 'float32'),
     ('compute_in_the_type_of_numbers', PYTHON % ('dmatrix', 'T.inv(x)', '[1, 1] == 1 / 3'), 'True', 'False'),
@@ -159,6 +160,17 @@ def test_rows_are_added_as_by_numpy():
         with pytest.raises(IndexError, match='index %d is out of bounds for axis 0 with size 8' % place):
             function(*(np.ones((8, 6), dtype) for dtype in types), *(np.ones((1, 6), types[dtype]) for dtype in types),
                      np.array([place]))
+
+
+@pytest.mark.needs_compiler
+def test_all_axes_in_c():
+    x, mode = T.lvector(), theano.Mode('cvm', None)
+    matrix, given = T.fmatrix(), np.array([[3, 1], [2, 5]], 'float32')
+    function = theano.function([x, matrix], [T.max(x), T.argmax(x), T.argmax(matrix), T.cumsum(matrix), T.cumprod(x),
+                                             x[T.cast(x[:2], 'uint8')]], mode=mode)
+    expected = [4, 2, 3, [3, 4, 6, 11], [1, 0, 0], [0, 1]]
+    for found, each in zip(function([1, 0, 4], given), expected):
+        np.testing.assert_array_equal(found, each)
 
 
 def test_losses_of_an_epoch_are_added_up_in_double_precision():

@@ -15,6 +15,7 @@ from .wrapping import wrap
 # header npy_3kcompat.h of NumPy 1 defined.
 OPTIONS = ['-DNPY_TARGET_VERSION=NPY_2_0_API_VERSION', '-DNPY_PY3K', '-DPyInt_Check=PyLong_Check',
            '-DPyInt_AsLong=PyLong_AsLong', '-DPyInt_FromLong=PyLong_FromLong']
+ALL_AXES = -2 ** 31  # NPY_RAVEL_AXIS
 _COMPLEX = """
 #ifndef MGPU_COMPLEX
 #define MGPU_COMPLEX
@@ -170,6 +171,23 @@ def add_rows_without_map_iterators() -> None:
         from theano.tensor.subtensor import AdvancedIncSubtensor1
         AdvancedIncSubtensor1.c_support_code = lambda self: INCREMENT
         AdvancedIncSubtensor1.c_code_cache_version = lambda self: (8, 'rows', 1)
+
+
+def name_all_axes() -> None:
+    """Name all axes of an array in C code as NumPy 2 does: its functions take ``NPY_MAXDIMS`` for an axis.
+
+    Without this, the maximum of a vector ends with "axis 64 is out of bounds for array of dimension 1".
+    """
+    if not is_needed():
+        return
+    from theano.tensor.basic import Argmax, MaxAndArgmax
+    from theano.tensor.extra_ops import CumOp
+    from theano.tensor.subtensor import AdvancedSubtensor1
+    for op in (Argmax, MaxAndArgmax, CumOp, AdvancedSubtensor1):
+        @wrap(op)
+        def c_code(original, self, *args):
+            return original(self, *args).replace('NPY_MAXDIMS', 'NPY_RAVEL_AXIS')
+    CumOp.c_axis = property(lambda self: ALL_AXES if self.axis is None else self.axis)
 
 
 def wrap_integers() -> None:
