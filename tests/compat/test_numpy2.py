@@ -30,6 +30,9 @@ EXAMPLES = [  # fix, code that needs it, its output, and the symptom
     ('compute_in_the_type_of_numbers', PYTHON % ('dmatrix', 'T.inv(x)', '[1, 1] == 1 / 3'), 'True', 'False'),
     ('combine_numbers_with_arrays', 'v = T.ones((2,), "float32")\n' + PYTHON % (
         'fmatrix', 'T.nnet.bn.batch_normalization_train(x, v, v)[0]', '.dtype'), 'float32', 'float64'),
+    ('copy_random_states', 's = T.shared_randomstreams.RandomStreams(5)\n'
+     'f = theano.function([], s.uniform((2,)), no_default_updates=True, mode=theano.Mode("py", None))\n'
+     'print(f().tolist() == f().tolist())', 'True', 'False'),
     ('count_in_64_bits', 'x = T.bmatrix(); f = theano.function([x], extra_ops.fill_diagonal_offset(x, 1, -2))\n'
      'print(f(np.zeros((100, 100), "int8")).diagonal(-2).sum())', '98', '0'),
     ('add_up_gradients_of_softmax', 'a = np.full((1, 3001), 1e-3, "f"); a[0, 0] = 3e5; x = T.fmatrix()\n'
@@ -109,6 +112,12 @@ def test_numbers_are_added_to_elements_in_their_type():
         first = np.iinfo(dtype).max - 8 if dtype != 'float32' else 2 ** 23
         for found in added(np.array([first, 5], dtype), np.int8(3)):
             assert found.dtype == dtype and found.ravel()[0] == first + 6
+
+
+def test_an_empty_array_has_all_bits():
+    x = T.TensorType('uint8', [False])()
+    f = theano.function([x], T.elemwise.CAReduce(theano.scalar.and_)(x), mode=theano.Mode('py', None))
+    assert f(np.zeros(0, 'uint8')) == 255
 
 
 def test_small_integers_count_in_64_bits():

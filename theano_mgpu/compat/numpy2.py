@@ -6,6 +6,7 @@ the old rules in a few places, where these functions restore their results. With
 """
 from __future__ import annotations
 
+import copy
 from types import ModuleType
 from typing import Any
 
@@ -133,7 +134,7 @@ def restore_names() -> None:
     """
     import numpy
     missing = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
-               'Inf': numpy.inf, 'string_': numpy.bytes_, 'unicode_': numpy.str_}
+               'Inf': numpy.inf, 'string_': numpy.bytes_, 'unicode_': numpy.str_, 'MAXDIMS': 64}
     vars(numpy).update({name: value for name, value in missing.items() if name not in vars(numpy)})
 
 
@@ -201,7 +202,7 @@ def wrap_integers() -> None:
     import numpy
     import theano
     from theano.misc import safe_asarray
-    from theano.scalar.basic import Cast
+    from theano.scalar.basic import AND, Cast
     from theano.tensor.elemwise import Elemwise
 
     @wrap(safe_asarray)
@@ -218,6 +219,8 @@ def wrap_integers() -> None:
             return original(self, x)
         except OverflowError:
             return _asarray(x, self.o_type.dtype)[()]
+
+    AND.identity = numpy.int64(-1)  # fills an array of any type
 
     @wrap(Elemwise)
     def prepare_node(original, self, node, *args, **kwargs):
@@ -345,6 +348,16 @@ def add_up_gradients_of_softmax() -> None:
         import numpy
         from theano.tensor.nnet import nnet
         vars(nnet)['sum'] = lambda values: values.dtype.type(sum(values, numpy.float64(0)))
+
+
+def copy_random_states() -> None:
+    """Copy the state of random numbers whole before a draw that must not change it.
+
+    Without this, the copy shares its numbers with the original: a function that draws without an update gives other
+    numbers each time. NumPy 1.24 copied them, too.
+    """
+    from theano.tensor import raw_random
+    vars(raw_random)['copy'] = copy.deepcopy
 
 
 def mask_draws_in_64_bits(rng_mrg: ModuleType) -> None:
