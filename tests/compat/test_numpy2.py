@@ -10,6 +10,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.patches import WITHOUT_PATCH
+from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.subtensor import AdvancedIncSubtensor1
 
 on_numpy_2 = pytest.mark.skipif(not numpy2.is_needed(), reason='NumPy 1 needs no patch')
@@ -38,7 +39,7 @@ EXAMPLES = [  # fix, code that needs it, its output, and the symptom
     ('add_up_gradients_of_softmax', 'a = np.full((1, 3001), 1e-3, "f"); a[0, 0] = 3e5; x = T.fmatrix()\n'
      'f = theano.function([x], T.nnet.nnet.softmax_grad(T.ones_like(x), x), mode=theano.Mode("py", None))\n'
      'print(f(a)[0, 1] < -300.001)', 'True', 'False'),
-    ('mask_draws_in_64_bits', 'from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams\n'
+    ('draw_in_64_bits', 'from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams\n'
      'print(theano.function([], Streams(7).uniform((2,)), mode=theano.Mode("py", None))())', '[0.01345867 0.15446884]',
      'Python integer 4294967295 out of bounds for int32'),
     ('transform_in_double_precision', PYTHON % ('fmatrix', 'fourier.fft(x, 2, 1)', '.dtype'), 'complex128',
@@ -126,6 +127,10 @@ def test_small_integers_count_in_64_bits():
     assert list(map(len, parts)) == [100, 100, 50]
     draws = T.shared_randomstreams.RandomStreams(5).random_integers((4,), 0, 127)
     np.testing.assert_array_equal(theano.function([], draws, mode=mode)(), [52, 89, 33, 84])
+    streams, n = MRG_RandomStreams(5), T.bscalar()
+    one_of = streams.multinomial(pvals=np.full((200, 2), [0, 1], 'float32'))
+    one_of, uniform = theano.function([n], [one_of, streams.uniform((n, n))], mode=mode)(20)
+    assert one_of.sum(0).tolist() == [0, 200] and uniform.shape == (20, 20)
 
 
 def test_a_float_that_single_precision_cannot_hold_is_refused():

@@ -360,16 +360,23 @@ def copy_random_states() -> None:
     vars(raw_random)['copy'] = copy.deepcopy
 
 
-def mask_draws_in_64_bits(rng_mrg: ModuleType) -> None:
-    """Mask the numbers of `MRG_RandomStreams` as integers of 64 bits, as NumPy 1 did.
+def draw_in_64_bits(module: ModuleType) -> None:
+    """Mask and count the numbers of `MRG_RandomStreams` as integers of 64 bits, as NumPy 1 did.
 
-    `rng_mrg` is ``theano.sandbox.rng_mrg``. Without this, without a compiler, a draw ends with "Python integer 4294967295
-    out of bounds for int32".
+    `module` is ``theano.sandbox.rng_mrg`` or ``theano.sandbox.multinomial``. Without this, without a compiler, a draw
+    ends with "Python integer 4294967295 out of bounds for int32".
     """
-    if is_needed():
-        import numpy
-
-        @wrap(rng_mrg)
+    if not is_needed():
+        return
+    import numpy
+    for name in ('mrg_uniform', 'MultinomialFromUniform', 'ChoiceFromUniform'):
+        if hasattr(module, name):
+            @wrap(getattr(module, name))
+            def perform(original, self, node, inputs, *args):
+                *arrays, numbers = inputs  # of samples, or a size
+                original(self, node, [*arrays, numbers.astype('int64') if numbers.dtype.kind in 'iu' else numbers], *args)
+    if hasattr(module, 'mrg_next_value'):
+        @wrap(module)
         def mrg_next_value(original, rstate, new_rstate, NORM, mask, offset):
             return original(rstate, new_rstate, NORM, numpy.int64(mask), numpy.int64(offset))
 

@@ -103,7 +103,7 @@ PATCHES = [
           AfterImport(['theano.tensor.fft', 'theano.tensor.fourier']), numpy2.transform_in_double_precision,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
     Patch('NumPy', '2', 'a random draw in Python: Python integer 4294967295 out of bounds for int32',
-          AfterImport(['theano.sandbox.rng_mrg']), numpy2.mask_draws_in_64_bits,
+          AfterImport(['theano.sandbox.rng_mrg', 'theano.sandbox.multinomial']), numpy2.draw_in_64_bits,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
     Patch('NumPy', 'all on Python 3.12 and later', "import theano: No module named 'numpy.distutils'",
           BEFORE_THEANO, removed_modules.restore_numpy_distutils,
