@@ -44,8 +44,8 @@ EXAMPLES = [  # fix, code that needs it, its output, and the symptom
      'Python integer 4294967295 out of bounds for int32'),
     ('transform_in_double_precision', PYTHON % ('fmatrix', 'fourier.fft(x, 2, 1)', '.dtype'), 'complex128',
      'complex64'),
-    ('flatten_places_of_unique_elements', PYTHON % ('fmatrix', 'extra_ops.Unique(return_inverse=True)(x)[1]', '.shape'), '(4,)',
-     '(2, 2)'),
+    ('flatten_places_of_unique_elements',
+     PYTHON % ('fmatrix', 'extra_ops.Unique(return_inverse=True)(x)[1]', '.shape'), '(4,)', '(2, 2)'),
 ]
 
 
@@ -62,8 +62,8 @@ def test_without_a_fix_its_symptom_is_back(fix, code, output, symptom, tmp_path)
 
 
 @pytest.mark.parametrize('dtype,constant,expected', [
-    ('uint8', 300, 'int16'), ('uint8', -1, 'int16'), ('int8', 200, 'int16'), ('int8', 2, 'int8'), ('uint8', 10, 'int16'),
-    ('int8', 2 ** 40, 'int64'), ('int64', 2 ** 63, 'float64'), ('float16', 1, 'float16'), ('float32', 2.5, 'float32'),
+    ('uint8', 300, 'int16'), ('uint8', -1, 'int16'), ('int8', 200, 'int16'), ('int8', 2, 'int8'),
+    ('uint8', 10, 'int16'), ('int8', 2 ** 40, 'int64'), ('int64', 2 ** 63, 'float64'), ('float16', 1, 'float16'), ('float32', 2.5, 'float32'),
     ('float32', .1, 'float64'), ('float32', 300, 'float32'), ('float32', np.float64(2.5), 'float64'),
     ('float64', .1, 'float64')])
 def test_constants_have_the_type_of_numpy_1(dtype, constant, expected):
@@ -108,8 +108,8 @@ def test_numbers_are_added_to_elements_in_their_type():
     for dtype in ('uint64', 'int8', 'float32'):
         x, y = T.TensorType(dtype, [False])(), T.TensorType('int8', [])()
         at = [np.array([0, 1, 0]), [0, 0]]  # of one axis, and of all
-        added = theano.function([x, y], [T.inc_subtensor(x[at[0]], y), T.inc_subtensor(x.reshape((1, 2))[at[1], [0, 0]], y)],
-                                mode=mode)
+        places = x[at[0]], x.reshape((1, 2))[at[1], [0, 0]]
+        added = theano.function([x, y], [T.inc_subtensor(each, y) for each in places], mode=mode)
         first = np.iinfo(dtype).max - 8 if dtype != 'float32' else 2 ** 23
         for found in added(np.array([first, 5], dtype), np.int8(3)):
             assert found.dtype == dtype and found.ravel()[0] == first + 6

@@ -160,7 +160,8 @@ def give_complex_numbers_fields() -> None:
         @wrap(Scalar)
         def c_support_code(original, self):
             code = original(self)
-            return _COMPLEX + code.replace('public npy_complex', 'public mgpu_complex') if 'complex' in self.dtype else code
+            replaced = code.replace('public npy_complex', 'public mgpu_complex')
+            return _COMPLEX + replaced if replaced != code else code
 
 
 def add_rows_without_map_iterators() -> None:
@@ -279,8 +280,8 @@ def compare_constants_exactly() -> None:
 def compute_in_the_type_of_numbers() -> None:
     """Compute with Python's numbers as with NumPy's int64 and float64 where Theano interprets scalar ops.
 
-    Without this, ``inv`` of a float64 has the precision of float32 in Python, and ``x * 2 + 1``, fused, ends with "Python
-    integer 300 out of bounds for int8".
+    Without this, ``inv`` of a float64 has the precision of float32 in Python, and ``x * 2 + 1``, fused, ends with
+    "Python integer 300 out of bounds for int8".
     """
     if not is_needed():
         return
@@ -323,7 +324,8 @@ def combine_numbers_with_arrays() -> None:
 def count_in_64_bits() -> None:
     """Compute places in arrays, and limits of draws, in 64 bits, where small integers are given.
 
-    Without this, ``fill_diagonal_offset`` of a matrix with 100 columns writes to the wrong places: its offset is an int8.
+    Without this, ``fill_diagonal_offset`` of a matrix with 100 columns writes to the wrong places: its offset is an
+    int8.
     """
     if not is_needed():
         return
@@ -374,7 +376,8 @@ def draw_in_64_bits(module: ModuleType) -> None:
             @wrap(getattr(module, name))
             def perform(original, self, node, inputs, *args):
                 *arrays, numbers = inputs  # of samples, or a size
-                original(self, node, [*arrays, numbers.astype('int64') if numbers.dtype.kind in 'iu' else numbers], *args)
+                numbers = numbers.astype('int64') if numbers.dtype.kind in 'iu' else numbers
+                original(self, node, [*arrays, numbers], *args)
     if hasattr(module, 'mrg_next_value'):
         @wrap(module)
         def mrg_next_value(original, rstate, new_rstate, NORM, mask, offset):
