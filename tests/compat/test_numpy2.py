@@ -63,9 +63,9 @@ def test_without_a_fix_its_symptom_is_back(fix, code, output, symptom, tmp_path)
 
 @pytest.mark.parametrize('dtype,constant,expected', [
     ('uint8', 300, 'int16'), ('uint8', -1, 'int16'), ('int8', 200, 'int16'), ('int8', 2, 'int8'),
-    ('uint8', 10, 'int16'), ('int8', 2 ** 40, 'int64'), ('int64', 2 ** 63, 'float64'), ('float16', 1, 'float16'), ('float32', 2.5, 'float32'),
-    ('float32', .1, 'float64'), ('float32', 300, 'float32'), ('float32', np.float64(2.5), 'float64'),
-    ('float64', .1, 'float64')])
+    ('uint8', 10, 'int16'), ('int8', 2 ** 40, 'int64'), ('int64', 2 ** 63, 'float64'), ('float16', 1, 'float16'),
+    ('float32', 2.5, 'float32'), ('float32', .1, 'float64'), ('float32', 300, 'float32'),
+    ('float32', np.float64(2.5), 'float64'), ('float64', .1, 'float64')])
 def test_constants_have_the_type_of_numpy_1(dtype, constant, expected):
     with change_flags(floatX='float64', cast_policy='custom'):
         x = T.TensorType(dtype, [False])()

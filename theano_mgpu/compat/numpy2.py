@@ -295,7 +295,7 @@ def compute_in_the_type_of_numbers() -> None:
 def _strong(number):
     """Return a number of Python as one of NumPy, whose type counts in promotion; others as they are."""
     import numpy
-    return numpy.asarray(number)[()] if type(number) in (int, float) else number
+    return numpy.asarray(number)[()] if type(number) in (int, float, complex) else number
 
 
 def combine_numbers_with_arrays() -> None:
