@@ -33,6 +33,8 @@ import pytest  # noqa: E402
 if not hasattr(np.testing, 'dec'):  # since NumPy 1.25
     np.testing.dec = types.SimpleNamespace(skipif=lambda condition, reason=None: pytest.mark.skipif(
         bool(condition), reason=str(reason)))
+if not hasattr(np, 'find_common_type'):  # since NumPy 2
+    np.find_common_type = lambda arrays, scalars: np.result_type(*arrays, *scalars)
 
 _reports = []
 _path = os.environ.get('UPSTREAM_REPORT')

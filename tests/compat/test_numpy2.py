@@ -121,6 +121,13 @@ def test_an_empty_array_has_all_bits():
     assert f(np.zeros(0, 'uint8')) == 255
 
 
+def test_names_of_numpy_1():
+    assert (np.product, np.Inf, np.string_, np.unicode_) == (np.prod, np.inf, np.bytes_, np.str_)
+    assert np.sctype2char('float32') == 'f' and issubclass(np.ComplexWarning, RuntimeWarning) and np.MAXDIMS >= 32
+    cast = np.cast[theano.scalar.int8](300)
+    assert cast.dtype == 'int8' and cast == 44
+
+
 def test_small_integers_count_in_64_bits():
     x, sizes, mode = T.bvector(), T.bvector(), theano.Mode('py', None)
     parts = theano.function([x, sizes], T.split(x, sizes, 3), mode=mode)(np.zeros(250, 'int8'), np.int8([100, 100, 50]))

@@ -6,6 +6,7 @@ the old rules in a few places, where these functions restore their results. With
 """
 from __future__ import annotations
 
+import contextlib
 import copy
 from types import ModuleType
 from typing import Any
@@ -111,7 +112,6 @@ end:
 """
 
 
-
 def is_needed() -> bool:
     """Return whether NumPy is 2 or later."""
     import numpy
@@ -133,8 +133,10 @@ def restore_names() -> None:
     Without this, a product in Python ends with "module 'numpy' has no attribute 'product'".
     """
     import numpy
-    missing = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
+    missing: dict[str, Any] = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
                'Inf': numpy.inf, 'string_': numpy.bytes_, 'unicode_': numpy.str_, 'MAXDIMS': 64}
+    with contextlib.suppress(AttributeError):  # since NumPy 1.25
+        missing['ComplexWarning'] = numpy.exceptions.ComplexWarning
     vars(numpy).update({name: value for name, value in missing.items() if name not in vars(numpy)})
 
 
