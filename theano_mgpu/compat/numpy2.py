@@ -135,8 +135,8 @@ def restore_names() -> None:
     import numpy
     missing: dict[str, Any] = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
                'Inf': numpy.inf, 'string_': numpy.bytes_, 'unicode_': numpy.str_, 'MAXDIMS': 64}
-    with contextlib.suppress(AttributeError):  # since NumPy 1.25
-        missing['ComplexWarning'] = numpy.exceptions.ComplexWarning
+    with contextlib.suppress(KeyError):  # since NumPy 1.25
+        missing['ComplexWarning'] = vars(numpy)['exceptions'].ComplexWarning
     vars(numpy).update({name: value for name, value in missing.items() if name not in vars(numpy)})
 
 
