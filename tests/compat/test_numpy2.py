@@ -25,6 +25,9 @@ EXAMPLES = [  # fix, code that needs it, its output, and the symptom
     ('give_complex_numbers_fields', C_CODE % ('zvector', 'x * x'), '[1.+0.j 4.+0.j]', 'has no member named'),
     ('add_rows_without_map_iterators', C_CODE % ('dvector', 'T.inc_subtensor(x[i], 3)'), '[7. 2.]',
      'PyArrayMapIterObject'),
+    ('include_no_removed_header', 'x = T.tensor4(); mode = theano.Mode("c", None)\n'
+     'print(theano.function([x], T.nnet.conv.conv2d(x, x), mode=mode)(np.full((1, 1, 1, 1), 3.0)))', '[[[[9.]]]]',
+     'numpy/noprefix.h'),
     ('name_all_axes', C_CODE % ('dvector', 'T.max_and_argmax(x)[1]'), '1', 'AxisError'),
     ('wrap_integers', 'print(theano.scalar.Cast(theano.scalar.uint8).impl(300))', '44', 'out of bounds for uint8'),
     ('compare_constants_exactly', 'print(T.constant(0.1).dtype)', 'float64', 'float32'),

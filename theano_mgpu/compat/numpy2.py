@@ -151,6 +151,15 @@ def compile_for_its_interface(cmodule: ModuleType) -> None:
             return original(march_flags) + OPTIONS
 
 
+def include_no_removed_header(conv: ModuleType) -> None:
+    """Leave out a header that NumPy 2 lacks, and that the C code of `ConvOp` includes in vain.
+
+    `conv` is ``theano.tensor.nnet.conv``. Without this, convolutions of ``theano.tensor.nnet.conv`` do not compile.
+    """
+    if is_needed():
+        conv.ConvOp.c_headers = lambda self: ['<numpy/arrayobject.h>', '<iostream>', '<sstream>']
+
+
 def give_complex_numbers_fields() -> None:
     """Derive Theano's complex numbers in C from structs with the fields ``real`` and ``imag``, which NumPy 2's lack.
 
