@@ -94,8 +94,9 @@ def test_python_casts_and_inverts_as_numpy_1():
     assert theano.function([y], T.inv(y), mode=mode)([3.0])[0] == 1 / 3
     assert theano.function([x], T.inv(x), mode=mode)([3])[0] == 1 / 3
     assert theano.scalar.int8.filter(300, allow_downcast=True) == 44
-    with pytest.raises(TypeError):
-        theano.scalar.int8.filter(300)
+    for value, downcast in ((300, False), (2 ** 63, True)):
+        with pytest.raises(TypeError):
+            theano.scalar.int8.filter(value, allow_downcast=downcast)
 
 
 def test_fused_ops_compute_in_python_as_numpy_1():

@@ -281,8 +281,8 @@ def compare_constants_exactly() -> None:
 
     @wrap(Scalar, 'filter')
     def filter_(original, self, data, strict=False, allow_downcast=None):
-        if allow_downcast and type(data) is int:
-            data = _strong(_strong(data).astype(self.dtype))
+        if allow_downcast and type(data) is int and data.bit_length() < 64:
+            data = _strong(data).astype(self.dtype)
         elif not allow_downcast and not (allow_downcast is None and self.dtype == config.floatX):
             data = _strong(data)
         return original(self, data, strict, allow_downcast)
