@@ -133,8 +133,9 @@ def restore_names() -> None:
     Without this, a product in Python ends with "module 'numpy' has no attribute 'product'".
     """
     import numpy
-    missing: dict[str, Any] = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
-               'Inf': numpy.inf, 'string_': numpy.bytes_, 'unicode_': numpy.str_, 'MAXDIMS': 64}
+    missing: dict[str, Any] = {
+        'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char, 'Inf': numpy.inf,
+        'string_': numpy.bytes_, 'unicode_': numpy.str_, 'MAXDIMS': 64}
     with contextlib.suppress(KeyError):  # since NumPy 1.25
         missing['ComplexWarning'] = vars(numpy)['exceptions'].ComplexWarning
     vars(numpy).update({name: value for name, value in missing.items() if name not in vars(numpy)})
@@ -204,7 +205,7 @@ def name_all_axes() -> None:
 
 
 def wrap_integers() -> None:
-    """Convert Python's integers to smaller types as NumPy 1 did: modulo 256 and so on.
+    """Wrap Python's integers that a smaller type cannot hold, as NumPy 1 did: modulo 256 and so on.
 
     Without this, ``x + 300`` for an x of type uint8 has the type uint64, and a cast in Python ends with "Python integer
     300 out of bounds for uint8".
@@ -310,7 +311,7 @@ def _strong(number):
 
 
 def combine_numbers_with_arrays() -> None:
-    """Combine an array with a number of another type, an array without dimensions, in the type of the array.
+    """Compute with an array and a number, an array without dimensions, in the type of the array.
 
     Without this, batch normalisation of float32 gives float64 in Python, and adding 3 to elements of type uint64 rounds
     them.
@@ -374,7 +375,7 @@ def copy_random_states() -> None:
 
 
 def draw_in_64_bits(module: ModuleType) -> None:
-    """Mask and count the numbers of `MRG_RandomStreams` as integers of 64 bits, as NumPy 1 did.
+    """Compute the random numbers of `MRG_RandomStreams` as integers of 64 bits, as NumPy 1 did.
 
     `module` is ``theano.sandbox.rng_mrg`` or ``theano.sandbox.multinomial``. Without this, without a compiler, a draw
     ends with "Python integer 4294967295 out of bounds for int32".
