@@ -56,7 +56,7 @@ test-cudnn: setup ## compile Theano's ops of cuDNN with NVIDIA's own headers and
 test-slurm: setup ## the tests for Slurm, in a cluster of two nodes on this machine (as root)
 	@$(PY) .ci/quickly .ci/test-slurm $(ARGS)
 
-test-pythons: ## install into a plain venv of each CPython 3.8 to 3.12 found here, and smoke-test it
+test-pythons: ## install into a plain venv of each CPython 3.8 to 3.13 found here, and smoke-test it
 	@.ci/test-pythons
 
 test-packages: setup ## build the sdist and the wheel, and install each outside of the checkout

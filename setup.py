@@ -11,7 +11,7 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 # The versions of CPython on which the tests pass; the classifiers below name each.
-OLDEST, NEWEST = (3, 8), (3, 12)
+OLDEST, NEWEST = (3, 8), (3, 13)
 if not OLDEST <= sys.version_info[:2] <= NEWEST:  # before Theano's sdist is built, whose error says nothing of Python
     sys.exit('theano_mgpu runs on CPython %d.%d to %d.%d, and this is %d.%d: make an environment of one of these with '
              '`uv venv --python %d.%d`, `python%d.%d -m venv .venv` or `conda create -n mgpu python=%d.%d`, or run '
@@ -91,10 +91,16 @@ def build_theano(folder):
 
 
 # Upper bounds are the last releases that accept NumPy 1.24, which Debian 12's pygpu is built for,
-# and that exist for each of Python 3.8 to 3.11. Python 3.12 needs NumPy 1.26.
-KERAS = ['Keras==2.3.1', 'h5py<3.12', 'tqdm<5']  # tqdm: the bar of a prediction
+# and that exist for each of Python 3.8 to 3.11. Python 3.12 needs NumPy 1.26, and Python 3.13 needs NumPy 2.1.
+NUMPY = ['numpy>=1.17,<1.25; python_version < "3.12"', 'scipy<1.11; python_version < "3.12"',
+         'numpy>=1.26,<2; python_version == "3.12"', 'scipy>=1.11,<1.12; python_version == "3.12"',
+         'numpy>=2.1,<2.3; python_version >= "3.13"', 'scipy>=1.14.1,<1.16; python_version >= "3.13"']
+KERAS = ['Keras==2.3.1', 'tqdm<5',  # tqdm: the bar of a prediction
+         'h5py<3.12; python_version < "3.13"', 'h5py>=3.12,<3.15; python_version >= "3.13"']
 TENSORBOARD = ['tensorboardX>=2.6.2,<2.7']  # writes TensorBoard's files, without TensorFlow
-BENCH = ['scikit-learn<1.4', 'tqdm<5', 'matplotlib<3.9']
+BENCH = ['tqdm<5',
+         'scikit-learn<1.4; python_version < "3.13"', 'scikit-learn>=1.5.2,<1.8; python_version >= "3.13"',
+         'matplotlib<3.9; python_version < "3.13"', 'matplotlib>=3.9.2,<3.11; python_version >= "3.13"']
 # The last releases of Sphinx, of its theme and of its parser of Markdown that run on Python 3.8.
 DOCS = ['sphinx>=7.1,<7.2', 'myst-parser>=3,<4', 'furo>=2024.8.6,<2025']
 TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'pytest-cov>=5,<6',
@@ -119,9 +125,7 @@ setup(
     package_data={'': ['py.typed', '*.c', '*.cpp', '*.h', 'cuda_headers/*.h']},
     py_modules=['theano_mgpu_first'],
     cmdclass={'build_py': BuildPy},
-    install_requires=[theano_requirement(),
-                      'numpy>=1.17,<1.25; python_version < "3.12"', 'scipy<1.11; python_version < "3.12"',
-                      'numpy>=1.26,<2; python_version >= "3.12"', 'scipy>=1.11,<1.12; python_version >= "3.12"'],
+    install_requires=[theano_requirement(), *NUMPY],
     extras_require={
         'keras': KERAS,
         'mpi': ['mpi4py<5'],
@@ -153,6 +157,7 @@ setup(
         'Programming Language :: Python :: 3.10',
         'Programming Language :: Python :: 3.11',
         'Programming Language :: Python :: 3.12',
+        'Programming Language :: Python :: 3.13',
         'Programming Language :: Python :: Implementation :: CPython',
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
         'Topic :: System :: Distributed Computing',

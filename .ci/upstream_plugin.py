@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import tempfile
+import types
 import zlib
 
 LIBRARY, WAY = os.environ['UPSTREAM_LIBRARY'], os.environ.get('UPSTREAM_WAY', 'plain')
@@ -28,6 +29,12 @@ if LIBRARY == 'keras':
     import keras  # noqa: F401  before the path has a test folder of this name
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+if not hasattr(np.testing, 'dec'):  # since NumPy 1.25
+    np.testing.dec = types.SimpleNamespace(skipif=lambda condition, reason=None: pytest.mark.skipif(
+        bool(condition), reason=str(reason)))
+if not hasattr(np, 'find_common_type'):  # since NumPy 2
+    np.find_common_type = lambda arrays, scalars: np.result_type(*arrays, *scalars)
 
 _reports = []
 _path = os.environ.get('UPSTREAM_REPORT')

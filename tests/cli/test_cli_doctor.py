@@ -161,7 +161,8 @@ def test_cuda_is_checked_where_there_is_an_nvidia_gpu(capsys, cpu_only, monkeypa
 @pytest.mark.parametrize('python,version,requirement', [
     ((3, 8), '1.16.6', 'numpy>=1.17,<1.25'), ((3, 8), '1.17.0', ''), ((3, 11), '1.24.4', ''),
     ((3, 11), '1.25.0', 'numpy>=1.17,<1.25'), ((3, 11), '2.0.1', 'numpy>=1.17,<1.25'),
-    ((3, 12), '1.25.0', 'numpy>=1.26,<2'), ((3, 12), '1.26.4', ''), ((3, 12), '2.0.1', 'numpy>=1.26,<2')])
+    ((3, 12), '1.25.0', 'numpy>=1.26,<2'), ((3, 12), '1.26.4', ''), ((3, 12), '2.0.1', 'numpy>=1.26,<2'),
+    ((3, 13), '1.26.4', 'numpy>=2.1,<2.3'), ((3, 13), '2.2.6', ''), ((3, 13), '2.3.0', 'numpy>=2.1,<2.3')])
 def test_numpy_versions(monkeypatch, python, version, requirement):
     monkeypatch.setattr(np, '__version__', version)
     monkeypatch.setattr(sys, 'version_info', python)
@@ -170,8 +171,8 @@ def test_numpy_versions(monkeypatch, python, version, requirement):
     assert finding.remedy == ("python -m pip install '%s'" % requirement if requirement else '')
 
 
-@pytest.mark.parametrize('version,fine', [((3, 7, 9), False), ((3, 8, 0), True), ((3, 12, 1), True),
-                                          ((3, 13, 0), False)])
+@pytest.mark.parametrize('version,fine', [((3, 7, 9), False), ((3, 8, 0), True), ((3, 13, 1), True),
+                                          ((3, 14, 0), False)])
 def test_python_versions(monkeypatch, version, fine):
     monkeypatch.setattr(sys, 'version_info', version)
     finding = host_checks.check_python(None)

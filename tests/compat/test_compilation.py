@@ -11,7 +11,6 @@ import theano_mgpu  # noqa: F401  before theano
 from theano_mgpu.compat import theano_cache
 from theano_mgpu.utils.collector import collector_paused
 
-import pygpu
 import pytest
 import theano
 import theano.tensor as T
@@ -224,6 +223,7 @@ def test_keys_are_read_without_the_graphs_of_fused_ops(monkeypatch):
 
 
 def test_keys_are_read_without_devices(gpu2, tmp_path, monkeypatch):
+    import pygpu
     registry = gpuarray_type._context_reg
     x = theano.scalar.float32()
     x.tag.test_value = pygpu.zeros((), 'float32', context=registry['dev0'])

@@ -1,7 +1,7 @@
 """Loops of Theano's ops on the host: faster, and the same results bit by bit."""
 import re
 
-from theano_mgpu.compat.theano_loops import LOOPING, POOLING
+from theano_mgpu.compat.theano_loops import HOT, LOOPING, NO_BRANCHES, POOLING, options
 
 import numpy as np
 import pytest
@@ -37,6 +37,10 @@ def test_a_loop_is_vectorised(tmp_path, monkeypatch):
     assert 'sqrtps' in assembly(node, tmp_path)
     use_theanos_own(monkeypatch, Elemwise, LOOPING)
     assert 'sqrtps' not in assembly(node, tmp_path)
+
+
+def test_gcc_14_and_later_keep_a_clip_without_branches():
+    assert [options(version) for version in ('', '12.2.0', '14.2.0')] == [[], [HOT], [HOT, NO_BRANCHES]]
 
 
 def test_results_stay_the_same_bit_by_bit(monkeypatch):

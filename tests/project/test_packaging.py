@@ -35,19 +35,19 @@ def setup_py(python, *arguments, **environment):
                           env=dict(os.environ, **environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@pytest.mark.parametrize('python', [(3, 7), (3, 13)])
+@pytest.mark.parametrize('python', [(3, 7), (3, 14)])
 def test_an_unsupported_python_is_told_the_ways_that_work(python):
     done = setup_py(python, '--version')
     assert done.returncode == 1
-    assert done.stderr.startswith('theano_mgpu runs on CPython 3.8 to 3.12, and this is %d.%d: make' % python)
-    assert done.stderr.count('\n') == 1 and '`uv venv --python 3.12`' in done.stderr
+    assert done.stderr.startswith('theano_mgpu runs on CPython 3.8 to 3.13, and this is %d.%d: make' % python)
+    assert done.stderr.count('\n') == 1 and '`uv venv --python 3.13`' in done.stderr
 
 
-def test_on_python_3_12_theano_is_a_wheel_that_was_built_once(tmp_path):
+def test_from_python_3_12_on_theano_is_a_wheel_that_was_built_once(tmp_path):
     wheel = tmp_path / 'theano_mgpu' / 'Theano-1.0.5-py3-none-any.whl'
     wheel.parent.mkdir()
     wheel.touch()
-    for python, requirement in (((3, 12), wheel.as_uri()), ((3, 11), 'theano==1.0.5')):
+    for python, requirement in (((3, 13), wheel.as_uri()), ((3, 12), wheel.as_uri()), ((3, 11), 'theano==1.0.5')):
         done = setup_py(python, '-q', 'egg_info', '-e', str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
         assert done.returncode == 0, done.stderr
         assert requirement in (tmp_path / 'theano_mgpu.egg-info' / 'requires.txt').read_text()
@@ -77,7 +77,7 @@ def test_setup_py_of_theano_finds_the_names_that_python_removed(tmp_path):
 
 
 def test_make_setup_asks_for_a_python_before_anything_else(tmp_path):
-    python = tmp_path / 'python3.13'
+    python = tmp_path / 'python3.14'
     python.write_text('#!/bin/sh\nexit 1\n')  # the answer of a version that is not supported
     python.chmod(0o755)
     (tmp_path / '.ci').mkdir()
@@ -85,8 +85,8 @@ def test_make_setup_asks_for_a_python_before_anything_else(tmp_path):
     done = subprocess.run(['bash', '.ci/setup'], cwd=str(tmp_path), text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, env=dict(os.environ, MGPU_PYTHON=str(python)))
     assert done.returncode == 1 and not done.stdout and sorted(os.listdir(str(tmp_path))) == ['.ci', python.name]
-    assert 'needs Python 3.8 to 3.12, and none of these is one: %s.' % python in done.stderr
-    assert '`uv python install 3.12`' in done.stderr
+    assert 'needs Python 3.8 to 3.13, and none of these is one: %s.' % python in done.stderr
+    assert '`uv python install 3.13`' in done.stderr
 
 
 def test_the_versions_of_python_are_the_same_everywhere():

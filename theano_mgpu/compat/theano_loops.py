@@ -8,6 +8,8 @@ from .wrapping import wrap
 # g++ does not vectorise code that it expects to run less than once in 1,000 calls. Many checks come before these loops,
 # so g++ takes them for such code. See --param in gcc.gnu.org/onlinedocs/gcc/Optimize-Options.html.
 HOT = '--param=hot-bb-frequency-fraction=1000000000'
+# From version 14 on, g++ makes a branch of a clip, and so does not vectorise the loop.
+NO_BRANCHES = '-fno-ssa-phiopt'
 LOOPING = '_c_all', 'c_code_cache_version_apply', 'c_compile_args'  # replaced methods of Elemwise and CAReduce
 _SCALAR = re.compile(r'(dtype_(\w+))& (\2_i = \(\(\1\*\) PyArray_DATA\(\2\)\)\[0\];)')
 _LOOP = 'for(int i=0; i<n; i++){'
@@ -78,9 +80,14 @@ def vectorize_loops() -> None:
 
     @wrap(Elemwise)
     def c_compile_args(original, self):
-        return original(self) + [HOT] * bool(gcc_version())
+        return original(self) + options(gcc_version())
 
     _mark_version(Elemwise, 'c_code_cache_version_apply', 'vectorized')
+
+
+def options(version: str) -> list[str]:
+    """Return the options of an elementwise op for a version of g++, which is '' for other compilers."""
+    return ([HOT] + [NO_BRANCHES] * (int(version.split('.')[0]) > 13)) if version else []
 
 
 def unbranch_max_pooling() -> None:

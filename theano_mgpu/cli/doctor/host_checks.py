@@ -24,10 +24,11 @@ from ..output import quietly
 OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'
 
 PIP = 'python -m pip install '
-OLDEST_PYTHON, NEWEST_PYTHON = (3, 8), (3, 12)
-# The oldest and the newest version that run Theano with the patches, and what pip is asked for; see setup.py.
-NUMPY = (1, 17), (1, 24), 'numpy>=1.17,<1.25'
-NUMPY_OF_PYTHON_3_12 = (1, 26), (1, 26), 'numpy>=1.26,<2'
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 8), (3, 13)
+# The oldest and the newest version that run Theano with the patches, and what pip is asked for, by the oldest Python;
+# see setup.py.
+NUMPY = {(3, 8): ((1, 17), (1, 24), 'numpy>=1.17,<1.25'), (3, 12): ((1, 26), (1, 26), 'numpy>=1.26,<2'),
+         (3, 13): ((2, 1), (2, 2), 'numpy>=2.1,<2.3')}
 LONGEST = 400  # characters of an exception's text; a linker may print thousands
 
 # A module like Theano's own: headers of Python and NumPy, and C++.
@@ -106,7 +107,7 @@ def check_python(setup: Setup) -> Finding:
 def check_numpy(setup: Setup) -> Finding:
     """Check that Theano 1.0.5 works with this NumPy."""
     import numpy
-    oldest, newest, requirement = NUMPY_OF_PYTHON_3_12 if sys.version_info >= (3, 12) else NUMPY
+    oldest, newest, requirement = NUMPY[max(python for python in NUMPY if python <= sys.version_info)]
     if not oldest <= version_tuple(numpy.__version__) <= newest:
         works = '%d.%d' % oldest + (' to %d.%d' % newest if newest != oldest else '')
         return Finding(FAIL, '%s; Theano 1.0.5 works with %s' % (numpy.__version__, works), PIP + "'%s'" % requirement)
@@ -203,7 +204,7 @@ def source_of_map() -> str:
 
 def check_keras(setup: Setup) -> Finding:
     """Check that Keras 2.3.1 runs on Theano."""
-    remedy = PIP + "Keras==2.3.1 'h5py<3.12', and KERAS_BACKEND=theano"
+    remedy = PIP + "Keras==2.3.1 h5py, and KERAS_BACKEND=theano"
     try:
         version = metadata.version('keras')
     except metadata.PackageNotFoundError:

@@ -1,0 +1,442 @@
+"""NumPy 2 under Theano 1.0.5 and Keras 2.3.1: its names, its C interface, and its rules of promotion (NEP 50).
+
+NumPy 1 gave the result of an operation a type by the values of Python's numbers and of arrays without dimensions. NumPy
+2 gives it a type by their types alone, and refuses Python's integers that a type cannot hold. Theano and Keras rely on
+the old rules in a few places, where these functions restore their results. With NumPy 1 none of them does anything.
+"""
+from __future__ import annotations
+
+import contextlib
+import copy
+from types import ModuleType
+from typing import Any
+
+from .wrapping import wrap
+
+# Theano's C code reads fields of NumPy's structs, which the interface of NumPy 2 alone permits, and has names that the
+# header npy_3kcompat.h of NumPy 1 defined.
+OPTIONS = ['-DNPY_TARGET_VERSION=NPY_2_0_API_VERSION', '-DNPY_PY3K', '-DPyInt_Check=PyLong_Check',
+           '-DPyInt_AsLong=PyLong_AsLong', '-DPyInt_FromLong=PyLong_FromLong']
+ALL_AXES = -2 ** 31  # NPY_RAVEL_AXIS
+_COMPLEX = """
+#ifndef MGPU_COMPLEX
+#define MGPU_COMPLEX
+struct mgpu_complex64 { npy_float32 real, imag; };
+struct mgpu_complex128 { npy_float64 real, imag; };
+#endif
+"""
+# In place of the functions PyArray_MapIter... of NumPy 1. `row` goes over one row of the array, `it` over all values.
+INCREMENT = """
+#include <complex>
+template <class T> static void mgpu_add_rows(
+        PyArrayIterObject* row, PyArrayIterObject* it, const npy_intp* at, npy_intp n, npy_intp stride, int adds) {
+    for (npy_intp i = 0; i < n; i++) {
+        PyArray_ITER_RESET(row);
+        for (npy_intp j = 0; j < row->size; j++) {
+            T* const place = (T*)(row->dataptr + at[i] * stride);
+            *place = (adds ? *place : T(0)) + *(const T*)it->dataptr;
+            PyArray_ITER_NEXT(row);
+            PyArray_ITER_NEXT(it);
+        }
+    }
+}
+
+static int inplace_increment(PyArrayObject* a, PyObject* index, PyArrayObject* values, int adds) {
+    typedef void (*Add)(PyArrayIterObject*, PyArrayIterObject*, const npy_intp*, npy_intp, npy_intp, int);
+    static const struct { int type; Add add; } types[] = {
+        {NPY_INT8, mgpu_add_rows<npy_int8>}, {NPY_INT16, mgpu_add_rows<npy_int16>},
+        {NPY_INT32, mgpu_add_rows<npy_int32>}, {NPY_INT64, mgpu_add_rows<npy_int64>},
+        {NPY_UINT8, mgpu_add_rows<npy_uint8>}, {NPY_UINT16, mgpu_add_rows<npy_uint16>},
+        {NPY_UINT32, mgpu_add_rows<npy_uint32>}, {NPY_UINT64, mgpu_add_rows<npy_uint64>},
+        {NPY_FLOAT32, mgpu_add_rows<npy_float32>}, {NPY_FLOAT64, mgpu_add_rows<npy_float64>},
+        {NPY_COMPLEX64, mgpu_add_rows<std::complex<npy_float32> >},
+        {NPY_COMPLEX128, mgpu_add_rows<std::complex<npy_float64> >}};
+    PyArrayObject *places = NULL, *given = NULL, *one_row = NULL;
+    PyArrayIterObject *it = NULL, *row = NULL;
+    npy_intp shape[NPY_MAXDIMS], n;
+    Add add = NULL;
+    int failed = -1, ndim = PyArray_NDIM(a);
+
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (types[i].type == PyArray_TYPE(a))
+            add = types[i].add;
+    if (add == NULL) {
+        PyErr_SetString(PyExc_TypeError, "unsupported type for a");
+        return -1;
+    }
+    if (PyArray_FailUnlessWriteable(a, "input/output array") < 0)
+        return -1;
+    places = (PyArrayObject*)PyArray_FROMANY(index, NPY_INTP, 1, 1, NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY |
+                                             NPY_ARRAY_FORCECAST);
+    if (places == NULL)
+        return -1;
+    n = PyArray_SIZE(places);
+    for (npy_intp i = 0; i < n; i++) {
+        npy_intp* const at = (npy_intp*)PyArray_DATA(places) + i;
+        const npy_intp length = PyArray_DIM(a, 0);
+        if (*at < -length || *at >= length) {
+            PyErr_Format(PyExc_IndexError, "index %zd is out of bounds for axis 0 with size %zd", (Py_ssize_t)*at,
+                         (Py_ssize_t)length);
+            goto end;
+        }
+        *at += *at < 0 ? length : 0;
+    }
+    Py_INCREF(PyArray_DESCR(a));
+    given = (PyArrayObject*)PyArray_FromAny((PyObject*)values, PyArray_DESCR(a), 0, 0, NPY_ARRAY_ALIGNED |
+                                            NPY_ARRAY_FORCECAST, NULL);
+    if (given == NULL)
+        goto end;
+    memcpy(shape, PyArray_DIMS(a), ndim * sizeof *shape);
+    shape[0] = n;
+    it = (PyArrayIterObject*)PyArray_BroadcastToShape((PyObject*)given, shape, ndim);
+    if (it == NULL)
+        goto end;
+    if (it->size) {
+        Py_INCREF(PyArray_DESCR(a));
+        one_row = (PyArrayObject*)PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(a), ndim - 1, PyArray_DIMS(a) + 1,
+                                                       PyArray_STRIDES(a) + 1, PyArray_DATA(a), 0, NULL);
+        row = one_row ? (PyArrayIterObject*)PyArray_IterNew((PyObject*)one_row) : NULL;
+        if (row == NULL)
+            goto end;
+        add(row, it, (npy_intp*)PyArray_DATA(places), n, PyArray_STRIDE(a, 0), adds);
+    }
+    failed = 0;
+end:
+    Py_XDECREF(row);
+    Py_XDECREF(one_row);
+    Py_XDECREF(it);
+    Py_XDECREF(given);
+    Py_DECREF(places);
+    return failed;
+}
+"""
+
+
+def is_needed() -> bool:
+    """Return whether NumPy is 2 or later."""
+    import numpy
+    return int(numpy.__version__.split('.')[0]) >= 2
+
+
+class Casts:
+    """The functions of ``np.cast``: ``np.cast[dtype](x)`` is an array of that type."""
+
+    def __getitem__(self, dtype: Any) -> Any:
+        import numpy
+        dtype = numpy.dtype(getattr(dtype, 'dtype', dtype))  # Theano gives its own types, whose dtype is a str
+        return lambda x: numpy.asarray(x).astype(dtype)
+
+
+def restore_names() -> None:
+    """Restore the names of NumPy 1 that Theano and Keras use, where NumPy 2 lacks them.
+
+    Without this, a product in Python ends with "module 'numpy' has no attribute 'product'".
+    """
+    import numpy
+    missing: dict[str, Any] = {
+        'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char, 'Inf': numpy.inf,
+        'string_': numpy.bytes_, 'unicode_': numpy.str_, 'MAXDIMS': 64}
+    with contextlib.suppress(KeyError):  # since NumPy 1.25
+        missing['ComplexWarning'] = vars(numpy)['exceptions'].ComplexWarning
+    vars(numpy).update({name: value for name, value in missing.items() if name not in vars(numpy)})
+
+
+def compile_for_its_interface(cmodule: ModuleType) -> None:
+    """Compile C code for the interface of NumPy 2, with the names that its headers lack.
+
+    `cmodule` is ``theano.gof.cmodule``. Without this, ``import theano`` ends in an error of the C compiler.
+    """
+    if is_needed():
+        @wrap(cmodule.GCC_compiler)
+        def compile_args(original, march_flags=True):
+            return original(march_flags) + OPTIONS
+
+
+def include_no_removed_header(conv: ModuleType) -> None:
+    """Leave out a header that NumPy 2 lacks, and that the C code of `ConvOp` includes in vain.
+
+    `conv` is ``theano.tensor.nnet.conv``. Without this, convolutions of ``theano.tensor.nnet.conv`` do not compile.
+    """
+    if is_needed():
+        conv.ConvOp.c_headers = lambda self: ['<numpy/arrayobject.h>', '<iostream>', '<sstream>']
+
+
+def give_complex_numbers_fields() -> None:
+    """Derive Theano's complex numbers in C from structs with the fields ``real`` and ``imag``, which NumPy 2's lack.
+
+    Without this, C code with complex numbers does not compile.
+    """
+    if is_needed():
+        from theano.scalar.basic import Scalar
+
+        @wrap(Scalar)
+        def c_support_code(original, self):
+            code = original(self)
+            replaced = code.replace('public npy_complex', 'public mgpu_complex')
+            return _COMPLEX + replaced if replaced != code else code
+
+
+def add_rows_without_map_iterators() -> None:
+    """Replace the C code of `AdvancedIncSubtensor1`, whose functions of NumPy's C interface NumPy 2 lacks.
+
+    Without this, the gradient of an embedding does not compile.
+    """
+    if is_needed():
+        from theano.tensor.subtensor import AdvancedIncSubtensor1
+        AdvancedIncSubtensor1.c_support_code = lambda self: INCREMENT
+        AdvancedIncSubtensor1.c_code_cache_version = lambda self: (8, 'rows', 1)
+
+
+def name_all_axes() -> None:
+    """Name all axes of an array in C code as NumPy 2 does: its functions take ``NPY_MAXDIMS`` for an axis.
+
+    Without this, the maximum of a vector ends with "axis 64 is out of bounds for array of dimension 1".
+    """
+    if not is_needed():
+        return
+    from theano.tensor.basic import Argmax, MaxAndArgmax
+    from theano.tensor.extra_ops import CumOp
+    from theano.tensor.subtensor import AdvancedSubtensor1
+    for op in (Argmax, MaxAndArgmax, CumOp, AdvancedSubtensor1):
+        @wrap(op)
+        def c_code(original, self, *args):
+            return original(self, *args).replace('NPY_MAXDIMS', 'NPY_RAVEL_AXIS')
+    CumOp.c_axis = property(lambda self: ALL_AXES if self.axis is None else self.axis)
+
+
+def wrap_integers() -> None:
+    """Wrap Python's integers that a smaller type cannot hold, as NumPy 1 did: modulo 256 and so on.
+
+    Without this, ``x + 300`` for an x of type uint8 has the type uint64, and a cast in Python ends with "Python integer
+    300 out of bounds for uint8".
+    """
+    if not is_needed():
+        return
+    import numpy
+    import theano
+    from theano.misc import safe_asarray
+    from theano.scalar.basic import AND, Cast
+    from theano.tensor.elemwise import Elemwise
+
+    @wrap(safe_asarray)
+    def _asarray(original, a, dtype, order=None):
+        try:
+            return original(a, dtype, order)
+        except OverflowError:
+            return original(numpy.asarray(a, 'int64'), dtype, order)
+    theano._asarray = _asarray
+
+    @wrap(Cast)
+    def impl(original, self, x):
+        try:
+            return original(self, x)
+        except OverflowError:
+            return _asarray(x, self.o_type.dtype)[()]
+
+    AND.identity = numpy.int64(-1)  # fills an array of any type
+
+    @wrap(Elemwise)
+    def prepare_node(original, self, node, *args, **kwargs):
+        original(self, node, *args, **kwargs)
+        for owner in (self, node.tag):
+            if isinstance(getattr(owner, 'ufunc', None), numpy.ufunc):
+                owner.ufunc = _OfObjects(owner.ufunc)
+
+
+class _OfObjects:
+    """A ufunc made of a Python function, whose integers are NumPy's: another type of NumPy wraps them."""
+
+    def __init__(self, ufunc):
+        self.ufunc, self.nout = ufunc, ufunc.nout
+
+    def __call__(self, *args):
+        results = self.ufunc(*args)
+        return tuple(map(_numpys, results)) if self.nout > 1 else _numpys(results)
+
+
+def _numpys(result):
+    """Return integers of a Python function as an array of NumPy's integers, and other results as they are."""
+    import numpy
+    array = numpy.asarray(result)
+    if array.dtype == object:
+        array = numpy.asarray(array.ravel().tolist()).reshape(array.shape)
+    return array if array.dtype.kind in 'iu' else result
+
+
+def compare_constants_exactly() -> None:
+    """Find the type of a Python float by comparing it with its float32 in double precision.
+
+    Without this, ``x * 0.1`` for an x of type float64 multiplies by 0.10000000149011612.
+    """
+    if not is_needed():
+        return
+    import numpy
+    from theano import config
+    from theano.scalar.basic import NumpyAutocaster, Scalar
+
+    @wrap(NumpyAutocaster)
+    def __call__(original, self, x):
+        is_found = config.cast_policy == 'custom' and not (config.floatX in self.dtypes and config.floatX != 'float64')
+        # No type to choose from, so that Theano looks for one.
+        return original(self, numpy.array(x, 'longdouble') if is_found and type(x) is float else x)
+
+    @wrap(Scalar, 'filter')
+    def filter_(original, self, data, strict=False, allow_downcast=None):
+        if allow_downcast and type(data) is int and data.bit_length() < 64:
+            data = _strong(data).astype(self.dtype)
+        elif not allow_downcast and not (allow_downcast is None and self.dtype == config.floatX):
+            data = _strong(data)
+        return original(self, data, strict, allow_downcast)
+
+
+def compute_in_the_type_of_numbers() -> None:
+    """Compute with Python's numbers as with NumPy's int64 and float64 where Theano interprets scalar ops.
+
+    Without this, ``inv`` of a float64 has the precision of float32 in Python, and ``x * 2 + 1``, fused, ends with
+    "Python integer 300 out of bounds for int8".
+    """
+    if not is_needed():
+        return
+    from theano.scalar.basic import Composite, Inv
+    for op in (Inv, Composite):
+        @wrap(op)
+        def impl(original, self, *numbers):
+            return original(self, *map(_strong, numbers))
+
+
+def _strong(number):
+    """Return a number of Python as one of NumPy, whose type counts in promotion; others as they are."""
+    import numpy
+    return numpy.asarray(number)[()] if type(number) in (int, float, complex) else number
+
+
+def combine_numbers_with_arrays() -> None:
+    """Compute with an array and a number, an array without dimensions, in the type of the array.
+
+    Without this, batch normalisation of float32 gives float64 in Python, and adding 3 to elements of type uint64 rounds
+    them.
+    """
+    if not is_needed():
+        return
+    import theano
+    from theano.tensor import subtensor
+    from theano.tensor.nnet import bn
+
+    for op in (subtensor.AdvancedIncSubtensor1, subtensor.BaseAdvancedIncSubtensor):
+        @wrap(op)
+        def perform(original, self, node, inputs, *args):
+            x, y, *places = inputs
+            original(self, node, [x, y if y.ndim else theano._asarray(y, x.dtype), *places], *args)
+    for op in (bn.AbstractBatchNormTrain, bn.AbstractBatchNormInference, bn.AbstractBatchNormTrainGrad):
+        @wrap(op, 'perform')
+        def perform_(original, self, node, inputs, outputs):
+            original(self, node, [each if each.ndim else each.item() for each in inputs], outputs)
+
+
+def count_in_64_bits() -> None:
+    """Compute places in arrays, and limits of draws, in 64 bits, where small integers are given.
+
+    Without this, ``fill_diagonal_offset`` of a matrix with 100 columns writes to the wrong places: its offset is an
+    int8.
+    """
+    if not is_needed():
+        return
+    from theano.tensor import basic, extra_ops, raw_random
+    for op in (basic.Split, extra_ops.FillDiagonalOffset):
+        @wrap(op)
+        def perform(original, self, node, inputs, outputs):
+            *arrays, numbers = inputs
+            original(self, node, [*arrays, numbers.astype('int64')], outputs)
+
+    @wrap(raw_random)
+    def random_integers_helper(original, random_state, low, high, size):
+        return original(random_state, low.astype('int64'), high.astype('int64'), size)
+
+
+def add_up_gradients_of_softmax() -> None:
+    """Add up the gradient of a softmax in double precision in Python.
+
+    Without this, without a compiler, it is added up in single precision.
+    """
+    if is_needed():
+        import numpy
+        from theano.tensor.nnet import nnet
+        vars(nnet)['sum'] = lambda values: values.dtype.type(sum(values, numpy.float64(0)))
+
+
+def copy_random_states() -> None:
+    """Copy the state of random numbers whole before a draw that must not change it.
+
+    Without this, the copy shares its numbers with the original: a function that draws without an update gives other
+    numbers each time. NumPy 1.24 copied them, too.
+    """
+    from theano.tensor import raw_random
+    vars(raw_random)['copy'] = copy.deepcopy
+
+
+def draw_in_64_bits(module: ModuleType) -> None:
+    """Compute the random numbers of `MRG_RandomStreams` as integers of 64 bits, as NumPy 1 did.
+
+    `module` is ``theano.sandbox.rng_mrg`` or ``theano.sandbox.multinomial``. Without this, without a compiler, a draw
+    ends with "Python integer 4294967295 out of bounds for int32".
+    """
+    if not is_needed():
+        return
+    import numpy
+    for name in ('mrg_uniform', 'MultinomialFromUniform', 'ChoiceFromUniform'):
+        if hasattr(module, name):
+            @wrap(getattr(module, name))
+            def perform(original, self, node, inputs, *args):
+                *arrays, numbers = inputs  # of samples, or a size
+                numbers = numbers.astype('int64') if numbers.dtype.kind in 'iu' else numbers
+                original(self, node, [*arrays, numbers], *args)
+    if hasattr(module, 'mrg_next_value'):
+        @wrap(module)
+        def mrg_next_value(original, rstate, new_rstate, NORM, mask, offset):
+            return original(rstate, new_rstate, NORM, numpy.int64(mask), numpy.int64(offset))
+
+
+def transform_in_double_precision(module: ModuleType) -> None:
+    """Compute Fourier transforms of single precision in double precision.
+
+    `module` is ``theano.tensor.fft`` or ``theano.tensor.fourier``. Without this, the latter gives complex64 where it
+    promises complex128, and the results of the former have larger errors.
+    """
+    if is_needed():
+        for name in ('RFFTOp', 'IRFFTOp', 'Fourier'):
+            if hasattr(module, name):
+                @wrap(getattr(module, name))
+                def perform(original, self, node, inputs, output_storage):
+                    kind = 'complex128' if inputs[0].dtype.kind == 'c' else 'float64'
+                    original(self, node, [inputs[0].astype(kind), *inputs[1:]], output_storage)
+                    output_storage[0][0] = output_storage[0][0].astype(node.outputs[0].dtype)
+
+
+def flatten_places_of_unique_elements() -> None:
+    """Give the places of unique elements as a vector, as `Unique` promises.
+
+    Without this, they have the shape of the input.
+    """
+    if is_needed():
+        from theano.tensor.extra_ops import Unique
+
+        @wrap(Unique)
+        def perform(original, self, node, inputs, output_storage):
+            original(self, node, inputs, output_storage)
+            for storage in output_storage[1:]:
+                storage[0] = storage[0].ravel()
+
+
+def average_in_double_precision(callbacks: ModuleType) -> None:
+    """Add up the losses and metrics of an epoch in double precision.
+
+    `callbacks` is ``keras.callbacks.callbacks``. Without this, Keras adds up numbers of single precision as such.
+    """
+    if is_needed():
+        import numpy
+
+        @wrap(callbacks.BaseLogger)
+        def on_batch_end(original, self, batch, logs=None):
+            wide = {name: numpy.float64(value) for name, value in (logs or {}).items()
+                    if name not in self.stateful_metrics and getattr(value, 'dtype', None) in ('float16', 'float32')}
+            original(self, batch, {**(logs or {}), **wide})
