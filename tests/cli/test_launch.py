@@ -102,10 +102,15 @@ def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
     assert 'THEANO_FLAGS=floatX=float32' in out and out.rstrip().endswith("%s 'a b'" % script)
 
 
+def shell_report(what):
+    """Return a report of rank 0 as a format of printf, in a shell."""
+    return mpi_environment.report_of(what, {mpi_environment.QUIET: '$MGPU_QUIET'}).decode().replace('\0', r'\0')
+
+
 @pytest.mark.parametrize('stream', ['stdout', 'stderr'])
 def test_restarts(stream, fake_mpirun, script, capfd):
     """Open MPI 5.0.7 passes the stderr of ranks on to its stdout."""
-    report = mpi_environment.report_of_step({mpi_environment.QUIET: '$MGPU_QUIET'}).decode().replace('\0', r'\0')
+    report = shell_report(mpi_environment.STEP)
     runs = 'printf "%s" >&%d; echo x >> "$0.runs"; ' % (report, ['stdout', 'stderr'].index(stream) + 1)
     (fake_mpirun / 'mpirun.does').write_text(runs + '[ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
@@ -123,6 +128,50 @@ def test_a_job_that_never_gets_to_a_step_is_not_started_again_and_again(fake_mpi
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 5
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\n'
     assert 'again before the first step was done: it is not started once more' in capfd.readouterr().err
+
+
+# An mpirun whose job keeps checkpoints, and ends with an error once a spare is ready; the spare waits, and prints.
+SPARED = '''
+if [ -n "$MGPU_SPARE" ]; then
+    echo spare >> "$0.runs"; echo "from the spare"; %s
+    printf "%s" >&2; touch "$0.ready"; flock --shared "$MGPU_SPARE" cat "$MGPU_SPARE"; exit
+fi
+echo job >> "$0.runs"; printf "%s" >&2; while [ ! -e "$0.ready" ]; do sleep 0.05; done; sleep 0.2; exit 5
+'''
+
+
+def spared(does, extra='', first=mpi_environment.STEP):
+    return does.write_text(SPARED % (extra, shell_report(mpi_environment.READY),
+                                     shell_report(first) + shell_report(mpi_environment.CHECKPOINT)))
+
+
+def test_a_spare_job_continues(fake_mpirun, script, capfd):
+    """Its output is held back until it continues, and no further spare is started for the last attempt."""
+    spared(fake_mpirun / 'mpirun.does')
+    assert main(['launch', '-n', '2', '--restarts', '1', '--spares', '1', script]) == 0
+    out, err = capfd.readouterr()
+    assert out.endswith('from the spare\nneeded') and out.count('from the spare') == 1
+    assert 'note: the spare processes are ready, after 0 s' in err and '\0' not in err
+    assert 'exit code 5 after 0 s: restart 1 of 1, by the spare processes' in err
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'job\nspare\n'
+
+
+def test_a_spare_job_that_fails_is_no_secret(fake_mpirun, script, capfd):
+    spared(fake_mpirun / 'mpirun.does', extra='touch "$0.ready"; exit 7')
+    assert main(['launch', '-n', '2', '--restarts', '1', '--spares', '1', script]) == 5
+    out, err = capfd.readouterr()
+    assert 'the spare processes have ended with exit code 7 before they were needed; there will be no others' in err
+    assert 'from the spare' in out and 'by the spare' not in err
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'job\nspare\njob\n'
+
+
+def test_a_job_without_checkpoints_has_no_spare(fake_mpirun, script, capfd):
+    """The spare would train by itself."""
+    (fake_mpirun / 'mpirun.does').write_text('echo job >> "$0.runs"; printf "%s" >&2; sleep 0.2; exit 5'
+                                             % shell_report(mpi_environment.STEP))
+    assert main(['launch', '-n', '2', '--restarts', '1', '--spares', '1', script]) == 5
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'job\njob\n'
+    assert 'has no spare processes, since the script keeps no checkpoints' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -160,6 +209,8 @@ def test_a_signal_that_was_ignored_stays_so(fake_mpirun, script):
 @pytest.mark.parametrize('arguments,message', [
     (['-n', '2', 'nowhere.py'], 'there is no script nowhere.py'),
     (['-n', '2', '--restarts', '-1', __file__], '--restarts -1: give 0 or more'),
+    (['-n', '2', '--restarts', '1', '--spares', '-1', __file__], '--spares -1: give 0 or more'),
+    (['-n', '2', '--spares', '1', __file__], '--spares 1 is for restarts, and there are none: give --restarts R, too'),
     (['-n', '2', '--hosts', 'a,b,c', __file__], 'room for 2 processes|each host runs at least one'),
     (['-n', '3', '--hosts', 'a:1,b:1', __file__], 'has room for 2 processes, but -n asks for 3'),
     (['-n', '2', '--hosts', 'a,a', __file__], 'name each host once'),
@@ -204,12 +255,14 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
 
 
 def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
-    report = mpi_environment.report_of_step({mpi_environment.QUIET: '7'})
-    printed = b'progress 10%%\r%sprogress 20%%\r\0end\0' % report
-    assert list(in_parts(lambda: RankOutput(report), printed)) == [printed.replace(report, b'')] * 3
-    errors = RankOutput(report)
-    assert errors.passed(report[:9]) == b'' and errors.tail and not errors.stepped
-    assert errors.passed(report[9:] + b'text\0') == b'text' and errors.stepped and errors.rest() == b'\0'
+    reports = {what: mpi_environment.report_of(what, {mpi_environment.QUIET: '7'}) for what in mpi_environment.REPORTS}
+    step, end = reports['step'], reports['end']
+    printed = b'progress 10%%\r%sprogress%s 20%%\r\0end\0' % (step, end)
+    without = printed.replace(step, b'').replace(end, b'')
+    assert list(in_parts(lambda: RankOutput(reports), printed)) == [without] * 3
+    errors = RankOutput(reports)
+    assert errors.passed(step[:9]) == b'' and errors.tail and not errors.received
+    assert errors.passed(step[9:] + b'text\0') == b'text' and errors.received == {'step'} and errors.rest() == b'\0'
 
 
 @pytest.fixture

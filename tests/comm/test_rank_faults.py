@@ -85,6 +85,26 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
+def test_spare_processes_continue_after_a_kill(tmp_path):
+    """They have imported and compiled all before the kill, and the state is the same to the bit as without it."""
+    path, whole = tmp_path / 'killed.npz', tmp_path / 'whole.npz'
+    command = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', '--restarts', '1', '--spares', '1', JOBS,
+               'killed_while_it_waits', path, tmp_path / 'a.npz']
+    with subprocess.Popen(list(map(str, command)), env=dict(os.environ, THEANO_FLAGS=INTERPRETED), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+        lines = iter(job.stderr.readline, '')
+        assert any('the spare processes are ready' in line for line in lines)
+        os.kill(int((tmp_path / 'killed.npz.1').read_text()), signal.SIGKILL)
+        killed = time.monotonic()
+        assert any('others were ended' in line and 'restart 1 of 1, by the spare processes' in line for line in lines)
+        assert time.monotonic() - killed < 1  # mpirun itself takes two seconds
+        out, errors = job.communicate(timeout=60)
+    assert job.returncode == 0 and out == 'begins\n' * 2 and 'signal 9' in errors, errors
+    launch(2, 'killed_while_it_waits', whole, tmp_path / 'b.npz', flags=INTERPRETED)
+    (*ours, done), (*theirs, none) = arrays(path), arrays(whole)
+    assert (done, none) == (4, 0) and all(map(np.array_equal, ours, theirs))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('delay', [0.0, 0.3, 0.7])
 def test_a_kill_at_any_moment_leaves_a_whole_file(delay, tmp_path):

@@ -135,6 +135,21 @@ def checkpoints(path, file, every, killed_at, rounds=3):
     write(path, network.values() + [np.array(done)])
 
 
+def killed_while_it_waits(path, file):
+    """Train with checkpoints; in the sixth step, a job that has begun anew waits to be killed."""
+    mgpu.init('a->cpu')
+    print('begins')
+    network = Network()
+    done = network.step.checkpoint(file, 2)
+    for number, batch in enumerate(network.batches(2, done), done):
+        if number == 5 and done == 0 and path.endswith('killed.npz'):
+            with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
+                f.write('%d\n' % os.getpid())
+            time.sleep(1000)
+        network.step(*batch)
+    write(path, network.values() + [np.array(done)])
+
+
 def compile_once(path):
     """Count the modules that each rank compiles for a function, in an empty folder of compiled code."""
     from theano.gof.cmodule import GCC_compiler

@@ -44,7 +44,7 @@ from ..utils import mpi_environment
 from . import run as run_command
 from .config import devices, positive
 from .job_command import CARRIED, COMMAND, choose_start, rank_environment
-from .output import help_of
+from .output import help_of, note
 from .program import add_program, check_program
 from .supervise import run_with_restarts
 
@@ -67,6 +67,8 @@ def add_parser(sub: Any) -> None:
                         'in a step before that is an error (default: %s)' % config.OWN_FLAGS['mgpu.timeout'][0])
     parser.add_argument('--restarts', type=int, default=0, metavar='R',
                         help='how many times to start again after an error (default: %(default)s)')
+    parser.add_argument('--spares', type=int, default=0, metavar='S', help='how many sets of processes to keep ready '
+                        'for a restart, each of which takes as much memory as the job (default: %(default)s)')
     parser.add_argument('--dry-run', action='store_true', help='print the command without running it')
     add_program(parser, 'a Python script; or the word run, then the arguments of "theano-mgpu run"')
     parser.set_defaults(run=run, works_without_theano=True)
@@ -79,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         config.own_flag(name)
     if args.restarts < 0:
         raise MgpuError('--restarts %d: give 0 or more' % args.restarts)
+    check_spares(args.spares, args.restarts)
     launcher, size = mpi_environment.launcher(), mpi_environment.size()
     if launcher and size > 1:
         raise MgpuError('this is one of %d processes that %s has started, and launch starts processes itself. Call it '
@@ -92,7 +95,18 @@ def run(args: argparse.Namespace) -> int:
                      if name in CARRIED or os.environ.get(name) != value]
         print(shlex.join(['env', *variables, *start.command(environment, program)]))
         return 0
-    return run_with_restarts(start, environment, program, args.restarts)
+    if args.spares and not (start.by_mpirun and start.on_this_host):
+        note('--spares is for processes that mpirun starts on this host: the job has no spare processes')
+        args.spares = 0
+    return run_with_restarts(start, environment, program, args.restarts, args.spares)
+
+
+def check_spares(spares: int, restarts: int) -> None:
+    """Raise an MgpuError for a bad number of spares."""
+    if spares < 0:
+        raise MgpuError('--spares %d: give 0 or more' % spares)
+    if spares and not restarts:
+        raise MgpuError('--spares %d is for restarts, and there are none: give --restarts R, too' % spares)
 
 
 def program_of(args: argparse.Namespace) -> list[str]:

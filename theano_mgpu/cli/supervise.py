@@ -2,26 +2,31 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import secrets
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Iterable, Iterator
+from typing import Callable, Iterable, Iterator
 
-from ..utils import mpi_environment, rank_process
+from ..utils import mpi_environment, rank_process, spare
+from ..utils.mpi_environment import CHECKPOINT, END, READY, REPORTS, STEP
 from .job_command import Start
-from .job_folders import job_folders
+from .job_folders import job_folders, locked_folder
 from .launcher_output import JobOutput
 from .output import note
 
 GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
+LOOK = 0.02  # seconds from one look at the processes of a job to the next
 
 
-def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int) -> int:
+def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int,
+                      spares: int = 0) -> int:
     """Run a job until it succeeds, with at most `restarts` more attempts; return the last exit code.
 
     It is not restarted after a signal to this process, nor if it has failed twice without a step in between.
@@ -33,51 +38,203 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
     program : list of str
         Python's arguments in each rank.
     restarts : int
+    spares : int
+        Number of jobs that are kept ready to continue from the last checkpoint.
     """
     environment = {**environment, mpi_environment.SEED: str(int.from_bytes(os.urandom(4), 'big'))}
-    with Signals() as signals:
-        for restart in range(restarts + 1):
-            began = time.monotonic()
-            code, stepped = run_once(start, environment, program, signals)
-            if code == 0 or signals.received:
-                return code
-            is_hopeless, next_step = restart and not stepped, ''
-            if restart < restarts:
-                next_step = (', again before the first step was done: it is not started once more' if is_hopeless
-                             else ': restart %d of %d' % (restart + 1, restarts))
-            note('the job ended with exit code %d after %.0f s%s' % (code, time.monotonic() - began, next_step))
-            if is_hopeless:
-                break
+    with Signals() as signals, contextlib.ExitStack() as ended:
+        make = functools.partial(Job, start, environment, program, lambda: signals.end(signal.SIGPIPE))
+        with contextlib.closing(Reserve(make, spares)) as reserve:
+            job = make()
+            for restart in range(restarts + 1):
+                with signals.sent_on_to(job.process):
+                    was_lost = job.wait(reserve.look if restart < restarts else None)
+                ended.close()
+                if was_lost:
+                    ended.callback(job.close)  # mpirun ends two seconds later, and names the signal
+                    event = 'a rank has ended early, and the others were ended, after %.0f s' % job.seconds
+                else:
+                    code = job.close(GRACE if signals.received else None, signals.received)
+                    if code == 0 or signals.received:
+                        return code
+                    event = 'the job ended with exit code %d after %.0f s' % (code, job.seconds)
+                is_hopeless = restart > 0 and not job.output.has(STEP)
+                if is_hopeless and restart < restarts:
+                    event += ', again before the first step was done: it is not started once more'
+                if is_hopeless or restart == restarts:
+                    note(event)
+                    break
+                taken = reserve.take()
+                note('%s: restart %d of %d' % (event, restart + 1, restarts) + ', by the spare processes' * bool(taken))
+                if spares and not job.output.has(CHECKPOINT):
+                    note('it has no spare processes, since the script keeps no checkpoints: see step.checkpoint and '
+                         'theano_mgpu.keras.Checkpoint')
+                job = taken or make()
     return code
 
 
-def run_once(start: Start, environment: dict[str, str], program: list[str], signals: Signals) -> tuple[int, bool]:
-    """Run a job; return its exit code, and whether a step was done.
+class Job:
+    """A run of mpirun or srun, with the ranks, their output and their folders.
 
-    Raises
-    ------
-    OutputError
-        If its output cannot be written, as on a full disk. Where only the reader of a pipe has ended, as `head` does,
-        the job ends as by SIGPIPE.
+    Parameters
+    ----------
+    start : Start
+    environment : dict of str to str
+    program : list of str
+    failed : callable
+        Called if the output cannot be written any more.
+    is_spare : bool
+        Whether the ranks wait, at their first checkpoint, until `release` is called.
+
+    Attributes
+    ----------
+    process : subprocess.Popen
+    output : JobOutput
     """
-    # On other hosts the folders would have to be there, too.
-    folders = job_folders(environment) if start.on_this_host else contextlib.nullcontext((dict(environment), []))
-    with folders as (environment, locks):
-        # A number that no script prints by chance: the report of rank 0 is taken out of the output.
-        environment[mpi_environment.QUIET] = secrets.token_hex(8)
-        output = JobOutput(mpi_environment.report_of_step(environment), start.by_mpirun,
-                           lambda: signals.end(signal.SIGPIPE))
-        process = subprocess.Popen(
-            start.command(environment, program), env=dict(environment, **output.environment), stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, pass_fds=locks + output.descriptors,
-            preexec_fn=functools.partial(rank_process.end_with, os.getpid(), signal.SIGTERM))
-        with process:
-            with signals.sent_on_to(process):
-                output.copy(process)
-                status = process.wait()
-            output.finish(status, GRACE if signals.received else None)
-    ended_by = signals.received or -status
-    return 128 + ended_by if ended_by > 0 else status, output.stepped
+
+    def __init__(self, start: Start, environment: dict[str, str], program: list[str], failed: Callable[[], object],
+                 is_spare: bool = False) -> None:
+        self._is_watched = start.by_mpirun and start.on_this_host
+        self._began, self._gate = time.monotonic(), None
+        with contextlib.ExitStack() as folders:
+            environment, locks = dict(environment), []
+            if start.on_this_host:  # on other hosts the folders would have to be there, too
+                environment, locks = folders.enter_context(job_folders(environment))
+            if is_spare:
+                folder, _ = folders.enter_context(locked_folder(tempfile.gettempdir()))
+                environment[mpi_environment.SPARE] = os.path.join(folder, 'spare')
+                self._gate = folders.enter_context(open(environment[mpi_environment.SPARE], 'wb', buffering=0))
+                fcntl.flock(self._gate, fcntl.LOCK_EX)
+            # A number that no script prints by chance: the reports of rank 0 are taken out of the output.
+            environment[mpi_environment.QUIET] = secrets.token_hex(8)
+            self.output = JobOutput({what: mpi_environment.report_of(what, environment) for what in REPORTS},
+                                    start.by_mpirun, is_spare, failed)
+            self.process = subprocess.Popen(
+                start.command(environment, program), env=dict(environment, **self.output.environment),
+                stdin=subprocess.DEVNULL if is_spare else None, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                pass_fds=locks + self.output.descriptors,
+                preexec_fn=functools.partial(rank_process.end_with, os.getpid(), signal.SIGTERM))
+            self._folders = folders.pop_all()
+        self.output.copy(self.process)
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since it was started, or released."""
+        return time.monotonic() - self._began
+
+    def wait(self, look: Callable[[Job], object] | None) -> bool:
+        """Wait for the end; return whether a rank has ended early, and so the others were killed.
+
+        mpirun gives the others two seconds to end by SIGTERM. But they cannot go on without the lost one.
+
+        Parameters
+        ----------
+        look : callable, optional
+            Called with this Job now and then. Without it, a lost rank is left to mpirun.
+        """
+        ranks: list[int] = []
+        while look and self.process.poll() is None:
+            time.sleep(LOOK)
+            look(self)
+            if self._is_watched and self.output.has(STEP):
+                ranks = ranks or ranks_of(self.process.pid)
+                if any(map(has_ended, ranks)):
+                    time.sleep(LOOK)  # a report of rank 0 from before may be on its way
+                    if not self.output.has(END):
+                        end_all(ranks)
+                        return True
+        self.process.wait()
+        return False
+
+    def release(self) -> None:
+        """Let the ranks of a spare job continue, in place of those that have ended."""
+        self._began = time.monotonic()
+        self._gate.write(spare.NEEDED)
+        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        self.output.release()
+
+    def kill(self) -> None:
+        """End it at once."""
+        ranks = ranks_of(self.process.pid)
+        self.process.kill()
+        end_all(ranks)
+        self.close()
+
+    def close(self, seconds: float | None = None, received: int = 0) -> int:
+        """Wait for its end, and remove its folders; return its exit code.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            How long to wait for a reader of the output that reads nothing.
+        received : int
+            The signal that has ended the job.
+
+        Raises
+        ------
+        OutputError
+            If its output cannot be written, as on a full disk. Where only the reader of a pipe has ended, as `head`
+            does, the job ends as by SIGPIPE.
+        """
+        with self._folders, self.process:
+            status = self.process.wait()
+            self.output.finish(status, seconds)
+        ended_by = received or -status
+        return 128 + ended_by if ended_by > 0 else status
+
+
+class Reserve:
+    """The spare jobs: each has run the script up to its first checkpoint, or is about to.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(is_spare=True)`` returns a Job.
+    size : int
+        Number of jobs that are kept ready.
+    """
+
+    def __init__(self, make: Callable[..., Job], size: int) -> None:
+        self._make, self._size = make, size
+        self._ready: list[Job] = []
+        self._newest: Job | None = None  # it is not ready yet
+
+    def look(self, job: Job) -> None:
+        """Start a spare job if there are too few, once a running one keeps checkpoints; one after the other."""
+        newest = self._newest
+        if newest is not None and newest.output.has(READY):
+            note('the spare processes are ready, after %.0f s' % newest.seconds)
+            self._ready.append(newest)
+            self._newest = None
+        for spare_job in self._ready + [newest] * (newest is not None):
+            if spare_job.process.poll() is not None:
+                self._drop(spare_job)
+        if self._newest is None and len(self._ready) < self._size and job.output.has(STEP, CHECKPOINT):
+            self._newest = self._make(is_spare=True)
+
+    def take(self) -> Job | None:
+        """Return a spare job, which continues from now on: one that is ready, or else one that will be; None without.
+        """
+        if self._ready:
+            job = self._ready.pop(0)
+        elif self._newest is not None:
+            job, self._newest = self._newest, None
+        else:
+            return None
+        job.release()
+        return job
+
+    def close(self) -> None:
+        """End the spare jobs."""
+        for job in self._ready + [self._newest] * (self._newest is not None):
+            job.kill()
+
+    def _drop(self, job):
+        """Show why a spare job has ended, and start no more."""
+        self._size, self._ready, self._newest = 0, [other for other in self._ready if other is not job], None
+        job.output.release()
+        note('the spare processes have ended with exit code %d before they were needed; there will be no others: a '
+             'restart begins anew' % job.close())
 
 
 class Signals:
@@ -149,6 +306,23 @@ class Signals:
             timer = threading.Timer(GRACE, process.terminate)
             timer.daemon = True
             timer.start()
+
+
+def end_all(ranks: list[int]) -> None:
+    """Kill processes, and wait until none of them has a file or a device open."""
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+    while not all(map(has_ended, ranks)):
+        time.sleep(LOOK / 10)
+
+
+def has_ended(process: int) -> bool:
+    """Return whether a process has ended, even if its parent does not know yet. Linux only."""
+    try:
+        return Path('/proc/%d/stat' % process).read_bytes().rpartition(b')')[2].split()[0] in (b'Z', b'X')
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def ranks_of(mpirun: int) -> list[int]:

@@ -284,6 +284,7 @@ class MpiCommunicator(Communicator):
         try:
             if not self.lost:
                 self.handshake((END,))
+                rank_process.report(mpi_environment.END)
         except Exception:  # a RankError, or the error of a rank that has failed
             rank_process.show_output()
             if not self.lost:

@@ -15,6 +15,9 @@ from ...comm.rank_0 import on_rank_0
 from ...errors import MgpuError, warn
 from ...runtime.state import training_state
 from ...runtime.state.lock import lock_checkpoint
+from ...utils.mpi_environment import CHECKPOINT
+from ...utils.rank_process import report
+from ...utils.spare import wait_until_needed
 from ..model.parallel_state import parallel_state_of
 from ..model.steps import Computed
 from .fit_record import FitRecord, random_states, restore_states, set_random_states, states_of
@@ -119,6 +122,10 @@ class Checkpoint(keras.callbacks.Callback):
         if functions:
             self._run.finished += 1
 
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        wait_until_needed()  # now the functions are compiled, and no callback has opened its file yet
+
     def on_train_begin(self, logs: Any = None) -> None:
         state = parallel_state_of(self.model)
         functions = state.functions if state else {}
@@ -142,6 +149,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._done.run = self._run.id
         for function in self._functions:
             function.begin_fit(functools.partial(self.replay_or_compute, function))
+        report(CHECKPOINT)
 
     def replay_or_compute(self, function: Any, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
         """Return the Computed of a call of the train or test function: replay it, or go on to the next step.
