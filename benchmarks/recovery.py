@@ -23,7 +23,7 @@ import time
 
 import numpy as np
 
-STEPS = {'tiny': 40000, 'mlp': 3000, 'lenet': 2000}  # that a job trains, at least
+STEPS = {'tiny': 3000, 'mlp': 2000, 'lenet': 1000}  # of a job; some batches more for lenet, whose epochs are whole
 PARTS = 'started', 'imported', 'built', 'loaded', 'step'
 FLAGS = 'floatX=float32,contexts=a->cpu,mgpu.shares=equal'
 
@@ -131,14 +131,14 @@ def job(model, folder, steps, every, pause):
 class Job:
     """A job under `theano-mgpu launch`, and what its ranks have logged."""
 
-    def __init__(self, model, folder, arguments, restarts, spares):
+    def __init__(self, model, folder, compiled, arguments, restarts, spares):
         options = ['--restarts', str(restarts)] + ['--spares', str(spares)] * bool(spares)
         command = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', *options, os.path.abspath(__file__), 'job',
                    model, folder, *map(str, arguments)]
         self.folder, self.printed = folder, open(folder + '/printed', 'w+')
-        flags = os.environ.get('THEANO_FLAGS')
+        flags = '%s,base_compiledir=%s' % (FLAGS, compiled)
         self.process = subprocess.Popen(command, stdout=self.printed, stderr=self.printed,
-                                        env=dict(os.environ, THEANO_FLAGS=FLAGS + ',%s' % flags * bool(flags)))
+                                        env=dict(os.environ, THEANO_FLAGS=flags, KERAS_BACKEND='theano'))
 
     def events(self, rank=0):
         """Return the events of a rank, as (event, number, time, process)."""
@@ -153,7 +153,7 @@ class Job:
         with open(self.printed.name, errors='replace') as file:
             return file.read()
 
-    def wait_for(self, found, seconds=120):
+    def wait_for(self, found, seconds=300):
         end = time.time() + seconds
         while time.time() < end and self.process.poll() is None:
             value = found()
@@ -184,18 +184,18 @@ class Job:
         return parts
 
 
-def run(model, options, kills):
+def run(model, options, compiled, kills):
     """Run a job with some kills; return the parts of the time after each, and the final state."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = options.steps or STEPS[model], options.every, options.pause
-        job, parts = Job(model, folder, arguments, kills, options.spares if kills else 0), []
+        arguments = options.steps or STEPS[model], options.every, options.pause * bool(kills)
+        job, parts = Job(model, folder, compiled, arguments, kills, options.spares if kills else 0), []
         for number in range(1, kills + 1):
             if options.spares:
                 job.wait_for_spare(number)
             time.sleep(random.uniform(0.1, 0.6))
             parts.append(job.kill(random.randrange(2)))
             print('%s: kill %d: %s' % (model, number, described(parts[-1], sum(parts[-1].values()))), flush=True)
-        open(folder + '/hurry', 'w').close()
+        open(folder + '/hurry', 'w').close()  # the job pauses after its steps until then
         if job.process.wait():
             raise SystemExit(job.text())
         with np.load(folder + '/final.npz') as file:
@@ -208,8 +208,9 @@ def described(parts, total):
 
 def measure(model, options):
     """Print the times of a model's kills; return whether the final state is that of a job without kills."""
-    parts, ours = run(model, options, options.kills)
-    theirs = run(model, options, 0)[1]
+    with tempfile.TemporaryDirectory() as compiled:  # Theano reads each entry of its folder, also those of other models
+        theirs = run(model, options, compiled, 0)[1]
+        parts, ours = run(model, options, compiled, options.kills)
     same = len(ours) == len(theirs) and all(np.array_equal(a, b) for a, b in zip(ours, theirs))
     totals = [sum(each.values()) for each in parts]
     print('%s, spares: %d, kills: %d: median %s, lowest %.2f, highest %.2f; the final state is %s' % (
