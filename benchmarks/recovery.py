@@ -88,7 +88,6 @@ def theano_job(log, folder, sizes, batch, steps, every, pause):
 
 def keras_job(log, folder, steps, every, pause):
     import theano_mgpu as mgpu
-
     from theano_mgpu.keras import Checkpoint, multi_gpu_model
 
     import keras

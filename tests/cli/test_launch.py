@@ -130,6 +130,26 @@ def test_a_job_that_never_gets_to_a_step_is_not_started_again_and_again(fake_mpi
     assert 'again before the first step was done: it is not started once more' in capfd.readouterr().err
 
 
+def test_fewer_processes_and_all_again(fake_mpirun, script, capfd):
+    """A job shrinks where it does not come to a step, and grows with the next restart."""
+    (fake_mpirun / 'mpirun.does').write_text('''
+        echo "$2" >> "$0.runs"; run=$(wc -l < "$0.runs")
+        case $run-$2 in 2-4|3-3|5-4) exit 1;; esac
+        printf "%s" >&2; [ $run -ge 6 ] || exit 5''' % shell_report(mpi_environment.STEP))
+    assert main(['launch', '--min', '2', '--max', '4', '--restarts', '2', script]) == 0
+    assert (fake_mpirun / 'mpirun.runs').read_text().split() == ['4', '4', '3', '2', '4', '3']
+    err = capfd.readouterr().err
+    assert 'exit code 1 after 0 s, before the first step was done: it is tried with -n 2' in err
+    assert 'restart 2 of 2' in err
+
+
+def test_a_job_that_never_gets_to_a_step_is_tried_once_with_each_number(fake_mpirun, script, capfd):
+    (fake_mpirun / 'mpirun.does').write_text('echo "$2" >> "$0.runs"; exit 5')
+    assert main(['launch', '-n', '3', '--min', '1', '--restarts', '9', script]) == 5
+    assert (fake_mpirun / 'mpirun.runs').read_text().split() == ['3', '2', '1']
+    assert 'again before the first step was done: it is not started once more' in capfd.readouterr().err
+
+
 # An mpirun whose job keeps checkpoints, and ends with an error once a spare is ready; the spare waits, and prints.
 SPARED = '''
 if [ -n "$MGPU_SPARE" ]; then
@@ -211,6 +231,9 @@ def test_a_signal_that_was_ignored_stays_so(fake_mpirun, script):
     (['-n', '2', '--restarts', '-1', __file__], '--restarts -1: give 0 or more'),
     (['-n', '2', '--restarts', '1', '--spares', '-1', __file__], '--spares -1: give 0 or more'),
     (['-n', '2', '--spares', '1', __file__], '--spares 1 is for restarts, and there are none: give --restarts R, too'),
+    (['-n', '2', '--min', '1', __file__], '--min 1 is for restarts, and there are none: give --restarts R, too'),
+    (['-n', '2', '--min', '3', '--restarts', '1', __file__], '--min 3 is more than the number of processes, 2'),
+    (['-n', '2', '--min', '1', '--restarts', '1', '--hosts', 'a,b', __file__], '--min 1 is for processes of one host'),
     (['-n', '2', '--hosts', 'a,b,c', __file__], 'room for 2 processes|each host runs at least one'),
     (['-n', '3', '--hosts', 'a:1,b:1', __file__], 'has room for 2 processes, but -n asks for 3'),
     (['-n', '2', '--hosts', 'a,a', __file__], 'name each host once'),

@@ -159,8 +159,8 @@ class JobOutput:
                  failed: Callable[[], object]) -> None:
         self._outputs = {STDOUT: RankOutput(reports), STDERR: RankOutput(reports)}
         self._messages = OwnMessages()
-        self._held: list[tuple[int, bytes]] | None = [] if held else None
-        self._order = threading.Lock()  # of what was held, and what comes later
+        self._held: dict[int, list[bytes]] = {STDOUT: [], STDERR: []} if held else {}
+        self._locks = {STDOUT: threading.Lock(), STDERR: threading.Lock()}
         self._failed, self._is_silent = failed, True
         self._failures: list[OSError] = []
         self._threads: list[threading.Thread] = []
@@ -177,10 +177,18 @@ class JobOutput:
 
     def release(self) -> None:
         """Write the output that was held back, and from now on all at once."""
-        with self._order:
-            held, self._held = self._held or [], None
-            for target, data in held:
+        for target in list(self._held):
+            self._start(self._release, target)
+
+    def _release(self, target):
+        with self._locks[target]:
+            for data in self._held.pop(target):
                 self._write_now(target, data)
+
+    def _start(self, act, *arguments):
+        thread = threading.Thread(target=act, args=arguments, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def copy(self, process: Any) -> None:
         """Start to copy the output of the launcher, a Popen with pipes."""
@@ -192,9 +200,7 @@ class JobOutput:
             os.close(self.descriptors[0])  # the launcher has it
             sources.append((self._of_messages, STDERR, self._messages))
         for source in sources:
-            thread = threading.Thread(target=self._copy, args=source, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self._start(self._copy, *source)
 
     def finish(self, status: int, seconds: float | None = None) -> None:
         """Wait until all is written that the launcher printed.
@@ -245,11 +251,11 @@ class JobOutput:
         self._write(target, output.rest())
 
     def _write(self, target, data):
-        with self._order:
-            if self._held is None:
-                self._write_now(target, data)
+        with self._locks[target]:
+            if target in self._held:
+                self._held[target].append(data)
             else:
-                self._held.append((target, data))
+                self._write_now(target, data)
 
     def _write_now(self, target, data):
         if data and target == STDERR:

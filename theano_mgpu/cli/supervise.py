@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable, Iterator, Mapping
 
 from ..utils import mpi_environment, rank_process, spare
 from ..utils.mpi_environment import CHECKPOINT, END, READY, REPORTS, STEP
@@ -25,8 +25,8 @@ GRACE = 3  # seconds in which mpirun may end by itself after a signal that a ter
 LOOK = 0.02  # seconds from one look at the processes of a job to the next
 
 
-def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int,
-                      spares: int = 0) -> int:
+def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int, spares: int = 0,
+                      fewer: Mapping[int, tuple[Start, dict[str, str]]] = {}) -> int:
     """Run a job until it succeeds, with at most `restarts` more attempts; return the last exit code.
 
     It is not restarted after a signal to this process, nor if it has failed twice without a step in between.
@@ -40,37 +40,45 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
     restarts : int
     spares : int
         Number of jobs that are kept ready to continue from the last checkpoint.
+    fewer : dict of int to (Start, dict of str to str)
+        Starts and environments with fewer processes, by their number, the highest one first. They are tried where a
+        job has failed before its first step. A restart after a step has all processes again.
     """
-    environment = {**environment, mpi_environment.SEED: str(int.from_bytes(os.urandom(4), 'big'))}
-    with Signals() as signals, contextlib.ExitStack() as ended:
-        make = functools.partial(Job, start, environment, program, lambda: signals.end(signal.SIGPIPE))
+    seed = {mpi_environment.SEED: str(int.from_bytes(os.urandom(4), 'big'))}
+    with Signals() as signals:
+        def make(start=start, environment=environment, is_spare=False):
+            return Job(start, {**environment, **seed}, program, lambda: signals.end(signal.SIGPIPE), is_spare)
         with contextlib.closing(Reserve(make, spares)) as reserve:
-            job = make()
-            for restart in range(restarts + 1):
+            job, restart, untried = make(), 0, list(fewer)
+            while True:
                 with signals.sent_on_to(job.process):
                     was_lost = job.wait(reserve.look if restart < restarts else None)
-                ended.close()
                 if was_lost:
-                    ended.callback(job.close)  # mpirun ends two seconds later, and names the signal
+                    threading.Thread(target=job.close).start()  # mpirun needs two seconds, and then names the signal
                     event = 'a rank has ended early, and the others were ended, after %.0f s' % job.seconds
                 else:
                     code = job.close(GRACE if signals.received else None, signals.received)
                     if code == 0 or signals.received:
                         return code
                     event = 'the job ended with exit code %d after %.0f s' % (code, job.seconds)
-                is_hopeless = restart > 0 and not job.output.has(STEP)
-                if is_hopeless and restart < restarts:
-                    event += ', again before the first step was done: it is not started once more'
-                if is_hopeless or restart == restarts:
+                stepped = job.output.has(STEP)
+                if not stepped and untried:
+                    ranks = untried.pop(0)
+                    note('%s, before the first step was done: it is tried with -n %d' % (event, ranks))
+                    job = make(*fewer[ranks])
+                    continue
+                if restart == restarts or not stepped and (restart or fewer):
+                    if restart < restarts:
+                        event += ', again before the first step was done: it is not started once more'
                     note(event)
-                    break
+                    return code
+                restart, untried = restart + 1, list(fewer)
                 taken = reserve.take()
-                note('%s: restart %d of %d' % (event, restart + 1, restarts) + ', by the spare processes' * bool(taken))
+                note('%s: restart %d of %d%s' % (event, restart, restarts, ', by the spare processes' if taken else ''))
                 if spares and not job.output.has(CHECKPOINT):
                     note('it has no spare processes, since the script keeps no checkpoints: see step.checkpoint and '
                          'theano_mgpu.keras.Checkpoint')
                 job = taken or make()
-    return code
 
 
 class Job:
