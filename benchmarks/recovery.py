@@ -101,15 +101,20 @@ def keras_job(log, folder, steps, every, pause):
     model = multi_gpu_model(model, gpus=None)
     model.compile('adam', 'sparse_categorical_crossentropy', metrics=['accuracy'])
     data, labels = np.random.rand(1000, 28, 28, 1).astype('float32'), np.random.randint(0, 10, (1000, 1))
-    log.write('built')
     checkpoint, numbers = Checkpoint(folder + '/run.npz', every=every), itertools.count(1)
 
     class Events(keras.callbacks.Callback):
+        def set_model(self, model):
+            log.write('built')
+
         def on_train_begin(self, logs=None):
             log.write('loaded')
+            self.is_told_again = checkpoint.replaying  # of the last batch before the checkpoint
 
         def on_batch_end(self, batch, logs=None):
-            log.step(next(numbers), pause)
+            if not self.is_told_again:
+                log.step(next(numbers), pause)
+            self.is_told_again = False
     model.fit(data, labels, batch_size=32, epochs=-(-steps // 32), verbose=0, callbacks=[checkpoint, Events()])
     if mgpu.rank() == 0:
         np.savez(folder + '/final.npz', *model.get_weights(), *model.optimizer.get_weights())
@@ -207,7 +212,7 @@ def described(parts, total):
 
 def measure(model, options):
     """Print the times of a model's kills; return whether the final state is that of a job without kills."""
-    with tempfile.TemporaryDirectory() as compiled:  # Theano reads each entry of its folder, also those of other models
+    with tempfile.TemporaryDirectory() as compiled:  # no code of other programs: Theano reads all
         theirs = run(model, options, compiled, 0)[1]
         parts, ours = run(model, options, compiled, options.kills)
     same = len(ours) == len(theirs) and all(np.array_equal(a, b) for a, b in zip(ours, theirs))

@@ -317,7 +317,7 @@ class Signals:
 
 
 def end_all(ranks: list[int]) -> None:
-    """Kill processes, and wait until none of them has a file or a device open."""
+    """End processes by SIGKILL, and wait until none of them has a file or a device open."""
     for rank in ranks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(rank, signal.SIGKILL)

@@ -17,7 +17,6 @@ from ...runtime.state import training_state
 from ...runtime.state.lock import lock_checkpoint
 from ...utils.mpi_environment import CHECKPOINT
 from ...utils.rank_process import report
-from ...utils.spare import wait_until_needed
 from ..model.parallel_state import parallel_state_of
 from ..model.steps import Computed
 from .fit_record import FitRecord, random_states, restore_states, set_random_states, states_of
@@ -121,10 +120,6 @@ class Checkpoint(keras.callbacks.Callback):
                     function.end_fit()
         if functions:
             self._run.finished += 1
-
-    def set_model(self, model: keras.Model) -> None:
-        super().set_model(model)
-        wait_until_needed()  # now the functions are compiled, and no callback has opened its file yet
 
     def on_train_begin(self, logs: Any = None) -> None:
         state = parallel_state_of(self.model)
