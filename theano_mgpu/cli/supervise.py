@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from ..utils import mpi_environment, rank_process, spare
 from ..utils.mpi_environment import CHECKPOINT, END, READY, REPORTS, STEP
@@ -52,12 +52,14 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
             job, restart, untried = make(), 0, list(fewer)
             while True:
                 with signals.sent_on_to(job.process):
-                    was_lost = job.wait(reserve.look if restart < restarts else None)
+                    was_lost = restart < restarts and job.loses_a_rank(reserve.look, signals)
+                    if not was_lost:
+                        job.process.wait()
                 if was_lost:
                     threading.Thread(target=job.close).start()  # mpirun needs two seconds, and then names the signal
                     event = 'a rank has ended early, and the others were ended, after %.0f s' % job.seconds
                 else:
-                    code = job.close(GRACE if signals.received else None, signals.received)
+                    code = job.close(signals)
                     if code == 0 or signals.received:
                         return code
                     event = 'the job ended with exit code %d after %.0f s' % (code, job.seconds)
@@ -98,14 +100,18 @@ class Job:
     ----------
     process : subprocess.Popen
     output : JobOutput
+    is_ready : bool
+        Whether the user was told that the spare ranks wait.
     """
 
     def __init__(self, start: Start, environment: dict[str, str], program: list[str], failed: Callable[[], object],
                  is_spare: bool = False) -> None:
         self._is_watched = start.by_mpirun and start.on_this_host
-        self._began, self._gate = time.monotonic(), None
+        self._began, self.is_ready = time.monotonic(), False
+        self._gate: Any = None
         with contextlib.ExitStack() as folders:
-            environment, locks = dict(environment), []
+            environment = dict(environment)
+            locks: list[int] = []
             if start.on_this_host:  # on other hosts the folders would have to be there, too
                 environment, locks = folders.enter_context(job_folders(environment))
             if is_spare:
@@ -130,28 +136,29 @@ class Job:
         """Return the seconds since it was started, or released."""
         return time.monotonic() - self._began
 
-    def wait(self, look: Callable[[Job], object] | None) -> bool:
-        """Wait for the end; return whether a rank has ended early, and so the others were killed.
+    def loses_a_rank(self, look: Callable[[Job], object], signals: Signals) -> bool:
+        """Watch the ranks; return True once one has ended early and the others were killed, or False at the end.
 
         mpirun gives the others two seconds to end by SIGTERM. But they cannot go on without the lost one.
 
         Parameters
         ----------
-        look : callable, optional
-            Called with this Job now and then. Without it, a lost rank is left to mpirun.
+        look : callable
+            Called with this Job now and then.
+        signals : Signals
+            A signal ends the watch, since it may end the ranks.
         """
         ranks: list[int] = []
-        while look and self.process.poll() is None:
+        while self.process.poll() is None and not signals.received:
             time.sleep(LOOK)
             look(self)
             if self._is_watched and self.output.has(STEP):
                 ranks = ranks or ranks_of(self.process.pid)
                 if any(map(has_ended, ranks)):
-                    time.sleep(LOOK)  # a report of rank 0 from before may be on its way
-                    if not self.output.has(END):
+                    time.sleep(LOOK)  # a report of rank 0 from before may be on its way, or a signal
+                    if not self.output.has(END) and not signals.received:
                         end_all(ranks)
                         return True
-        self.process.wait()
         return False
 
     def release(self) -> None:
@@ -168,15 +175,13 @@ class Job:
         end_all(ranks)
         self.close()
 
-    def close(self, seconds: float | None = None, received: int = 0) -> int:
+    def close(self, signals: Signals | None = None) -> int:
         """Wait for its end, and remove its folders; return its exit code.
 
         Parameters
         ----------
-        seconds : float, optional
-            How long to wait for a reader of the output that reads nothing.
-        received : int
-            The signal that has ended the job.
+        signals : Signals, optional
+            One of them may have ended the job.
 
         Raises
         ------
@@ -186,7 +191,8 @@ class Job:
         """
         with self._folders, self.process:
             status = self.process.wait()
-            self.output.finish(status, seconds)
+            received = signals.received if signals else 0
+            self.output.finish(status, GRACE if received else None)
         ended_by = received or -status
         return 128 + ended_by if ended_by > 0 else status
 
@@ -204,42 +210,41 @@ class Reserve:
 
     def __init__(self, make: Callable[..., Job], size: int) -> None:
         self._make, self._size = make, size
-        self._ready: list[Job] = []
-        self._newest: Job | None = None  # it is not ready yet
+        self._jobs: list[Job] = []  # the oldest first
 
     def look(self, job: Job) -> None:
         """Start a spare job if there are too few, once a running one keeps checkpoints; one after the other."""
-        newest = self._newest
-        if newest is not None and newest.output.has(READY):
-            note('the spare processes are ready, after %.0f s' % newest.seconds)
-            self._ready.append(newest)
-            self._newest = None
-        for spare_job in self._ready + [newest] * (newest is not None):
-            if spare_job.process.poll() is not None:
-                self._drop(spare_job)
-        if self._newest is None and len(self._ready) < self._size and job.output.has(STEP, CHECKPOINT):
-            self._newest = self._make(is_spare=True)
+        for each in self._jobs[:]:
+            if each.process.poll() is not None:
+                self._drop(each)
+            elif not each.is_ready and each.output.has(READY):
+                each.is_ready = True
+                note('the spare processes are ready, after %.0f s' % each.seconds)
+        if len(self._jobs) < self._size and all(each.is_ready for each in self._jobs) \
+                and job.output.has(STEP, CHECKPOINT):
+            try:
+                self._jobs.append(self._make(is_spare=True))
+            except OSError as error:  # such as for lack of memory: the job itself goes on
+                self._size = 0
+                note('spare processes cannot be started: %s; a restart begins anew' % error)
 
     def take(self) -> Job | None:
-        """Return a spare job, which continues from now on: one that is ready, or else one that will be; None without.
-        """
-        if self._ready:
-            job = self._ready.pop(0)
-        elif self._newest is not None:
-            job, self._newest = self._newest, None
-        else:
+        """Return a spare job, which continues from now on, or as soon as it is ready; None if there is none."""
+        if not self._jobs:
             return None
+        job = self._jobs.pop(0)
         job.release()
         return job
 
     def close(self) -> None:
         """End the spare jobs."""
-        for job in self._ready + [self._newest] * (self._newest is not None):
+        for job in self._jobs:
             job.kill()
 
     def _drop(self, job):
         """Show why a spare job has ended, and start no more."""
-        self._size, self._ready, self._newest = 0, [other for other in self._ready if other is not job], None
+        self._size = 0
+        self._jobs.remove(job)
         job.output.release()
         note('the spare processes have ended with exit code %d before they were needed; there will be no others: a '
              'restart begins anew' % job.close())
@@ -326,9 +331,13 @@ def end_all(ranks: list[int]) -> None:
 
 
 def has_ended(process: int) -> bool:
-    """Return whether a process has ended, even if its parent does not know yet. Linux only."""
+    """Return whether a process has ended, with all of its threads, even if its parent does not know yet. Linux only.
+
+    Files stay locked until the last thread has ended, which may be later than the first one.
+    """
     try:
-        return Path('/proc/%d/stat' % process).read_bytes().rpartition(b')')[2].split()[0] in (b'Z', b'X')
+        state = Path('/proc/%d/stat' % process).read_bytes().rpartition(b')')[2].split()[0]
+        return state in (b'Z', b'X') and len(os.listdir('/proc/%d/task' % process)) < 2
     except (FileNotFoundError, ProcessLookupError):
         return True
 
