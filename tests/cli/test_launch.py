@@ -157,7 +157,8 @@ if [ -n "$MGPU_SPARE" ]; then
     echo spare >> "$0.runs"; echo "from the spare"; %s
     printf "%s" >&2; touch "$0.ready"; flock --shared "$MGPU_SPARE" cat "$MGPU_SPARE"; exit
 fi
-echo job >> "$0.runs"; printf "%s" >&2; while [ ! -e "$0.ready" ]; do sleep 0.05; done; sleep 0.2; exit 5
+echo job >> "$0.runs"; printf "%s" >&2; while [ ! -e "$0.ready" ]; do sleep 0.05; done; sleep 0.2
+echo "from the job"; exit 5
 '''
 
 
@@ -171,7 +172,7 @@ def test_a_spare_job_continues(fake_mpirun, script, capfd):
     spared(fake_mpirun / 'mpirun.does')
     assert main(['launch', '-n', '2', '--restarts', '1', '--spares', '1', script]) == 0
     out, err = capfd.readouterr()
-    assert out.endswith('from the spare\nneeded') and out.count('from the spare') == 1
+    assert out.endswith('from the spare\nneeded') and 'from the job\n-n 2 ' in out and out.count('from the spare') == 1
     assert 'note: the spare processes are ready, after ' in err and '\0' not in err
     assert re.search(r'exit code 5 after \d s: restart 1 of 1, by the spare processes', err)
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'job\nspare\n'

@@ -122,9 +122,14 @@ def wait(path):
     time.sleep(1000)
 
 
-def checkpoints(path, file, every, killed_at, rounds=3):
-    """Train until one rank ends the job by SIGKILL, once; a restarted job goes on from the checkpoint."""
+def checkpoints(path, file, every, killed_at, rounds=3, most=2):
+    """Train until one rank ends the job by SIGKILL, once; a restarted job goes on from the checkpoint.
+
+    It fails if it has more than `most` ranks, as if a device had been lost.
+    """
     mgpu.init('a->cpu;b->cpu')
+    if os.path.exists(path + '.killed') and mgpu.size() > int(most):
+        raise OSError('a device is lost')
     network = Network()
     done = network.step.checkpoint(file, int(every))
     for number, batch in enumerate(network.batches(int(rounds), done), done):
