@@ -188,7 +188,7 @@ def test_a_spare_job_that_fails_is_no_secret(fake_mpirun, script, capfd):
 
 
 def test_a_process_has_ended_when_its_last_thread_has():
-    """A spare rank found the checkpoint file locked by the killed one, of which a thread had not ended."""
+    """A spare rank found the checkpoint file locked: a thread of the killed rank had not ended."""
     code = 'import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); ' \
         'print(flush=True); ctypes.CDLL(None).pthread_exit(None)'
     with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as process:
@@ -202,7 +202,7 @@ def test_a_process_has_ended_when_its_last_thread_has():
 
 def test_a_job_without_checkpoints_has_no_spare(fake_mpirun, script, capfd):
     """The spare would train by itself."""
-    (fake_mpirun / 'mpirun.does').write_text('echo job >> "$0.runs"; printf "%s" >&2; sleep 0.2; exit 5'
+    (fake_mpirun / 'mpirun.does').write_text('echo "job$MGPU_SPARE" >> "$0.runs"; printf "%s" >&2; sleep 0.2; exit 5'
                                              % shell_report(mpi_environment.STEP))
     assert main(['launch', '-n', '2', '--restarts', '1', '--spares', '1', script]) == 5
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'job\njob\n'
