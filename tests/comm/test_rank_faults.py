@@ -86,6 +86,25 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
+BY_ITSELF = '''
+import os, sys, time
+import theano_mgpu as mgpu, numpy as np, theano.tensor as T
+mgpu.init('a->cpu')
+x = T.matrix('x')
+mgpu.function([x], x * 2, executor='serial')(np.ones((2, 2), 'float32'))
+if mgpu.rank() == 0:
+    time.sleep(2)
+    print('done')
+'''
+
+
+@pytest.mark.slow
+def test_a_rank_that_works_by_itself_may_end_earlier(tmp_path):
+    (tmp_path / 'script.py').write_text(BY_ITSELF)
+    done = launch(2, job=str(tmp_path / 'script.py'), options=['--restarts', '1'], flags=INTERPRETED)
+    assert done.stdout == 'done\n' and 'restart' not in done.stderr
+
+
 @pytest.mark.slow
 def test_a_killed_job_continues_with_fewer_processes(tmp_path):
     done = launch(2, 'checkpoints', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', 4, 11, 3, 1, flags=INTERPRETED,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from ..utils import mpi_environment, rank_process, spare
-from ..utils.mpi_environment import CHECKPOINT, END, READY, REPORTS, STEP
+from ..utils.mpi_environment import CHECKPOINT, END, READY, REPORTS, STEP, TOGETHER
 from .job_command import Start
 from .job_folders import job_folders, locked_folder
 from .launcher_output import JobOutput
@@ -139,7 +139,8 @@ class Job:
     def loses_a_rank(self, look: Callable[[Job], object], signals: Signals) -> bool:
         """Watch the ranks; return True once one has ended early and the others were killed, or False at the end.
 
-        mpirun gives the others two seconds to end by SIGTERM. But they cannot go on without the lost one.
+        mpirun gives the others two seconds to end by SIGTERM. But they cannot go on without the lost one, unless each
+        works by itself.
 
         Parameters
         ----------
@@ -152,7 +153,7 @@ class Job:
         while self.process.poll() is None and not signals.received:
             time.sleep(LOOK)
             look(self)
-            if self._is_watched and self.output.has(STEP):
+            if self._is_watched and self.output.has(TOGETHER, STEP):
                 ranks = ranks or ranks_of(self.process.pid)
                 if any(map(has_ended, ranks)):
                     time.sleep(LOOK)  # a report of rank 0 from before may be on its way, or a signal

@@ -41,7 +41,7 @@ _started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getp
 
 
 # What rank 0 reports to `theano-mgpu launch`, each once.
-STEP, CHECKPOINT, READY, END = REPORTS = 'step', 'checkpoint', 'ready', 'end'
+TOGETHER, STEP, CHECKPOINT, READY, END = REPORTS = 'together', 'step', 'checkpoint', 'ready', 'end'
 
 
 def report_of(what: str, environment: Mapping[str, str]) -> bytes:
@@ -50,8 +50,8 @@ def report_of(what: str, environment: Mapping[str, str]) -> bytes:
     Parameters
     ----------
     what : str
-        One of `REPORTS`: a step is done; checkpoints are kept; the spare processes have come as far as they can; all
-        ranks are at the end of the script.
+        One of `REPORTS`: the ranks exchange values; a step is done; checkpoints are kept; the spare processes have
+        come as far as they can; all ranks are at the end of the script.
     environment : dict of str to str
         It has the number of the job.
     """
