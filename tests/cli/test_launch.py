@@ -131,6 +131,15 @@ def test_a_job_that_never_gets_to_a_step_is_not_started_again_and_again(fake_mpi
     assert 'again before the first step was done: it is not started once more' in capfd.readouterr().err
 
 
+def test_a_kill_of_a_job_that_has_just_started_again_does_not_end_it(fake_mpirun, script, capfd):
+    """A second kill before the next step ended the job, whatever number of restarts was left."""
+    (fake_mpirun / 'mpirun.does').write_text('''
+        echo x >> "$0.runs"; case $(wc -l < "$0.runs") in 2) exit 5;; esac
+        printf "%s" >&2; [ $(wc -l < "$0.runs") -ge 3 ] || exit 5''' % shell_report(mpi_environment.STEP))
+    assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\nx\n' and 'restart 2 of 3' in capfd.readouterr().err
+
+
 def test_fewer_processes_and_all_again(fake_mpirun, script, capfd):
     """A job shrinks where it does not come to a step, and grows with the next restart."""
     (fake_mpirun / 'mpirun.does').write_text('''

@@ -10,8 +10,8 @@ With --sharded each rank feeds its own data; a script selects its part by mgpu.r
 mgpu.function, mgpu.training_function and Keras models; a plain Theano function is not divided then.
 With --restarts a script that ends with an error starts again. It resumes from its last checkpoint if it calls
 step.checkpoint(file, every=k), or fits with the callback theano_mgpu.keras.Checkpoint(file, every=k). It does not
-start again after SIGTERM, SIGINT, SIGHUP, SIGQUIT or SIGABRT, which end the job, nor if a restart failed before its
-first step. SIGUSR1 and SIGUSR2 are passed on to the processes.
+start again after SIGTERM, SIGINT, SIGHUP, SIGQUIT or SIGABRT, which end the job, nor if it failed twice in a row
+before its first step. SIGUSR1 and SIGUSR2 are passed on to the processes.
 With --spares 1 a second set of processes runs the script up to its first checkpoint, and waits there. After a failure
 it continues at once: imports, graphs and compiled code are there. It takes as much memory as the job.
 With --min M a job that fails before its first step, as without one of its GPUs, is tried with one process fewer, down

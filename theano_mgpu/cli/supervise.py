@@ -29,7 +29,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
                       fewer: Mapping[int, tuple[Start, dict[str, str]]] = {}) -> int:
     """Run a job until it succeeds, with at most `restarts` more attempts; return the last exit code.
 
-    It is not restarted after a signal to this process, nor if it has failed twice without a step in between.
+    It is not restarted after a signal to this process, nor if it has failed twice in a row before its first step.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
         def make(start=start, environment=environment, is_spare=False):
             return Job(start, {**environment, **seed}, program, lambda: signals.end(signal.SIGPIPE), is_spare)
         with contextlib.closing(Reserve(make, spares)) as reserve:
-            job, restart, untried = make(), 0, list(fewer)
+            job, restart, untried, was_stuck = make(), 0, list(fewer), bool(fewer)
             while True:
                 with signals.sent_on_to(job.process):
                     was_lost = restart < restarts and job.loses_a_rank(reserve.look, signals)
@@ -69,12 +69,12 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
                     note('%s, before the first step was done: it is tried with -n %d' % (event, ranks))
                     job = make(*fewer[ranks])
                     continue
-                if restart == restarts or not stepped and (restart or fewer):
+                if restart == restarts or not stepped and was_stuck:
                     if restart < restarts:
                         event += ', again before the first step was done: it is not started once more'
                     note(event)
                     return code
-                restart, untried = restart + 1, list(fewer)
+                restart, untried, was_stuck = restart + 1, list(fewer), not stepped or bool(fewer)
                 taken = reserve.take()
                 note('%s: restart %d of %d%s' % (event, restart, restarts, ', by the spare processes' if taken else ''))
                 if spares and not job.output.has(CHECKPOINT):
