@@ -22,7 +22,10 @@ from .runtime.state import training_state
 from .runtime.state.ledger import account_of, ledger_at
 from .runtime.state.lock import lock_checkpoint
 from .runtime.verification.self_checked import SelfChecked
+from .utils.mpi_environment import CHECKPOINT
 from .utils.progress import bar
+from .utils.rank_process import report
+from .utils.spare import wait_until_needed
 
 
 def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iterable[SharedVariable],
@@ -293,6 +296,7 @@ class TrainingFunction(SelfChecked):
         if every < 1:
             raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))
         before = 0
+        wait_until_needed()
         if on_rank_0(self.ranks, functools.partial(self._begin_checkpoints, path)):
             completed = functools.partial(training_state.completed_steps, path)
             before = completed(training_state.load(path, self.variables(), self.contexts, self.ranks, completed))
@@ -302,6 +306,7 @@ class TrainingFunction(SelfChecked):
         if self._account and before:
             self._account.steps = before
         self._completed, self._checkpoint = before, (path, every, allow_nan)
+        report(CHECKPOINT)
         return before
 
     def _begin_checkpoints(self, path):

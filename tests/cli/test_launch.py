@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
@@ -102,10 +103,15 @@ def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
     assert 'THEANO_FLAGS=floatX=float32' in out and out.rstrip().endswith("%s 'a b'" % script)
 
 
+def shell_report(what):
+    """Return a report of rank 0 as a format of printf, in a shell."""
+    return mpi_environment.report_of(what, {mpi_environment.QUIET: '$MGPU_QUIET'}).decode().replace('\0', r'\0')
+
+
 @pytest.mark.parametrize('stream', ['stdout', 'stderr'])
 def test_restarts(stream, fake_mpirun, script, capfd):
     """Open MPI 5.0.7 passes the stderr of ranks on to its stdout."""
-    report = mpi_environment.report_of_step({mpi_environment.QUIET: '$MGPU_QUIET'}).decode().replace('\0', r'\0')
+    report = shell_report(mpi_environment.STEP)
     runs = 'printf "%s" >&%d; echo x >> "$0.runs"; ' % (report, ['stdout', 'stderr'].index(stream) + 1)
     (fake_mpirun / 'mpirun.does').write_text(runs + '[ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
@@ -123,6 +129,93 @@ def test_a_job_that_never_gets_to_a_step_is_not_started_again_and_again(fake_mpi
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 5
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\n'
     assert 'again before the first step was done: it is not started once more' in capfd.readouterr().err
+
+
+def test_a_kill_of_a_job_that_has_just_started_again_does_not_end_it(fake_mpirun, script, capfd):
+    """A second kill before the next step ended the job, whatever number of restarts was left."""
+    (fake_mpirun / 'mpirun.does').write_text('''
+        echo x >> "$0.runs"; case $(wc -l < "$0.runs") in 2) exit 5;; esac
+        printf "%s" >&2; [ $(wc -l < "$0.runs") -ge 3 ] || exit 5''' % shell_report(mpi_environment.STEP))
+    assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\nx\n' and 'restart 2 of 3' in capfd.readouterr().err
+
+
+def test_fewer_processes_and_all_again(fake_mpirun, script, capfd):
+    """A job shrinks where it does not come to a step, and grows with the next restart."""
+    (fake_mpirun / 'mpirun.does').write_text('''
+        echo "$2" >> "$0.runs"; run=$(wc -l < "$0.runs")
+        case $run-$2 in 2-4|3-3|5-4) exit 1;; esac
+        printf "%s" >&2; [ $run -ge 6 ] || exit 5''' % shell_report(mpi_environment.STEP))
+    assert main(['launch', '--min', '2', '--max', '4', '--restarts', '2', script]) == 0
+    assert (fake_mpirun / 'mpirun.runs').read_text().split() == ['4', '4', '3', '2', '4', '3']
+    err = capfd.readouterr().err
+    assert re.search(r'exit code 1 after \d s, before the first step was done: it is tried with -n 2', err)
+    assert 'restart 2 of 2' in err
+
+
+def test_a_job_that_never_gets_to_a_step_is_tried_once_with_each_number(fake_mpirun, script, capfd):
+    (fake_mpirun / 'mpirun.does').write_text('echo "$2" >> "$0.runs"; exit 5')
+    assert main(['launch', '-n', '3', '--min', '1', '--restarts', '9', script]) == 5
+    assert (fake_mpirun / 'mpirun.runs').read_text().split() == ['3', '2', '1']
+    assert 'again before the first step was done: it is not started once more' in capfd.readouterr().err
+
+
+# An mpirun whose job keeps checkpoints, and ends with an error once a spare is ready; the spare waits, and prints.
+SPARED = '''
+if [ -n "$MGPU_SPARE" ]; then
+    echo spare >> "$0.runs"; echo "from the spare"; %s
+    printf "%s" >&2; touch "$0.ready"; flock --shared "$MGPU_SPARE" cat "$MGPU_SPARE"; exit
+fi
+echo job >> "$0.runs"; printf "%s" >&2; while [ ! -e "$0.ready" ]; do sleep 0.05; done; sleep 0.2
+echo "from the job"; exit 5
+'''
+
+
+def spared(does, extra='', first=mpi_environment.STEP):
+    return does.write_text(SPARED % (extra, shell_report(mpi_environment.READY),
+                                     shell_report(first) + shell_report(mpi_environment.CHECKPOINT)))
+
+
+def test_a_spare_job_continues(fake_mpirun, script, capfd):
+    """Its output is held back until it continues, and no further spare is started for the last attempt."""
+    spared(fake_mpirun / 'mpirun.does')
+    assert main(['launch', '-n', '2', '--restarts', '1', '--spares', '1', script]) == 0
+    out, err = capfd.readouterr()
+    assert out.endswith('from the spare\nneeded') and 'from the job\n-n 2 ' in out and out.count('from the spare') == 1
+    assert 'note: the spare processes are ready, after ' in err and '\0' not in err
+    assert re.search(r'exit code 5 after \d s: restart 1 of 1, by the spare processes', err)
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'job\nspare\n'
+
+
+def test_a_spare_job_that_fails_is_no_secret(fake_mpirun, script, capfd):
+    spared(fake_mpirun / 'mpirun.does', extra='touch "$0.ready"; exit 7')
+    assert main(['launch', '-n', '2', '--restarts', '1', '--spares', '1', script]) == 5
+    out, err = capfd.readouterr()
+    assert 'the spare processes have ended with exit code 7 before they were needed; there will be no others' in err
+    assert 'from the spare' in out and 'by the spare' not in err
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'job\nspare\njob\n'
+
+
+def test_a_process_has_ended_when_its_last_thread_has():
+    """A spare rank found the checkpoint file locked: a thread of the killed rank had not ended."""
+    code = 'import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); ' \
+        'print(flush=True); ctypes.CDLL(None).pthread_exit(None)'
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        while b') Z ' not in Path('/proc/%d/stat' % process.pid).read_bytes():
+            time.sleep(0.01)
+        assert not supervise.has_ended(process.pid)
+        supervise.end_all([process.pid])
+        assert supervise.has_ended(process.pid)
+
+
+def test_a_job_without_checkpoints_has_no_spare(fake_mpirun, script, capfd):
+    """The spare would train by itself."""
+    (fake_mpirun / 'mpirun.does').write_text('echo "job$MGPU_SPARE" >> "$0.runs"; printf "%s" >&2; sleep 0.2; exit 5'
+                                             % shell_report(mpi_environment.STEP))
+    assert main(['launch', '-n', '2', '--restarts', '1', '--spares', '1', script]) == 5
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'job\njob\n'
+    assert 'has no spare processes, since the script keeps no checkpoints' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -160,6 +253,11 @@ def test_a_signal_that_was_ignored_stays_so(fake_mpirun, script):
 @pytest.mark.parametrize('arguments,message', [
     (['-n', '2', 'nowhere.py'], 'there is no script nowhere.py'),
     (['-n', '2', '--restarts', '-1', __file__], '--restarts -1: give 0 or more'),
+    (['-n', '2', '--restarts', '1', '--spares', '-1', __file__], '--spares -1: give 0 or more'),
+    (['-n', '2', '--spares', '1', __file__], '--spares 1 is for restarts, and there are none: give --restarts R, too'),
+    (['-n', '2', '--min', '1', __file__], '--min 1 is for restarts, and there are none: give --restarts R, too'),
+    (['-n', '2', '--min', '3', '--restarts', '1', __file__], '--min 3 is more than the number of processes, 2'),
+    (['-n', '2', '--min', '1', '--restarts', '1', '--hosts', 'a,b', __file__], '--min 1 is for processes of one host'),
     (['-n', '2', '--hosts', 'a,b,c', __file__], 'room for 2 processes|each host runs at least one'),
     (['-n', '3', '--hosts', 'a:1,b:1', __file__], 'has room for 2 processes, but -n asks for 3'),
     (['-n', '2', '--hosts', 'a,a', __file__], 'name each host once'),
@@ -204,12 +302,14 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
 
 
 def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
-    report = mpi_environment.report_of_step({mpi_environment.QUIET: '7'})
-    printed = b'progress 10%%\r%sprogress 20%%\r\0end\0' % report
-    assert list(in_parts(lambda: RankOutput(report), printed)) == [printed.replace(report, b'')] * 3
-    errors = RankOutput(report)
-    assert errors.passed(report[:9]) == b'' and errors.tail and not errors.stepped
-    assert errors.passed(report[9:] + b'text\0') == b'text' and errors.stepped and errors.rest() == b'\0'
+    reports = {what: mpi_environment.report_of(what, {mpi_environment.QUIET: '7'}) for what in mpi_environment.REPORTS}
+    step, end = reports['step'], reports['end']
+    printed = b'progress 10%%\r%sprogress%s 20%%\r\0end\0' % (step, end)
+    without = printed.replace(step, b'').replace(end, b'')
+    assert list(in_parts(lambda: RankOutput(reports), printed)) == [without] * 3
+    errors = RankOutput(reports)
+    assert errors.passed(step[:9]) == b'' and errors.tail and not errors.received
+    assert errors.passed(step[9:] + b'text\0') == b'text' and errors.received == {'step'} and errors.rest() == b'\0'
 
 
 @pytest.fixture

@@ -77,12 +77,64 @@ def test_a_stopped_rank_ends_the_job(where, message, tmp_path):
 def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
     done = launch(2, 'checkpoints', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', 4, 11, options=['--restarts', '3'],
                   flags=INTERPRETED)
-    assert 'exit code 137' in done.stderr and 'restart 1 of 3' in done.stderr and 'restart 2' not in done.stderr
+    assert 'a rank has ended early' in done.stderr and 'signal 9' in done.stderr
+    assert 'restart 1 of 3' in done.stderr and 'restart 2' not in done.stderr
     *ours, done_before = arrays(tmp_path / 'ranks.npz')
     assert done_before == 8
     alone('checkpoints', tmp_path / 'whole.npz', tmp_path / 'whole.ckpt.npz', 100, -1, flags=INTERPRETED)
     for a, b in zip(ours, arrays(tmp_path / 'whole.npz')):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+BY_ITSELF = '''
+import os, sys, time
+import theano_mgpu as mgpu, numpy as np, theano.tensor as T
+mgpu.init('a->cpu')
+x = T.matrix('x')
+mgpu.function([x], x * 2, executor='serial')(np.ones((2, 2), 'float32'))
+if mgpu.rank() == 0:
+    time.sleep(2)
+    print('done')
+'''
+
+
+@pytest.mark.slow
+def test_a_rank_that_works_by_itself_may_end_earlier(tmp_path):
+    (tmp_path / 'script.py').write_text(BY_ITSELF)
+    done = launch(2, job=str(tmp_path / 'script.py'), options=['--restarts', '1'], flags=INTERPRETED)
+    assert done.stdout == 'done\n' and 'restart' not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_job_continues_with_fewer_processes(tmp_path):
+    done = launch(2, 'checkpoints', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', 4, 11, 3, 1, flags=INTERPRETED,
+                  options=['--restarts', '1', '--min', '1'])
+    assert 'a device is lost' in done.stderr and 'it is tried with -n 1' in done.stderr
+    *ours, done_before = arrays(tmp_path / 'ranks.npz')
+    assert done_before == 8
+    alone('checkpoints', tmp_path / 'whole.npz', tmp_path / 'whole.ckpt.npz', 100, -1, flags=INTERPRETED)
+    for a, b in zip(ours, arrays(tmp_path / 'whole.npz')):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_spare_processes_continue_after_a_kill(tmp_path):
+    """They have imported and compiled all before the kill, and the state is the same to the bit as without it."""
+    path, whole = tmp_path / 'killed.npz', tmp_path / 'whole.npz'
+    command = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', '--restarts', '1', '--spares', '1', JOBS,
+               'killed_while_it_waits', path, tmp_path / 'a.npz']
+    with subprocess.Popen(list(map(str, command)), env=dict(os.environ, THEANO_FLAGS=INTERPRETED), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+        lines = iter(job.stderr.readline, '')
+        assert any('the spare processes are ready' in line for line in lines)
+        os.kill(int((tmp_path / 'killed.npz.1').read_text()), signal.SIGKILL)
+        killed = time.monotonic()
+        assert any('others were ended' in line and 'restart 1 of 1, by the spare processes' in line for line in lines)
+        assert time.monotonic() - killed < 1  # mpirun itself takes two seconds
+        out, errors = job.communicate(timeout=60)
+    assert job.returncode == 0 and out == 'begins\n' * 2 and 'signal 9' in errors, errors
+    launch(2, 'killed_while_it_waits', whole, tmp_path / 'b.npz', flags=INTERPRETED)
+    (*ours, done), (*theirs, none) = arrays(path), arrays(whole)
+    assert (done, none) == (4, 0) and all(map(np.array_equal, ours, theirs))
 
 
 @pytest.mark.slow

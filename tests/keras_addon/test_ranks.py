@@ -57,12 +57,14 @@ def test_fit_is_that_of_one_process(update_on, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('update_on', ['auto', 'sharded'])
-def test_a_killed_fit_goes_on_from_its_last_checkpoint(update_on, tmp_path):
+@pytest.mark.parametrize('update_on,spares', [('auto', 0), ('sharded', 0), ('auto', 1)])
+def test_a_killed_fit_goes_on_from_its_last_checkpoint(update_on, spares, tmp_path):
     """Weights, optimizer state, order of samples, history and log are the same as without a kill."""
     killed, whole = str(tmp_path / 'killed'), str(tmp_path / 'whole')
-    done = launch(2, 'checkpoint', killed, tmp_path / 'a.npz', 17, options=['--restarts', '2'], job=JOBS,
+    done = launch(2, 'checkpoint', killed, tmp_path / 'a.npz', 17, spares, job=JOBS,
+                  options=['--restarts', '2', '--spares', str(spares)],
                   flags='floatX=float32,mgpu.update_on=' + update_on)
+    assert ('by the spare processes' in done.stderr) == bool(spares)
     assert 'restart 1 of 2' in done.stderr and 'restart 2' not in done.stderr
     launch(1, 'checkpoint', whole, tmp_path / 'b.npz', -1, job=JOBS)
     (*ours, computed), (*theirs, all_) = arrays(killed + '.0.npz'), arrays(whole + '.0.npz')

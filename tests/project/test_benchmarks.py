@@ -51,6 +51,13 @@ TWO = 'contexts=a->cpu;b->cpu'
 
 
 @pytest.mark.slow
+@pytest.mark.mpi
+def test_recovery():
+    text = run('recovery.py', '--models', 'tiny', '--kills', '1', '--steps', '100', '--pause', '0.3', '--spares', '1')
+    assert 'the final state is the same to the bit' in text and 'imported 0.00, built 0.00' in text
+
+
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_keras_autoencoder_draws(tmp_path):
     path = str(tmp_path / 'digits.png')

@@ -1,4 +1,5 @@
 """Entry point of the MPI jobs of the Keras add-on's tests: ``python keras_rank_jobs.py JOB ARGUMENTS``."""
+import glob
 import json
 import os
 import random
@@ -170,14 +171,20 @@ class Pieces(keras.utils.Sequence):
         return X[i * 9:i * 9 + 9], Y[i * 9:i * 9 + 9]
 
 
-def checkpoint(path, file, killed_at):
-    """Train with checkpoints; a kill ends the job once."""
+def checkpoint(path, file, killed_at, spares=0):
+    """Train with checkpoints; a kill ends the job once, after spare processes have begun if there are any."""
     mgpu.init('a->cpu;b->cpu')
     model, seen = parallel(), []
+    open('%s.begun%d' % (path, os.getpid()), 'w').close()
 
     def kill(batch, logs):
         seen.append(batch)
         if len(seen) == int(killed_at) and not os.path.exists(path + '.killed') and mgpu.rank() == mgpu.size() - 1:
+            while len(glob.glob(path + '.begun*')) < mgpu.size() * (1 + int(spares)):
+                time.sleep(0.1)
+            time.sleep(3 * int(spares))
+            with open(path + '.csv') as log:
+                assert len(log.readlines()) == 3  # spare processes leave it alone
             open(path + '.killed', 'w').close()
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -123,15 +123,35 @@ def wait(path):
     time.sleep(1000)
 
 
-def checkpoints(path, file, every, killed_at, rounds=3):
-    """Train until one rank ends the job by SIGKILL, once; a restarted job goes on from the checkpoint."""
+def checkpoints(path, file, every, killed_at, rounds=3, most=2):
+    """Train until one rank ends the job by SIGKILL, once; a restarted job goes on from the checkpoint.
+
+    It fails if it has more than `most` ranks, as if a device had been lost.
+    """
     mgpu.init('a->cpu;b->cpu')
+    if os.path.exists(path + '.killed') and mgpu.size() > int(most):
+        raise OSError('a device is lost')
     network = Network()
     done = network.step.checkpoint(file, int(every))
     for number, batch in enumerate(network.batches(int(rounds), done), done):
         if number == int(killed_at) and not os.path.exists(path + '.killed') and mgpu.rank() == mgpu.size() - 1:
             open(path + '.killed', 'w').close()
             os.kill(os.getpid(), signal.SIGKILL)
+        network.step(*batch)
+    write(path, network.values() + [np.array(done)])
+
+
+def killed_while_it_waits(path, file):
+    """Train with checkpoints; in the sixth step, a job that has begun anew waits to be killed."""
+    mgpu.init('a->cpu')
+    print('begins')
+    network = Network()
+    done = network.step.checkpoint(file, 2)
+    for number, batch in enumerate(network.batches(2, done), done):
+        if number == 5 and done == 0 and path.endswith('killed.npz'):
+            with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
+                f.write('%d\n' % os.getpid())
+            time.sleep(1000)
         network.step(*batch)
     write(path, network.values() + [np.array(done)])
 

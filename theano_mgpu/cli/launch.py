@@ -10,8 +10,12 @@ With --sharded each rank feeds its own data; a script selects its part by mgpu.r
 mgpu.function, mgpu.training_function and Keras models; a plain Theano function is not divided then.
 With --restarts a script that ends with an error starts again. It resumes from its last checkpoint if it calls
 step.checkpoint(file, every=k), or fits with the callback theano_mgpu.keras.Checkpoint(file, every=k). It does not
-start again after SIGTERM, SIGINT, SIGHUP, SIGQUIT or SIGABRT, which end the job, nor if a restart failed before its
-first step. SIGUSR1 and SIGUSR2 are passed on to the processes.
+start again after SIGTERM, SIGINT, SIGHUP, SIGQUIT or SIGABRT, which end the job, nor if it failed twice in a row
+before its first step. SIGUSR1 and SIGUSR2 are passed on to the processes.
+With --spares 1 a second set of processes runs the script up to its first checkpoint, and waits there. After a failure
+it continues at once: imports, graphs and compiled code are there. It takes as much memory as the job.
+With --min M a job that fails before its first step, as without one of its GPUs, is tried with one process fewer, down
+to M. These divide the batches anew, and continue from the checkpoint. After a later failure all are tried again.
 
 In an allocation of Slurm, PBS or LSF, and in a Kubernetes MPIJob, the processes run on its hosts, and -n is its
 number of tasks by default. They are started by srun in Slurm if it and mpi4py's MPI can talk, else by mpirun through
@@ -27,6 +31,8 @@ examples:
   theano-mgpu launch -n 8 --hosts node1,node2 train.py
   theano-mgpu launch -n 4 --gpus-per-process 2 train.py
   theano-mgpu launch -n 2 --restarts 3 train.py
+  theano-mgpu launch -n 2 --restarts 3 --spares 1 train.py
+  theano-mgpu launch --min 1 --max 4 --restarts 3 train.py
   sbatch --nodes 2 --ntasks-per-node 4 --wrap "theano-mgpu launch train.py"
   theano-mgpu launch --dry-run train.py           print the command, which begins with srun or mpirun
 """
@@ -44,7 +50,7 @@ from ..utils import mpi_environment
 from . import run as run_command
 from .config import devices, positive
 from .job_command import CARRIED, COMMAND, choose_start, rank_environment
-from .output import help_of
+from .output import help_of, note
 from .program import add_ledger, add_program, check_program
 from .supervise import run_with_restarts
 
@@ -55,8 +61,10 @@ def add_parser(sub: Any) -> None:
                             usage='theano-mgpu launch [-n N] [options] SCRIPT|-m MODULE [ARGS]',
                             description='Run a Python script as several processes that train one model.',
                             **help_of(__doc__))
-    parser.add_argument('-n', '--ranks', type=devices, metavar='N',
+    parser.add_argument('-n', '--ranks', '--max', type=devices, metavar='N',
                         help='number of processes (in an allocation by default its number of tasks)')
+    parser.add_argument('--min', type=devices, metavar='M', help='fewest processes, for restarts: where a job fails '
+                        'before its first step, it is tried with one process fewer (default: N)')
     parser.add_argument('--hosts', metavar='A,B', help='hosts to divide them among, in equal parts, or as in A:3,B:1 '
                         '(default: this host; in an allocation its hosts, always)')
     parser.add_argument('--gpus-per-process', type=devices, metavar='K',
@@ -67,6 +75,8 @@ def add_parser(sub: Any) -> None:
                         'in a step before that is an error (default: %s)' % config.OWN_FLAGS['mgpu.timeout'][0])
     parser.add_argument('--restarts', type=int, default=0, metavar='R',
                         help='how many times to start again after an error (default: %(default)s)')
+    parser.add_argument('--spares', type=int, default=0, metavar='S', help='how many sets of processes to keep ready '
+                        'for a restart, each of which takes as much memory as the job (default: %(default)s)')
     add_ledger(parser)
     parser.add_argument('--dry-run', action='store_true', help='print the command without running it')
     add_program(parser, 'a Python script; or the word run, then the arguments of "theano-mgpu run"')
@@ -78,8 +88,7 @@ def run(args: argparse.Namespace) -> int:
     program = program_of(args)
     for name in config.OWN_FLAGS:  # an error of one is said once, not by each process
         config.own_flag(name)
-    if args.restarts < 0:
-        raise MgpuError('--restarts %d: give 0 or more' % args.restarts)
+    check_restarts(args)
     launcher, size = mpi_environment.launcher(), mpi_environment.size()
     if launcher and size > 1:
         raise MgpuError('this is one of %d processes that %s has started, and launch starts processes itself. Call it '
@@ -94,7 +103,30 @@ def run(args: argparse.Namespace) -> int:
                      if name in CARRIED or os.environ.get(name) != value]
         print(shlex.join(['env', *variables, *start.command(environment, program)]))
         return 0
-    return run_with_restarts(start, environment, program, args.restarts)
+    if args.spares and not (start.by_mpirun and start.on_this_host):
+        note('--spares is for processes that mpirun starts on this host: this job has none, and restarts anew')
+        args.spares = 0
+    fewer = {}
+    for ranks in range(args.ranks - 1, args.min - 1, -1) if args.min else ():
+        smaller = choose_start(ranks, None, None)
+        fewer[ranks] = smaller, rank_environment(smaller.threads, settings)
+    return run_with_restarts(start, environment, program, args.restarts, args.spares, fewer)
+
+
+def check_restarts(args: argparse.Namespace) -> None:
+    """Raise an MgpuError for bad values of the options about restarts."""
+    for name in ('restarts', 'spares'):
+        if getattr(args, name) < 0:
+            raise MgpuError('--%s %d: give 0 or more' % (name, getattr(args, name)))
+    for name in ('spares', 'min'):
+        if getattr(args, name) and not args.restarts:
+            raise MgpuError('--%s %d is for restarts, and there are none: give --restarts R, too'
+                            % (name, getattr(args, name)))
+    if args.min and (args.hosts or args.ranks is None or allocation() is not None):
+        raise MgpuError('--min %d is for processes of one host, outside of a scheduler, whose number -n N or --max N '
+                        'gives' % args.min)
+    if args.min and args.min > args.ranks:
+        raise MgpuError('--min %d is more than the number of processes, %d: give at most that' % (args.min, args.ranks))
 
 
 def program_of(args: argparse.Namespace) -> list[str]:

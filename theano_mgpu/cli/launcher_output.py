@@ -12,7 +12,7 @@ import select
 import sys
 import termios
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from ..errors import MgpuError
 
@@ -51,39 +51,41 @@ class Output:
 
 
 class RankOutput(Output):
-    """The stdout or stderr of a job, without the report of rank 0 that a step is done.
+    """The stdout or stderr of a job, without the reports of rank 0.
 
-    Rank 0 writes the report to its stderr, which Open MPI 5.0.7 passes on to the stdout of mpirun. Only bytes that
-    may be the beginning of the report are held back.
+    Rank 0 writes its reports to stderr, which Open MPI 5.0.7 passes on to the stdout of mpirun. Only bytes that may be
+    the beginning of a report are held back.
 
     Parameters
     ----------
-    report : bytes
+    reports : dict of str to bytes
+        The bytes of each report, by its name.
 
     Attributes
     ----------
-    stepped : bool
-        Whether rank 0 has reported a step.
+    received : set of str
+        The reports that have come.
 
     Examples
     --------
-    >>> output = RankOutput(b'<done>')
-    >>> output.passed(b'one<do') + output.passed(b'ne>two'), output.stepped
-    (b'onetwo', True)
+    >>> output = RankOutput({'step': b'<done>'})
+    >>> output.passed(b'one<do') + output.passed(b'ne>two'), output.received
+    (b'onetwo', {'step'})
     """
 
-    def __init__(self, report: bytes) -> None:
+    def __init__(self, reports: Mapping[str, bytes]) -> None:
         super().__init__()
-        self.stepped = False
-        self._report = report
+        self.received: set[str] = set()
+        self._reports = reports
 
     def passed(self, data: bytes) -> bytes:
         data = self.rest() + data
-        if self._report in data:
-            self.stepped = True
-            data = data.replace(self._report, b'')
-        start = data.rfind(self._report[:1])
-        if start >= 0 and self._report.startswith(data[start:]):
+        for name, report in self._reports.items():
+            if report in data:
+                self.received.add(name)
+                data = data.replace(report, b'')
+        start = max(data.rfind(report[:1]) for report in self._reports.values())
+        if start >= 0 and any(report.startswith(data[start:]) for report in self._reports.values()):
             data, self.tail = data[:start], data[start:]
         return data
 
@@ -136,10 +138,12 @@ class JobOutput:
 
     Parameters
     ----------
-    report : bytes
-        By which rank 0 reports a step; see `RankOutput`.
+    reports : dict of str to bytes
+        Of rank 0; see `RankOutput`.
     by_mpirun : bool
         Whether the launcher is mpirun.
+    held : bool
+        Whether to keep all output back until `release` is called.
     failed : callable
         Called if stdout or stderr cannot be written any more, such as a pipe whose reader has ended.
 
@@ -151,9 +155,12 @@ class JobOutput:
         Descriptors to pass on to the launcher.
     """
 
-    def __init__(self, report: bytes, by_mpirun: bool, failed: Callable[[], object]) -> None:
-        self._outputs = {STDOUT: RankOutput(report), STDERR: RankOutput(report)}
+    def __init__(self, reports: Mapping[str, bytes], by_mpirun: bool, held: bool,
+                 failed: Callable[[], object]) -> None:
+        self._outputs = {STDOUT: RankOutput(reports), STDERR: RankOutput(reports)}
         self._messages = OwnMessages()
+        self._held: dict[int, list[bytes]] = {STDOUT: [], STDERR: []} if held else {}
+        self._locks = {STDOUT: threading.Lock(), STDERR: threading.Lock()}
         self._failed, self._is_silent = failed, True
         self._failures: list[OSError] = []
         self._threads: list[threading.Thread] = []
@@ -164,10 +171,24 @@ class JobOutput:
             self._of_messages, descriptor = os.pipe()
             self.environment, self.descriptors = {OWN_DESCRIPTOR: str(descriptor)}, [descriptor]
 
-    @property
-    def stepped(self) -> bool:
-        """Return whether rank 0 has reported a step."""
-        return any(output.stepped for output in self._outputs.values())
+    def has(self, *reports: str) -> bool:
+        """Return whether rank 0 has made all these reports."""
+        return self._outputs[STDOUT].received | self._outputs[STDERR].received >= set(reports)
+
+    def release(self) -> None:
+        """Write the output that was held back, and from now on all at once."""
+        for target in list(self._held):
+            self._start(self._release, target)
+
+    def _release(self, target):
+        with self._locks[target]:
+            for data in self._held.pop(target):
+                self._write_now(target, data)
+
+    def _start(self, act, *arguments):
+        thread = threading.Thread(target=act, args=arguments, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def copy(self, process: Any) -> None:
         """Start to copy the output of the launcher, a Popen with pipes."""
@@ -179,9 +200,7 @@ class JobOutput:
             os.close(self.descriptors[0])  # the launcher has it
             sources.append((self._of_messages, STDERR, self._messages))
         for source in sources:
-            thread = threading.Thread(target=self._copy, args=source, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self._start(self._copy, *source)
 
     def finish(self, status: int, seconds: float | None = None) -> None:
         """Wait until all is written that the launcher printed.
@@ -232,6 +251,13 @@ class JobOutput:
         self._write(target, output.rest())
 
     def _write(self, target, data):
+        with self._locks[target]:
+            if target in self._held:
+                self._held[target].append(data)
+            else:
+                self._write_now(target, data)
+
+    def _write_now(self, target, data):
         if data and target == STDERR:
             self._is_silent = False
         try:

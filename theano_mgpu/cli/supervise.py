@@ -2,29 +2,34 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import secrets
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
-from ..utils import mpi_environment, rank_process
+from ..utils import mpi_environment, rank_process, spare
+from ..utils.mpi_environment import CHECKPOINT, END, READY, REPORTS, STEP, TOGETHER
 from .job_command import Start
-from .job_folders import job_folders
+from .job_folders import job_folders, locked_folder
 from .launcher_output import JobOutput
 from .output import note
 
 GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
+LOOK = 0.02  # seconds from one look at the processes of a job to the next
 
 
-def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int) -> int:
+def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int, spares: int = 0,
+                      fewer: Mapping[int, tuple[Start, dict[str, str]]] = {}) -> int:
     """Run a job until it succeeds, with at most `restarts` more attempts; return the last exit code.
 
-    It is not restarted after a signal to this process, nor if it has failed twice without a step in between.
+    It is not restarted after a signal to this process, nor if it has failed twice in a row before its first step.
 
     Parameters
     ----------
@@ -33,51 +38,217 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
     program : list of str
         Python's arguments in each rank.
     restarts : int
+    spares : int
+        Number of jobs that are kept ready to continue from the last checkpoint.
+    fewer : dict of int to (Start, dict of str to str)
+        Starts and environments with fewer processes, by their number, the highest one first. They are tried where a
+        job has failed before its first step. A restart after a step has all processes again.
     """
-    environment = {**environment, mpi_environment.SEED: str(int.from_bytes(os.urandom(4), 'big'))}
+    seed = {mpi_environment.SEED: str(int.from_bytes(os.urandom(4), 'big'))}
     with Signals() as signals:
-        for restart in range(restarts + 1):
-            began = time.monotonic()
-            code, stepped = run_once(start, environment, program, signals)
-            if code == 0 or signals.received:
-                return code
-            is_hopeless, next_step = restart and not stepped, ''
-            if restart < restarts:
-                next_step = (', again before the first step was done: it is not started once more' if is_hopeless
-                             else ': restart %d of %d' % (restart + 1, restarts))
-            note('the job ended with exit code %d after %.0f s%s' % (code, time.monotonic() - began, next_step))
-            if is_hopeless:
-                break
-    return code
+        def make(start=start, environment=environment, is_spare=False):
+            return Job(start, {**environment, **seed}, program, lambda: signals.end(signal.SIGPIPE), is_spare)
+        with contextlib.closing(Reserve(make, spares)) as reserve:
+            job, restart, untried, was_stuck = make(), 0, list(fewer), bool(fewer)
+            while True:
+                with signals.sent_on_to(job.process):
+                    was_lost = restart < restarts and job.loses_a_rank(reserve.look, signals)
+                    if not was_lost:
+                        job.process.wait()
+                if was_lost:
+                    threading.Thread(target=job.close).start()  # mpirun needs two seconds, and then names the signal
+                    event = 'a rank has ended early, and the others were ended, after %.0f s' % job.seconds
+                else:
+                    code = job.close(signals)
+                    if code == 0 or signals.received:
+                        return code
+                    event = 'the job ended with exit code %d after %.0f s' % (code, job.seconds)
+                stepped = job.output.has(STEP)
+                if not stepped and untried:
+                    ranks = untried.pop(0)
+                    note('%s, before the first step was done: it is tried with -n %d' % (event, ranks))
+                    job = make(*fewer[ranks])
+                    continue
+                if restart == restarts or not stepped and was_stuck:
+                    if restart < restarts:
+                        event += ', again before the first step was done: it is not started once more'
+                    note(event)
+                    return code
+                restart, untried, was_stuck = restart + 1, list(fewer), not stepped or bool(fewer)
+                taken = reserve.take()
+                note('%s: restart %d of %d%s' % (event, restart, restarts, ', by the spare processes' if taken else ''))
+                if spares and not job.output.has(CHECKPOINT):
+                    note('it has no spare processes, since the script keeps no checkpoints: see step.checkpoint and '
+                         'theano_mgpu.keras.Checkpoint')
+                job = taken or make()
 
 
-def run_once(start: Start, environment: dict[str, str], program: list[str], signals: Signals) -> tuple[int, bool]:
-    """Run a job; return its exit code, and whether a step was done.
+class Job:
+    """A run of mpirun or srun, with the ranks, their output and their folders.
 
-    Raises
-    ------
-    OutputError
-        If its output cannot be written, as on a full disk. Where only the reader of a pipe has ended, as `head` does,
-        the job ends as by SIGPIPE.
+    Parameters
+    ----------
+    start : Start
+    environment : dict of str to str
+    program : list of str
+    failed : callable
+        Called if the output cannot be written any more.
+    is_spare : bool
+        Whether the ranks wait, at their first checkpoint, until `release` is called.
+
+    Attributes
+    ----------
+    process : subprocess.Popen
+    output : JobOutput
+    is_ready : bool
+        Whether the user was told that the spare ranks wait.
     """
-    # On other hosts the folders would have to be there, too.
-    folders = job_folders(environment) if start.on_this_host else contextlib.nullcontext((dict(environment), []))
-    with folders as (environment, locks):
-        # A number that no script prints by chance: the report of rank 0 is taken out of the output.
-        environment[mpi_environment.QUIET] = secrets.token_hex(8)
-        output = JobOutput(mpi_environment.report_of_step(environment), start.by_mpirun,
-                           lambda: signals.end(signal.SIGPIPE))
-        process = subprocess.Popen(
-            start.command(environment, program), env=dict(environment, **output.environment), stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, pass_fds=locks + output.descriptors,
-            preexec_fn=functools.partial(rank_process.end_with, os.getpid(), signal.SIGTERM))
-        with process:
-            with signals.sent_on_to(process):
-                output.copy(process)
-                status = process.wait()
-            output.finish(status, GRACE if signals.received else None)
-    ended_by = signals.received or -status
-    return 128 + ended_by if ended_by > 0 else status, output.stepped
+
+    def __init__(self, start: Start, environment: dict[str, str], program: list[str], failed: Callable[[], object],
+                 is_spare: bool = False) -> None:
+        self._is_watched = start.by_mpirun and start.on_this_host
+        self._began, self.is_ready = time.monotonic(), False
+        self._gate: Any = None
+        with contextlib.ExitStack() as folders:
+            environment = dict(environment)
+            locks: list[int] = []
+            if start.on_this_host:  # on other hosts the folders would have to be there, too
+                environment, locks = folders.enter_context(job_folders(environment))
+            if is_spare:
+                folder, _ = folders.enter_context(locked_folder(tempfile.gettempdir()))
+                environment[mpi_environment.SPARE] = os.path.join(folder, 'spare')
+                self._gate = folders.enter_context(open(environment[mpi_environment.SPARE], 'wb', buffering=0))
+                fcntl.flock(self._gate, fcntl.LOCK_EX)
+            # A number that no script prints by chance: the reports of rank 0 are taken out of the output.
+            environment[mpi_environment.QUIET] = secrets.token_hex(8)
+            self.output = JobOutput({what: mpi_environment.report_of(what, environment) for what in REPORTS},
+                                    start.by_mpirun, is_spare, failed)
+            self.process = subprocess.Popen(
+                start.command(environment, program), env=dict(environment, **self.output.environment),
+                stdin=subprocess.DEVNULL if is_spare else None, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                pass_fds=locks + self.output.descriptors,
+                preexec_fn=functools.partial(rank_process.end_with, os.getpid(), signal.SIGTERM))
+            self._folders = folders.pop_all()
+        self.output.copy(self.process)
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since it was started, or released."""
+        return time.monotonic() - self._began
+
+    def loses_a_rank(self, look: Callable[[Job], object], signals: Signals) -> bool:
+        """Watch the ranks; return True once one has ended early and the others were killed, or False at the end.
+
+        mpirun gives the others two seconds to end by SIGTERM. But they cannot go on without the lost one, unless each
+        works by itself.
+
+        Parameters
+        ----------
+        look : callable
+            Called with this Job now and then.
+        signals : Signals
+            A signal ends the watch, since it may end the ranks.
+        """
+        ranks: list[int] = []
+        while self.process.poll() is None and not signals.received:
+            time.sleep(LOOK)
+            look(self)
+            if self._is_watched and self.output.has(TOGETHER, STEP):
+                ranks = ranks or ranks_of(self.process.pid)
+                if any(map(has_ended, ranks)):
+                    time.sleep(LOOK)  # a report of rank 0 from before may be on its way, or a signal
+                    if not self.output.has(END) and not signals.received:
+                        end_all(ranks)
+                        return True
+        return False
+
+    def release(self) -> None:
+        """Let the ranks of a spare job continue, in place of those that have ended."""
+        self._began = time.monotonic()
+        self._gate.write(spare.NEEDED)
+        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        self.output.release()
+
+    def kill(self) -> None:
+        """End it at once."""
+        ranks = ranks_of(self.process.pid)
+        self.process.kill()
+        end_all(ranks)
+        self.close()
+
+    def close(self, signals: Signals | None = None) -> int:
+        """Wait for its end, and remove its folders; return its exit code.
+
+        Parameters
+        ----------
+        signals : Signals, optional
+            One of them may have ended the job.
+
+        Raises
+        ------
+        OutputError
+            If its output cannot be written, as on a full disk. Where only the reader of a pipe has ended, as `head`
+            does, the job ends as by SIGPIPE.
+        """
+        with self._folders, self.process:
+            status = self.process.wait()
+            received = signals.received if signals else 0
+            self.output.finish(status, GRACE if received else None)
+        ended_by = received or -status
+        return 128 + ended_by if ended_by > 0 else status
+
+
+class Reserve:
+    """The spare jobs: each has run the script up to its first checkpoint, or is about to.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(is_spare=True)`` returns a Job.
+    size : int
+        Number of jobs that are kept ready.
+    """
+
+    def __init__(self, make: Callable[..., Job], size: int) -> None:
+        self._make, self._size = make, size
+        self._jobs: list[Job] = []  # the oldest first
+
+    def look(self, job: Job) -> None:
+        """Start a spare job if there are too few, once a running one keeps checkpoints; one after the other."""
+        for each in self._jobs[:]:
+            if each.process.poll() is not None:
+                self._drop(each)
+            elif not each.is_ready and each.output.has(READY):
+                each.is_ready = True
+                note('the spare processes are ready, after %.0f s' % each.seconds)
+        if len(self._jobs) < self._size and all(each.is_ready for each in self._jobs) \
+                and job.output.has(STEP, CHECKPOINT):
+            try:
+                self._jobs.append(self._make(is_spare=True))
+            except OSError as error:  # such as for lack of memory: the job itself goes on
+                self._size = 0
+                note('spare processes cannot be started: %s; a restart begins anew' % error)
+
+    def take(self) -> Job | None:
+        """Return a spare job, which continues from now on, or as soon as it is ready; None if there is none."""
+        if not self._jobs:
+            return None
+        job = self._jobs.pop(0)
+        job.release()
+        return job
+
+    def close(self) -> None:
+        """End the spare jobs."""
+        for job in self._jobs:
+            job.kill()
+
+    def _drop(self, job):
+        """Show why a spare job has ended, and start no more."""
+        self._size = 0
+        self._jobs.remove(job)
+        job.output.release()
+        note('the spare processes have ended with exit code %d before they were needed; there will be no others: a '
+             'restart begins anew' % job.close())
 
 
 class Signals:
@@ -149,6 +320,27 @@ class Signals:
             timer = threading.Timer(GRACE, process.terminate)
             timer.daemon = True
             timer.start()
+
+
+def end_all(ranks: list[int]) -> None:
+    """End processes by SIGKILL, and wait until none of them has a file or a device open."""
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+    while not all(map(has_ended, ranks)):
+        time.sleep(LOOK / 10)
+
+
+def has_ended(process: int) -> bool:
+    """Return whether a process has ended, with all of its threads, even if its parent does not know yet. Linux only.
+
+    Files stay locked until the last thread has ended, which may be later than the first one.
+    """
+    try:
+        state = Path('/proc/%d/stat' % process).read_bytes().rpartition(b')')[2].split()[0]
+        return state in (b'Z', b'X') and len(os.listdir('/proc/%d/task' % process)) < 2
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def ranks_of(mpirun: int) -> list[int]:

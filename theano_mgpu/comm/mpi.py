@@ -33,7 +33,9 @@ LONGEST = 1 << 30  # bytes in one message: MPI counts up to 2**31
 def mpi_communicator() -> MpiCommunicator:
     """Return the communicator of all processes of this job; the same object for every function."""
     rank_process.note_joined()
-    return MpiCommunicator(import_mpi())
+    ranks = MpiCommunicator(import_mpi())
+    rank_process.report(mpi_environment.TOGETHER)
+    return ranks
 
 
 def import_mpi() -> Any:
@@ -284,6 +286,7 @@ class MpiCommunicator(Communicator):
         try:
             if not self.lost:
                 self.handshake((END,))
+                rank_process.report(mpi_environment.END)
         except Exception:  # a RankError, or the error of a rank that has failed
             rank_process.show_output()
             if not self.lost:

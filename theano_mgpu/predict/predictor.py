@@ -222,7 +222,7 @@ class Predictor:
                 return
             with contextlib.closing(ordered_outputs(pool, batches, self._job, on_error)) as in_order:
                 for outputs in in_order:
-                    rank_process.note_step()
+                    rank_process.report(mpi_environment.STEP)
                     yield outputs if isinstance(outputs, PredictionError) or not self._single else outputs[0]
                     self._check_open()  # the caller may have closed it meanwhile: no thread would take another batch
         finally:

@@ -13,6 +13,7 @@ from ..devices.contexts import check_process
 from ..errors import LengthError
 from ..options import Options
 from ..utils import rank_process
+from ..utils.mpi_environment import STEP
 from .building import Updates
 from .consistency import BatchCheck
 from .sliced_run import SlicedRun
@@ -115,7 +116,7 @@ class DataParallel(SlicedRun):
             self.samples, self.seconds = result.samples, before + result.seconds
             if self.timings.is_sampling and self.is_settled:
                 self.timings.end_call(self.seconds)
-            rank_process.note_step()
+            rank_process.report(STEP)
             return result.outputs
 
     def _bind(self, arguments: Arguments | None) -> Bound:

@@ -34,14 +34,28 @@ LAUNCHERS = MPIRUN, HYDRA, PALS, JSRUN, SRUN, PMI
 MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: the value of its --mpi
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`, to a number of the job: only rank 0 prints
 SEED = 'MGPU_SEED'  # set by `theano-mgpu launch`: the random numbers that a script draws without a seed
+SPARE = 'MGPU_SPARE'  # set by `theano-mgpu launch` for spare processes: the file on which they wait, see `utils.spare`
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
 # Read once: a fork of a rank counts as that rank.
 _started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())
 
 
-def report_of_step(environment: Mapping[str, str]) -> bytes:
-    """Return the bytes that rank 0 writes to stderr once, after its first step; `theano-mgpu launch` removes them."""
-    return b'\0theano_mgpu: a step of job %s is done\0' % environment[QUIET].encode()
+# What rank 0 reports to `theano-mgpu launch`, each once.
+TOGETHER, STEP, CHECKPOINT, READY, END = REPORTS = 'together', 'step', 'checkpoint', 'ready', 'end'
+
+
+def report_of(what: str, environment: Mapping[str, str]) -> bytes:
+    """Return the bytes that rank 0 writes to stderr for a report; `theano-mgpu launch` removes them.
+
+    Parameters
+    ----------
+    what : str
+        One of `REPORTS`: the ranks exchange values; a step is done; checkpoints are kept; the spare processes have
+        come as far as they can; all ranks are at the end of the script.
+    environment : dict of str to str
+        It has the number of the job.
+    """
+    return ('\0theano_mgpu: job %s: %s\0' % (environment[QUIET], what)).encode()
 
 
 def _value(name):

@@ -29,7 +29,6 @@ _libc = ctypes.CDLL(None) if sys.platform == 'linux' else None  # loaded now: lo
 _terminal: IO[str] | None = None  # the stderr that the process was started with
 _output: IO[str] | None = None    # file with the output of a quiet rank
 _thread_hook = threading.excepthook  # Python's own
-_stepped = False  # whether a step was reported
 _joined = False   # whether this process exchanges values with other ranks
 
 
@@ -107,13 +106,11 @@ def show_output() -> None:
         say('rank %d (%s) had printed:\n%s' % (mpi_environment.rank(), host(), text))
 
 
-def note_step() -> None:
-    """Report to the launcher, once, that a step is done: a job that fails later is worth a restart."""
-    global _stepped
-    if not _stepped:
-        _stepped = True
-        if mpi_environment.rank() == 0 and os.environ.get(mpi_environment.QUIET):
-            os.write(2 if _terminal is None else _terminal.fileno(), mpi_environment.report_of_step(os.environ))
+@functools.lru_cache(maxsize=None)
+def report(what: str) -> None:
+    """Report to the launcher, on rank 0 and once, what this job has come to; see `mpi_environment.REPORTS`."""
+    if mpi_environment.rank() == 0 and os.environ.get(mpi_environment.QUIET):
+        os.write(2 if _terminal is None else _terminal.fileno(), mpi_environment.report_of(what, os.environ))
 
 
 def _note_if_alone():

@@ -16,6 +16,8 @@ from ...errors import MgpuError, warn
 from ...runtime.state import training_state
 from ...runtime.state.ledger import ledger_at
 from ...runtime.state.lock import lock_checkpoint
+from ...utils.mpi_environment import CHECKPOINT
+from ...utils.rank_process import report
 from ..model.parallel_state import parallel_state_of
 from ..model.steps import Computed
 from .fit_record import FitRecord, random_states, restore_states, set_random_states, states_of
@@ -148,6 +150,7 @@ class Checkpoint(keras.callbacks.Callback):
         for function in self._functions:
             function.begin_fit(functools.partial(self.replay_or_compute, function),
                                account if function is self._functions[0] else None)
+        report(CHECKPOINT)
 
     def replay_or_compute(self, function: Any, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
         """Return the Computed of a call of the train or test function: replay it, or go on to the next step.

@@ -20,6 +20,7 @@ from ...comm.failures import failing_together
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import on_rank_0
 from ...utils import mpi_environment
+from ...utils.spare import wait_until_needed
 from ..model.functions import BatchFunction
 from ..model.parallel_state import parallel_state_of
 from .checkpoint import Checkpoint
@@ -129,6 +130,8 @@ class LoopCallbacks:
             callback.set_params(params)
 
     def set_model(self, model: keras.Model) -> None:
+        if self._checkpoint is not None:
+            wait_until_needed()  # now the functions are compiled, and no callback has opened its file yet
         for callback in self._first + self._others:
             callback.set_model(model)
 
