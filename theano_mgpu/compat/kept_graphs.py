@@ -17,7 +17,7 @@ import pickle
 import sys
 import time
 import warnings
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Container, NamedTuple, Sequence
 
 from ..utils import files
@@ -175,6 +175,11 @@ class _Description(pickle.Pickler):
                 [cell.cell_contents for cell in function.__closure__ or ()], function.__defaults__,
                 function.__kwdefaults__)
 
+    def _module(self, module: ModuleType) -> Any:
+        """Describe a module of known code by its name."""
+        _check_known(module.__name__, module)
+        return self._number(module), module.__name__
+
     def _state(self, obj: Any, without: Container[str] = ()) -> Any:
         """Describe an object by what pickle makes it from, without some attributes."""
         _check_known(type(obj).__module__, obj)
@@ -227,8 +232,8 @@ def _describer(kind: Any) -> Any:
     ways = [(Variable, _Description._variable), (Apply, _Description._node), (Scan, _Description._scan),
             (Composite, _Description._composite),
             ((Optimizer, LocalOptimizer), _Description._optimizer), ((PureOp, Op, PureType), _Description._state),
-            (FunctionType, _Description._function), ((set, frozenset), _Description._sorted_set),
-            (frozendict, _Description._frozen),
+            (FunctionType, _Description._function), (ModuleType, _Description._module),
+            ((set, frozenset), _Description._sorted_set), (frozendict, _Description._frozen),
             ((Function, FunctionMaker, FunctionGraph, link.Container), _Description._refuse)]
     return next((way for classes, way in ways if issubclass(kind, classes)), None)
 
