@@ -12,6 +12,7 @@ from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_
 from theano_mgpu.keras.model import report as report_module
 from theano_mgpu.keras.model.parallel_state import parallel_state_of
 from theano_mgpu.keras.model.report import Report
+from theano_mgpu.options import Options
 from theano_mgpu.runtime.sampled_timings import SampledTimings
 from theano_mgpu.runtime.verification.report import TOLERANCE
 from theano_mgpu.runtime.verification.self_checked import SelfChecked
@@ -276,7 +277,7 @@ class Step:
     def __init__(self, contexts, several):
         self.contexts, self.mesh, self.seconds = contexts, mesh_of(contexts), several
         self.inputs, self.ranks, self.timings = SimpleNamespace(rows={}), Alone(), SampledTimings()
-        self.is_settled = True
+        self.is_settled, self.options = True, Options()
 
 
 @pytest.mark.parametrize('one,rounds', [(0.2, COUNTED), (1.1, 2), (3.0, 1)])

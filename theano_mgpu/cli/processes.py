@@ -333,7 +333,8 @@ def start(ranks: int, args: argparse.Namespace) -> int:
 def words_of(args: argparse.Namespace) -> list[str]:
     """Return the command line of `theano-mgpu run`, without ``--processes``."""
     words = ['run'] + ['--' + name for name in SWITCHES if getattr(args, name)]
-    values = {'gpus': args.gpus, 'contexts': args.contexts and describe(args.contexts), 'json': args.json}
+    values = {'gpus': args.gpus, 'contexts': args.contexts and describe(args.contexts), 'json': args.json,
+              'ledger': args.ledger}
     for name, value in values.items():
         words += ['--' + name, str(value)] if value else []
     return words + (['-m', *args.module] if args.module else [args.script, *args.args])

@@ -88,12 +88,12 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     Return the exit code where other processes have run it.
     """
     check(args)
-    if args.ledger:
-        config.set_environment_flags({**config.environment_flags(), 'mgpu.ledger': args.ledger})
     if args.processes is not None:
         n_processes = processes.number_of(args, config.environment_flags())
         if n_processes > 1:
             return processes.start(n_processes, args)
+    if args.ledger:
+        config.set_environment_flags({**config.environment_flags(), 'mgpu.ledger': args.ledger})
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
