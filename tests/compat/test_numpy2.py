@@ -2,6 +2,7 @@
 import os
 import subprocess
 import sys
+import warnings
 
 from theano_mgpu.compat import numpy2
 
@@ -128,6 +129,9 @@ def test_an_empty_array_has_all_bits():
 def test_names_of_numpy_1():
     assert (np.product([2, 3]), np.Inf, np.string_, np.unicode_) == (6, np.inf, np.bytes_, np.str_)
     assert np.sctype2char('float32') == 'f' and issubclass(np.ComplexWarning, RuntimeWarning) and np.MAXDIMS >= 32
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert np.core._multiarray_umath and np.linalg.linalg
     cast = np.cast[theano.scalar.int8](300)
     assert cast.dtype == 'int8' and cast == 44
 

@@ -132,13 +132,17 @@ def restore_names() -> None:
 
     Without this, a product in Python ends with "module 'numpy' has no attribute 'product'".
     """
-    import numpy
+    import numpy.core
+    import numpy.linalg
     missing: dict[str, Any] = {
         'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char, 'Inf': numpy.inf,
         'string_': numpy.bytes_, 'unicode_': numpy.str_, 'MAXDIMS': 64}
     with contextlib.suppress(KeyError):  # since NumPy 1.25
         missing['ComplexWarning'] = vars(numpy)['exceptions'].ComplexWarning
     vars(numpy).update({name: value for name, value in missing.items() if name not in vars(numpy)})
+    if is_needed():  # these have moved, and each use of the old place warns
+        vars(numpy.core)['_multiarray_umath'] = vars(numpy)['_core']._multiarray_umath
+        vars(numpy.linalg)['linalg'] = vars(numpy.linalg)['_linalg']
 
 
 def compile_for_its_interface(cmodule: ModuleType) -> None:
