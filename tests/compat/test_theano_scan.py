@@ -5,7 +5,7 @@ import subprocess
 import sys
 import sysconfig
 
-from theano_mgpu.compat import import_hooks, theano_scan
+from theano_mgpu.compat import import_hooks, numpy2, theano_scan
 
 import numpy as np
 import pytest
@@ -31,7 +31,8 @@ def compiles(code, path):
     path.write_text(code)
     command = ['g++', '-fsyntax-only', '-w', '-DNPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION',
                *('-DNPY_%s=NPY_ARRAY_%s' % (flag, flag) for flag in FLAGS),
-               '-I' + sysconfig.get_path('include'), '-I' + np.get_include(), str(path)]
+               *numpy2.OPTIONS * numpy2.is_needed(), '-I' + sysconfig.get_path('include'), '-I' + np.get_include(),
+               str(path)]
     return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
 

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import warnings
 from typing import Iterator
 
 from ..utils.attributes import temporarily
-from . import import_hooks
+from . import import_hooks, numpy2
 
 LOOP = 'theano.scan_module.scan_perform_ext'  # the module that compiles the loop, once, and loads it
 # Cython 0.28 generated the file. By these macros its code keeps to the interface of Python, instead of reading the
@@ -27,6 +28,9 @@ _CHANGES = [
      r' : PyObject_GetAttr(\1, __pyx_n_s_data))'),
     # Arrays of 500 outputs, which nothing checks.
     (r'(int __pyx_v_(?:pos|store_steps))\[0x1F4\];', r'\1[%s];' % _SIZE)]
+# NumPy 2 has the fields of a dtype in another struct.
+_FOR_NUMPY_2 = [(r'(__pyx_v_\w+)->(subarray|names|fields)', r'((_PyArray_LegacyDescr*)\1)->\2')]
+_FROM_PYTHON_3_13 = [(r'(_PyLong_AsByteArray\([^;]*)\);', r'\1, 1);')]  # whether to raise an OverflowError
 
 
 @contextlib.contextmanager
@@ -55,6 +59,7 @@ def build_the_loop() -> Iterator[None]:
 
 def _of_this_python(code):
     """Return the C code of scan's loop, changed for this Python."""
-    for pattern, replacement in _CHANGES:
+    changes = _CHANGES + _FOR_NUMPY_2 * numpy2.is_needed() + _FROM_PYTHON_3_13 * (sys.version_info >= (3, 13))
+    for pattern, replacement in changes:
         code = re.sub(pattern, replacement, code)
     return ''.join('#define %s 0\n' % macro for macro in _MACROS) + code
