@@ -3,6 +3,7 @@
 `build` makes the libraries, `environment` gives a child process the variables that select them, and
 ``python tests/cuda_on_cpu run COMMAND`` does both for a command.
 """
+import importlib.util
 import os
 import platform
 import shutil
@@ -30,6 +31,8 @@ def unavailable():
     missing = [tool for tool in ('g++', 'make', 'flock') if not shutil.which(tool)]
     if missing:
         return 'the CUDA stand-in needs %s, which is not on the PATH' % ' and '.join(missing)
+    if importlib.util.find_spec('pygpu') is None:
+        return 'the CUDA stand-in needs pygpu, which is not installed for this Python'
     return None
 
 

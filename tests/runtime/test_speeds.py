@@ -12,8 +12,7 @@ import theano.tensor as T
 from support.standin import launched, run
 from theano.configparser import change_flags
 
-STANDIN = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
-                                                          reason=cuda_on_cpu.unavailable() or '')]
+on_stand_in = pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
 
 
 class Splits:
@@ -249,6 +248,8 @@ def sizes_of(line):
 
 
 @pytest.mark.parametrize('collectives', ['host', pytest.param('nccl', marks=pytest.mark.slow)])
+@pytest.mark.needs_compiler
+@on_stand_in
 def test_a_slow_device_gets_fewer_samples(collectives):
     line, = run("mgpu.init('dev0->cuda0;dev1->cuda1')\n" + NET, flags='mgpu.collectives=' + collectives,
                 slowness='8;1')
@@ -258,6 +259,8 @@ def test_a_slow_device_gets_fewer_samples(collectives):
 
 @pytest.mark.slow
 @pytest.mark.mpi
+@pytest.mark.needs_compiler
+@on_stand_in
 def test_a_slow_rank_gets_fewer_samples(tmp_path):
     line, = launched(2, NET, tmp_path, 2, slowness='1;8')
     (fast, slow), rest = sizes_of(line)
@@ -275,6 +278,8 @@ except mgpu.ContextError as error:
 
 
 @pytest.mark.mpi
+@pytest.mark.needs_compiler
+@on_stand_in
 def test_ranks_with_other_flags_are_an_error(tmp_path):
     code = '''
 import os

@@ -47,7 +47,7 @@ def all_gather_rows(ranks: Communicator, rows: np.ndarray, lengths: Sequence[int
     shape = [rows.ndim - 1, *rows.shape[1:]] + [0] * (WIDTH - rows.ndim)
     with ranks.single_thread:
         of_ranks = ranks.handshake((GATHER,), shape)
-        shapes = {tuple(row[1:1 + row[0]]) for row, length in zip(of_ranks, lengths) if length}
+        shapes = {tuple(row[1:1 + row[0]].tolist()) for row, length in zip(of_ranks, lengths) if length}
         if len(shapes) > 1:
             raise BatchError('the rows that the ranks have of one output have different shapes, %s, and cannot be '
                              'put together: reduce this output, or pad its rows to one shape'
