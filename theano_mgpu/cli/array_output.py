@@ -101,7 +101,7 @@ class UnfinishedOutput:
         if not self._files:
             self._files = [self._open(part, output) for part, output in zip(self._parts(), outputs)]
         for file, output in zip(self._files, outputs):
-            data = np.ascontiguousarray(output).reshape(-1).view('uint8')
+            data: np.ndarray = np.ascontiguousarray(output).reshape(-1).view('uint8')
             while data.size:  # an unbuffered write may be partial
                 data = data[file.write(data):]
         self.rows += len(outputs[0])
