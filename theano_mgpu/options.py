@@ -201,12 +201,13 @@ class Options:
 
 def _check_beside_logical_shards(values: dict[str, Any]) -> None:
     """Raise a GraphError if results depend on the number of devices, in spite of logical shards."""
-    for name, value, reason in ((
-            'random', 'independent', 'each device would draw from a random stream of its own'), (
-            'exchange', 'float16', 'what is rounded to float16 depends on the number of processes')):
-        if values[name] == value:
+    reasons = {'random': 'each device would draw from a random stream of its own',
+               'exchange': 'what is rounded to float16 depends on the number of processes'}
+    for name, reason in reasons.items():
+        if values[name] == INEXACT[name]:
             raise GraphError('mgpu.logical_shards=%d and mgpu.%s=%s: %s, so that the bits depend on the number of '
-                             'devices. Leave out one of the two' % (values['logical_shards'], name, value, reason))
+                             'devices. Leave out one of the two'
+                             % (values['logical_shards'], name, values[name], reason))
 
 
 def check_exact_flags() -> None:
