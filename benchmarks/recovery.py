@@ -3,7 +3,7 @@
 
 A job of two ranks trains; one rank after the other is killed by SIGKILL, at random moments, in the midst of steps and
 of the writing of checkpoints. After the last kill the job trains to its end. Its weights, and the state of its
-optimizer, have to equal those of a job without kills to the bit. The models: tiny (Theano, 8-6-2), mlp (Theano,
+optimizer, have to equal the values of a job without kills to the bit. The models: tiny (Theano, 8-6-2), mlp (Theano,
 784-512-512-10), lenet (Keras). A checkpoint follows each step, unless --every says otherwise.
 
   python benchmarks/recovery.py
@@ -211,7 +211,7 @@ def described(parts, total):
 
 
 def measure(model, options):
-    """Print the times of a model's kills; return whether the final state is that of a job without kills."""
+    """Print the times of a model's kills; return whether the final state is the state of a job without kills."""
     with tempfile.TemporaryDirectory() as compiled:  # no code of other programs: Theano reads all
         theirs = run(model, options, compiled, 0)[1]
         parts, ours = run(model, options, compiled, options.kills)
@@ -235,7 +235,7 @@ def main():
     options = parser.parse_args()
     same = [measure(model, options) for model in options.models]
     if not all(same):
-        sys.exit('the weights are not those of a job without kills')
+        sys.exit('the weights are not the weights of a job without kills')
 
 
 if __name__ == '__main__':

@@ -3,8 +3,8 @@
 
 The sides are plain Theano 1.0.5, which only finds the names that NumPy 1.24 has removed; plain Theano with the fixes of
 theano_mgpu, but without kept graphs; and the script under `theano-mgpu run`. A first start of each side, which does not
-count, fills the folder of compiled code; plain Theano has another one. Seconds of the clock, and those of the processor
-in brackets. Examples:
+count, fills the folder of compiled code; plain Theano has another one. Shown are seconds of the clock, and in brackets
+seconds of the processor. Examples:
 
   python benchmarks/second_start.py
   python benchmarks/second_start.py fixes 'run:a->cpu' 'run --always:a->cpu;b->cpu' --rounds 11

@@ -202,7 +202,7 @@ class Options:
 def _check_beside_logical_shards(values: dict[str, Any]) -> None:
     """Raise a GraphError if results depend on the number of devices, in spite of logical shards."""
     reasons = {'random': 'each device would draw from a random stream of its own',
-               'exchange': 'what is rounded to float16 depends on the number of processes'}
+               'exchange': 'the sums that are rounded to float16 depend on the number of processes'}
     for name, reason in reasons.items():
         if values[name] == INEXACT[name]:
             raise GraphError('mgpu.logical_shards=%d and mgpu.%s=%s: %s, so that the bits depend on the number of '

@@ -285,7 +285,7 @@ SCRIPT = '''
 
 
 def start(folder, flags='floatX=float64'):
-    """Start a process that makes functions, without g++; `output_of` returns its results and what it optimised."""
+    """Start a process that makes functions, without g++; `output_of` returns its results, and how many it optimised."""
     env = dict(os.environ, THEANO_FLAGS='cxx=,mgpu.keep_graphs=True,base_compiledir=%s,%s' % (folder, flags))
     return subprocess.Popen([sys.executable, '-c', textwrap.dedent(SCRIPT)], env=env, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""The loop of scan in C: it compiles on every Python, and gives what the loop in Python gives."""
+"""The loop of scan in C: it compiles on every Python, and gives the results of the loop in Python."""
 import importlib
 import os
 import subprocess

@@ -197,7 +197,7 @@ class _Description(pickle.Pickler):
         return self._state(optimizer, _NO_PART)
 
     def _scan(self, op: Any) -> Any:
-        """Describe a scan by what it is made from: it keeps a hash, which differs from process to process."""
+        """Describe a scan by its parts: it keeps a hash, which differs from process to process."""
         info = sorted((name, value) for name, value in op.info.items() if name != 'gpu_hash')
         return self._number(op), type(op), op.inputs, op.outputs, info, op.output_types
 

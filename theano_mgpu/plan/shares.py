@@ -130,13 +130,13 @@ class Shares:
     def _every_shard(self, lengths: Sequence[int]) -> list[list[Span]]:
         """Return the logical shards of each replica of all ranks, as ranges of the samples that its rank is given."""
         if not self.is_sharded:
-            return self._shards_of(lengths[0], self.logical_shards, 0, self.n_replicas)
-        number = self.logical_shards // self.machine.size
+            return self._shards_of(lengths[0], 0, self.n_replicas)
         return [spans for length, (start, stop) in zip(lengths, ranges(self.machine.replicas))
-                for spans in self._shards_of(length, number, start, stop)]
+                for spans in self._shards_of(length, start, stop)]
 
-    def _shards_of(self, length: int, number: int, start: int, stop: int) -> list[list[Span]]:
+    def _shards_of(self, length: int, start: int, stop: int) -> list[list[Span]]:
         """Return the logical shards of some samples for the replicas from number `start` to before `stop`."""
+        number = self.logical_shards // (self.machine.size if self.is_sharded else 1)
         spans = ranges(even_sizes(length, number, self.least_samples))
         return [spans[first:last] for first, last in
                 ranges(_divided(len(spans), stop - start, self.weights[start:stop]))]
@@ -168,8 +168,7 @@ class Shares:
             return [[(0, (0, length))]] if length else []
         start, stop = ranges(self.machine.replicas)[self.machine.rank]
         if self.logical_shards:
-            number = self.logical_shards // self.machine.size
-            return in_rounds(self._shards_of(length, number, start, stop) if self.is_sharded else
+            return in_rounds(self._shards_of(length, start, stop) if self.is_sharded else
                              self._every_shard([length])[start:stop])
         if self.is_sharded:
             spans = ranges(_divided(length, stop - start, self.weights[start:stop], self.least_samples))
