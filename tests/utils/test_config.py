@@ -3,6 +3,7 @@ from theano_mgpu import config
 from theano_mgpu.errors import MgpuError
 
 import pytest
+import theano
 
 
 @pytest.fixture
@@ -41,6 +42,13 @@ def test_a_wrong_value_names_the_right_ones(theanorc, monkeypatch):
     monkeypatch.setenv('THEANO_FLAGS', 'mgpu.executor=fast')
     with pytest.raises(MgpuError, match='mgpu.executor=fast is not one of auto, serial, threads'):
         config.own_flag('mgpu.executor')
+
+
+def test_a_flag_takes_a_boolean_in_code_as_flags_of_theano_do():
+    with theano.configparser.change_flags(**{'mgpu.verify': True}):
+        assert theano.config.mgpu.verify == 'True'
+    with pytest.raises(ValueError, match='Valid options are'):
+        theano.config.mgpu.verify = 1
 
 
 def test_quoted_flags_survive_a_round_trip():

@@ -109,6 +109,12 @@ def register_own_flags() -> None:
     for name, (default, allowed, doc) in config.OWN_FLAGS.items():
         if isinstance(allowed, tuple) and not isinstance(allowed, (config.Number, config.Ratio)):
             kind = EnumStr(default, *[value for value in allowed if value != default])
+            kind.filter = _with_booleans(kind.filter)
         else:
             kind = (IntParam if isinstance(default, int) else StrParam)(default)
         AddConfigVar(name, doc, kind, in_c_key=False)
+
+
+def _with_booleans(allowed):
+    """Return a filter of values that takes True and False, too, as Theano's own flags do."""
+    return lambda value: allowed(str(value) if isinstance(value, bool) else value)
