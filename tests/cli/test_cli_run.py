@@ -115,17 +115,18 @@ def test_a_script_without_keras_or_theano_is_noted(tmp_path):
         assert (code, out) == (0, '1\n') and err.endswith(line), err
 
 
-def test_one_context_on_the_cpu_is_noted(tmp_path):
-    """Models ran on it as under plain Keras, without a word; for Theano functions, each was noted."""
+@pytest.mark.parametrize('options', [[], ['--always']])
+def test_one_context_on_the_cpu_is_noted(tmp_path, options):
+    """Models ran on it as under plain Keras, without a word; with --always, so did functions."""
     script = write(tmp_path / 'script.py', '''
         import keras, theano, theano.tensor as T
         x = T.matrix()
         for factor in (2, 3):
             theano.function([x], x * factor)
     ''')
-    code, out, err = run(script, folder=tmp_path, flags=QUICK + ',contexts=one->cpu')
+    code, out, err = run(*options, script, folder=tmp_path, flags=QUICK + ',contexts=one->cpu')
     assert code == 0 and err.count('theano-mgpu: note: there is one context, on the CPU: nothing is divided.') == 1, err
-    assert err.count('there is one context, on the CPU\n') == 2  # in the summary
+    assert err.count('there is one context, on the CPU\n') == (0 if options else 2)  # in the summary
 
 
 def test_modules_folders_and_archives_run_as_under_python(tmp_path):

@@ -170,7 +170,7 @@ def open_contexts(args: argparse.Namespace, flags: dict[str, str]) -> list[Conte
     if before and before != opened:
         note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
              % (describe(before), describe(opened)))
-    if has_one_cpu(opened) and not (args.always or args.quiet):
+    if has_one_cpu(opened) and not args.quiet:
         note(NOTHING_DIVIDED)
     at_exit(note_other_contexts, opened)
     return opened
