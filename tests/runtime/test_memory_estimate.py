@@ -50,12 +50,6 @@ def looped():
                        T.zeros((x.shape[0], 40), 'float32'))
     return mgpu.training_function([x], T.sqr(h[-1]).mean(), [w], sgd, name='loop')
 
-def dropout():
-    """Return a training step with numbers that a first stage draws for all slices."""
-    x, w = T.matrix('x'), theano.shared(np.eye(400, dtype='float32'))
-    kept = theano.sandbox.rng_mrg.MRG_RandomStreams(1).binomial(x.shape, p=.5, dtype='float32')
-    return mgpu.training_function([x], T.sqr(T.dot(x * kept, w)).mean(), [w], sgd, name='drop', micro_batches=3)
-
 def ratios(step, *shape):
     """Return the estimate of each device's peak as a part of it."""
     x = np.random.RandomState(1).rand(*shape).astype('float32')
@@ -99,7 +93,7 @@ class TestPeaks:
 
     def test_slices_of_unequal_sizes(self):
         """A buffer that the next slice replaces by a smaller one stays as long as its slice: 7 % of the peak."""
-        found = ratios('ratios(wide(micro_batches=3), 1000, 400) + ratios(dropout(), 1000, 400)')
+        found = ratios('ratios(wide(micro_batches=3), 1000, 400)')
         assert all(0.97 < ratio < 1.02 for ratio in found), found
 
     @pytest.mark.slow
