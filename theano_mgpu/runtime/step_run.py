@@ -262,7 +262,7 @@ class StepRun:
     # --- the update
 
     def _update(self) -> Values:
-        """Exchange the last values, compute the update, and store new values; return the outputs of its parts."""
+        """Compute the update from the values exchanged last, and store new values; return the outputs of its parts."""
         executable, batch = self._executable, self._batch
         self._exchange(self._plan.last)
         executable.over_ranks.wait()
