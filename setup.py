@@ -86,7 +86,7 @@ def build_theano(folder):
     done = subprocess.run(command, env=dict(os.environ, PYTHONPATH=path), stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, universal_newlines=True)
     if done.returncode:
-        sys.exit('%s\ntheano_mgpu: a wheel of Theano 1.0.5 could not be built (above); Python 3.11 needs none.'
+        sys.exit('%s\ntheano-mgpu: a wheel of Theano 1.0.5 could not be built (above); Python 3.11 needs none.'
                  % done.stdout)
 
 

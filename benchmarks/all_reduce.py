@@ -21,7 +21,6 @@ disturb least. Examples:
 """
 import ctypes
 import functools
-import json
 import os
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from theano_mgpu.comm.host_sum import add_blocks, all_reduce
 import numpy as np
 import theano
 from theano.gof.cmodule import GCC_compiler
-from turns import make_parser, seconds, spread, take_turns
+from turns import make_parser, seconds, spread, take_turns, write_json
 
 MIB = 1 << 20
 BANDWIDTH_BYTES = 100 * MIB
@@ -183,9 +182,7 @@ def main():
                 continue
             rows.append(compare(n, size, bandwidth, arguments))
             print(form % tuple(cells(rows[-1])), flush=True)
-    if arguments.json:
-        with open(arguments.json, 'w') as f:
-            json.dump(rows, f, indent=1)
+    write_json(rows, arguments.json)
     return 0
 
 

@@ -1,7 +1,6 @@
 """The contests of scaling.py and predict.py: workers, which take turns, and options, tables and pictures."""
 import contextlib
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -246,8 +245,7 @@ def keep(arguments, tables, environment, title, panel, **more):
 
 def write(path, tables, **more):
     """Write all rows of all models, and further entries, as JSON."""
-    with open(path, 'w') as file:
-        json.dump(dict(more, results=sum(tables.values(), [])), file, indent=1)
+    turns.write_json(dict(more, results=sum(tables.values(), [])), path)
 
 
 def draw(path, tables, title, panel):

@@ -10,7 +10,6 @@ of steps each; the ratio is the median over the rounds of the ratio within a rou
   python benchmarks/devices.py --device cuda0 --device cuda2 --batch-size 512
 """
 import functools
-import json
 import os
 import sys
 
@@ -22,7 +21,7 @@ from theano_mgpu.runtime.executors import make_executor
 
 import numpy as np
 from models import adam, cnn, lstm, mlp, sgd
-from turns import compare, make_parser, show
+from turns import compare, make_parser, show, write_json
 
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, 'tests', 'cuda_on_cpu')
 MODELS = {'cnn': (cnn, (1, 28, 28), adam),
@@ -99,9 +98,7 @@ def main():
         os.execv(sys.executable, [sys.executable, STAND_IN, 'run', sys.executable] + sys.argv)
     print('batch %d, %d rounds, median (lowest to highest)' % (arguments.batch_size, arguments.rounds))
     rows = list(measure(arguments))
-    if arguments.json:
-        with open(arguments.json, 'w') as f:
-            json.dump(rows, f, indent=1)
+    write_json(rows, arguments.json)
     return 0
 
 

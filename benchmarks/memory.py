@@ -37,6 +37,7 @@ import models
 import numpy as np
 import theano.tensor as T
 from support.device_memory import peaks
+from turns import write_json
 
 STEPS = 3  # that count, after two
 
@@ -236,9 +237,7 @@ def main():
         rows += measured(name, arguments.cache)
     print(table([['MODEL', 'BATCH', 'DEVICE', 'ESTIMATE', 'PEAK', 'RATIO']] + [line(row) for row in rows],
                 right={1, 3, 4, 5}))
-    if arguments.json:
-        with open(arguments.json, 'w') as f:
-            json.dump(rows, f, indent=1)
+    write_json(rows, arguments.json)
     return 0
 
 

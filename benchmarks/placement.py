@@ -45,7 +45,7 @@ import numpy as np
 import theano.tensor as T
 from models import sgd, shared, uniform
 from theano.tensor.signal.pool import pool_2d
-from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns
+from turns import WARM_UP, make_parser, ratio, seconds, spread, take_turns, write_json
 
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, 'tests', 'cuda_on_cpu')
 COPIES = ('host_to_device', 'device_to_host', 'broadcast')
@@ -287,9 +287,7 @@ def main():
     for row, peaks in zip(rows, bytes_of_sides):
         row['memory'] = peaks
     print(table([HEADER] + [line(row) for row in rows], right=set(range(1, len(HEADER) - 1))))
-    if arguments.json:
-        with open(arguments.json, 'w') as f:
-            json.dump(rows, f, indent=1)
+    write_json(rows, arguments.json)
     return 0
 
 

@@ -11,7 +11,6 @@ ratio within a round. Examples:
   python benchmarks/step_overhead.py
   python benchmarks/step_overhead.py --device opencl0:0 --device opencl0:1 --models cnn --rounds 15
 """
-import json
 import os
 import sys
 
@@ -27,7 +26,7 @@ from theano_mgpu.runtime.replicas.transfers import Sender
 import numpy as np
 import theano
 from models import adam, cnn, lstm, mlp, plain_step
-from turns import compare, make_parser, show
+from turns import compare, make_parser, show, write_json
 
 MODELS = {'cnn': (cnn, (1, 28, 28)), 'mlp': (mlp, (784,)), 'lstm': (lstm, (20, 32)),
           'small': (lambda: mlp(sizes=(16, 16, 10)), (16,))}
@@ -104,9 +103,7 @@ def main():
     for row in measure(arguments):
         rows.append(row)
         show(row)
-    if arguments.json:
-        with open(arguments.json, 'w') as f:
-            json.dump(rows, f, indent=1)
+    write_json(rows, arguments.json)
     return 0
 
 

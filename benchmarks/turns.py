@@ -5,6 +5,7 @@ taken within rounds, and their median over the rounds is reported.
 """
 import argparse
 import contextlib
+import json
 import time
 from collections import namedtuple
 
@@ -160,6 +161,13 @@ def show(row):
     """Print a result of `compare` on one line, in milliseconds."""
     print('%-62s %8.3f ms / %8.3f ms = %s' % (row['title'], 1e3 * row['ours'], 1e3 * row['theirs'],
                                               Spread(row['ratio'], row['lowest'], row['highest'])), flush=True)
+
+
+def write_json(rows, path):
+    """Write the results of a benchmark to the file that ``--json`` names, if it names one."""
+    if path:
+        with open(path, 'w') as file:
+            json.dump(rows, file, indent=1)
 
 
 def largest_difference(ours, theirs):

@@ -9,6 +9,9 @@ from typing import Any, Iterable, Iterator, TypeVar
 AnyException = TypeVar('AnyException', bound=BaseException)
 
 
+PREFIX = 'theano-mgpu: '  # of a line for the user on stderr, from a command or from a script
+
+
 class MgpuError(Exception):
     """Base of every error that theano_mgpu raises on purpose.
 

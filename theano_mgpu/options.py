@@ -171,6 +171,11 @@ class Options:
         """True if each batch is divided, whatever is faster, and however few devices there are."""
         return self.flags.logical_shards > 0
 
+    @property
+    def in_rounds(self) -> bool:
+        """True if a replica is to compute its part of each batch piece by piece: micro-batches or logical shards."""
+        return self.slices > 1 or self.divides_always
+
     def updates_on(self, contexts: Sequence[Any]) -> str:
         """Return where new values are computed, one of `UPDATE_ON`."""
         if self.update_on != AUTO:

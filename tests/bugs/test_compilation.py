@@ -11,9 +11,10 @@ from theano_mgpu.runtime import compiler
 from theano_mgpu.utils import progress, rank_process
 
 import pytest
+import theano
 import theano.tensor as T
 from support.modes import PYTHON
-from theano.gof import cmodule, compilelock
+from theano.gof import Optimizer, cmodule, compilelock
 
 
 @pytest.fixture
@@ -66,6 +67,20 @@ def test_a_long_compilation_says_what_it_compiles_and_for_which_contexts(cpu2, m
     for text, name in zip(notes.texts, ['twice', 'a function of x']):
         assert text.startswith('note: compiling %s for host0, host1 takes a while' % name)
     assert len(notes.texts) == 2
+
+
+def test_a_long_compilation_by_plain_theano_is_noted(cpu2, notes):
+    """Under `enable`, which first times plain Theano, a script compiled for 97 s without a word."""
+    class Slow(Optimizer):
+        def apply(self, graph):
+            assert notes.heard.wait(20)
+    x = T.matrix('x')
+    mgpu.enable()
+    try:
+        theano.function([x], x * 2, mode=theano.Mode('py', Slow()), name='doubled')
+    finally:
+        mgpu.disable()
+    assert notes.texts == ['note: compiling doubled takes a while; the compiled code is kept for the next start']
 
 
 def test_c_code_of_a_gpu_is_the_same_in_each_process():

@@ -21,7 +21,7 @@ PRINTED = [
     RULE + b'Primary job  terminated normally, but 1 process returned\na non-zero exit code.\n' + RULE,
     b'[host:7] ORTE_ERROR_LOG: Error in file x.c\n', b'srun: Job step aborted: Waiting up to 7 seconds\n',
     b'slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-02T03:04:05 ***\n',
-    b'application called MPI_Abort(MPI_COMM_WORLD, 1) - process 0\n', b'theano_mgpu: rank 0 of 2 failed\n',
+    b'application called MPI_Abort(MPI_COMM_WORLD, 1) - process 0\n', b'theano-mgpu: rank 0 of 2 failed\n',
     b' 10%|#   | 1/10\r', b'no newline', b'\0', b'\0theano_mgpu: a step', b'\0theano_mgpu: a step is done\0',
     b'\0theano_mgpu: a step of job 0 is done\0', b'\xff\xfe\x00\x1b[31m', b'x' * 300000, '\u2588'.encode() * 9, b'\n']
 PRINTS = '''

@@ -58,7 +58,7 @@ def test_a_wheel_of_theano_that_cannot_be_built_is_said(tmp_path):
     done = setup_py((3, 12), '--version', XDG_CACHE_HOME=str(tmp_path), PIP_NO_INDEX='1', PIP_FIND_LINKS='',
                     PIP_CACHE_DIR=str(tmp_path))
     assert done.returncode == 1 and 'No matching distribution' in done.stderr
-    assert done.stderr.splitlines()[-1].startswith('theano_mgpu: a wheel of Theano 1.0.5 could not be built')
+    assert done.stderr.splitlines()[-1].startswith('theano-mgpu: a wheel of Theano 1.0.5 could not be built')
 
 
 def test_setup_py_of_theano_finds_the_names_that_python_removed(tmp_path):

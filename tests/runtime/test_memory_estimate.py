@@ -91,6 +91,11 @@ class TestPeaks:
     def test_the_estimate_is_near_the_peak(self, call, flags):
         near(ratios(call, flags=flags))
 
+    def test_slices_of_unequal_sizes(self):
+        """A buffer that the next slice replaces by a smaller one stays as long as its slice: 7 % of the peak."""
+        found = ratios('ratios(wide(micro_batches=3), 1000, 400)')
+        assert all(0.97 < ratio < 1.02 for ratio in found), found
+
     @pytest.mark.slow
     def test_one_device(self):
         near(ratios('ratios(wide(), 4000, 400)', n=1))

@@ -72,8 +72,7 @@ class PlacedFunction(EnabledFunction):
     def _is_divided(self, subset):
         _, outputs, updates = self._definition.on_host(subset)
         mesh = mesh_for(outputs + list(updates.values()) + list(updates), self._enabled.contexts())
-        options = Options()
-        return len(mesh.replicas) > 1 or self._ranks.size > 1 or options.slices > 1 or options.divides_always
+        return len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().in_rounds
 
     def _as_it_is(self, programs, values):
         """Return the ParallelFunction that computes a call as it is on the first replica."""

@@ -27,7 +27,7 @@ import theano_mgpu
 from ..errors import MgpuError, MissingError, exit_code_of
 from ..utils import rank_process
 from . import bench, compare, config, devices, doctor, launch, overview, predict, run
-from .output import help_of
+from .output import help_of, tell
 
 COMMANDS = (devices, doctor, config, run, launch, predict, bench, compare)
 
@@ -92,14 +92,14 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
     except MgpuError as error:
         sys.stdout.flush()
-        print('theano-mgpu: error: %s' % error, file=sys.stderr)
+        tell('error: %s' % error)
         return exit_code_of(error)
     except OSError as error:
         # Python flushes stdout again when it exits, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader has ended, e.g. `head`
             return 128 + signal.SIGPIPE
-        print('theano-mgpu: error: %s' % error, file=sys.stderr)  # such as a full disk
+        tell('error: %s' % error)  # such as a full disk
         return 1
     if not callable(code):
         return code

@@ -29,7 +29,7 @@ from ..devices.context_map import Context, describe, parse_context_map
 from ..devices.contexts import configured, flagged, gpu_context, init
 from ..errors import MgpuError
 from ..utils.tables import table
-from .output import human_bytes, note, print_json, quietly
+from .output import human_bytes, note, print_json, quietly, tell
 
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     failed = [entry['error'] for entry in entries if entry['error']]
     sys.stdout.flush()
     for error in failed:
-        print('theano-mgpu: error: %s' % error, file=sys.stderr)
+        tell('error: %s' % error)
     order = cards.order_note(all_cards)
     if order:
         note(order)

@@ -8,6 +8,8 @@ import json
 import sys
 from typing import Any, Iterator
 
+from ..errors import PREFIX
+
 UNITS = ('KiB', 'MiB', 'GiB', 'TiB')
 
 
@@ -28,10 +30,15 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def note(text: str) -> None:
+def tell(text: str) -> None:
     """Print a line for the user to stderr, unless that is closed."""
     if sys.stderr is not None:  # else Python would print to stdout
-        print('theano-mgpu: note: ' + text, file=sys.stderr)
+        print(PREFIX + text, file=sys.stderr)
+
+
+def note(text: str) -> None:
+    """Do as `tell`, with a word that says it is no error."""
+    tell('note: ' + text)
 
 
 def human_bytes(count: int | None) -> str:

@@ -50,7 +50,7 @@ from ..utils.files import whole_text
 from . import processes
 from .config import devices
 from .devices import context_map
-from .output import help_of, note
+from .output import help_of, note, tell
 from .program import add_ledger, add_program, check_program, run_module, run_script
 
 
@@ -165,12 +165,12 @@ def open_contexts(args: argparse.Namespace, flags: dict[str, str]) -> list[Conte
     try:
         opened = init(describe(args.contexts) if args.contexts else args.gpus)
     except MgpuError as error:
-        print('theano-mgpu: error: %s' % error, file=sys.stderr or open(os.devnull, 'w'))
+        tell('error: %s' % error)
         sys.exit(exit_code_of(error))
     if before and before != opened:
         note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
              % (describe(before), describe(opened)))
-    if has_one_cpu(opened) and not (args.always or args.quiet):
+    if has_one_cpu(opened) and not args.quiet:
         note(NOTHING_DIVIDED)
     at_exit(note_other_contexts, opened)
     return opened
@@ -242,9 +242,9 @@ def print_summary(reports: list[Any]) -> None:
     from ..plan.record import changes  # imports Theano, see `run`
     for report in reversed(reports):  # models first
         if report:
-            print('theano-mgpu: %s' % report.without_notes(), file=sys.stderr)  # notes were printed as they came
+            tell(report.without_notes())  # notes were printed as they came
     for each in changes():
-        print('theano-mgpu: in the course of the run: %s' % each, file=sys.stderr)
+        tell('in the course of the run: %s' % each)
     if not any(reports):
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')
 

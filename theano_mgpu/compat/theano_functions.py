@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any, Callable, Iterator, List, Mapping
 
+from ..utils import progress
 from ..utils.attributes import temporarily
 from ..utils.collector import collector_paused
 from .wrapping import wrap
@@ -117,10 +118,12 @@ def after_each_function(attach: Callable[[Any, Mapping[str, Any]], Any], first: 
         @wrap(sys.modules['theano.compile.function'])
         def pfunc(original, *args, **kwargs):
             with plain_functions() as is_within:
-                function = original(*args, **kwargs)
-            if not is_within:
-                arguments = _arguments(original, *args, **kwargs)
-                any(attach(function, arguments) for attach in _hooks)
+                if is_within:
+                    return original(*args, **kwargs)
+                with progress.compiling('compiling ' + shown(kwargs.get('name'))):
+                    function = original(*args, **kwargs)
+            arguments = _arguments(original, *args, **kwargs)
+            any(attach(function, arguments) for attach in _hooks)
             return function
     _hooks.insert(0 if first else len(_hooks), attach)
 

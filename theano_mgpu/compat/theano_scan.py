@@ -7,6 +7,7 @@ import sys
 import warnings
 from typing import Iterator
 
+from ..errors import PREFIX
 from ..utils.attributes import temporarily
 from . import import_hooks, numpy2
 
@@ -51,7 +52,7 @@ def build_the_loop() -> Iterator[None]:
         except ImportError:
             raise
         except Exception as error:
-            why = "theano_mgpu: the C code of scan's loop cannot be compiled; the loop runs in Python, which is slower"
+            why = PREFIX + "the C code of scan's loop cannot be compiled; the loop runs in Python, which is slower"
             import_hooks.refuse_import(LOOP, why)
             warnings.warn('%s (%s)' % (why, (str(error).splitlines() or [type(error).__name__])[0]), stacklevel=2)
             raise ImportError(why) from error

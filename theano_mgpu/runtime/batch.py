@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from typing import Any, Dict, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Dict, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import theano
@@ -12,7 +12,7 @@ from ..comm.tree import Tree
 from ..devices.context_map import HOST, Context
 from ..plan import Choice, Part, Shares, StepPlan
 from ..plan.shares import Span
-from .replicas.transfers import DeviceBuffers, copy_to, fetch, is_on
+from .replicas.transfers import DeviceBuffers, copy_to, is_on
 
 Values = Dict[theano.Variable, Any]
 
@@ -137,7 +137,7 @@ class Shard:
 
     def move_to_host(self) -> None:
         """Move all values to the host, and free their memory on the devices."""
-        self.values = {variable: fetch(value) for variable, value in self.values.items()}
+        self.values = {variable: self.outbox.send(variable, value, HOST) for variable, value in self.values.items()}
         self.outbox.clear()
 
 
@@ -192,6 +192,8 @@ class Splitter:
     plan : StepPlan
     split : list of theano.Variable
         Inputs that have samples along axis 0; every replica gets the others whole.
+    outbox : callable
+        ``outbox(buffers)`` makes the Outbox of a shard.
 
     Attributes
     ----------
@@ -211,8 +213,9 @@ class Splitter:
         The number of slices by the `key` of a batch, where a device had too little memory for the number of the plan.
     """
 
-    def __init__(self, plan: StepPlan, split: Sequence[theano.Variable]):
-        self._mesh = plan.mesh
+    def __init__(self, plan: StepPlan, split: Collection[theano.Variable],
+                 outbox: Callable[[Mapping[Context, DeviceBuffers]], Outbox] = Outbox):
+        self._mesh, self._new_outbox = plan.mesh, outbox
         self.with_samples = frozenset(split)
         self._total, *self._of_shard = plan.program.numbers or [None]
         self.use(plan.shares)
@@ -307,22 +310,11 @@ class Splitter:
                                   and not value.ndim and value.dtype.kind in 'biu'}
         return Batch(shards, common, total, lengths, not rounds, alone, waits_on_host, None if alone else tree)
 
-    def example(self, variable: theano.Variable, length: int) -> np.ndarray:
-        """Return an input like the one in the first batch, for a batch of some length; it takes no memory."""
-        assert self.shapes is not None
-        shape = self.shapes[variable]
-        if variable in self.with_samples:
-            shape = (length, *shape[1:])
-        value = self.whole_numbers.get(variable, 0)
-        return np.broadcast_to(np.array(value, getattr(variable.type, 'dtype', 'int8')), shape)
-
     def _outbox(self, replica: int, turns: int) -> Outbox:
         """Return an outbox with memory that the last `turns - 1` shards of the replica do not use; 0 is new memory."""
-        if not turns:
-            return Outbox({context: DeviceBuffers(context) for context in self._mesh.replicas[replica]})
-        buffers = self._buffers[replica]
-        if len(buffers) < turns:
+        buffers = self._buffers[replica] if turns else collections.deque()
+        if len(buffers) < max(turns, 1):
             buffers.append({context: DeviceBuffers(context) for context in self._mesh.replicas[replica]})
         else:
             buffers.rotate(-1)
-        return Outbox(buffers[-1])
+        return self._new_outbox(buffers[-1])

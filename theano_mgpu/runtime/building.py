@@ -151,12 +151,11 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
         program, updated = batch.undivided(whole), list(definition.updates)
         if options.internal.whole:
             mesh = mesh.first()
-        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.slices > 1 or options.internal.in_slices or \
-                options.divides_always or \
+        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.in_rounds or options.internal.in_slices or \
                 options.updates_on(mesh.contexts) == 'host' and mesh.contexts[0].kind != 'cpu':
             try:
                 program = batch.divide(whole, updated)
-                if options.slices > 1 or options.divides_always:
+                if options.in_rounds:
                     program = drawn_once(program)
             except CannotCut as error:
                 refusal, mesh = str(error), mesh.first()

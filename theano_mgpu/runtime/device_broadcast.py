@@ -8,14 +8,14 @@ import numpy as np
 from ..comm.activities import GATHER
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
-from ..devices.contexts import gpu_context
 from ..devices.cuda_libraries.nccl import DTYPES
 from ..devices.nccl import BROADCAST, Collectives, Copies, communicator_of
 from ..plan import DeviceBroadcast
-from .device_sums import LossExplained, contiguous
+from .device_sums import LossExplained
 from .divided_update import check_shape
 from .launcher import MemoryExplained
 from .replicas.replicated import Replicated, replicated
+from .replicas.transfers import DeviceMemory
 
 NO_COPIES = Copies(*[np.empty(0, 'uint64') for _ in Copies._fields])
 
@@ -28,6 +28,8 @@ class DeviceBroadcasts:
     planned : list of DeviceBroadcast
     ranks : Communicator
     """
+
+    _memory: Any = DeviceMemory  # of a context
 
     def __init__(self, planned: Sequence[DeviceBroadcast], ranks: Communicator) -> None:
         self._ranks = ranks
@@ -55,15 +57,18 @@ class DeviceBroadcasts:
             works = bool(self._ranks.handshake((GATHER,), [works]).all())
         sent: dict[Replicated, tuple[Sequence[Context], Sequence[Any]]] = {}
         for (communicator, owners), devices in zip(self._each if works else [], prepared):
-            addresses = np.array([[array.gpudata for array in arrays] for arrays in devices], 'uint64')
-            sizes = [array.size * array.itemsize for array in devices[0]]
-            collectives = Collectives(
-                addresses, addresses, np.array(sizes, 'uint64'), np.full(len(sizes), DTYPES['uint8'], 'int32'),
-                np.full(len(sizes), BROADCAST, 'int32'), np.array(list(owners.values()), 'int32'))
-            with LossExplained(communicator, {}):
-                communicator.exchange(NO_COPIES, collectives)
+            self._enqueue(communicator, owners, devices)
             sent.update((variable, (communicator.contexts, on)) for variable, on in zip(owners, zip(*devices)))
         return sent
+
+    def _enqueue(self, communicator, owners, devices):
+        addresses = np.array([[array.gpudata for array in arrays] for arrays in devices], 'uint64')
+        sizes = [array.size * array.itemsize for array in devices[0]]
+        collectives = Collectives(
+            addresses, addresses, np.array(sizes, 'uint64'), np.full(len(sizes), DTYPES['uint8'], 'int32'),
+            np.full(len(sizes), BROADCAST, 'int32'), np.array(list(owners.values()), 'int32'))
+        with LossExplained(communicator, {}):
+            communicator.exchange(NO_COPIES, collectives)
 
     def finish(self) -> None:
         """Wait until all devices have the values.
@@ -81,18 +86,15 @@ class DeviceBroadcasts:
 
     def _on_devices(self, communicator, owners, values):
         """Return the arrays of each device of this process: the values that it owns, and memory for the others."""
-        from pygpu import gpuarray
-
-        def array_on(context, place, variable, owner):
-            value = like = values.get(variable)
-            if self._ranks.size > 1:
-                like = variable.variable.container.storage[0]  # of the shape that the other ranks know
-                if value is not None:
-                    check_shape(variable, value, like)
-            return contiguous(context, value) if place == owner else \
-                gpuarray.empty(like.shape, like.dtype, context=gpu_context(context))
+        def array_on(memory, place, variable, owner):
+            value, old = values.get(variable), variable.variable.container.storage[0]
+            if self._ranks.size > 1 and value is not None:
+                check_shape(variable, value, old)
+            like = old if value is None else value
+            return memory.contiguous(value) if place == owner else memory.empty(like.shape, like.dtype)
         devices = []
         for i, context in enumerate(communicator.contexts):
             with MemoryExplained(i, context, 'update'):
-                devices.append([array_on(context, communicator.first + i, *each) for each in owners.items()])
+                memory, place = self._memory(context), communicator.first + i
+                devices.append([array_on(memory, place, *each) for each in owners.items()])
         return devices

@@ -9,13 +9,12 @@ from ..comm.activities import ADD
 from ..comm.collectives import all_gather_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
-from ..devices.contexts import gpu_context
 from ..devices.cuda_libraries.nccl import DTYPES, OPS
 from ..devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
 from ..errors import ExchangeError, GraphError, warn
 from .batch import DeviceSum, Shard, Values
 from .launcher import MemoryExplained, error_of
-from .replicas.transfers import ALIGNED, SMALL, copy_to, describe, fetch
+from .replicas.transfers import ALIGNED, SMALL, DeviceMemory, copy_to, describe, fetch
 from .sums import HostSums
 from .timeline import span
 
@@ -74,15 +73,11 @@ class Layout:
         self.ops = np.full(len(names), OPS['sum'], 'int32')
         self.roots = np.array([EVERY] * len(flat) + [self.owners.get(i, EVERY) for i in self.large], 'int32')
 
-    def received(self, context: Context, place: int) -> Received:
-        """Return new memory on a context's device for the sums that it gets, at its place among all devices."""
-        from pygpu import gpuarray
-
-        def empty(shape, dtype):
-            return gpuarray.empty(shape, dtype, context=gpu_context(context))
-        flat = {dtype: empty((size,), dtype) for dtype, size in self.sizes.items()}
+    def received(self, memory: DeviceMemory, place: int) -> Received:
+        """Return new memory on a device for the sums that it gets, at its place among all devices."""
+        flat = {dtype: memory.empty((size,), dtype) for dtype, size in self.sizes.items()}
         views = {i: flat[dtype][start:stop].reshape(self.like[i][0]) for i, (dtype, start, stop) in self.places.items()}
-        views.update((i, empty(*self.like[i])) for i in self.large if self.owners.get(i, place) == place)
+        views.update((i, memory.empty(*self.like[i])) for i in self.large if self.owners.get(i, place) == place)
         return Received(flat, views)
 
     def exchange(self, parts: Sequence[Sequence[Any]],
@@ -222,6 +217,7 @@ class DeviceSums(HostSums):
     """
 
     by_host = False
+    _memory: Any = DeviceMemory  # of a context
 
     def __init__(self, *of_host: Any, communicator: NcclCommunicator, over_ranks: bool) -> None:
         super().__init__(*of_host)
@@ -269,8 +265,10 @@ class DeviceSums(HostSums):
         if self._parts is None:
             super().clear()
         else:
-            self._parts = self._parts._replace(arrays=[list(map(_zeros_like, part)) for part in self._parts.arrays])
-            self._arrays = [list(map(_zeros_like, part)) for part in self._arrays]
+            self._parts = self._parts._replace(arrays=[self._zeros(context, part) for context, part in
+                                                       zip(self._parts.contexts, self._parts.arrays)])
+            self._arrays = [self._zeros(context, part) for context, part in
+                            zip(self._communicator.contexts, self._arrays)]
 
     def _add(self, parts, shards, contexts, accumulate, is_last):
         self._reduced = None
@@ -324,9 +322,14 @@ class DeviceSums(HostSums):
         self._arrays, self._received = [], []
         for i, context in enumerate(self._communicator.contexts):
             with MemoryExplained(i, context, 'exchange'):
-                self._arrays.append([contiguous(context, array) for array in part_of[context]] if context in part_of
-                                    else [_zeros_like(array, context) for array in parts.arrays[0]])
-                self._received.append(self._layout.received(context, self._communicator.first + i))
+                memory = self._memory(context)
+                self._arrays.append(list(map(memory.contiguous, part_of[context])) if context in part_of else
+                                    self._zeros(context, parts.arrays[0]))
+                self._received.append(self._layout.received(memory, self._communicator.first + i))
+
+    def _zeros(self, context, arrays):
+        """Return zeros on a context's device, of the shapes of some arrays."""
+        return [self._memory(context).zeros(array.shape, array.dtype) for array in arrays]
 
     def _enqueue(self, arrays, received):
         with span('all_reduce', 'all_reduce'):
@@ -375,16 +378,3 @@ class DeviceSums(HostSums):
         if not (error <= n * (limits.eps * scale[counts] + limits.tiny)).all():
             return 'a sum differs from the sum on the host by %.3g, which is more than rounding' % np.nanmax(error)
         return ''
-
-
-def contiguous(context: Context, array: Any) -> Any:
-    """Return an array as one piece of memory on a context's device."""
-    if isinstance(array, np.ndarray):
-        from pygpu import gpuarray
-        return gpuarray.array(array, context=gpu_context(context))
-    return array if array.flags.c_contiguous else array.copy(order='C')
-
-
-def _zeros_like(array, context=None):
-    from pygpu import gpuarray
-    return gpuarray.zeros(array.shape, array.dtype, context=gpu_context(context) if context else array.context)

@@ -18,6 +18,7 @@ from ..graph import graph
 from ..plan import DeviceReduce, Part, Program, StepPlan, SumGroup
 from ..utils import progress
 from . import compiler
+from .batch import Outbox
 from .consensus import check_same_graph, share_first_values
 from .device_broadcast import DeviceBroadcasts
 from .device_sums import DeviceSums
@@ -188,6 +189,10 @@ class Executable:
         self.owners = UpdateOwners(communicator, plan.divided) if plan.divided else None
         self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator) if plan.broadcasts else None
         self.update_buffers = {context: DeviceBuffers(context) for part in plan.update for context in part.contexts}
+
+    def outbox(self) -> Outbox:
+        """Return an outbox for the arguments of an update."""
+        return Outbox(self.update_buffers)
 
     def drop(self) -> None:
         """Free the arrays that a failed step has left on the devices."""

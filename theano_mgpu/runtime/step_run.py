@@ -15,13 +15,13 @@ from ..graph.analysis import SAME, STACK, Reduction
 from ..plan import Output, Part
 from ..plan.schedule import schedule
 from ..plan.step_plan import Boundary
-from .batch import Batch, DeviceSum, Outbox, Shard, Sum, Values
+from .batch import Batch, DeviceSum, Shard, Sum, Values
 from .exchange import exchanged
 from .executable import CompiledPart, Executable
 from .executors import SerialExecutor
 from .launcher import MemoryExplained
 from .replicas.replicated import Replicated
-from .replicas.transfers import copy_to, fetch, own_copy, wait
+from .replicas.transfers import fetch, own_copy, wait
 from .transaction import Transaction
 
 Work = Sequence[Any]  # of (Part, Shard)
@@ -125,8 +125,6 @@ class StepRun:
 
     def finish(self) -> StepResult:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
-        self._exchange(self._plan.last)
-        self._executable.over_ranks.wait()
         of_update = self._update()
         self._wait_for_exchanges()
         results = list(dict.fromkeys(self._plan.results))
@@ -264,8 +262,10 @@ class StepRun:
     # --- the update
 
     def _update(self) -> Values:
-        """Compute the update, and store new values; return the outputs of its parts."""
+        """Compute the update from the values exchanged last, and store new values; return the outputs of its parts."""
         executable, batch = self._executable, self._batch
+        self._exchange(self._plan.last)
+        executable.over_ranks.wait()
         of_update: Values = {}
         for part in self._plan.update:
             compiled, contexts = executable.parts[part], part.contexts[:1] if batch.alone else part.contexts
@@ -302,7 +302,7 @@ class StepRun:
     def _broadcast(self, part: Part, contexts: Sequence[Context]) -> list[list[Any]]:
         """Return the arguments of a part of the update on each context."""
         takes = self._executable.parts[part].takes
-        tasks = [functools.partial(Outbox(self._executable.update_buffers).arguments, part.given, takes[i], context, {},
+        tasks = [functools.partial(self._executable.outbox().arguments, part.given, takes[i], context, {},
                                    self._batch.common) for i, context in enumerate(contexts)]
         return self._launcher.run('broadcast', tasks, contexts) if any(map(any, takes)) else [task() for task in tasks]
 
@@ -321,7 +321,7 @@ class StepRun:
                 if copy not in stored:  # contexts on the host share a copy
                     with MemoryExplained(i, context, 'update'):
                         stored.add(copy)
-                        transaction.replace(copy, copy.type.filter(copy_to(context, values[0])))
+                        transaction.replace_by_copy(copy, values[0], context)
             transaction.then(variable.commit, [*contexts, *others])
 
     # --- outputs

@@ -7,7 +7,8 @@ import numpy as np
 from theano.compile.sharedvalue import SharedVariable
 
 from ..compat.shared_variables import watcher_of
-from .replicas.transfers import own_copy, wait
+from ..devices.context_map import Context
+from .replicas.transfers import copy_to, own_copy, wait
 
 
 class Transaction:
@@ -26,6 +27,10 @@ class Transaction:
         storage = shared.container.storage
         self._old.append((storage, storage[0]))
         storage[0] = value
+
+    def replace_by_copy(self, shared: SharedVariable, value: Any, context: Context) -> None:
+        """Do as `replace`, with a copy of a value of the host or another context, made on the variable's context."""
+        self.replace(shared, shared.type.filter(copy_to(context, value)))
 
     def has_replaced(self, shared: SharedVariable) -> bool:
         """Return whether the step has given a shared variable a new value."""

@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import IO
 
-from ..errors import MgpuError
+from ..errors import PREFIX, MgpuError
 from . import mpi_environment
 
 SHOWN = 4000     # characters of a quiet rank's output that are shown when it fails
@@ -85,7 +85,7 @@ def say(text: str) -> None:
     """Print a line to the original stderr of the process, also on a quiet rank; nothing where that is closed."""
     stream = _terminal or sys.stderr
     if stream is not None:  # else Python would print to stdout
-        print('theano_mgpu: ' + text, file=stream)
+        print(PREFIX + text, file=stream)
 
 
 @functools.lru_cache(maxsize=None)

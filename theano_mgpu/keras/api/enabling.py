@@ -232,11 +232,11 @@ class EnabledState(ParallelState):
         """
         model = self._model()
         outputs = [model.total_loss] if model._is_compiled else model.outputs
-        flags, is_sliced = theano.config.mgpu, Options().slices > 1
+        flags = theano.config.mgpu
         stays_alike = ranks.size == 1 or (ranks.on_one_host and flags.data != 'sharded' and
                                           flags.update_on != 'sharded' and flags.random != 'independent' and
                                           theano.config.device == 'cpu')  # GPUs may round differently each time
-        return stays_alike and not (self.enabled.always or is_placed(outputs) or is_sliced or
+        return stays_alike and not (self.enabled.always or is_placed(outputs) or Options().in_rounds or
                                     flags.executor in ('serial', 'threads'))
 
     def _verify(self, kind, inputs, proceed):

@@ -24,10 +24,15 @@ class Memory:
 
     def array(self, shape: Sequence[int], dtype: Any) -> Array:
         """Return a new C-contiguous array."""
-        itemsize = np.dtype(dtype).itemsize
-        shape = tuple(shape)
-        return Array(Block(self, itemsize * int(np.prod(shape, dtype='int64'))), shape, c_strides(shape, itemsize),
-                     itemsize)
+        dtype, shape = np.dtype(dtype), tuple(shape)
+        return Array(Block(self, dtype.itemsize * int(np.prod(shape, dtype='int64'))), shape,
+                     c_strides(shape, dtype.itemsize), dtype)
+
+    empty = zeros = array  # as of `DeviceMemory`
+
+    def contiguous(self, array: Array) -> Array:
+        """Return an array if it is C-contiguous, or else a copy."""
+        return array if array.is_contiguous else self.array(array.shape, array.dtype)
 
 
 class Block:
@@ -61,7 +66,7 @@ class Array:
     shape : tuple of int
     strides : tuple of int
         In bytes.
-    itemsize : int
+    dtype : np.dtype
 
     Attributes
     ----------
@@ -69,38 +74,43 @@ class Array:
         The content, where it is known: of some whole numbers.
     """
 
-    __slots__ = 'block', 'shape', 'strides', 'itemsize', 'value'
+    __slots__ = 'block', 'shape', 'strides', 'dtype', 'value'
 
-    def __init__(self, block: Block, shape: Shape, strides: Shape, itemsize: int) -> None:
-        self.block, self.shape, self.strides, self.itemsize = block, shape, strides, itemsize
+    def __init__(self, block: Block, shape: Shape, strides: Shape, dtype: np.dtype) -> None:
+        self.block, self.shape, self.strides, self.dtype = block, shape, strides, dtype
         self.value: Any = None
 
     @property
     def nbytes(self) -> int:
         """The bytes of its elements."""
-        return self.itemsize * int(np.prod(self.shape, dtype='int64'))
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype='int64'))
 
     @property
     def is_contiguous(self) -> bool:
         """Return whether the elements lie one after the other, the last axis first."""
-        expected = c_strides(self.shape, self.itemsize)
+        expected = c_strides(self.shape, self.dtype.itemsize)
         return 0 in self.shape or all(size == 1 or stride == wanted for size, stride, wanted in
                                       zip(self.shape, self.strides, expected))
 
     def view(self, shape: Shape, strides: Shape) -> Array:
         """Return a view of the same memory."""
-        return Array(self.block, tuple(shape), tuple(strides), self.itemsize)
+        return Array(self.block, tuple(shape), tuple(strides), self.dtype)
 
     def part(self, shape: Shape) -> Array:
         """Return a view of some of the elements, C-contiguous."""
-        return self.view(shape, c_strides(shape, self.itemsize))
+        return self.view(shape, c_strides(shape, self.dtype.itemsize))
+
+    def __getitem__(self, rows: slice) -> Array:
+        return self.view((len(range(*rows.indices(self.shape[0]))), *self.shape[1:]), self.strides)
 
     def reshaped(self, shape: Shape) -> Array | None:
         """Return a view of another shape; None if the elements would have to be copied."""
         if self.is_contiguous:
-            return self.view(shape, c_strides(shape, self.itemsize))
+            return self.part(shape)
         strides = reshaped_strides(self.shape, self.strides, shape)
         return None if strides is None else self.view(shape, strides)
+
+    reshape = reshaped  # as of an array of NumPy or pygpu
 
 
 def reshaped_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:

@@ -18,12 +18,42 @@ ALIGNED = 16     # a view begins at a multiple of as many elements, for instruct
 SMALL = 1 << 15  # bytes of an array that is fetched together with others
 
 
+class DeviceMemory:
+    """The memory of a context's device."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = gpu_context(context)
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Return a new array without content."""
+        from pygpu import gpuarray  # not installed on every machine without a GPU
+        return gpuarray.empty(shape, dtype, context=self._context)
+
+    def zeros(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Return a new array of zeros."""
+        from pygpu import gpuarray
+        return gpuarray.zeros(shape, dtype, context=self._context)
+
+    def contiguous(self, array: Any) -> Any:
+        """Return an array, of the host or the device, as one piece of memory on the device."""
+        if isinstance(array, np.ndarray):
+            from pygpu import gpuarray
+            return gpuarray.array(array, context=self._context)
+        return array if array.flags.c_contiguous else array.copy(order='C')
+
+
 class DeviceBuffers:
-    """Memory on a context's device that arrays are sent to again and again; none for a ``cpu`` context."""
+    """Memory on a context's device that arrays are sent to again and again; none for a ``cpu`` context.
+
+    Attributes
+    ----------
+    arrays : dict
+        The memory of each key.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._buffers: dict[Any, Any] = {}
+        self.arrays: dict[Any, Any] = {}
 
     def send(self, key: Any, value: Any) -> Any:
         """Return an array on the device; valid until the next one of the key is sent.
@@ -38,11 +68,11 @@ class DeviceBuffers:
             return copy_to(self._context, value)
         if self._context.kind == 'cpu':
             return value
-        from pygpu import gpuarray  # not installed on every machine without a GPU
-        buffer = self._buffers.get(key)
+        from pygpu import gpuarray
+        buffer = self.arrays.get(key)
         if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
             buffer = gpuarray.array(value, dtype=value.dtype, order='C', context=gpu_context(self._context))
-            self._buffers[key] = buffer
+            self.arrays[key] = buffer
         else:
             buffer.write(np.ascontiguousarray(value))
         return buffer
@@ -171,8 +201,8 @@ def flat_layout(like: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[dict[Any, 
 
 def on_device(context: Context) -> Callable[[int, np.dtype], Any]:
     """Return a function that allocates flat arrays on a context's device."""
-    from pygpu import gpuarray
-    return lambda size, dtype: gpuarray.empty((size,), dtype, context=gpu_context(context))
+    memory = DeviceMemory(context)
+    return lambda size, dtype: memory.empty((size,), dtype)
 
 
 def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:

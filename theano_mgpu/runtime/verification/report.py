@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from ...devices.context_map import Context, describe
-from ...errors import GraphError
+from ...errors import PREFIX, GraphError
 from ...utils.tables import Printed, counted
 
 # The largest relative difference that counts as rounding, for each dtype.
@@ -57,7 +57,7 @@ class VerificationReport(Printed):
 
     def show(self, name: str, strict: bool = False) -> None:
         """Print it to stderr under a name; with `strict`, raise a GraphError unless it passed."""
-        print('theano_mgpu: %s: %s' % (name, self), file=sys.stderr)
+        print('%s%s: %s' % (PREFIX, name, self), file=sys.stderr)
         if strict and not self.passed:
             raise GraphError('%s does not give the same answer on several contexts (%s): see the report above'
                              % (name, describe(self.contexts)))
