@@ -21,7 +21,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
 RNG = np.random.RandomState(0)
-N, SHARDS = 7, [(4, 2, 1), (1, 6)]
+N, SHARDS = 7, [(4, 2, 1), (1, 6), (7,)]
 PLAIN, COMPILED = theano.Mode('py', None), theano.Mode('cvm', 'fast_compile').excluding('gpuarray_opt')
 x, s, v, images = T.dmatrix('x'), T.dtensor3('s'), T.dvector('v'), T.dtensor4('images')
 labels, words = T.ivector('labels'), T.imatrix('words')
