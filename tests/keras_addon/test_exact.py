@@ -129,7 +129,7 @@ def stateful_metrics():
 
 
 @DTYPES
-def test_stateful_metrics(dtype, contexts):
+def test_stateful_metrics(dtype, contexts, interpreted):
     data = [[noise(N, 6)], [one_hot(N)]]
     check(dense, compiling('sgd', metrics=stateful_metrics), data, dtype, contexts)
 
