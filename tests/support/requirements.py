@@ -47,5 +47,6 @@ def takes_a_gpu(item):
 def is_slow_on_opencl(item):
     """Return whether a test would compute on OpenCL, and `make test` computes it on the CUDA stand-in: see `cuda`."""
     core = item.get_closest_marker('cuda')
-    return bool(core and core.kwargs.get('opencl') == 'slow' and item.get_closest_marker('opencl')
+    on_cpu = hasattr(item, 'callspec') and item.callspec.params.get('kind') == 'cpu'
+    return bool(core and core.kwargs.get('opencl') == 'slow' and item.get_closest_marker('opencl') and not on_cpu
                 and not any(device.startswith('cuda') for device in gpu_devices()))
