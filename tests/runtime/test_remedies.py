@@ -75,7 +75,7 @@ def test_batches_of_any_size_train(n, memory):
 
 
 FEWEST = MODEL + '''
-(step, _), size = training(), 3000
+(step, _), size = training(), 6000
 step(*batches(size))
 number = step.built.splitter.slices[size,]
 del step
