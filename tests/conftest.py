@@ -27,7 +27,7 @@ import theano
 from support import initial_weights
 from support.devices import context_map
 from support.modes import LAZY
-from support.requirements import MISSING, takes_a_gpu
+from support.requirements import MISSING, is_slow_on_opencl, takes_a_gpu
 from support.two_hosts import two_hosts_or_skip
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
@@ -45,14 +45,16 @@ collect_ignore = ['keras_scripts', 'theano_scripts', 'support/error_cases.py', '
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers
 def pytest_collection_modifyitems(items):
-    """Mark tests that compute on a GPU device, and put them first.
+    """Mark tests that compute on a GPU device, and put them first, with those that compute on one if there is one.
 
     A test worker begins with a run of neighbours. So one worker builds most OpenCL kernels: CLBlast's alone take 7 s.
     """
     for item in items:
         if takes_a_gpu(item):
             item.add_marker('opencl')
-    items.sort(key=lambda item: not item.get_closest_marker('opencl'))
+        if is_slow_on_opencl(item):
+            item.add_marker('slow')
+    items.sort(key=lambda item: not (item.get_closest_marker('opencl') or 'gpu' in item.name))
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures

@@ -53,6 +53,8 @@ def run_python(words, case, dtype):
     flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
     flags.pop('contexts', None)
     flags['floatX'] = dtype
+    if case in QUICK:  # compiling would take most of the time
+        flags.update(cxx='', optimizer='fast_compile')
     name, *arguments = case.split()
     done = subprocess.run([sys.executable] + words + [os.path.join(FOLDER, name + '.py')] + arguments,
                           capture_output=True, text=True, timeout=500, cwd=FOLDER,

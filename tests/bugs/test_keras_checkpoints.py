@@ -109,7 +109,8 @@ def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts,
     assert_bitwise(found[2], expected[2])
 
 
-def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(cpu2, tmp_path, forgetful):
+@pytest.mark.parametrize('batches', [(3, 8), pytest.param((4, 9), marks=pytest.mark.slow)], ids=str)
+def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(batches, cpu2, tmp_path, forgetful):
     """Resuming is exact also with callbacks that add to the logs (History had no lr for skipped batches), write a log,
     or run the model themselves (the losses got out of step)."""
     from keras.callbacks import CSVLogger, LambdaCallback, LearningRateScheduler
@@ -126,7 +127,7 @@ def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(cpu2, tmp_path, for
     whole = keras_model()
     expected, logs = fit(None, whole)
     assert set(expected) == {'loss', 'mae', 'val_loss', 'val_mae', 'lr', 'test_loss'}
-    for killed_at in (3, 4, 8, 9):
+    for killed_at in batches:
         name = '%d.npz' % killed_at
         with pytest.raises(KeyboardInterrupt):
             fit(name, keras_model(), interrupted_at=killed_at, every=1 + killed_at % 3)

@@ -83,7 +83,8 @@ def pickled(model, path):
 
 
 @pytest.mark.parametrize('optimizer, copy', [
-    ('adam', saved_to_a_file), ('adam', saved_to_a_stream), ('adam', saved_to_a_group), ('adam', pickled),
+    ('adam', saved_to_a_file), pytest.param('adam', saved_to_a_stream, marks=pytest.mark.slow),
+    pytest.param('adam', saved_to_a_group, marks=pytest.mark.slow), ('adam', pickled),
     pytest.param('rmsprop', saved_to_a_file, marks=pytest.mark.slow),
     pytest.param('momentum', saved_to_a_file, marks=pytest.mark.slow)])
 def test_a_loaded_model_has_the_state_of_its_optimizer(optimizer, copy, tmp_path):

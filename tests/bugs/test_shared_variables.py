@@ -11,6 +11,7 @@ import theano
 import theano.tensor as T
 from models import plain_step
 from support.faulty_executor import faulty
+from support.parameters import SLOW_ON_GPU
 from support.small_models import data, dense_model, momentum
 
 
@@ -99,6 +100,7 @@ def test_a_function_that_updates_a_variable_waits_for_the_end_of_a_step(cpu2, fi
     thread.join()
 
 
+@SLOW_ON_GPU
 def test_a_function_that_fails_after_it_has_updated_in_place_leaves_replicas_alike(contexts, kind):
     """The copies kept the former value, the variable had the new one."""
     contexts(kind, 2)

@@ -13,6 +13,7 @@ from theano_mgpu.cli import main
 
 import pytest
 import theano
+from support.parameters import slow_but
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = ['--contexts', 'left->cpu;right->cpu']
@@ -98,9 +99,12 @@ SCRIPTS = {
                 print(pool.map(work, [1, 2]))
     ''',
 }
+# The others end in the same way as one of these.
+QUICK_ONES = ('looks around', 'exits 3', 'raises', 'is interrupted', 'fails at exit', 'closes its output',
+              'spawns a process')
 
 
-@pytest.mark.parametrize('name', list(SCRIPTS))
+@pytest.mark.parametrize('name', slow_but(QUICK_ONES, SCRIPTS))
 def test_a_script_without_keras_runs_as_under_python(name, tmp_path):
     (tmp_path / 'folder').mkdir()
     write(tmp_path / 'folder' / 'script.py', SCRIPTS[name])

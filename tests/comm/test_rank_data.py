@@ -22,12 +22,23 @@ def test_ranks_that_feed_their_own_data_may_end_early(tmp_path, contexts):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_samples_that_meet_and_have_states_may_be_on_several_ranks(tmp_path):
+@pytest.fixture(scope='module')
+def in_one_job(tmp_path_factory):
+    """Run jobs on two ranks and in one process; return a function from a job to the arrays of each, and the output."""
+    folder = tmp_path_factory.mktemp('data')
+
+    def words(start):
+        return ['coupled_shards', folder / ('coupled_shards_' + start),
+                'then', 'refused', folder / ('refused_' + start)]
+    done = launch(2, *words('ranks'), flags=INTERPRETED)
+    alone(*words('one'), flags=INTERPRETED)
+    return lambda job: [arrays(folder / (job + name)) for name in ('_ranks.0.npz', '_ranks.1.npz', '_one.0.npz')], done
+
+
+def test_samples_that_meet_and_have_states_may_be_on_several_ranks(in_one_job):
     """Ranks feed 3 and 2 samples of a batch, at the end 3 and none; a rate comes with each call."""
-    launch(2, 'coupled_shards', tmp_path / 'ranks', flags=INTERPRETED)
-    alone('coupled_shards', tmp_path / 'one', flags=INTERPRETED)
-    first, last = arrays(tmp_path / 'ranks.0.npz'), arrays(tmp_path / 'ranks.1.npz')
-    one = arrays(tmp_path / 'one.0.npz')
+    results, _ = in_one_job
+    first, last, one = results('coupled_shards')
     np.testing.assert_allclose(first[:3], one[:3], rtol=1e-10)                           # losses
     np.testing.assert_allclose(last[:2], one[:2], rtol=1e-10)
     for number in range(2):                                                              # states
@@ -61,12 +72,10 @@ def test_ranks_may_slice_batches_from_their_own_parts_of_a_data_set(calls, tmp_p
         np.testing.assert_allclose(each[-1], w.get_value(), rtol=1e-12)
 
 
-def test_what_cannot_be_computed_in_parts_is_computed_by_each_rank(tmp_path):
-    done = launch(2, 'refused', tmp_path / 'ranks', flags=INTERPRETED)
-    alone('refused', tmp_path / 'one', flags=INTERPRETED)
-    expected = arrays(tmp_path / 'one.0.npz')
-    for rank in range(2):
-        *ours, error = arrays(tmp_path / ('ranks.%d.npz' % rank))
+def test_what_cannot_be_computed_in_parts_is_computed_by_each_rank(in_one_job):
+    results, done = in_one_job
+    *of_ranks, expected = results('refused')
+    for *ours, error in of_ranks:
         assert 'each process has samples of its own' in str(error) and 'CumOp' in str(error)
         for one, other in zip(ours, expected):
             np.testing.assert_allclose(one, other, rtol=1e-10)

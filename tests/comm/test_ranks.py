@@ -28,14 +28,31 @@ def one_context(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize('ranks,contexts,update_on', [
-    (2, 'a->cpu;b->cpu;c->cpu;d->cpu', 'auto'), pytest.param(2, 'a->cpu', 'auto', marks=pytest.mark.slow),
-    (2, 'a->cpu', 'sharded'), pytest.param(3, 'a->cpu', 'sharded', marks=pytest.mark.slow),
-    pytest.param(3, 'a->cpu', 'auto', marks=pytest.mark.slow),
-    pytest.param(2, 'a->cpu;b->cpu;c->cpu;d->cpu', 'sharded', marks=pytest.mark.slow),
-    pytest.param(2, 'a->cpu;b->cpu;c->cpu', 'sharded', marks=pytest.mark.slow)])  # one context, and two
-def test_training_is_that_of_one_process_with_one_context(ranks, contexts, update_on, one_context, tmp_path):
+FOUR = 'a->cpu;b->cpu;c->cpu;d->cpu'
+WAYS = {'four contexts': (FOUR, 'mgpu.update_on=auto'), 'sharded': ('a->cpu', 'mgpu.update_on=sharded'),
+        'half precision': ('a->cpu', 'mgpu.exchange=float16'), 'overlap': ('a->cpu', 'mgpu.overlap=True')}
+
+
+@pytest.fixture(scope='module')
+def two_ranks(tmp_path_factory):
+    """Train on two ranks in each way, in one job; return a dict from the way to its results, and the output."""
+    folder = tmp_path_factory.mktemp('ranks')
+    paths = {way: folder / ('%d.npz' % i) for i, way in enumerate(WAYS)}
+    words = [['then', 'train', paths[way], contexts, 'plain', flag] for way, (contexts, flag) in WAYS.items()]
+    return paths, launch(2, *sum(words, [])[1:]).stdout
+
+
+@pytest.mark.parametrize('way', ['four contexts', 'sharded'])
+def test_training_on_two_ranks_is_that_of_one_process_with_one_context(way, two_ranks, one_context):
     """Weights, optimizer state, running mean, count and outputs agree, also after batches of few samples."""
+    assert_same(two_ranks[0][way], one_context, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('ranks,contexts,update_on', [
+    (2, 'a->cpu', 'auto'), (3, 'a->cpu', 'sharded'), (3, 'a->cpu', 'auto'), (2, FOUR, 'sharded'),
+    (2, 'a->cpu;b->cpu;c->cpu', 'sharded')])  # one context, and two
+def test_training_is_that_of_one_process_with_one_context(ranks, contexts, update_on, one_context, tmp_path):
     flags = 'floatX=float32,mgpu.update_on=' + update_on
     launch(ranks, 'train', tmp_path / 'ranks.npz', contexts, 'plain', flags=flags)
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
@@ -68,18 +85,15 @@ def noted(path, rank):
 
 def test_each_rank_has_its_part_of_a_divided_state(tmp_path):
     """A state that is saved with a divided update is loaded with a whole one, too; both go on alike, bit by bit."""
-    path, file = tmp_path / 'values.npz', tmp_path / 'state.npz'
-    launch(2, 'divided', path, file, 'sharded', flags=INTERPRETED)
-    assert not set(noted(path, 0)) & set(noted(path, 1)) and len(noted(path, 0) + noted(path, 1)) == 6  # Adam's
-    whole, divided = arrays(path), {}
-    for update_on in ('device', 'sharded'):
-        launch(2, 'divided', path, file, update_on, flags=INTERPRETED)
-        divided[update_on] = arrays(path)
-    file_of_device = tmp_path / 'device.npz'
-    launch(2, 'divided', path, file_of_device, 'device', flags=INTERPRETED)
-    assert noted(path, 0) == noted(path, 1) == []
-    for each in [*divided.values(), arrays(path)]:
-        for ours, theirs in zip(each, whole):
+    file, file_of_device = tmp_path / 'state.npz', tmp_path / 'device.npz'
+    first, device, sharded, last = paths = [tmp_path / ('%d.npz' % i) for i in range(4)]
+    launch(2, 'divided', first, file, 'sharded', 'then', 'divided', device, file, 'device',
+           'then', 'divided', sharded, file, 'sharded', 'then', 'divided', last, file_of_device, 'device',
+           flags=INTERPRETED)
+    assert not set(noted(first, 0)) & set(noted(first, 1)) and len(noted(first, 0) + noted(first, 1)) == 6  # Adam's
+    assert noted(last, 0) == noted(last, 1) == []
+    for path in paths[1:]:
+        for ours, theirs in zip(arrays(path), arrays(first)):
             np.testing.assert_array_equal(ours, theirs)
 
 
@@ -90,22 +104,27 @@ def test_a_divided_state_is_read_on_every_rank(tmp_path):
             "reading a value of which each rank has a part (update_on='sharded')" in noted(tmp_path / 'met', rank)
 
 
-@pytest.mark.parametrize('ranks,contexts,flags', [
-    (2, 'a->cpu', ''), pytest.param(3, 'a->cpu;b->cpu;c->cpu;d->cpu', '', marks=pytest.mark.slow),
-    pytest.param(2, 'a->cpu', ',mgpu.micro_batches=2', marks=pytest.mark.slow)])
-def test_training_with_overlap(ranks, contexts, flags, one_context, tmp_path):
+def test_training_with_overlap_on_two_ranks(two_ranks, one_context):
     """Gradients are exchanged on another thread while others are computed."""
+    paths, stdout = two_ranks
+    assert_same(paths['overlap'], one_context, 1e-5)
+    assert 'pieces: 3, a thread exchanges: True' in stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('ranks,contexts,flags', [(3, FOUR, ''), (2, 'a->cpu', ',mgpu.micro_batches=2')])
+def test_training_with_overlap(ranks, contexts, flags, one_context, tmp_path):
     done = launch(ranks, 'train', tmp_path / 'ranks.npz', contexts, 'plain',
                   flags='floatX=float32,mgpu.overlap=True' + flags)
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
     assert 'pieces: 3, a thread exchanges: True' in done.stdout
 
 
-def test_training_in_half_precision(one_context, tmp_path):
+def test_training_in_half_precision(two_ranks, one_context):
     """Only the gradients are rounded: the first loss, and the counts, are exact."""
-    launch(2, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain', flags='floatX=float32,mgpu.exchange=float16')
-    assert_same(tmp_path / 'ranks.npz', one_context, 1e-3)
-    ours, theirs = arrays(tmp_path / 'ranks.npz'), arrays(one_context)
+    path = two_ranks[0]['half precision']
+    assert_same(path, one_context, 1e-3)
+    ours, theirs = arrays(path), arrays(one_context)
     assert any(abs(a - b).max() > 1e-5 * abs(b).max() for a, b in zip(ours, theirs) if a.size)
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-6)
     integers = [pair for pair in zip(ours, theirs) if pair[0].dtype.kind == 'i']

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.modes import PYTHON
 from support.small_models import data
 
 
@@ -58,6 +59,26 @@ def test_a_program_is_built_once(opencl2):
     assert programs_of(opencl2[0], chain) == [0, 0, built + shared]
     again = programs_of(opencl2[1], chain)
     assert again == [0, built, built + shared]
+
+
+ADDITIONS = {'elementwise': lambda x, y: T.sqr(x) - y, 'rows': lambda x, y: T.inc_subtensor(x[1:], y[1:]),
+             'listed rows': lambda x, y: T.inc_subtensor(x[[2, 0]], y[1:])}
+
+
+@pytest.mark.parametrize('name', list(ADDITIONS))
+def test_kernels_are_built_when_they_are_called(name, opencl2):
+    """Each op had seven kernels: for contiguous arrays, and for one to three dimensions with two sizes of addresses."""
+    x, y = T.ftensor3('x'), T.ftensor3('y')
+    result = ADDITIONS[name](x, y)
+    before = counts()
+    f = compiler.compile_for(opencl2[0], [x, y], [result], {}, {})
+    built, _, shared = counts() - before
+    assert built + shared == 1
+    values = np.arange(48, dtype='float32').reshape(2, 3, 2, 4)
+    there = Sender(f).send(list(values))
+    plain = theano.function([x, y], result, mode=PYTHON)
+    for view in (lambda array: array, lambda array: array[:, ::-1, ::2]):
+        np.testing.assert_array_equal(f(*map(view, there))[0], plain(*map(view, values)))
 
 
 SCRIPT = """

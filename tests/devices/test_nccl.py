@@ -220,15 +220,15 @@ def test_gradients_are_not_copied_to_the_host(tmp_path):
 
 WRONG = TRAINING + '''
 kind = KIND
-step, params = trained('auto', 2)
+step, params = trained('auto', 2, normalise=False)
 nccl.ncclOnCpuFailAfter(ctypes.c_long(0), kind)
 print(fails(lambda: step(*next(batches(1)))))
 print(fails(lambda: [step(*batch) for batch in batches(3)]))
-other, others = trained('host', 2)
+other, others = trained('host', 2, normalise=False)
 other(*next(batches(1)))
 [other(*batch) for batch in batches(3)]
 print(all(np.allclose(a, b, 1e-3, 1e-4) for a, b in zip(values(params), values(others))))
-step, _ = trained('auto', 2)
+step, _ = trained('auto', 2, normalise=False)
 print([choice.reason for choice in step.plan.choices if choice.what == 'collectives'])
 print(fails(lambda: trained('nccl', 2)))
 '''

@@ -54,8 +54,8 @@ def test_dense_with_adam(contexts, n, dtype, plain):
 
 @pytest.mark.opencl
 @FLOAT64_SLOW
-@pytest.mark.parametrize('n', [pytest.param(2, marks=pytest.mark.cuda), pytest.param(3, marks=pytest.mark.slow),
-                               pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('n', [pytest.param(2, marks=pytest.mark.cuda(opencl='slow')),
+                               pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_dense_with_adam_on_devices(contexts, n, dtype, plain):
     check_dense(contexts, 'gpu', n, dtype, plain)
 
@@ -86,7 +86,7 @@ def check_dense(contexts, kind, n, dtype, plain):
 
 @pytest.mark.parametrize('kind', [pytest.param('cpu', marks=pytest.mark.slow),
                                   pytest.param('gpu', marks=pytest.mark.opencl)])
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 @pytest.mark.needs_compiler
 @FLOAT64_SLOW
 @pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -31,7 +31,7 @@ def test_outputs_are_gathered_in_order(contexts, kind, weights):
         assert type(product) is np.ndarray
 
 
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 def test_outputs_are_those_of_the_whole_batch(contexts, kind):
     contexts(kind, 3)
     x = T.fmatrix('x')
@@ -106,7 +106,7 @@ def test_givens_and_shared_data(cpu2, weights):
     np.testing.assert_allclose(f(np.array([3], 'int32')), X[::-1][[3]].dot(weights.get_value()), rtol=1e-5)
 
 
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 def test_default_updates_are_merged_by_sub_batch_size(contexts, kind):
     """A running mean over an uneven split is the same as on one device."""
     contexts(kind, 3)
@@ -192,7 +192,8 @@ def test_wrong_arguments(cpu2):
     np.testing.assert_array_equal(f(X), X)
 
 
-@pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'), ('gpu', 'threads')])
+@pytest.mark.parametrize('kind,executor', [
+    ('cpu', 'serial'), ('cpu', 'threads'), pytest.param('gpu', 'threads', marks=pytest.mark.slow)])
 def test_an_exception_in_one_replica(contexts, kind, executor):
     """The error names replica, context and samples; streams are where they were, and the call can be repeated."""
     active = contexts(kind, 2)

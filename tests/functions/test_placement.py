@@ -60,7 +60,7 @@ def test_in_float32(cpu3, name):
         check(training_step(name, cpu3, micro_batches=2), name, SIZES)
 
 
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 @pytest.mark.parametrize('kind,name', ON_GPU)
 def test_on_devices(contexts, kind, name):
     places = contexts(kind, 3 if name == 'chain_of_three' else 2)

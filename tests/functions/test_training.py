@@ -13,6 +13,7 @@ import theano.tensor as T
 from models import adam, plain_step
 from support.comparison import note_of
 from support.faulty_executor import faulty
+from support.parameters import SLOW_ON_GPU
 from support.small_models import (
     data,
     dense_model,
@@ -39,7 +40,7 @@ def make_step(model, updates=momentum, **kwargs):
     return mgpu.training_function(model.inputs, model.loss, model.params, updates, **kwargs)
 
 
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 def test_outputs_are_gathered_or_reduced_as_told(contexts, kind):
     contexts(kind, 2)
     model = dense_model()
@@ -133,6 +134,7 @@ def test_wrong_options(cpu2):
             make_step(model, micro_batches=wrong)
 
 
+@SLOW_ON_GPU
 @pytest.mark.parametrize('check', [True, False])
 def test_a_loss_that_is_not_finite(contexts, kind, check):
     contexts(kind, 2)
@@ -241,7 +243,7 @@ def dropout_step(seed):
     return model, mgpu.training_function(model.inputs, loss, model.params, adam)
 
 
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 def test_a_loaded_state_goes_on_where_it_stopped(contexts, kind, tmp_path):
     """The state consists of parameters, Adam's state, and the random stream."""
     contexts(kind, 2)

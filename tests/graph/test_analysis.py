@@ -21,7 +21,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
 RNG = np.random.RandomState(0)
-N, SHARDS = 7, [(4, 2, 1), (1, 6)]
+N, SHARDS = 7, [(4, 2, 1), (1, 6), (7,)]
 PLAIN, COMPILED = theano.Mode('py', None), theano.Mode('cvm', 'fast_compile').excluding('gpuarray_opt')
 x, s, v, images = T.dmatrix('x'), T.dtensor3('s'), T.dvector('v'), T.dtensor4('images')
 labels, words = T.ivector('labels'), T.imatrix('words')
@@ -413,7 +413,8 @@ def test_gradients_of_weights_beside_a_sparse_product():
 
 
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize('name', CONVOLUTIONS)
+@pytest.mark.parametrize('name', slow_but(
+    ['conv', 'conv transposed', 'legacy', 'pool of steps', 'neighbours'], CONVOLUTIONS))
 def test_convolution(name):
     check([CONVOLUTIONS[name]] + with_gradients(CONVOLUTIONS[name]), COMPILED)
 

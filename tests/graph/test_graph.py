@@ -207,7 +207,7 @@ def marks_of(name):
 
 
 @pytest.mark.parametrize('name', [pytest.param(name, marks=marks_of(name)) for name in sorted(CASES)])
-def test_op(contexts, name):
+def test_op_on_cpu_and_gpu(contexts, name):
     inputs, outputs, arguments = CASES[name]()
     results = {}
     for kind in ('cpu', 'gpu') if gpu_devices() else ('cpu',):

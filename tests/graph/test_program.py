@@ -10,7 +10,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.modes import PYTHON
-from support.stages import n_stages, run, split
+from support.stages import compiled, n_stages, run, split
 from theano.configparser import change_flags
 from theano.gradient import disconnected_grad
 from theano.ifelse import ifelse
@@ -337,18 +337,19 @@ def merged_samples_that_meet(x):
     return [(flat * T.arange(flat.shape[0]).dimshuffle(0, 'x') * T.sqr(flat).sum()).sum(0)]
 
 
-@pytest.mark.parametrize('sizes', [SIZES, pytest.param((N,), marks=pytest.mark.slow)])
 @pytest.mark.parametrize('build, data, stages', list(CASES.values()))
-def test_cut_graphs_give_what_one_device_gives(build, data, stages, sizes):
+def test_cut_graphs_give_what_one_device_gives(build, data, stages):
     inputs = [T.TensorType(array.dtype, (False,) * array.ndim)() for array in data]
     outputs = build(*inputs)
     program = partition(inputs, outputs)
     assert n_stages(program) == stages
     mode = COMPILED if data[0] is IMAGES else PYTHON
     expected = theano.function(inputs, outputs, no_default_updates=True, mode=mode)(*data)
-    for ours, whole in zip(run(program, split(data, sizes), mode), expected):
-        assert np.shape(ours) == np.shape(whole) and ours.dtype == whole.dtype
-        np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
+    run_on = compiled(program, mode)
+    for sizes in (SIZES, (N,)):
+        for ours, whole in zip(run_on(split(data, sizes)), expected):
+            assert np.shape(ours) == np.shape(whole) and ours.dtype == whole.dtype
+            np.testing.assert_allclose(ours, whole, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize('build, reason', [

@@ -70,7 +70,7 @@ def float64(monkeypatch):
 
 
 def test_random_graphs():
-    check(40)
+    check(25)
 
 
 @pytest.mark.slow

@@ -143,6 +143,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow  # test_checks.py and tests/bugs/test_keras_checkpoints.py continue fits, too
 def test_a_fit_with_a_checkpoint_continues_with_the_same_bits(contexts, tmp_path):
     contexts('cpu', 2)
 

@@ -290,7 +290,7 @@ def test_a_subclassed_model(same, compiled):
     assert report.usages[0].samples['train'] == 86
 
 
-def test_the_first_batches_of_a_model_that_is_not_built_are_looked_ahead_for(contexts, compiled):
+def test_the_first_batches_of_a_model_that_is_not_built_are_looked_ahead_for(contexts, compiled, interpreted):
     contexts('cpu', 2)
     enable(always=True)
     seen = []
@@ -340,6 +340,7 @@ def test_scikit_learn_wrappers(same, compiled):
     same(script)
 
 
+@pytest.mark.slow  # tests/bugs/test_child_processes.py runs a search, too
 def test_grid_search(same, compiled):
     search = pytest.importorskip('sklearn.model_selection')
 

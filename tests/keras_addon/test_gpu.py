@@ -23,7 +23,7 @@ def test_models(name, contexts):
     check(build, compiling(metrics=['accuracy']), data, 'float32', contexts, kind='gpu', mode=None, test=False)
 
 
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 def test_evaluation_and_prediction(contexts):
     contexts('gpu', 2)
     plain, model = built(dense), multi_gpu_model(built(dense))

@@ -20,7 +20,7 @@ from support.modes import PYTHON
 from support.optimizer_zoo import OPTIMIZERS, Steps, states_of
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*one context is faster', 'ignore:.*several cores')
-X, Y = noise(24, 5, 4), one_hot(24)
+X, Y = noise(24, 2, 4), one_hot(24)
 FIT = {'batch_size': 8, 'epochs': 2, 'shuffle': True, 'verbose': 0}
 
 
@@ -44,7 +44,7 @@ def with_states():
     """Return a model with a state for each sample, running statistics, random numbers, and a value that is printed."""
     np.random.seed(3)
     return Sequential([
-        L.SimpleRNN(4, stateful=True, batch_input_shape=(8, 5, 4)), L.BatchNormalization(), L.Dropout(.3),
+        L.SimpleRNN(4, stateful=True, unroll=True, batch_input_shape=(8, 2, 4)), L.BatchNormalization(), L.Dropout(.3),
         L.Lambda(lambda value: K.print_tensor(value, 'seen'), output_shape=(4,)), head()])
 
 

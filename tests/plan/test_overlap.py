@@ -49,7 +49,7 @@ def test_the_backward_pass_is_cut(n, most, pieces, contexts, overlap, monkeypatc
 
 
 @pytest.mark.opencl
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 @pytest.mark.parametrize('make,shape,updates,options', [
     (dense_model, (7,), 'clipped_adam', {'executor': 'threads'}), (dense_model, (7,), 'adam', {'micro_batches': 3}),
     pytest.param(conv_model, (2, 8, 8), 'momentum', {'executor': 'threads'},

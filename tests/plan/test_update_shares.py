@@ -12,7 +12,7 @@ from models import adam
 from support.small_models import data, dense_model, momentum
 from support.strategies import examples
 
-pytestmark = [pytest.mark.opencl, pytest.mark.cuda]
+pytestmark = [pytest.mark.opencl, pytest.mark.cuda(opencl='slow')]
 
 
 def clipped_adam(gradients, params):

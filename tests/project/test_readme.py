@@ -18,6 +18,7 @@ DOCUMENTS = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 
              'docs/upstream_tests.md', 'examples/README.md'] + GUIDE
 SITE = ['docs/index.md'] + sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/reference/*.md'))
 SAME = 'same answer: the largest difference is'
+QUICK = 'floatX=float32,mode=FAST_COMPILE'  # compiling would take most of the time
 
 
 def text_of(document):
@@ -80,7 +81,7 @@ def is_trained(out):
 
 def test_python_blocks_run(tmp_path):
     """The blocks of README and of the guide run on two contexts."""
-    out = run_blocks(['README.md'] + GUIDE, tmp_path, 'contexts=dev0->cpu;dev1->cpu,floatX=float32')
+    out = run_blocks(['README.md'] + GUIDE, tmp_path, 'contexts=dev0->cpu;dev1->cpu,' + QUICK)
     assert is_trained(out['README.md']) and is_trained(out['docs/guide/theano.md'].partition('(7, 2)')[0])
     for document in ('README.md', 'docs/guide/theano.md', 'docs/guide/keras.md'):
         assert SAME in out[document]
@@ -89,7 +90,7 @@ def test_python_blocks_run(tmp_path):
 
 def test_python_blocks_run_on_the_contexts_of_the_machine(tmp_path):
     """The flags have no map of contexts."""
-    out, = run_blocks(['docs/guide/theano.md'], tmp_path, 'floatX=float32').values()
+    out, = run_blocks(['docs/guide/theano.md'], tmp_path, QUICK).values()
     assert is_trained(out.partition('(7, 2)')[0]) and SAME in out
 
 

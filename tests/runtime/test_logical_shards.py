@@ -29,7 +29,7 @@ def logical(number=4, **flags):
 class Net:
     """A net with dropout, batch normalisation, Adam, and outputs that are a maximum, rows and a product."""
 
-    def __init__(self, mode=PYTHON, **options):
+    def __init__(self, mode=PYTHON, updates=adam, **options):
         rng = np.random.RandomState(3)
         x, labels = T.matrix('x'), T.ivector('labels')
         self.params = [shared(rng.randn(6, 33) * .3, 'w1'), shared(rng.randn(33, 3) * .3, 'w2')]
@@ -38,7 +38,7 @@ class Net:
         scores = T.nnet.softmax(T.dot(T.tanh(hidden), self.params[1]))
         loss = T.nnet.categorical_crossentropy(scores, labels).mean()
         outputs = [scores.max(), scores, T.prod(1 + scores, axis=0), labels.sum()]
-        self.step = mgpu.training_function([x, labels], loss, self.params, adam, outputs, mode=mode, **options)
+        self.step = mgpu.training_function([x, labels], loss, self.params, updates, outputs, mode=mode, **options)
 
     def train(self, sizes=RAGGED):
         returned = []
@@ -109,7 +109,8 @@ def test_results_are_those_of_plain_theano(contexts):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize('ranks, contexts_there, update_on', [
-    (2, 'a->cpu', 'auto'), (3, 'a->cpu', 'sharded'), pytest.param(2, 'a->cpu;b->cpu', 'auto', marks=pytest.mark.slow),
+    (3, 'a->cpu', 'sharded'), *(pytest.param(2, contexts, 'auto', marks=pytest.mark.slow)
+                                for contexts in ('a->cpu', 'a->cpu;b->cpu')),
     pytest.param(2, 'a->cpu;b->cpu;c->cpu;d->cpu', 'sharded', marks=pytest.mark.slow)])
 def test_any_number_of_ranks_gives_the_same_bits(ranks, contexts_there, update_on, tmp_path):
     flags = INTERPRETED + ',mgpu.logical_shards=4,mgpu.update_on=' + update_on
@@ -118,15 +119,15 @@ def test_any_number_of_ranks_gives_the_same_bits(ranks, contexts_there, update_o
     assert_same_bits(arrays(tmp_path / 'ranks.npz'), arrays(tmp_path / 'one.npz'))
 
 
-@pytest.mark.parametrize('update_on', ['device', pytest.param('host', marks=pytest.mark.slow),
-                                       pytest.param('sharded', marks=pytest.mark.slow)])
-def test_opencl_devices_of_one_type_give_the_same_bits(update_on, contexts):
+@pytest.mark.parametrize('updates, update_on', [
+    (sgd, 'device'), *(pytest.param(adam, where, marks=pytest.mark.slow) for where in ('device', 'host', 'sharded'))])
+def test_opencl_gpus_of_one_type_give_the_same_bits(updates, update_on, contexts):
     """The shards of one device are added on this device, the shards of two devices partly on the host."""
     with logical():
         contexts('gpu', 1)
-        one = Net('FAST_RUN', update_on=update_on).everything((8, 5, 1))
+        one = Net('FAST_RUN', updates, update_on=update_on).everything((8, 5, 1))
         contexts('gpu', 2, of_one_type=True)
-        assert_same_bits(Net('FAST_RUN', update_on=update_on).everything((8, 5, 1)), one)
+        assert_same_bits(Net('FAST_RUN', updates, update_on=update_on).everything((8, 5, 1)), one)
 
 
 ON_STANDIN = '''

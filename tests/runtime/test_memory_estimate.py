@@ -82,7 +82,7 @@ class TestPeaks:
     @pytest.mark.parametrize('call,flags', [
         # The peak is in the update; in the backward pass of the last slice; between views; in the backward pass.
         ('ratios(wide(), 16, 400)', ''), ('ratios(wide(micro_batches=4), 8000, 400)', ''),
-        ('ratios(viewed(), 2000, 20, 20)', ''),
+        pytest.param('ratios(viewed(), 2000, 20, 20)', '', marks=pytest.mark.slow),
         pytest.param('ratios(wide(), 4000, 400)', '', marks=pytest.mark.slow),
         pytest.param('ratios(wide(), 4000, 400)', 'mgpu.collectives=host', marks=pytest.mark.slow),
         pytest.param('ratios(wide(update_on="sharded"), 16, 400)', '', marks=pytest.mark.slow),

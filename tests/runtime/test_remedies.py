@@ -129,7 +129,8 @@ print(len(step.plan.stages) > 4, equal(weights, others), sliced < whole / 4, .9 
 '''
 
 
-@pytest.mark.parametrize('n', [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_coupled_samples.py compares micro-batches over stages with one device
+@pytest.mark.parametrize('n', [1, 2])
 def test_slices_of_a_normalised_batch_wait_on_the_host(n):
     """Between the stages, only one slice is on a device."""
     code = NORMALISED if n > 1 else NORMALISED.replace('weights, adam)', 'weights, adam, micro_batches=2)').replace(

@@ -67,7 +67,7 @@ def test_random_draws_are_bitwise_the_same(contexts, kind):
                   [np.ones((4, 5), 'float32')])
 
 
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 @pytest.mark.needs_compiler
 def test_indexing_constants_and_loops_are_bitwise_the_same(contexts, kind):
     x, rows, table = T.fmatrix('x'), T.ivector('rows'), theano.shared(np.eye(5, dtype='float32'), name='table')

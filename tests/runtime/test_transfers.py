@@ -123,7 +123,8 @@ def states(step):
     return [np.array(variable.variable.get_value()) for variable in step.updated]
 
 
-@pytest.mark.parametrize('n', [1, 2, 3])
+@pytest.mark.parametrize('kind, n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('gpu', 2),
+                                     *(pytest.param('gpu', n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_an_update_on_the_host_is_that_of_one_device(contexts, kind, n):
     model, reference = dense_model(), dense_model()
     names = [context.name for context in contexts(kind, n)]

@@ -8,6 +8,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.modes import PYTHON
+from support.parameters import SLOW_ON_GPU
 from support.small_models import data, dense_model, momentum
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
@@ -39,6 +40,7 @@ def flag():
         yield
 
 
+@SLOW_ON_GPU  # the fixture self_check verifies the functions of tests on GPUs
 def test_a_step_is_verified_and_changes_nothing(step):
     step(*data(5, 7))
     before = [variable.value() for variable in step.variables()]

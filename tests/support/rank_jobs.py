@@ -1,6 +1,10 @@
-"""Entry point of the MPI jobs of tests: ``python rank_jobs.py JOB ARGUMENTS``. Rank 0 writes the results to compare."""
+"""Entry point of the MPI jobs of tests: ``python rank_jobs.py JOB ARGUMENTS``. Rank 0 writes the results to compare.
+
+``JOB ARGUMENTS then JOB ARGUMENTS`` runs jobs one after the other: starting processes takes longer than most of them.
+"""
 import functools
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -19,6 +23,7 @@ from theano_mgpu.plan import buckets
 import numpy as np
 import theano
 import theano.tensor as T
+from theano.configparser import change_flags
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from support.communicator_cases import conformance  # noqa: F401  a job
@@ -31,7 +36,12 @@ from support.rank_stage_jobs import early_sums, reshaped, two_functions  # noqa:
 
 
 def train(path, contexts, *options):
-    """Train with ragged batches; write all outputs, and all state afterwards."""
+    """Train with ragged batches; write all outputs, and all state afterwards. Options with a '=' are flags."""
+    with change_flags(**dict(option.split('=') for option in options if '=' in option)):
+        _train(path, contexts, options)
+
+
+def _train(path, contexts, options):
     mgpu.init(contexts)
     network = Network(None if 'compiled' in options else PYTHON,
                       dropout='plain' not in options)
@@ -228,4 +238,6 @@ def stages(path, contexts):
 
 if __name__ == '__main__':
     buckets.LEAST = 1  # with the flag mgpu.overlap: the networks are small
-    globals()[sys.argv[1]](*sys.argv[2:])
+    words = iter(sys.argv[1:])
+    for job in words:
+        globals()[job](*itertools.takewhile(lambda word: word != 'then', words))

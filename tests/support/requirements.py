@@ -42,3 +42,11 @@ def takes_a_gpu(item):
     """Return whether a test computes on `gpu_devices`: it has the fixture gpu2, or a parameter 'gpu'."""
     values = item.callspec.params.values() if hasattr(item, 'callspec') else ()
     return 'gpu2' in getattr(item, 'fixturenames', ()) or any(isinstance(v, str) and v == 'gpu' for v in values)
+
+
+def is_slow_on_opencl(item):
+    """Return whether a test would compute on OpenCL, and `make test` computes it on the CUDA stand-in: see `cuda`."""
+    core = item.get_closest_marker('cuda')
+    on_cpu = hasattr(item, 'callspec') and item.callspec.params.get('kind') == 'cpu'
+    return bool(core and core.kwargs.get('opencl') == 'slow' and item.get_closest_marker('opencl') and not on_cpu
+                and not any(device.startswith('cuda') for device in gpu_devices()))

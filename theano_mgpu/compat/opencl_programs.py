@@ -15,6 +15,7 @@ import functools
 import hashlib
 import logging
 import os
+import threading
 from typing import Any, Dict, List, Tuple
 
 from ..utils.files import whole_file
@@ -59,7 +60,9 @@ class ProgramCache:
         self._cl = ctypes.CDLL(LOADER)
         self._cl.clCreateProgramWithBinary.restype = _pointer
         self._create, self._compile, self._link = _Create(table[CREATE]), _Compile(table[COMPILE]), _Link(table[LINK])
-        self.functions = {CREATE: _Create(self.create), COMPILE: _Compile(self.compile), LINK: _Link(self.link)}
+        self._lock = threading.Lock()  # replicas in threads build kernels at their first calls
+        self.functions = {CREATE: _Create(self._locked(self.create)), COMPILE: _Compile(self._locked(self.compile)),
+                          LINK: _Link(self._locked(self.link))}
         self._folder = folder
         self._sources: Dict[int, Tuple[int, bytes]] = {}  # program -> (context, source)
         self._headers: Dict[Tuple[int, bytes], int] = {}  # (context, source) -> program that others include
@@ -68,6 +71,13 @@ class ProgramCache:
         self._binaries: Dict[str, bytes] = {}             # path -> content
         self._link_options: List[Any] = []  # options of the first link, which may be NULL; others should be equal
         self.built = self.loaded = self.shared = 0
+
+    def _locked(self, function):
+        """Return a function that one thread at a time calls."""
+        def call(*arguments):
+            with self._lock:
+                return function(*arguments)
+        return call
 
     def create(self, context: int, count: int, strings: Any, lengths: Any, code: Any) -> int:
         """Replace clCreateProgramWithSource: remember the source, and create each header once.

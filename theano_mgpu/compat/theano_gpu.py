@@ -111,6 +111,28 @@ def report_kernels_that_cannot_be_made() -> None:
         return version and version + (1,)
 
 
+def build_kernels_when_called() -> None:
+    """Build the kernels of an elementwise op at their first calls; Theano 1.0.5 builds all of them with the op.
+
+    An op of n dimensions has 2 n + 1 kernels: one for contiguous arrays, and for each number of dimensions that is left
+    where neighbours collapse, one with addresses of 32 bits and one with 64. Few are ever called. libgpuarray builds
+    those for 0 dimensions, as it is told here, at once, and any other one before its first call.
+
+    Without this, PoCL spends most of the time in which a function is compiled on kernels that nothing calls.
+    """
+    from theano.gpuarray.elemwise import GpuElemwise
+    from theano.gpuarray.subtensor import GpuAdvancedIncSubtensor1, GpuIncSubtensor
+    for op_class in (GpuElemwise, GpuIncSubtensor, GpuAdvancedIncSubtensor1):
+        @wrap(op_class)
+        def c_init_code_struct(original, self, node, name, sub):
+            return re.sub(r'args, [^,]+, GE_CONVERT_F16\)', 'args, 0, GE_CONVERT_F16)', original(self, node, name, sub))
+
+        @wrap(op_class)
+        def c_code_cache_version(original, self):
+            version = original(self)
+            return version and version + (2,)
+
+
 def spell_for_opencl() -> None:
     """Write elementwise kernels in OpenCL's language; Theano 1.0.5 writes some that only CUDA and C++ understand.
 
