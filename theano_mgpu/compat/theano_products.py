@@ -29,7 +29,7 @@ def multiply_few_rows_in_blocks() -> None:
     A small batch takes half to a third of the time, on processors with AVX-512, with one thread of BLAS.
     """
     from theano.tensor.blas import GemmRelated
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'products.h')) as file:
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'few_rows.h')) as file:
         ours = file.read()
 
     @wrap(GemmRelated)

@@ -11,7 +11,7 @@ from theano.gof.graph import ancestors
 from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
-from ..comm.products import Product
+from ..comm.tree_products import Product
 from ..devices.context_map import HOST, Context
 from ..devices.contexts import contexts as active_contexts
 from ..devices.nccl import communicator_of

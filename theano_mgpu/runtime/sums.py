@@ -12,8 +12,8 @@ from ..comm.activities import ADD
 from ..comm.communicator import Communicator
 from ..comm.half_precision import all_reduce_in_half
 from ..comm.host_sum import all_reduce, bucket_ranges
-from ..comm.products import Product, add_products
 from ..comm.tree import Node, Tree, add_arrays, add_over_ranks
+from ..comm.tree_products import Product, add_products
 from ..devices.context_map import HOST, Context
 from ..plan import AllReduce, ReduceScatter, SumGroup
 from ..utils.worker_threads import Task, WorkerThreads

@@ -1,6 +1,6 @@
-// Products with few columns. OpenBLAS copies a whole matrix into another order before it multiplies it, which for 16
-// columns takes as long as the product, or twice. From 0.3.18 on it has kernels for small matrices that read them as they lie, for
-// processors with AVX-512. Blocks of a large matrix are such small matrices. These functions do not exist in other BLAS.
+// Products with few columns. OpenBLAS copies a whole matrix into another order before it multiplies it. For 16 columns
+// this takes as long as the product, or twice. From 0.3.18 on it also has kernels for small matrices, which read them
+// as they lie, for processors with AVX-512: a large matrix is multiplied by them in blocks. Another BLAS gets it whole.
 #include <algorithm>
 #include <cstring>
 

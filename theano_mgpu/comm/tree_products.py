@@ -11,10 +11,12 @@ import theano
 from theano.tensor.blas import ldflags
 
 from ..utils import native
+from . import host_reduce
 from .tree import Node, Tree
 
-SOURCE = Path(__file__).with_name('products.cpp')
+SOURCE = Path(__file__).with_name('tree_products.cpp')
 SMALL = 1 << 15  # elements of a product that is not worth being kept for later
+SHARE = 1 << 17  # elements of a product for which one more thread is worth its start
 
 
 class Product(NamedTuple):
@@ -67,7 +69,8 @@ def add_products(tree: Tree, products: Sequence[tuple[int, Product]], sums: Sequ
     n = len(products)
     samples, additions = (ctypes.c_int * n)(*map(len, every_left)), (ctypes.c_int * n)(*_additions(tree, products))
     function = getattr(library, 'add_%s' % sums[0].dtype)
-    function(n, _addresses(every_left), _addresses(every_right), samples, additions, *sums[0].shape, len(sums),
+    threads = max(1, min(host_reduce.threads(), int(np.prod(sums[0].shape)) // SHARE))
+    function(threads, n, _addresses(every_left), _addresses(every_right), samples, additions, *sums[0].shape, len(sums),
              _addresses(sums))
 
 
@@ -97,6 +100,7 @@ def compiled(compiler: str) -> Any:
     """Return the compiled library, for Theano's compiler; None where it cannot be built."""
     if not ldflags():
         return None
-    flags = ['-O3', *ldflags(libs=False, flags=True), *['-L' + path for path in ldflags(libs=False, libs_dir=True)]]
-    return native.load('products', SOURCE.read_text(encoding='utf-8'), flags, 'adds products of logical shards',
+    flags = ['-O3', '-pthread', *ldflags(libs=False, flags=True)]
+    flags += ['-L' + path for path in ldflags(libs=False, libs_dir=True)]
+    return native.load('tree_products', SOURCE.read_text(encoding='utf-8'), flags, 'adds products of logical shards',
                        'NumPy adds them, in more time.', ldflags())
