@@ -19,16 +19,16 @@ GEMM(dgemm_, double)
 
 namespace {
 
-const int HEIGHT = 128, WIDTH = 128;
-const size_t BLOCK = HEIGHT * WIDTH, CHUNK = 1024;  // elements of a block, and of a part for the first-level cache
+const int BLOCK = 1 << 14, WIDTH = 128;  // elements and columns of a block
+const int CHUNK = 1 << 10;               // elements of a part of it for the first-level cache
 
 // Add each of the last blocks before `end` to the one before it, from the last one on.
-template <class T> void fold(T* end, int additions, size_t size) {
-    for (size_t at = 0; at < size; at += CHUNK)
+template <class T> void fold(T* end, int additions, int size) {
+    for (int at = 0; at < size; at += CHUNK)
         for (int i = 1; i <= additions; i++) {
             const T* __restrict__ last = end - i * BLOCK + at;
             T* __restrict__ total = end - (i + 1) * BLOCK + at;
-            for (size_t j = 0, n = std::min(CHUNK, size - at); j < n; j++)
+            for (int j = 0, n = std::min(CHUNK, size - at); j < n; j++)
                 total[j] += last[j];
         }
 }
@@ -43,21 +43,22 @@ template <class T> struct Sums {
 
     // Compute what is left of the blocks.
     void work() {
-        const std::unique_ptr<T[]> blocks(new T[shards * BLOCK]);  // the system provides what is written to
-        const int wide = (n + WIDTH - 1) / WIDTH, high = (m + HEIGHT - 1) / HEIGHT;
+        const std::unique_ptr<T[]> blocks(new T[(size_t)shards * BLOCK]);  // the system provides what is written to
+        const int columns = std::min(WIDTH, n), rows = BLOCK / columns;
+        const int wide = (n + columns - 1) / columns, high = (m + rows - 1) / rows;
         for (int i; (i = next++) < wide * high;) {
-            const int top = i / wide * HEIGHT, start = i % wide * WIDTH;
-            const int height = std::min(HEIGHT, m - top), width = std::min(WIDTH, n - start);
+            const int top = i / wide * rows, start = i % wide * columns;
+            const int height = std::min(rows, m - top), width = std::min(columns, n - start);
             T* end = blocks.get();
             for (int shard = 0; shard < shards; shard++) {
                 gemm(width, height, samples[shard], right[shard] + start, n, left[shard] + top, m, end);
                 end += BLOCK;
-                fold(end, additions[shard], (size_t)height * width);
+                fold(end, additions[shard], height * width);
                 end -= additions[shard] * BLOCK;
             }
             for (int node = 0; node < nodes; node++)
                 for (int row = 0; row < height; row++)
-                    std::copy_n(blocks.get() + node * BLOCK + (size_t)row * width, width,
+                    std::copy_n(blocks.get() + (size_t)node * BLOCK + row * width, width,
                                 sums[node] + (size_t)(top + row) * n + start);
         }
     }

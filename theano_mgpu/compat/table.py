@@ -352,7 +352,7 @@ PATCHES = [
     Patch('Theano', '1.0.5', 'a gradient that is read scaled, and squared, is computed twice: 3 of 14 ms of a step',
           AFTER_THEANO, theano_products.compute_products_once,
           'tests/compat/test_theano_products.py::test_optimizers_compute_each_gradient_once'),
-    Patch('Theano', '1.0.5 with OpenBLAS', 'for few rows OpenBLAS copies the whole matrix first, two thirds of the time',
+    Patch('Theano', '1.0.5 with OpenBLAS', 'for few rows, OpenBLAS copies a whole matrix before it multiplies it',
           AFTER_THEANO, theano_products.multiply_few_rows_in_blocks,
           'tests/compat/test_theano_products.py::test_few_rows_are_multiplied_in_blocks'),
     Patch('Theano', '1.0.5', 'replicas in threads write into the inner storage of one scan: wrong results',

@@ -88,9 +88,9 @@ def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
 
 def _rounding_of_host():
     """Return a text that is the same on hosts whose compiled code and BLAS round alike."""
-    by_numpy = tree_products.compiled(theano.config.cxx) is None
-    return ' '.join(['products by NumPy'] * by_numpy + [*blas.loaded().values(), theano.config.blas.ldflags, theano.config.gcc.cxxflags,
-                     *(GCC_compiler.march_flags or [])])
+    by_blas = tree_products.compiled(theano.config.cxx) is not None
+    return ' '.join(['products by %s' % ('BLAS' if by_blas else 'NumPy'), *blas.loaded().values(),
+                     theano.config.blas.ldflags, theano.config.gcc.cxxflags, *(GCC_compiler.march_flags or [])])
 
 
 def check_algorithms():
