@@ -1,4 +1,4 @@
-"""Matrix products of Theano: each is computed once, and those of few rows in blocks."""
+"""Matrix products of Theano: each is computed once, and products of few rows in blocks."""
 from theano_mgpu.utils import blas as loaded_blas
 
 import keras
