@@ -9,11 +9,13 @@ Examples:
 
   python benchmarks/logical_shards.py                  one context on the CPU
   python benchmarks/logical_shards.py --threads 2      against a BLAS with two threads
+  python benchmarks/logical_shards.py --cpu            on a machine that others use
   theano-mgpu launch -n 2 benchmarks/logical_shards.py
 """
 import functools
 import os
 import sys
+import time
 
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
@@ -55,7 +57,7 @@ def compared(make, shape, dropout, args):
 
     def turn(number):
         blas.use_threads(1 if number else args.threads)
-        return seconds(lambda: steps[number](*batch), repeats)
+        return seconds(lambda: steps[number](*batch), repeats, time.process_time if args.cpu else time.perf_counter)
     return take_turns({number: functools.partial(turn, number) for number in steps}, args.rounds)
 
 
@@ -65,6 +67,7 @@ def main():
     parser.add_argument('--batch', type=int, default=128, help='samples of a batch (default: 128)')
     parser.add_argument('--threads', type=int, default=1, help='threads of BLAS without logical shards (default: 1)')
     parser.add_argument('--seconds', type=float, default=.5, help='seconds of a turn, about (default: 0.5)')
+    parser.add_argument('--cpu', action='store_true', help='count the time of the processor, over all threads')
     args = parser.parse_args()
     mgpu.init()
     for name, make, shape in (('MLP', mlp, (784,)), ('CNN', cnn, (1, 28, 28))):

@@ -90,6 +90,30 @@ def test_runs_of_shards_that_begin_anywhere(number, contexts):
         assert_same_bits(other, found[0])
 
 
+@pytest.mark.parametrize('flags', [{}, {'mgpu.update_on': 'host'}])
+def test_gradients_of_large_layers_are_added_as_products(flags, contexts):
+    """A shard of a large layer makes no gradient of the weights, but the two matrices whose product it is."""
+    x, w = T.matrix('x'), shared(np.random.RandomState(1).randn(150, 300) * .1, 'w')
+    start, found = w.get_value(), []
+    for n in (1, 2, 3):
+        contexts('cpu', n)
+        w.set_value(start)
+        with logical(5, **flags):
+            step = mgpu.training_function([x], (T.tanh(T.dot(x, w)) ** 2).mean(), [w], sgd, mode=PYTHON)
+        found.append([step(np.random.RandomState(i).randn(i, 150).astype('float32')) for i in RAGGED]
+                     + [w.get_value()])
+        shapes = [variable.type.broadcastable for variable in step.functions[0].maker.fgraph.outputs]
+        assert shapes.count((False, False)) == 2  # and not one
+    for other in found[1:]:
+        assert_same_bits(other, found[0])
+    contexts('cpu', 1)
+    w.set_value(start)
+    plain = mgpu.training_function([x], (T.tanh(T.dot(x, w)) ** 2).mean(), [w], sgd, mode=PYTHON)
+    for i in RAGGED:
+        plain(np.random.RandomState(i).randn(i, 150).astype('float32'))
+    np.testing.assert_allclose(found[0][-1], w.get_value(), rtol=1e-4, atol=1e-6)
+
+
 def test_without_logical_shards_bits_depend_on_the_number_of_contexts(of_one_context, contexts):
     """The comparison of bits above can fail."""
     contexts('cpu', 2)

@@ -1,6 +1,8 @@
 """Matrix products in Theano's graphs."""
 from __future__ import annotations
 
+import os
+
 from .wrapping import wrap
 
 
@@ -19,3 +21,21 @@ def compute_products_once() -> None:
     def transform(original, node):
         products = [x for x in node.inputs if x.owner is not None and x.owner.op == blas._dot22]
         return original(node) if all(len(x.clients) == 1 for x in products) else False
+
+
+def multiply_few_rows_in_blocks() -> None:
+    """Have OpenBLAS multiply few rows by a large matrix in blocks, for which it does not copy the matrix first.
+
+    A small batch takes half to a third of the time, on processors with AVX-512, with one thread of BLAS.
+    """
+    from theano.tensor.blas import GemmRelated
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'few_rows.h')) as file:
+        ours = file.read()
+
+    @wrap(GemmRelated)
+    def c_support_code(original, self):
+        return original(self) + ours
+
+    @wrap(GemmRelated)
+    def build_gemm_version(original, self):
+        return original(self) + ('in blocks', 1)

@@ -9,6 +9,7 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.cmodule import GCC_compiler
 
+from ..comm import tree_products
 from ..comm.activities import BUILD, SHARE
 from ..comm.collectives import all_gather_int, all_gather_object
 from ..comm.communicator import Communicator
@@ -66,6 +67,7 @@ def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
         If contexts are on the processors of hosts that round otherwise.
     """
     if theano.config.cxx:
+        tree_products.compiled(theano.config.cxx)  # before the next line, since it loads Theano's BLAS
         blas.use_threads(1)
     kinds = {context.kind for context in mesh.contexts}
     if 'cuda' in kinds:
@@ -86,8 +88,9 @@ def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
 
 def _rounding_of_host():
     """Return a text that is the same on hosts whose compiled code and BLAS round alike."""
-    return ' '.join([*blas.loaded().values(), theano.config.blas.ldflags, theano.config.gcc.cxxflags,
-                     *(GCC_compiler.march_flags or [])])
+    by_blas = tree_products.compiled(theano.config.cxx) is not None
+    return ' '.join(['products by %s' % ('BLAS' if by_blas else 'NumPy'), *blas.loaded().values(),
+                     theano.config.blas.ldflags, theano.config.gcc.cxxflags, *(GCC_compiler.march_flags or [])])
 
 
 def check_algorithms():

@@ -1,7 +1,7 @@
 """A plan, compiled: the functions of each part on each context, and the memory that its steps use again."""
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import theano
@@ -11,10 +11,12 @@ from theano.gof.graph import ancestors
 from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
+from ..comm.tree_products import Product
 from ..devices.context_map import HOST, Context
 from ..devices.contexts import contexts as active_contexts
 from ..devices.nccl import communicator_of
 from ..graph import graph
+from ..graph.products import factors_of
 from ..plan import DeviceReduce, Part, Program, StepPlan, SumGroup
 from ..utils import progress
 from . import compiler
@@ -43,6 +45,8 @@ class CompiledPart:
     communicator : Communicator
         The processes that compile the same part.
     mode : str or theano.Mode, optional
+    factored : collection of theano.Variable
+        Outputs that it makes as a `Product`, where they are products.
 
     Attributes
     ----------
@@ -57,12 +61,15 @@ class CompiledPart:
     """
 
     def __init__(self, part: Part, replicas: Mapping[SharedVariable, Replicated], first: int,
-                 communicator: Communicator, mode: Any):
+                 communicator: Communicator, mode: Any, factored: Collection[theano.Variable] = ()):
         self.part, shared = part, variables_of(part)
         self.variables = [replicas[variable] for variable in shared]
         self.updated = [replicas[variable] for variable in part.updates]
         indices = {context: i for i, context in enumerate(active_contexts())}
         graph.check_inputs(part.inputs, [*part.graphs, *part.updates.values()])
+        self._factors = [factors_of(each) if variable in factored else None
+                         for variable, each in zip(part.outputs, part.graphs)]
+        graphs = [each for pair, whole in zip(self._factors, part.graphs) for each in pair or (whole,)]
         compiled: dict[Context, Any] = {}
         with compiling(part.name, part.inputs, part.contexts), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
@@ -70,7 +77,7 @@ class CompiledPart:
                     local = {variable: replicas[variable].on(context, indices.get(context, 0), first)
                              for variable in shared}
                     compiled[context] = compiler.compile_for(
-                        context, list(part.inputs), list(part.graphs), part.updates, local, mode, part.name,
+                        context, list(part.inputs), graphs, part.updates, local, mode, part.name,
                         like=list(compiled.values()))
         self.functions = [compiled[context] for context in part.contexts]
         self.takes = [function.mgpu_takes for function in self.functions]
@@ -106,13 +113,13 @@ class CompiledPart:
         Returns
         -------
         outputs, new_values : list
-            On the replica's device.
+            On the replica's device. Factored outputs are products that are not computed yet.
         """
         function = self.functions[replica]
         results = compute(function, arguments) if compute else function.unwatched_call(*arguments)
-        results = [results[i] for i in self._positions]
-        n_outputs = len(self.part.outputs)
-        return results[:n_outputs], results[n_outputs:]
+        ordered = iter([results[i] for i in self._positions])
+        outputs = [Product(next(ordered), next(ordered)) if pair else next(ordered) for pair in self._factors]
+        return outputs, list(ordered)
 
 
 class Executable:
@@ -168,10 +175,12 @@ class Executable:
         first = sum(machine.replicas[:machine.rank])
         self.variables = list(dict.fromkeys(replicas.values()))
         share_first_values(communicator, [each for each in self.variables if each.variable not in program.own])
-        self.parts = {part: CompiledPart(part, replicas, first, Alone() if part.is_share else communicator, mode)
-                      for part in plan.parts}
+        by_tree, self.on_devices = plan.shares.logical_shards > 0, any(each.kind != 'cpu' for each in contexts)
+        factored = {each.source for part in plan.parts for group in part.sums for each in group.exchanges} \
+            .difference(plan.kept) if by_tree and not self.on_devices else ()
+        self.parts = {part: CompiledPart(part, replicas, first, Alone() if part.is_share else communicator, mode,
+                                         factored) for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
-        self.on_devices = any(context.kind != 'cpu' for context in contexts)
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
         read_on: dict[Context, set[theano.Variable]] = {context: set() for context in contexts + [HOST]}
         for part in plan.parts:
@@ -179,7 +188,7 @@ class Executable:
                 read_on[context].update(part.given)
         one_replica = machine.size == len(plan.mesh.replicas) == 1
         self.sums: dict[SumGroup, HostSums] = {
-            group: sums_of(part, group, machine.size, plan.shares.logical_shards > 0, plan.kept, read_on,
+            group: sums_of(part, group, machine.size, by_tree, plan.kept, read_on,
                            self.launcher, timings, one_replica)
             for part in plan.parts for group in part.sums}
         self.device_sums = [sums for sums in self.sums.values() if isinstance(sums, DeviceSums)]

@@ -13,6 +13,7 @@ from ..comm.communicator import Communicator
 from ..comm.half_precision import all_reduce_in_half
 from ..comm.host_sum import all_reduce, bucket_ranges
 from ..comm.tree import Node, Tree, add_arrays, add_over_ranks
+from ..comm.tree_products import Product, add_products
 from ..devices.context_map import HOST, Context
 from ..plan import AllReduce, ReduceScatter, SumGroup
 from ..utils.worker_threads import Task, WorkerThreads
@@ -234,7 +235,8 @@ class OwnedSums(HostSums):
 class TreeSums(HostSums):
     """Sums of logical shards, added in the order of a tree: on the device of each replica first, then on the host.
 
-    An addition has the same bits on the host and on devices, as IEEE 754 has it.
+    An addition has the same bits on the host and on devices, as IEEE 754 has it. Large products of shards on the host
+    are computed and added last, see `add_products`.
     """
 
     def __init__(self, group: SumGroup, *others: Any):
@@ -244,19 +246,23 @@ class TreeSums(HostSums):
         self._nodes: dict[int, list[Node]] = {}  # of each replica
         self._places: dict[int, tuple[Shard, Context]] = {}  # a shard of each replica, and the context of its parts
         self._here: list[Node] = []  # of all replicas, on the host
+        self._products: dict[int, dict[int, Product]] = {}  # of each source, by the number of the shard
         self._levels: dict[Any, FlatBuffers] = {}  # memory for the nodes of each level, by replica
 
     def add(self, batch: Batch, number: int, contexts: Sequence[Context]) -> None:
         shards = batch.rounds[number]
         assert batch.tree is not None
         if number == 0:
-            self._tree, self._nodes, self._places, self._here = batch.tree, {}, {}, []
+            self._tree, self._nodes, self._places, self._here, self._products = batch.tree, {}, {}, [], {}
         tasks = []
         for shard, context in zip(shards, contexts):
             part = self._taken_from(shard)
             if context.kind != 'cpu':
                 self._compile_adder(context)
             self._use_buffers(describe(part))
+            for i, value in enumerate(part):
+                if isinstance(value, Product):
+                    part[i] = self._kept_apart(i, shard.number, value)
             self._places[shard.replica] = shard, context
             tasks.append(functools.partial(self._merge, shard, context, Terms(part)))
         if not batch.idle:
@@ -279,12 +285,19 @@ class TreeSums(HostSums):
 
     def drop(self) -> None:
         super().drop()
-        self._nodes, self._places, self._here = {}, {}, []
+        self._nodes, self._places, self._here, self._products = {}, {}, [], {}
 
     def _use_buffers(self, like):
         if self._buffers.like != like:
             self._buffers, self._levels = FlatBuffers(like), {}
         self.views = self._buffers.views
+
+    def _kept_apart(self, i, number, product):
+        """Return a product of a shard if it is small; keep a large one for later, and return None."""
+        if product.is_small:
+            return product.computed()
+        self._products.setdefault(i, {})[number] = product
+        return None
 
     def _merge(self, shard, context, part):
         nodes = self._nodes.setdefault(shard.replica, [])
@@ -298,8 +311,9 @@ class TreeSums(HostSums):
                 total = self._added(context, terms.views, total)
             return Terms(total)
         out = self._memory(replica, level, place)
-        for arrays, view in zip(zip(*[terms.views for terms in every_terms]), out.views):
-            add_arrays(arrays, view)
+        for i, view in enumerate(out.views):
+            if i not in self._products:
+                add_arrays([terms.views[i] for terms in every_terms], view)
         return out
 
     def _memory(self, replica, level, place):
@@ -329,12 +343,16 @@ class TreeSums(HostSums):
             here = self._tree.merged(here, functools.partial(self._sum, HOST, None))
             self._here = [node if isinstance(node.value, FlatBuffers) else self._copied_to_host(i, node)
                           for i, node in enumerate(here)]
+            for i, products in self._products.items():
+                add_products(self._tree, sorted(products.items()), [node.value.views[i] for node in self._here])
+            self._products = {}
 
     def _copied_to_host(self, i, node):
         """Return a node with its arrays in one piece of memory for each dtype."""
         memory = self._memory(('copy', i), node.level, node.place)
         for array, view in zip(node.value.views, memory.views):
-            view[...] = array
+            if array is not None:
+                view[...] = array
         return node._replace(value=memory)
 
     def _blocks(self, flat, n_ranks):

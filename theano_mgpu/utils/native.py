@@ -14,7 +14,8 @@ from theano.gof.cmodule import GCC_compiler
 from ..errors import MgpuWarning
 
 
-def load(name: str, source: str, flags: Sequence[str], what: str, instead: str) -> ctypes.CDLL | None:
+def load(name: str, source: str, flags: Sequence[str], what: str, instead: str,
+         libraries: Sequence[str] = ()) -> ctypes.CDLL | None:
     """Build a shared library and load it.
 
     Parameters
@@ -25,6 +26,8 @@ def load(name: str, source: str, flags: Sequence[str], what: str, instead: str) 
         A verb and its object that say what the code does, for a warning that it cannot be built.
     instead : str
         A sentence that names the code that does it instead.
+    libraries
+        As for `build`.
 
     Returns
     -------
@@ -34,14 +37,14 @@ def load(name: str, source: str, flags: Sequence[str], what: str, instead: str) 
     if not theano.config.cxx:
         return None
     try:
-        return ctypes.CDLL(build(name, source, flags))
+        return ctypes.CDLL(build(name, source, flags, libraries))
     except Exception as error:  # Theano raises a bare Exception for the errors of a compiler
         warnings.warn('the C++ code that %s cannot be built with %s: %s. %s `theano-mgpu doctor` tries the compiler.'
                       % (what, theano.config.cxx, error, instead), MgpuWarning, stacklevel=3)
         return None
 
 
-def build(name: str, source: str, flags: Sequence[str] = ()) -> str:
+def build(name: str, source: str, flags: Sequence[str] = (), libraries: Sequence[str] = ()) -> str:
     """Build a shared library, unless an earlier process did so from the same text, compiler and flags.
 
     Parameters
@@ -52,6 +55,8 @@ def build(name: str, source: str, flags: Sequence[str] = ()) -> str:
         C++11.
     flags : list of str
         Options of the compiler, before Theano's own.
+    libraries : list of str
+        The names of libraries that it is linked with.
 
     Returns
     -------
@@ -64,11 +69,12 @@ def build(name: str, source: str, flags: Sequence[str] = ()) -> str:
         A plain one from Theano, with the compiler's messages, if the source cannot be compiled.
     """
     arguments = list(flags) + GCC_compiler.compile_args()
-    name = '%s_%08x' % (name, zlib.crc32(repr((theano.config.cxx, arguments, source)).encode()))
+    name = '%s_%08x' % (name, zlib.crc32(repr((theano.config.cxx, arguments, source, *libraries)).encode()))
     path = os.path.join(theano.config.compiledir, name + '.so')
     if not os.path.exists(path):
         # Built elsewhere and moved atomically: no other process finds a partial file, so no lock is needed.
         with tempfile.TemporaryDirectory(dir=theano.config.compiledir) as folder:
-            GCC_compiler.compile_str(name, source, folder, preargs=arguments, py_module=False, hide_symbols=False)
+            GCC_compiler.compile_str(name, source, folder, preargs=arguments, py_module=False, hide_symbols=False,
+                                     libs=list(libraries))
             os.replace(os.path.join(folder, name + '.so'), path)
     return path
