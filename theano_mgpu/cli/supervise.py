@@ -270,10 +270,11 @@ class Signals:
         self._early: list[int] = []  # to be passed on once there is a process
 
     def __enter__(self) -> Signals:
-        # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a background process.
+        # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a background process. Handlers of C code (None)
+        # stay, too, such as PYTHONFAULTHANDLER installs one for SIGABRT: Python cannot put them back.
         handlers = {**dict.fromkeys(self.ENDING, self._receive), **dict.fromkeys(self.PASSED_ON, self._pass_on)}
         self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()
-                        if signal.getsignal(number) != signal.SIG_IGN}
+                        if signal.getsignal(number) not in (signal.SIG_IGN, None)}
         return self
 
     def __exit__(self, *error: object) -> None:
