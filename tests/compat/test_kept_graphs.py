@@ -1,4 +1,5 @@
 """Optimised graphs on disk: the same results, nothing optimised twice, and nothing taken that is not the same."""
+import contextlib
 import functools
 import linecache
 import logging
@@ -223,7 +224,48 @@ def test_nothing_is_kept_with_some_flags(flag, optimised, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture
+def notes(monkeypatch):
+    """The notes for the user."""
+    found = []
+    monkeypatch.setattr(kept_graphs.rank_process, 'note', found.append)
+    monkeypatch.setattr(kept_graphs, '_lost', [])
+    return found
+
+
+@pytest.mark.parametrize('lasting, n_notes', [(0, 1), (1000, 0)])
+def test_graphs_that_cannot_be_kept_are_named_once_if_they_take_long(lasting, n_notes, optimised, notes, monkeypatch):
+    monkeypatch.setattr(kept_graphs, 'NOTED', lasting)
+    for op in (Doubled(), tripled, Doubled()):
+        make_sum(op=op)
+    assert len(kept_graphs._lost) == 3 and len(notes) == n_notes
+    assert all('Doubled' in note and 'is defined in ' + __name__ in note for note in notes)
+
+
+def test_a_folder_that_cannot_be_written_is_named(optimised, notes, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_graphs, 'NOTED', 0)
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setattr(kept_graphs, 'FOLDER', str(tmp_path / 'file' / 'folder'))
+    make_sum()
+    assert len(notes) == 1 and 'NotADirectoryError' in notes[0]
+
+
 # -------------------------------------------------------------------------------------------------------- the files
+
+
+def test_a_file_that_another_process_removes_meanwhile(optimised, notes, tmp_path, monkeypatch):
+    """Another process may rename or remove a file while the folder is listed."""
+    list_folder = os.scandir
+
+    def scandir(folder):
+        (tmp_path / 'removed').write_text('')
+        with list_folder(folder) as entries:
+            found = list(entries)
+        (tmp_path / 'removed').unlink()
+        return contextlib.nullcontext(found)
+    monkeypatch.setattr(kept_graphs.os, 'scandir', scandir)
+    make_sum()
+    assert kept_graphs.store().n_graphs == 1 and not kept_graphs._lost
 
 
 def test_a_damaged_file_is_written_again(optimised, tmp_path):
