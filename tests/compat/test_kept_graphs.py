@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.launch import launch
 from theano.gof.opt import Optimizer
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
@@ -352,3 +353,41 @@ def test_processes_that_start_together_share_what_they_keep(tmp_path):
     results.append(output_of(start(tmp_path)))
     assert len({text for text, _ in results}) == 1
     assert results[-1][1] == 0
+
+
+RANKS = '''
+import sys, theano_mgpu as mgpu, theano, numpy as np, theano.tensor as T
+from theano.gof.opt import Optimizer
+from theano_mgpu.compat import kept_graphs
+kept_graphs.WORTH, optimised, call = 0, [], Optimizer.__call__
+Optimizer.__call__ = lambda self, fgraph: self and optimised.append(fgraph) or call(self, fgraph)
+x, w, v = T.matrix('x'), theano.shared(np.ones((3, 3)), 'w'), theano.shared(np.ones(3), 'v')
+hidden = T.tanh(x.dot(w))
+loss = ((hidden - hidden.mean(0)).dot(v) ** 2).mean()
+step = mgpu.training_function([x], loss, [w, v], lambda gradients: [
+    (param, param - 0.1 * gradient) for param, gradient in zip((w, v), gradients)])
+losses = [step(np.arange(15.0).reshape(5, 3) % (4 + n)).tolist() for n in range(3)]
+with open('%s.%d' % (sys.argv[1], mgpu.rank()), 'w') as file:
+    print(losses, w.get_value().tolist(), v.get_value().tolist(), file=file)
+    print(len(optimised), len(kept_graphs._lost), file=file)
+'''
+
+
+@pytest.mark.mpi
+def test_ranks_that_start_together_share_what_they_keep(tmp_path):
+    """With an empty folder, then with a full one, then with damaged files."""
+    script, results = tmp_path / 'script.py', []
+    script.write_text(RANKS)
+    for name in ('empty', 'full', 'damaged'):
+        launch(2, tmp_path / name, job=str(script), options=['--timeout', '20'],
+               flags='floatX=float64,cxx=,mgpu.keep_graphs=True,contexts=a->cpu,base_compiledir=%s' % (tmp_path / 'base'))
+        results.append([(tmp_path / ('%s.%d' % (name, rank))).read_text().splitlines() for rank in range(2)])
+        if name == 'full':
+            for path in (tmp_path / 'base').glob('*/kept_graphs/*'):
+                path.write_bytes(path.read_bytes()[:-9])
+    texts, counts = zip(*[zip(*of_ranks) for of_ranks in results])
+    assert len(set(sum(texts, ()))) == 1
+    numbers = [[tuple(map(int, count.split())) for count in of_ranks] for of_ranks in counts]
+    assert numbers[1] == [(0, 0), (0, 0)]
+    assert all(n_optimised > 1 and n_lost == 0 for of_ranks in (numbers[0][:1], numbers[2][:1])
+               for n_optimised, n_lost in of_ranks)
