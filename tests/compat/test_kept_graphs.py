@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 
+import cuda_on_cpu
 import theano_mgpu as mgpu
 from theano_mgpu.compat import kept_graphs
 
@@ -17,6 +18,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.launch import launch
+from support.standin import launched, run
 from theano.gof.opt import Optimizer
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
@@ -391,3 +393,34 @@ def test_ranks_that_start_together_share_what_they_keep(tmp_path):
     assert numbers[1] == [(0, 0), (0, 0)]
     assert all(n_optimised > 1 and n_lost == 0 for of_ranks in (numbers[0][:1], numbers[2][:1])
                for n_optimised, n_lost in of_ranks)
+
+
+ON_STANDIN = '''
+import hashlib, theano, theano.tensor as T
+from theano.gof.opt import Optimizer
+from theano_mgpu.compat import kept_graphs
+kept_graphs.FOLDER, kept_graphs.WORTH, optimised, call = %r, 0, [], Optimizer.__call__
+Optimizer.__call__ = lambda self, fgraph: self and optimised.append(fgraph) or call(self, fgraph)
+contexts = mgpu.init() if mgpu.size() > 1 else mgpu.init(2)
+x, w = T.fmatrix('x'), theano.shared(np.full((3, 3), 0.3, 'float32'), 'w')
+hidden = T.tanh(x.dot(w))
+step = mgpu.training_function([x], ((hidden - hidden.mean(0)) ** 2).mean(), [w], lambda gradients: [
+    (w, w - np.float32(0.1) * gradients[0])])
+losses = [step(np.arange(15, dtype='float32').reshape(5, 3) / (4 + n)).tolist() for n in range(3)]
+print(losses, w.get_value().tolist())
+print(len(optimised), len(kept_graphs._lost))
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+@pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
+def test_graphs_of_cuda_devices(tmp_path):
+    """A second start takes the graphs, unless the devices are others; so do ranks that start together."""
+    code, flags = ON_STANDIN % str(tmp_path), 'mgpu.keep_graphs=True,mgpu.shares=equal'
+    (first, n_first), (second, n_second), (other, n_other) = [
+        run(code, flags=flags, cc=cc) for cc in ('7.0', '7.0', '7.5')]
+    assert first == second == other and n_second == '0 0'
+    assert n_first == n_other and n_first.endswith(' 0') and int(n_first.split()[0]) > 1
+    (ranks, n_ranks), (again, n_again) = [launched(2, code, tmp_path.parent, 2, flags) for _ in range(2)]
+    assert ranks == again and n_again == '0 0' and n_ranks.endswith(' 0')
