@@ -9,10 +9,10 @@ import subprocess
 import sys
 import textwrap
 
-import cuda_on_cpu
 import theano_mgpu as mgpu
 from theano_mgpu.compat import kept_graphs
 
+import cuda_on_cpu
 import numpy as np
 import pytest
 import theano
@@ -377,12 +377,12 @@ with open('%s.%d' % (sys.argv[1], mgpu.rank()), 'w') as file:
 
 @pytest.mark.mpi
 def test_ranks_that_start_together_share_what_they_keep(tmp_path):
-    """With an empty folder, then with a full one, then with damaged files."""
+    """The folder is empty, then it is full, then its files are damaged."""
     script, results = tmp_path / 'script.py', []
     script.write_text(RANKS)
+    flags = 'floatX=float64,cxx=,mgpu.keep_graphs=True,contexts=a->cpu,base_compiledir=%s' % (tmp_path / 'base')
     for name in ('empty', 'full', 'damaged'):
-        launch(2, tmp_path / name, job=str(script), options=['--timeout', '20'],
-               flags='floatX=float64,cxx=,mgpu.keep_graphs=True,contexts=a->cpu,base_compiledir=%s' % (tmp_path / 'base'))
+        launch(2, tmp_path / name, job=str(script), options=['--timeout', '20'], flags=flags)
         results.append([(tmp_path / ('%s.%d' % (name, rank))).read_text().splitlines() for rank in range(2)])
         if name == 'full':
             for path in (tmp_path / 'base').glob('*/kept_graphs/*'):
