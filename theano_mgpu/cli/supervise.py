@@ -55,9 +55,10 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
         with contextlib.closing(Reserve(make, spares)) as reserve:
             job, restart, untried, was_stuck, is_small = make(), 0, list(fewer), bool(fewer), False
             while True:
+                may_restart = restart < restarts
                 with signals.sent_on_to(job.process):
-                    reason = job.watch(functools.partial(reserve.look, is_small=is_small), restart < restarts, signals,
-                                       functools.partial(grows, job, reserve, signals, is_small))
+                    reason = job.watch(functools.partial(reserve.look, is_small=is_small, is_last=not may_restart),
+                                       may_restart, signals, functools.partial(grows, job, reserve, signals, is_small))
                 if reason != ENDED:
                     threading.Thread(target=job.close).start()  # mpirun needs two seconds, and then names the signal
                 if reason == GROWS:
@@ -165,7 +166,7 @@ class Job:
         Parameters
         ----------
         look : callable
-            Called with this Job now and then, if it may restart.
+            Called with this Job now and then.
         may_restart : bool
         signals : Signals
             A signal ends the watch, since it may end the ranks.
@@ -180,8 +181,7 @@ class Job:
         ranks: list[int] = []
         while self.process.poll() is None and not signals.received:
             time.sleep(LOOK)
-            if may_restart:
-                look(self)
+            look(self)
             if grows():
                 ranks = ranks_of(self.process.pid)
                 self.process.kill()
@@ -254,11 +254,14 @@ class Reserve:
         """Return whether a spare job could continue at once."""
         return any(each.is_ready for each in self._jobs)
 
-    def look(self, job: Job, is_small: bool = False) -> None:
+    def look(self, job: Job, is_small: bool, is_last: bool) -> None:
         """Start a spare job if there are too few, once a running one keeps checkpoints; one after the other.
 
         Beside a job of fewer processes, whose lost device all of them may need, a spare one is tried again and again.
+        A job of all processes that is not restarted any more, `is_last`, needs none.
         """
+        if is_last and not is_small:
+            return
         for each in self._jobs[:]:
             if each.process.poll() is not None:
                 (self._postpone if is_small else self._drop)(each)
