@@ -7,8 +7,12 @@ optimizer, have to equal the values of a job without kills to the bit. The model
 784-512-512-10), lenet (Keras). A checkpoint follows each step, unless --every says otherwise. Before a kill, the job
 makes a few steps and waits until the spare processes are ready: so a job lasts for any number of kills.
 
-  python benchmarks/recovery.py
+The target of the median is 2 s with a spare, and 4 s without. On two cores without other load, the first command takes
+a quarter of an hour, and the second one ten minutes, by estimate; most of it is the compilation of each model, once a
+command, and the start of the spare processes, once a kill.
+
   python benchmarks/recovery.py --spares 1 --kills 30
+  python benchmarks/recovery.py --kills 30
   python benchmarks/recovery.py --models lenet --spares 1 --kills 5
 """
 import argparse
