@@ -301,7 +301,7 @@ class TrainingFunction(SelfChecked):
             completed = functools.partial(training_state.completed_steps, path)
             before = completed(training_state.load(path, self.variables(), self.contexts, self.ranks, completed))
         if ledger is not None:
-            self._account = ledger_at(ledger, every).account(
+            self._account = ledger_at(ledger, every, self.ranks).account(
                 self.options.name, [each.variable for each in self._state], self.ranks)
         if self._account and before:
             self._account.steps = before

@@ -258,3 +258,27 @@ def test_a_folder_or_script_under_a_safe_path(tmp_path):
     plain, ours = [subprocess.run([sys.executable] + start + ['app', 'x'], cwd=str(tmp_path), capture_output=True,
                                   text=True, env=environment) for start in ([], ['-m', 'theano_mgpu', 'run', '-q'])]
     assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout) and plain.returncode == 0, ours.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize('flags, words, code, text', [
+    ('a->cpu', ['--ledger', '/nowhere/ledger'], 2, 'the ledger /nowhere/ledger cannot be written: No such file'),
+    ('a->cpu;b->opencl7:0', [], 1, 'rank 1 (')])
+def test_an_error_before_a_script_has_joined_the_others_ends_all(flags, words, code, text, tmp_path):
+    """MPI waited at the exit of the rank for the others, and they for the rank: ten minutes and more."""
+    script = tmp_path / 'script.py'
+    script.write_text('import theano, theano.tensor as T\nx = T.matrix("x")\n'
+                      'theano.function([x], x.sum(), mode="FAST_COMPILE")([[1, 2]])')
+    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'run', *words, str(script)],
+                          capture_output=True, text=True, timeout=60,
+                          env=dict(os.environ, THEANO_FLAGS='cxx=,contexts=' + flags))
+    assert done.returncode == code and text in done.stderr, done.stderr
+    assert done.stderr.count('theano-mgpu: error: ') == 1
+
+
+def test_a_launcher_whose_faults_are_shown(fake_mpirun, tmp_path):
+    """PYTHONFAULTHANDLER ended the launcher with a TypeError: Python cannot put back a handler of C code."""
+    fake_mpirun('exit 0')
+    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', __file__], capture_output=True,
+                          text=True, env=dict(os.environ, PYTHONFAULTHANDLER='1'))
+    assert (done.returncode, done.stderr) == (0, '')

@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_written(command, tmp_path):
     done = command('run', '--ledger', 'other', 'train.py')
     assert done.returncode == 2 and 'other is no ledger of theano_mgpu' in done.stderr
     done = command('run', '--ledger', 'none/a', 'train.py')
-    assert done.returncode == 1 and 'none/a' in done.stderr and 'Traceback' not in done.stderr
+    assert done.returncode == 2 and 'none/a cannot be written' in done.stderr and 'Traceback' not in done.stderr
 
 
 def test_the_options_of_launch(command):

@@ -153,6 +153,56 @@ def test_fewer_processes_and_all_again(fake_mpirun, script, capfd):
     assert 'restart 2 of 2' in err
 
 
+# An mpirun of which three processes find their devices from the time on when a file is there. Two keep checkpoints, and
+# wait for their end; the first job of three has a step.
+SHRUNK = '''
+[ -z "$MGPU_SPARE" ] || kind=spare
+echo "$kind$2" >> "$0.runs"; run=$(wc -l < "$0.runs")
+case $run-$2 in
+    1-3) printf "%(step)s" >&2; exit 5;;
+    *-3) [ -e "$0.back" ] || exit 6
+         [ -z "$MGPU_SPARE" ] || { printf "%(ready)s" >&2; flock --shared "$MGPU_SPARE" cat "$MGPU_SPARE"; }
+         exit;;
+    *) printf "%(step)s%(checkpoint)s" >&2; %(does)s; exec sleep 60;;
+esac
+'''
+
+
+def shrunk(folder, does):
+    reports = {what: shell_report(what) for what in (mpi_environment.STEP, mpi_environment.CHECKPOINT,
+                                                     mpi_environment.READY)}
+    (folder / 'mpirun.does').write_text(SHRUNK % dict(reports, does=does))
+
+
+@pytest.mark.parametrize('is_back', [True, False])
+def test_a_job_of_fewer_processes_grows_when_it_is_asked_to(is_back, fake_mpirun, script, capfd):
+    """It goes on with fewer if the device is not back."""
+    ask = 'sleep 0.2; kill -%d %d' % (supervise.GROW, os.getpid())
+    shrunk(fake_mpirun, 'touch "$0.%s"; [ $run -lt 5 ] || exit 0; %s' % ('back' if is_back else 'gone', ask))
+    before = signal.getsignal(supervise.GROW)
+    assert main(['launch', '--min', '1', '--max', '3', '--restarts', '1', script]) == 0
+    assert (fake_mpirun / 'mpirun.runs').read_text().split() == ['3', '3', '2', '3'] + ['2'] * (not is_back)
+    assert re.search(r'was ended after \d+ s: it continues with all of them\n', capfd.readouterr().err)
+    assert signal.getsignal(supervise.GROW) == before
+
+
+def test_a_job_that_cannot_grow_says_why(fake_mpirun, script, capfd):
+    (fake_mpirun / 'mpirun.does').write_text('kill -%d %d; sleep 0.5' % (supervise.GROW, os.getpid()))
+    assert main(['launch', '--min', '1', '--max', '3', '--restarts', '1', script]) == 0
+    assert 'the job does not grow: it has all of its processes' in capfd.readouterr().err
+
+
+def test_a_job_of_fewer_processes_grows_once_spare_ones_are_ready(fake_mpirun, script, capfd, monkeypatch):
+    """The first spare processes fail, since the device is not back; they are tried again, and less often each time."""
+    monkeypatch.setattr(supervise, 'SOONEST', 0.2)
+    shrunk(fake_mpirun, '(while [ $(wc -l < "$0.runs") -lt 5 ]; do sleep 0.05; done; touch "$0.back") & :')
+    assert main(['launch', '--min', '1', '--max', '3', '--restarts', '1', '--spares', '1', script]) == 0
+    runs, (out, err) = (fake_mpirun / 'mpirun.runs').read_text().split(), capfd.readouterr()
+    assert runs[:5] == ['3', '3', '2', 'spare3', 'spare3'] and set(runs[5:]) <= {'spare3'}
+    assert 'the job goes on with fewer, and the next ones are started in 0 s' in err and out.endswith('needed')
+    assert 'it continues with all of them, the spare ones' in err and err.count('restart 1 of 1') == 1
+
+
 def test_a_job_that_never_gets_to_a_step_is_tried_once_with_each_number(fake_mpirun, script, capfd):
     (fake_mpirun / 'mpirun.does').write_text('echo "$2" >> "$0.runs"; exit 5')
     assert main(['launch', '-n', '3', '--min', '1', '--restarts', '9', script]) == 5

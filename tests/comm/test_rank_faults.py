@@ -117,6 +117,18 @@ def test_a_killed_job_continues_with_fewer_processes(tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
+def test_a_job_of_fewer_processes_grows_again(tmp_path):
+    done = launch(2, 'shrinks_and_grows', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', flags=INTERPRETED,
+                  options=['--restarts', '1', '--min', '1'])
+    assert 'it is tried with -n 1' in done.stderr and 'it continues with all of them' in done.stderr
+    *ours, progress = arrays(tmp_path / 'ranks.npz')
+    assert progress.tolist() == [8, 2]
+    alone('checkpoints', tmp_path / 'whole.npz', tmp_path / 'whole.ckpt.npz', 100, -1, flags=INTERPRETED)
+    for a, b in zip(ours, arrays(tmp_path / 'whole.npz')):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
 def test_spare_processes_continue_after_a_kill(tmp_path):
     """They have imported and compiled all before the kill, and the state is the same to the bit as without it."""
     path, whole = tmp_path / 'killed.npz', tmp_path / 'whole.npz'

@@ -41,16 +41,14 @@ def output(code, **environment):
 ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'cuda_contexts.stream_of',
-              'cudnn.problem_and_remedy', 'named_contexts.replace_in_gpuarray', 'numpy2.is_needed',
-              'opencl_programs.driver_tables',
+              'cudnn.problem_and_remedy', 'kept_graphs.store', 'kept_graphs.why_off',
+              'named_contexts.replace_in_gpuarray', 'numpy2.is_needed', 'opencl_programs.driver_tables',
               'shared_variables.add_step_lock', 'shared_variables.watch', 'shared_variables.watcher_of',
-              'theano_contexts.compiling_for',
-              'theano_contexts.infer_context_name', 'theano_contexts.pinned', 'theano_flags.blas_ldflags',
-              'theano_flags.lacks_python_headers',
-              'theano_functions.graph_of', 'theano_functions.name_for_user', 'theano_functions.plain_function',
-              'theano_functions.plain_functions', 'theano_functions.shown', 'theano_imports.is_command_line',
-              'theano_imports.own_command', 'theano_loops.options', 'vector_math.available', 'vector_math.parts_of',
-              'vector_math.support_code'}
+              'theano_contexts.compiling_for', 'theano_contexts.infer_context_name', 'theano_contexts.pinned',
+              'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_functions.graph_of',
+              'theano_functions.name_for_user', 'theano_functions.plain_function', 'theano_functions.plain_functions',
+              'theano_functions.shown', 'theano_imports.is_command_line', 'theano_imports.own_command',
+              'theano_loops.options', 'vector_math.available', 'vector_math.parts_of', 'vector_math.support_code'}
 
 
 def functions_of(path):

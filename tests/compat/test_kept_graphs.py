@@ -1,4 +1,5 @@
 """Optimised graphs on disk: the same results, nothing optimised twice, and nothing taken that is not the same."""
+import contextlib
 import functools
 import linecache
 import logging
@@ -11,10 +12,13 @@ import textwrap
 import theano_mgpu as mgpu
 from theano_mgpu.compat import kept_graphs
 
+import cuda_on_cpu
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.launch import launch
+from support.standin import launched, run
 from theano.gof.opt import Optimizer
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
@@ -223,7 +227,48 @@ def test_nothing_is_kept_with_some_flags(flag, optimised, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture
+def notes(monkeypatch):
+    """The notes for the user."""
+    found = []
+    monkeypatch.setattr(kept_graphs.rank_process, 'note', found.append)
+    monkeypatch.setattr(kept_graphs, '_lost', [])
+    return found
+
+
+@pytest.mark.parametrize('lasting, n_notes', [(0, 1), (1000, 0)])
+def test_graphs_that_cannot_be_kept_are_named_once_if_they_take_long(lasting, n_notes, optimised, notes, monkeypatch):
+    monkeypatch.setattr(kept_graphs, 'NOTED', lasting)
+    for op in (Doubled(), tripled, Doubled()):
+        make_sum(op=op)
+    assert len(kept_graphs._lost) == 3 and len(notes) == n_notes
+    assert all('Doubled' in note and 'is defined in ' + __name__ in note for note in notes)
+
+
+def test_a_folder_that_cannot_be_written_is_named(optimised, notes, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_graphs, 'NOTED', 0)
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setattr(kept_graphs, 'FOLDER', str(tmp_path / 'file' / 'folder'))
+    make_sum()
+    assert len(notes) == 1 and 'NotADirectoryError' in notes[0]
+
+
 # -------------------------------------------------------------------------------------------------------- the files
+
+
+def test_a_file_that_another_process_removes_meanwhile(optimised, notes, tmp_path, monkeypatch):
+    """Another process may rename or remove a file while the folder is listed."""
+    list_folder = os.scandir
+
+    def scandir(folder):
+        (tmp_path / 'removed').write_text('')
+        with list_folder(folder) as entries:
+            found = list(entries)
+        (tmp_path / 'removed').unlink()
+        return contextlib.nullcontext(found)
+    monkeypatch.setattr(kept_graphs.os, 'scandir', scandir)
+    make_sum()
+    assert kept_graphs.store().n_graphs == 1 and not kept_graphs._lost
 
 
 def test_a_damaged_file_is_written_again(optimised, tmp_path):
@@ -310,3 +355,72 @@ def test_processes_that_start_together_share_what_they_keep(tmp_path):
     results.append(output_of(start(tmp_path)))
     assert len({text for text, _ in results}) == 1
     assert results[-1][1] == 0
+
+
+RANKS = '''
+import sys, theano_mgpu as mgpu, theano, numpy as np, theano.tensor as T
+from theano.gof.opt import Optimizer
+from theano_mgpu.compat import kept_graphs
+kept_graphs.WORTH, optimised, call = 0, [], Optimizer.__call__
+Optimizer.__call__ = lambda self, fgraph: self and optimised.append(fgraph) or call(self, fgraph)
+x, w, v = T.matrix('x'), theano.shared(np.ones((3, 3)), 'w'), theano.shared(np.ones(3), 'v')
+hidden = T.tanh(x.dot(w))
+loss = ((hidden - hidden.mean(0)).dot(v) ** 2).mean()
+step = mgpu.training_function([x], loss, [w, v], lambda gradients: [
+    (param, param - 0.1 * gradient) for param, gradient in zip((w, v), gradients)])
+losses = [step(np.arange(15.0).reshape(5, 3) % (4 + n)).tolist() for n in range(3)]
+with open('%s.%d' % (sys.argv[1], mgpu.rank()), 'w') as file:
+    print(losses, w.get_value().tolist(), v.get_value().tolist(), file=file)
+    print(len(optimised), len(kept_graphs._lost), file=file)
+'''
+
+
+@pytest.mark.mpi
+def test_ranks_that_start_together_share_what_they_keep(tmp_path):
+    """The folder is empty, then it is full, then its files are damaged."""
+    script, results = tmp_path / 'script.py', []
+    script.write_text(RANKS)
+    flags = 'floatX=float64,cxx=,mgpu.keep_graphs=True,contexts=a->cpu,base_compiledir=%s' % (tmp_path / 'base')
+    for name in ('empty', 'full', 'damaged'):
+        launch(2, tmp_path / name, job=str(script), options=['--timeout', '20'], flags=flags)
+        results.append([(tmp_path / ('%s.%d' % (name, rank))).read_text().splitlines() for rank in range(2)])
+        if name == 'full':
+            for path in (tmp_path / 'base').glob('*/kept_graphs/*'):
+                path.write_bytes(path.read_bytes()[:-9])
+    texts, counts = zip(*[zip(*of_ranks) for of_ranks in results])
+    assert len(set(sum(texts, ()))) == 1
+    numbers = [[tuple(map(int, count.split())) for count in of_ranks] for of_ranks in counts]
+    assert numbers[1] == [(0, 0), (0, 0)]
+    assert all(n_optimised > 1 and n_lost == 0 for of_ranks in (numbers[0][:1], numbers[2][:1])
+               for n_optimised, n_lost in of_ranks)
+
+
+ON_STANDIN = '''
+import hashlib, theano, theano.tensor as T
+from theano.gof.opt import Optimizer
+from theano_mgpu.compat import kept_graphs
+kept_graphs.FOLDER, kept_graphs.WORTH, optimised, call = %r, 0, [], Optimizer.__call__
+Optimizer.__call__ = lambda self, fgraph: self and optimised.append(fgraph) or call(self, fgraph)
+contexts = mgpu.init() if mgpu.size() > 1 else mgpu.init(2)
+x, w = T.fmatrix('x'), theano.shared(np.full((3, 3), 0.3, 'float32'), 'w')
+hidden = T.tanh(x.dot(w))
+step = mgpu.training_function([x], ((hidden - hidden.mean(0)) ** 2).mean(), [w], lambda gradients: [
+    (w, w - np.float32(0.1) * gradients[0])])
+losses = [step(np.arange(15, dtype='float32').reshape(5, 3) / (4 + n)).tolist() for n in range(3)]
+print(losses, w.get_value().tolist())
+print(len(optimised), len(kept_graphs._lost))
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+@pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
+def test_graphs_of_cuda_devices(tmp_path):
+    """A second start takes the graphs, unless the devices are others; so do ranks that start together."""
+    code, flags = ON_STANDIN % str(tmp_path), 'mgpu.keep_graphs=True,mgpu.shares=equal'
+    (first, n_first), (second, n_second), (other, n_other) = [
+        run(code, flags=flags, cc=cc) for cc in ('7.0', '7.0', '7.5')]
+    assert first == second == other and n_second == '0 0'
+    assert n_first == n_other and n_first.endswith(' 0') and int(n_first.split()[0]) > 1
+    (ranks, n_ranks), (again, n_again) = [launched(2, code, tmp_path.parent, 2, flags) for _ in range(2)]
+    assert ranks == again and n_again == '0 0' and n_ranks.endswith(' 0')

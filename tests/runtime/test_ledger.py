@@ -1,6 +1,7 @@
 """The ledger of a run: its lines, a run that is killed and resumed, and the comparison of two."""
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support.launch import INTERPRETED
+from support.launch import INTERPRETED, launch
 from support.modes import PYTHON
 from theano.configparser import change_flags
 
@@ -183,6 +184,26 @@ def test_enabled_functions(recording, contexts):
     assert one.steps == two.steps == chosen.steps
 
 
+@pytest.mark.parametrize('always', [True, False])
+def test_copies_of_enabled_functions(always, recording, cpu2):
+    """A copy with updates has lines, also over other variables; one without has none."""
+    path = recording('a')
+    mgpu.enable(always=always, tell=str)
+    try:
+        x, (v, w) = T.fmatrix('x'), [theano.shared(np.ones(3, 'float32'), name=name) for name in 'vw']
+        step = theano.function([x], updates=[(w, T.cast(w + x.sum(axis=0), 'float32'))], mode=PYTHON, name='step')
+        same, other = step.copy(name='same'), step.copy(name='other', swap={w: v})
+        again, reading = other.copy(name='again'), step.copy(name='reading', delete_updates=True)
+        for function in (step, same, other, again, reading):
+            function(X[0])
+    finally:
+        mgpu.disable()
+    steps = {key: line['values'] for key, line in ledger_file.read(path).steps.items()}
+    assert [key for key in steps if key[1]] == [('step', 1), ('same', 1), ('other', 1), ('again', 1)]
+    assert [list(values) for (_, number), values in steps.items() if number] == [['w'], ['w'], ['v'], ['v']]
+    assert steps['same', 1]['w'] == steps['again', 1]['v'] != steps['step', 1]['w']
+
+
 @pytest.mark.parametrize('content, text', [
     (b'print(1)\n', 'is no ledger of theano_mgpu'), (b'print', 'is no ledger'),
     (b'{"ledger": 1, "every": 1}\n{"of": \n', 'damaged in line 2'),
@@ -210,10 +231,10 @@ def test_files_that_cannot_be_compared(recording, tmp_path, cpu2, capsys):
 
 def test_a_file_that_another_process_writes(recording, tmp_path, cpu2):
     path = recording('a')
-    script = "import theano_mgpu, time; from theano_mgpu.runtime.state.ledger import ledger; ledger(); " \
-        "print('open', flush=True); time.sleep(60)"
+    script = "import theano_mgpu, time; from theano_mgpu.runtime.state.ledger import use_ledger; use_ledger(%r); " \
+        "print('open', flush=True); time.sleep(60)" % path
     other = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True,
-                             env=dict(os.environ, THEANO_FLAGS=INTERPRETED + ',mgpu.ledger=' + path))
+                             env=dict(os.environ, THEANO_FLAGS=INTERPRETED))
     try:
         assert other.stdout.readline() == 'open\n'
         with pytest.raises(mgpu.MgpuError, match='another job, process %d' % other.pid):
@@ -221,3 +242,27 @@ def test_a_file_that_another_process_writes(recording, tmp_path, cpu2):
     finally:
         other.kill()
         other.communicate()
+
+
+@pytest.mark.mpi
+def test_a_ledger_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path):
+    """It comes with the same text on each rank, at the same step where the function is over the ranks."""
+    launch(2, 'unwritten', tmp_path / 'errors', flags=INTERPRETED)
+    first, other = [json.loads(Path('%s.%d' % (tmp_path / 'errors', rank)).read_text()) for rank in range(2)]
+    found = {}
+    for name, (step, kind, text, after) in first.items():
+        assert other[name][:2] == [step + name.startswith('enabled'), kind] and kind == 'MgpuError'
+        assert other[name][2].startswith(text) and other[name][3] == after
+        found[name] = re.match(r'the ledger \S+ (.*?)\.', text).group(1)
+    assert found == {
+        'trained, remove': 'cannot be written any more: the file was removed',
+        'trained, limited': 'cannot be written any more: File too large',
+        'enabled, remove': 'cannot be written any more: the file was removed',
+        'enabled, limited': 'cannot be written any more: File too large',
+        'no folder': 'cannot be written: No such file or directory'}
+
+
+@pytest.mark.mpi
+def test_a_function_that_is_not_divided_may_run_on_rank_0_alone(tmp_path):
+    launch(2, 'recorded_on_rank_0', tmp_path / 'ledger', flags=INTERPRETED, options=['--timeout', '5'])
+    assert list(ledger_file.read(str(tmp_path / 'ledger')).steps) == [('decay', number) for number in range(4)]

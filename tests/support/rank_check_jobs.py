@@ -1,5 +1,8 @@
 """MPI jobs of tests with the flag `mgpu.check`, and with a ledger; see `rank_jobs`."""
+import functools
 import json
+import os
+import resource
 
 import theano_mgpu as mgpu
 
@@ -50,3 +53,54 @@ def checked(path, update_on, at):
     errors.append(error_of(step))
     with open('%s.%d' % (path, mgpu.rank()), 'w') as file:
         json.dump(errors, file)
+
+
+def trained():
+    return logarithmic(mode=PYTHON)[0]
+
+
+def limited(path):
+    """Let this process write no more than a few bytes to a file, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(path) + 10, resource.RLIM_INFINITY))
+
+
+def enabled():
+    """Return a function of plain Theano's interface over the contexts."""
+    x, w = T.fmatrix('x'), theano.shared(np.ones(3, 'float32'), name='w')
+    return theano.function([x], T.dot(x, w).sum(), updates=[(w, T.cast(w + .1 * x.sum(axis=0), 'float32'))],
+                           mode=PYTHON, name='enabled')
+
+
+def unwritten(path):
+    """Train with ledgers that rank 0 cannot write, or not any more; each rank notes its errors, and goes on."""
+    mgpu.init('a->cpu')
+    theano.config.mgpu.ledger_every = 2
+    errors = {}
+    for make in (trained, enabled):
+        if make is enabled:
+            mgpu.enable(always=True, tell=str)
+        for failure in (os.remove, limited):
+            theano.config.mgpu.ledger = ledger = '%s.%s.%s' % (path, make.__name__, failure.__name__)
+            step, at = make(), 4 * (mgpu.rank() == 0)
+            met = error_of(step, at, functools.partial(failure, ledger))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            errors['%s, %s' % (make.__name__, failure.__name__)] = [*(met or ()), float(step(X[0]))]
+    mgpu.disable()
+    theano.config.mgpu.ledger = '%s.none/ledger' % path
+    try:
+        trained()
+    except mgpu.MgpuError as error:
+        errors['no folder'] = 0, type(error).__name__, str(error), 0
+    with open('%s.%d' % (path, mgpu.rank()), 'w') as file:
+        json.dump(errors, file)
+
+
+def recorded_on_rank_0(path):
+    """Call a function that is not divided on rank 0 alone, with a ledger."""
+    mgpu.init('a->cpu')
+    theano.config.mgpu.ledger, theano.config.mgpu.ledger_every = path, 1
+    mgpu.enable(tell=str)
+    factor, rate = T.fscalar('factor'), theano.shared(np.float32(1), name='rate')
+    decay = theano.function([factor], updates=[(rate, rate * factor)], mode=PYTHON, name='decay')
+    for _ in range(3 * (mgpu.rank() == 0)):
+        decay(.5)

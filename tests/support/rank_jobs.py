@@ -27,7 +27,7 @@ from theano.configparser import change_flags
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from support.communicator_cases import conformance  # noqa: F401  a job
-from support.rank_check_jobs import checked  # noqa: F401  a job
+from support.rank_check_jobs import checked, recorded_on_rank_0, unwritten  # noqa: F401  jobs
 from support.rank_data_jobs import coupled_shards, halves, other_shards, refused, shard, sharded_slices  # noqa: F401
 from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
 from support.rank_network import PYTHON, Network, arrays_of_rank, shared, write
@@ -149,6 +149,27 @@ def checkpoints(path, file, every, killed_at, rounds=3, most=2):
             os.kill(os.getpid(), signal.SIGKILL)
         network.step(*batch)
     write(path, network.values() + [np.array(done)])
+
+
+def shrinks_and_grows(path, file):
+    """Train in two processes until one is killed, in one until that asks to grow, and again in two."""
+    lost, back = path + '.lost', path + '.back'
+    mgpu.init('a->cpu')
+    if mgpu.size() == 2 and os.path.exists(lost) and not os.path.exists(back):
+        raise OSError('a device is lost')
+    network = Network()
+    done = network.step.checkpoint(file, 4)
+    for number, batch in enumerate(network.batches(3, done), done):
+        if number == 5 and mgpu.rank() == 1:
+            open(lost, 'w').close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 11 and mgpu.size() == 1:
+            open(back, 'w').close()
+            with open('/proc/%d/stat' % os.getppid()) as stat:  # the parent of mpirun is the launcher
+                os.kill(int(stat.read().rpartition(')')[2].split()[1]), signal.SIGRTMIN)
+            time.sleep(1000)
+        network.step(*batch)
+    write(path, network.values() + [np.array([done, mgpu.size()])])
 
 
 def killed_while_it_waits(path, file):

@@ -13,7 +13,6 @@ from ..devices.context_map import Context
 from ..errors import warn
 from ..graph.placement.propagation import is_placed
 from ..options import Options
-from ..runtime.state.ledger import ledger
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, EnabledFunction
 from .placed_function import NOT_PLACED, PlacedFunction
@@ -149,9 +148,7 @@ class EnabledFunctions(Enabled):
                 self.tell(NOT_PLACED % (usage.name, obstacle))
         else:
             function.mgpu_divided = (PlacedFunction if placed else EnabledFunction)(self, function, usage)
-        book = ledger()
-        if book is not None:
-            record(function, arguments, usage.name, book, choose_ranks(None))
+        record(function, arguments, usage.name, choose_ranks(None))
 
 
 def has_one_cpu(contexts: Sequence[Any]) -> bool:

@@ -3,9 +3,12 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from ..comm.alone import Alone
 from ..comm.communicator import Communicator
+from ..comm.failures import failing_together
+from ..compat.theano_functions import shown
 from ..graph.updates import pairs
-from ..runtime.state.ledger import Account, Ledger
+from ..runtime.state.ledger import Account, ledger
 
 
 class RecordedFunction:
@@ -29,13 +32,16 @@ class RecordedFunction:
         return results
 
     def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
-        """Run a copy of the function in the same way, beside the ledger: its variables have their lines."""
+        """Run a copy of the function in the same way; it has lines of its own if it has updates."""
         if self.divided is not None:
             self.divided.copied(function, swap, delete_updates)  # type: ignore[attr-defined]
+        if not delete_updates:
+            account = self._account.of_copy(shown(function.name), swap or {})
+            function.mgpu_divided = RecordedFunction(function, function.mgpu_divided, account)
 
 
-def record(function: Any, arguments: dict[str, Any], name: str, book: Ledger, ranks: Communicator) -> None:
-    """Have the calls of a new function write to a ledger, if they update shared variables.
+def record(function: Any, arguments: dict[str, Any], name: str, ranks: Communicator) -> None:
+    """Have the calls of a new function write to the ledger, if there is one, and if they update shared variables.
 
     Parameters
     ----------
@@ -44,15 +50,16 @@ def record(function: Any, arguments: dict[str, Any], name: str, book: Ledger, ra
     arguments : dict
         The arguments of `theano.function`.
     name : str
-    book : Ledger
     ranks : Communicator
     """
+    with failing_together(ranks):  # a function that is not divided may be made on some ranks only
+        book = ledger(Alone())
     given = [variable for variable, _ in pairs(arguments['updates'])]
     others = [spec.variable for spec in function.maker.inputs if spec.shared and spec.update is not None]
     updated = [*given, *(variable for variable in others if variable not in given)]
-    if updated:
+    if book is not None and updated:
         function.mgpu_divided = RecordedFunction(function, function.mgpu_divided,
-                                                 book.account(name, updated, ranks))
+                                                 book.account(name, updated, ranks, together=False))
 
 
 def leave_to_plain(function: Any) -> None:

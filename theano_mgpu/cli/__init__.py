@@ -93,6 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     except MgpuError as error:
         sys.stdout.flush()
         tell('error: %s' % error)
+        rank_process.end_all(exit_code_of(error))
         return exit_code_of(error)
     except OSError as error:
         # Python flushes stdout again when it exits, which must not fail.
@@ -100,6 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # the reader has ended, e.g. `head`
             return 128 + signal.SIGPIPE
         tell('error: %s' % error)  # such as a full disk
+        rank_process.end_all(1)
         return 1
     if not callable(code):
         return code

@@ -15,7 +15,8 @@ before its first step. SIGUSR1 and SIGUSR2 are passed on to the processes.
 With --spares 1 a second set of processes runs the script up to its first checkpoint, and waits there. After a failure
 it continues at once: imports, graphs and compiled code are there. It takes as much memory as the job.
 With --min M a job that fails before its first step, as without one of its GPUs, is tried with one process fewer, down
-to M. These divide the batches anew, and continue from the checkpoint. After a later failure all are tried again.
+to M. These divide the batches anew, and continue from the checkpoint. After a later failure all are tried again, and
+before that when this process gets SIGRTMIN, or when all are ready as spare ones.
 
 In an allocation of Slurm, PBS or LSF, and in a Kubernetes MPIJob, the processes run on its hosts, and -n is its
 number of tasks by default. They are started by srun in Slurm if it and mpi4py's MPI can talk, else by mpirun through

@@ -45,7 +45,7 @@ from ..compat import import_hooks
 from ..devices.context_map import Context, describe
 from ..devices.contexts import chosen, init
 from ..errors import MgpuError, exit_code_of
-from ..utils import mpi_environment
+from ..utils import mpi_environment, rank_process
 from ..utils.files import whole_text
 from . import processes
 from .config import devices
@@ -166,6 +166,7 @@ def open_contexts(args: argparse.Namespace, flags: dict[str, str]) -> list[Conte
         opened = init(describe(args.contexts) if args.contexts else args.gpus)
     except MgpuError as error:
         tell('error: %s' % error)
+        rank_process.end_all(exit_code_of(error))
         sys.exit(exit_code_of(error))
     if before and before != opened:
         note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'

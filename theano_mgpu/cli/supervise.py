@@ -23,6 +23,9 @@ from .output import note
 
 GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
 LOOK = 0.02  # seconds from one look at the processes of a job to the next
+SOONEST, LATEST = 30, 3600  # seconds until spare processes that have failed beside a job of fewer are tried again
+GROW = getattr(signal, 'SIGRTMIN', None)  # this signal asks a job of fewer processes to grow; Linux only
+ENDED, LOST, GROWS = 'ended', 'lost', 'grows'  # why the watch over a job ends
 
 
 def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int, spares: int = 0,
@@ -42,23 +45,30 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
         Number of jobs that are kept ready to continue from the last checkpoint.
     fewer : dict of int to (Start, dict of str to str)
         Starts and environments with fewer processes, by their number, the highest one first. They are tried where a
-        job has failed before its first step. A restart after a step has all processes again.
+        job has failed before its first step. A restart after a step has all processes again; so has the job once it is
+        asked to grow by the signal `GROW`, or the spare processes, which are as many as all, are ready.
     """
     seed = {mpi_environment.SEED: str(int.from_bytes(os.urandom(4), 'big'))}
-    with Signals() as signals:
+    with Signals(may_grow=bool(fewer)) as signals:
         def make(start=start, environment=environment, is_spare=False):
             return Job(start, {**environment, **seed}, program, lambda: signals.end(signal.SIGPIPE), is_spare)
         with contextlib.closing(Reserve(make, spares)) as reserve:
-            job, restart, untried, was_stuck = make(), 0, list(fewer), bool(fewer)
+            job, restart, untried, was_stuck, is_small = make(), 0, list(fewer), bool(fewer), False
             while True:
+                may_restart = restart < restarts
                 with signals.sent_on_to(job.process):
-                    was_lost = restart < restarts and job.loses_a_rank(reserve.look, signals)
-                    if not was_lost:
-                        job.process.wait()
-                if was_lost:
+                    reason = job.watch(functools.partial(reserve.look, is_small=is_small, is_last=not may_restart),
+                                       may_restart, signals, functools.partial(grows, job, reserve, signals, is_small))
+                if reason != ENDED:
                     threading.Thread(target=job.close).start()  # mpirun needs two seconds, and then names the signal
-                    event = 'a rank has ended early, and the others were ended, after %.0f s' % job.seconds
-                else:
+                if reason == GROWS:
+                    taken = reserve.take()
+                    note('the job of fewer processes was ended after %.0f s: it continues with all of them%s'
+                         % (job.seconds, ', the spare ones' if taken else ''))
+                    job, untried, was_stuck, is_small = taken or make(), list(fewer), True, False
+                    continue
+                event = 'a rank has ended early, and the others were ended, after %.0f s' % job.seconds
+                if reason == ENDED:
                     code = job.close(signals)
                     if code == 0 or signals.received:
                         return code
@@ -67,20 +77,30 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
                 if not stepped and untried:
                     ranks = untried.pop(0)
                     note('%s, before the first step was done: it is tried with -n %d' % (event, ranks))
-                    job = make(*fewer[ranks])
+                    job, is_small = make(*fewer[ranks]), True
                     continue
                 if restart == restarts or not stepped and was_stuck:
                     if restart < restarts:
                         event += ', again before the first step was done: it is not started once more'
                     note(event)
                     return code
-                restart, untried, was_stuck = restart + 1, list(fewer), not stepped or bool(fewer)
+                restart, untried, was_stuck, is_small = restart + 1, list(fewer), not stepped or bool(fewer), False
                 taken = reserve.take()
                 note('%s: restart %d of %d%s' % (event, restart, restarts, ', by the spare processes' if taken else ''))
                 if spares and not job.output.has(CHECKPOINT):
                     note('it has no spare processes, since the script keeps no checkpoints: see step.checkpoint and '
                          'theano_mgpu.keras.Checkpoint')
                 job = taken or make()
+
+
+def grows(job: Job, reserve: Reserve, signals: Signals, is_small: bool) -> bool:
+    """Return whether a job is to continue with more processes: it was asked to, or all are ready as spare ones."""
+    asked, signals.asked_to_grow = signals.asked_to_grow, False
+    if asked and not (is_small and job.output.has(STEP, CHECKPOINT)):
+        note('the job does not grow: %s' % ('it has no step, or no checkpoint, to continue from' if is_small else
+                                            'it has all of its processes'))
+        return False
+    return is_small and (asked or reserve.is_ready)
 
 
 class Job:
@@ -136,8 +156,9 @@ class Job:
         """Return the seconds since it was started, or released."""
         return time.monotonic() - self._began
 
-    def loses_a_rank(self, look: Callable[[Job], object], signals: Signals) -> bool:
-        """Watch the ranks; return True once one has ended early and the others were killed, or False at the end.
+    def watch(self, look: Callable[[Job], object], may_restart: bool, signals: Signals,
+              grows: Callable[[], bool]) -> str:
+        """Watch the ranks until the job ends, or has to be replaced.
 
         mpirun gives the others two seconds to end by SIGTERM. But they cannot go on without the lost one, unless each
         works by itself.
@@ -146,21 +167,35 @@ class Job:
         ----------
         look : callable
             Called with this Job now and then.
+        may_restart : bool
         signals : Signals
             A signal ends the watch, since it may end the ranks.
+        grows : callable
+            Returns whether the job is to be replaced by one of more processes.
+
+        Returns
+        -------
+        str
+            `LOST` once a rank has ended early, and `GROWS`: the ranks were killed then. Else `ENDED`.
         """
         ranks: list[int] = []
         while self.process.poll() is None and not signals.received:
             time.sleep(LOOK)
             look(self)
-            if self._is_watched and self.output.has(TOGETHER, STEP):
+            if grows():
+                ranks = ranks_of(self.process.pid)
+                self.process.kill()
+                end_all(ranks)
+                return GROWS
+            if may_restart and self._is_watched and self.output.has(TOGETHER, STEP):
                 ranks = ranks or ranks_of(self.process.pid)
                 if any(map(has_ended, ranks)):
                     time.sleep(LOOK)  # a report of rank 0 from before may be on its way, or a signal
                     if not self.output.has(END) and not signals.received:
                         end_all(ranks)
-                        return True
-        return False
+                        return LOST
+        self.process.wait()
+        return ENDED
 
     def release(self) -> None:
         """Let the ranks of a spare job continue, in place of those that have ended."""
@@ -212,17 +247,29 @@ class Reserve:
     def __init__(self, make: Callable[..., Job], size: int) -> None:
         self._make, self._size = make, size
         self._jobs: list[Job] = []  # the oldest first
+        self._not_before, self._pause = 0.0, SOONEST
 
-    def look(self, job: Job) -> None:
-        """Start a spare job if there are too few, once a running one keeps checkpoints; one after the other."""
+    @property
+    def is_ready(self) -> bool:
+        """Return whether a spare job could continue at once."""
+        return any(each.is_ready for each in self._jobs)
+
+    def look(self, job: Job, is_small: bool, is_last: bool) -> None:
+        """Start a spare job if there are too few, once a running one keeps checkpoints; one after the other.
+
+        Beside a job of fewer processes, whose lost device all of them may need, a spare one is tried again and again.
+        A job of all processes that is not restarted any more, `is_last`, needs none.
+        """
+        if is_last and not is_small:
+            return
         for each in self._jobs[:]:
             if each.process.poll() is not None:
-                self._drop(each)
+                (self._postpone if is_small else self._drop)(each)
             elif not each.is_ready and each.output.has(READY):
                 each.is_ready = True
                 note('the spare processes are ready, after %.0f s' % each.seconds)
         if len(self._jobs) < self._size and all(each.is_ready for each in self._jobs) \
-                and job.output.has(STEP, CHECKPOINT):
+                and job.output.has(STEP, CHECKPOINT) and time.monotonic() >= self._not_before:
             try:
                 self._jobs.append(self._make(is_spare=True))
             except OSError as error:  # such as for lack of memory: the job itself goes on
@@ -242,6 +289,13 @@ class Reserve:
         for job in self._jobs:
             job.kill()
 
+    def _postpone(self, job):
+        """Forget a spare job that has failed, and wait for longer than before until the next one."""
+        self._jobs.remove(job)
+        note('spare processes, as many as all, have ended with exit code %d: the job goes on with fewer, and the next '
+             'ones are started in %d s' % (job.close(), self._pause))
+        self._not_before, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LATEST)
+
     def _drop(self, job):
         """Show why a spare job has ended, and start no more."""
         self._size = 0
@@ -254,26 +308,38 @@ class Reserve:
 class Signals:
     """A redirection to mpirun of the signals that would end this process, and that the ranks are to get.
 
+    Parameters
+    ----------
+    may_grow : bool
+        Whether the signal `GROW` is one for this process.
+
     Attributes
     ----------
     received : int
         Number of the first signal; 0 if there was none.
+    asked_to_grow : bool
+        Whether the signal `GROW` has come.
     """
 
     FROM_A_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     ENDING = FROM_A_TERMINAL + (signal.SIGTERM, signal.SIGABRT)
     PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # mpirun and srun send these to the ranks
 
-    def __init__(self) -> None:
-        self.received = 0
+    def __init__(self, may_grow: bool) -> None:
+        self.received, self.asked_to_grow = 0, False
+        self._may_grow = may_grow
         self._process: subprocess.Popen | None = None
         self._early: list[int] = []  # to be passed on once there is a process
 
     def __enter__(self) -> Signals:
-        # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a background process.
-        handlers = {**dict.fromkeys(self.ENDING, self._receive), **dict.fromkeys(self.PASSED_ON, self._pass_on)}
+        # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a background process. Handlers of C code (None)
+        # stay, too, such as PYTHONFAULTHANDLER installs one for SIGABRT: Python cannot put them back.
+        handlers: dict[int, Any] = {**dict.fromkeys(self.ENDING, self._receive),
+                                    **dict.fromkeys(self.PASSED_ON, self._pass_on)}
+        if self._may_grow and GROW is not None:
+            handlers[GROW] = self._note_growth
         self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()
-                        if signal.getsignal(number) != signal.SIG_IGN}
+                        if signal.getsignal(number) not in (signal.SIG_IGN, None)}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -297,6 +363,9 @@ class Signals:
         """End the job as if this process had received a signal."""
         if not self.received:
             self._receive(number, None)
+
+    def _note_growth(self, number, frame):
+        self.asked_to_grow = True
 
     def _pass_on(self, number, frame):
         process = self._process

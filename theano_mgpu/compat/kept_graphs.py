@@ -20,13 +20,14 @@ import warnings
 from types import FunctionType, ModuleType
 from typing import Any, Container, NamedTuple, Sequence
 
-from ..utils import files
+from ..utils import files, rank_process
 from ..utils.attributes import temporarily
 from . import theano_contexts
 
 FOLDER = 'kept_graphs'   # in the folder of compiled code
 CAPACITY = 256 << 20     # bytes of all files; those that were not used for the longest time are removed
 WORTH = 0.02             # seconds; a graph that is optimised in less is not kept
+NOTED = 2.0              # seconds that all graphs take that cannot be kept; the user is told once they take longer
 # Packages whose versions tell their code. Other code, such as the script's, may change from start to start.
 KNOWN = {'_operator', 'builtins', 'collections', 'copyreg', 'functools', 'itertools', 'numpy', 'operator', 'pygpu',
          'scipy', 'theano', 'theano_mgpu', 'types'}
@@ -36,6 +37,7 @@ _NO_PART = {'__doc__', '_optimizer_idx', 'name', 'pre_profile', 'track_map'}
 
 _logger = logging.getLogger('theano_mgpu')
 _digests: dict[tuple[Any, ...], tuple[str, Any]] = {}  # of optimisers
+_lost: list[float] = []  # seconds in which each graph that cannot be kept was optimised
 
 
 class CannotKeep(Exception):
@@ -61,9 +63,9 @@ def keep_optimised_graphs() -> None:
 def _optimise(fgraph, optimizer):
     """Optimise a graph, or take the result from the disk; return the optimiser's profile, if there is one."""
     from theano import config
-    is_on = config.mgpu.keep_graphs == 'True' and config.compute_test_value == 'off'
-    if not (is_on and optimizer and fgraph.apply_nodes) or config.profile_optimizer or config.optimizer_verbose:
+    if why_off() or not (optimizer and fgraph.apply_nodes):
         return optimizer(fgraph)
+    obstacle: Exception | None = None
     try:
         features = [(type(feature), getattr(feature, 'protected', None)) for feature in fgraph._features]
         description = _Description(fgraph.inputs, fgraph.outputs, fgraph.update_mapping, features,
@@ -71,19 +73,61 @@ def _optimise(fgraph, optimizer):
         path = os.path.join(config.compiledir, FOLDER, description.digest())
         kept = _read(path, fgraph, description.traces)
     except Exception as error:  # what cannot be described, or is damaged, raises many kinds
-        _logger.debug('a graph is not kept: %r', error)
-        return optimizer(fgraph)
+        obstacle, kept = error, None
     if kept is not None:
         return _take(kept, fgraph)
     began, messages = time.perf_counter(), []
     with _recorded(messages):
         profile = optimizer(fgraph)
-    if time.perf_counter() - began > WORTH and not messages:
+    seconds = time.perf_counter() - began
+    if obstacle is None and seconds > WORTH:
         try:
+            if messages:
+                raise CannotKeep('Theano says something while it optimises the graph')
             _write(path, fgraph, description.traces)
         except Exception as error:
-            _logger.debug('%s is not written: %r', path, error)
+            obstacle = error
+    if obstacle is not None:
+        _note_lost(seconds, obstacle)
     return profile
+
+
+def _note_lost(seconds, obstacle):
+    """Tell the user, once, why graphs are optimised at each start, if that takes long."""
+    _lost.append(seconds)
+    _logger.debug('a graph is not kept: %r', obstacle)
+    if sum(_lost[:-1]) <= NOTED < sum(_lost):
+        text = str(obstacle) if isinstance(obstacle, CannotKeep) else \
+            '%s: %s' % (type(obstacle).__name__, (str(obstacle).splitlines() or [''])[0])
+        rank_process.note('Theano has optimised graphs for %.0f s that cannot be kept for the next start (%s); see '
+                          '"The next start" in docs/guide/performance.md' % (sum(_lost), text))
+
+
+def why_off() -> str | None:
+    """Return the flag, with its value, because of which no graph is kept or taken; None if graphs are kept."""
+    from theano import config
+    for name, wanted in [('mgpu.keep_graphs', 'True'), ('compute_test_value', 'off'), ('profile_optimizer', False),
+                         ('optimizer_verbose', False)]:
+        value = functools.reduce(getattr, name.split('.'), config)
+        if value != wanted:
+            return '%s=%s' % (name, value)
+    return None
+
+
+class Store(NamedTuple):
+    """The kept graphs of this machine: their folder, their number, and the bytes that they take."""
+
+    folder: str
+    n_graphs: int
+    n_bytes: int
+
+
+def store() -> Store:
+    """Return the kept graphs that this process would look at."""
+    from theano import config
+    folder = os.path.join(config.compiledir, FOLDER)
+    sizes = [size for _, size, _ in _files(folder)] if os.path.isdir(folder) else []
+    return Store(folder, len(sizes), sum(sizes))
 
 
 # --------------------------------------------------------------------------------------------------- the description
@@ -441,14 +485,23 @@ def _write(path, fgraph, traces):
 
 def _make_room(folder):
     """Remove the files that were not used for the longest time, if all take too many bytes."""
-    with os.scandir(folder) as entries:
-        used = sorted(((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in entries), reverse=True)
+    used = sorted(_files(folder), reverse=True)
     total = 0
     for _, size, path in used:
         total += size
         if total > CAPACITY:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
+
+
+def _files(folder):
+    """Return the time of its last use, the size and the path of each file; other processes write and remove files."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+    return found
 
 
 @contextlib.contextmanager

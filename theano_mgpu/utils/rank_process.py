@@ -154,6 +154,21 @@ def _report(kind, error, trace):
     say(text)
 
 
+def end_all(code: int) -> None:
+    """End every rank of the job, after an error that this rank has printed; return at once outside of a job.
+
+    Python's own exit would wait in MPI for the other ranks, and they for this one.
+    """
+    if not mpi_environment.is_rank():
+        return
+    if mpi_environment.rank() > 0:
+        time.sleep(HEAD_START + 0.1 * mpi_environment.rank())
+    try:
+        show_output()
+    finally:
+        abort(code)
+
+
 def _fail_in_thread(arguments):
     """End the job if the error of a thread is of this package, since other ranks would wait: the hook of threads."""
     if issubclass(arguments.exc_type, MgpuError):

@@ -6,6 +6,7 @@ it is at most a warning. Theano is imported by the checks, not here: it may be b
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import theano_mgpu
 
 from ... import config
 from ...comm import mpi_library
+from ...compat import kept_graphs
 from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
@@ -178,6 +180,23 @@ def check_blas(setup: Setup) -> Finding:
         return Finding(FAIL, 'blas.ldflags=%s: gemm is wrong by up to %.2g'
                        % (flags, np.abs(result - np.dot(a, b)).max()), remedy)
     return Finding(OK, "%s: gemm agrees with NumPy's" % flags)
+
+
+def check_kept_graphs(setup: Setup) -> Finding:
+    """Check that optimised graphs can be kept for the next start, and count those that are."""
+    flag = kept_graphs.why_off()
+    if flag:
+        return Finding(SKIP, 'off (%s): each start optimises all graphs' % flag)
+    folder, n_graphs, n_bytes = kept_graphs.store()
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Finding(WARN, '%s cannot be written (%s): each start optimises all graphs' % (folder, error.strerror),
+                       'Name a folder of your own: THEANO_FLAGS=base_compiledir=FOLDER')
+    return Finding(OK, '%d, of %.1f MB (at most %d), in %s'
+                   % (n_graphs, n_bytes / 2 ** 20, kept_graphs.CAPACITY >> 20, folder))
 
 
 def check_map(setup: Setup) -> Finding:

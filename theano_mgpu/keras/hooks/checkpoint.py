@@ -146,7 +146,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._run.id is None:
             self._run.id = broadcast_object(ranks, uuid.uuid4().hex)
         self._done.run = self._run.id
-        account = self.ledger and self._functions[0].open_account(ledger_at(self.ledger, self.every))
+        account = self.ledger and self._functions[0].open_account(ledger_at(self.ledger, self.every, ranks))
         for function in self._functions:
             function.begin_fit(functools.partial(self.replay_or_compute, function),
                                account if function is self._functions[0] else None)

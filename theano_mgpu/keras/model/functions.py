@@ -139,7 +139,7 @@ class BatchFunction(ModelFunction):
         self.make_plain = _plain_maker(model, kind, self.optimizer_updates)
         self.leading = LeadingInputs(choose_ranks(None), '%s_function' % kind)
         self.compared: ComparedFunction | None = None
-        self._weights, book = model.weights, ledger() if kind == 'train' else None
+        self._weights, book = model.weights, ledger(choose_ranks(None)) if kind == 'train' else None
         super().__init__(self._state.steps(kind, self) + [self._compute], self.open_account(book) if book else None)
         self.begin()
 

@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -18,7 +19,10 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 
 from ... import config
+from ...comm.alone import Alone
 from ...comm.communicator import Communicator
+from ...comm.failures import failing_together
+from ...comm.rank_0 import on_rank_0
 from ...compat.shared_variables import watcher_of
 from ...devices.contexts import chosen, gpu_context
 from ...devices.discovery import status
@@ -38,17 +42,19 @@ OTHERS = ('mgpu.ledger', 'mgpu.ledger_every', 'mgpu.check', 'mgpu.timeline', 'mg
 _open: dict[str, Ledger] = {}  # by path
 
 
-def ledger() -> Ledger | None:
-    """Return the ledger of the flag ``mgpu.ledger``; None where it has no value."""
+def ledger(ranks: Communicator) -> Ledger | None:
+    """Return the ledger of the flag ``mgpu.ledger``; None where it has no value. Every rank makes the call."""
     path = theano.config.mgpu.ledger
-    return ledger_at(path, int(theano.config.mgpu.ledger_every)) if path else None
+    return ledger_at(path, int(theano.config.mgpu.ledger_every), ranks) if path else None
 
 
-def ledger_at(path: str, every: int) -> Ledger:
+def ledger_at(path: str, every: int, ranks: Communicator) -> Ledger:
     """Return the ledger of a file, with a line every few steps; raise an MgpuError if it has them at other steps."""
     path = os.path.abspath(path)
     if path not in _open:
-        _open[path] = Ledger(path, every)
+        book = Ledger(path, every)
+        on_rank_0(ranks, book.open)
+        _open[path] = book
     if _open[path].every != every:
         raise MgpuError('the ledger %s has a line every %d steps in this process, not every %d: give the same number, '
                         'or name another file' % (path, _open[path].every, every))
@@ -59,7 +65,7 @@ def use_ledger(path: str) -> None:
     """Set the flag ``mgpu.ledger``, and open the file now: an error comes before the script begins."""
     flags = theano.config.mgpu
     flags.ledger = path
-    ledger()
+    ledger(Alone())
 
 
 def account_of(step: Any, variables: Iterable[Any]) -> Account | None:
@@ -71,7 +77,7 @@ def account_of(step: Any, variables: Iterable[Any]) -> Account | None:
     variables : list of Replicated
         Its weights and state.
     """
-    book = ledger() if step.options.internal.in_ledger else None
+    book = ledger(step.ranks) if step.options.internal.in_ledger else None
     return book.account(step.options.name, [each.variable for each in variables], step.ranks) if book else None
 
 
@@ -83,28 +89,36 @@ class Ledger:
     path : str
     every : int
         Steps from one line of a function to the next.
-
-    Raises
-    ------
-    MgpuError
-        If the file is no ledger, or another process writes it.
-    OSError
-        If it cannot be written.
     """
 
     def __init__(self, path: str, every: int) -> None:
-        self.every = every
+        self.path, self.every = path, every
         self._names: Counter[str] = Counter()
         self._process = os.getpid() if mpi_environment.rank() == 0 else None
         self._writing, self._has_begun = threading.Lock(), False
-        if self._process:
-            self._lock, self._file = lock_checkpoint(path), ledger_file.open_to_continue(path)
 
-    def account(self, name: str | None, variables: Sequence[SharedVariable], ranks: Communicator) -> Account:
+    def open(self) -> None:
+        """Open the file, unless another rank does.
+
+        Raises
+        ------
+        MgpuError
+            If the file is no ledger, cannot be written, or another process writes it.
+        """
+        if self._process:
+            try:
+                self._lock, self._file = lock_checkpoint(self.path), ledger_file.open_to_continue(self.path)
+            except OSError as error:
+                raise MgpuError('the ledger %s cannot be written: %s. Name a file in a folder that exists and that you '
+                                'may write to, or leave out --ledger (mgpu.ledger)'
+                                % (self.path, error.strerror)) from error
+
+    def account(self, name: str | None, variables: Sequence[SharedVariable], ranks: Communicator,
+                together: bool = True) -> Account:
         """Return the account of one more function; a name that was there before gets a number."""
         name = name or 'a function'
         self._names[name] += 1
-        return Account(self, name + ' (%d)' % self._names[name] * (self._names[name] > 1), variables, ranks)
+        return Account(self, name + ' (%d)' % self._names[name] * (self._names[name] > 1), variables, ranks, together)
 
     def write(self, of: str, step: int, variables: Mapping[str, SharedVariable]) -> None:
         """Write the line of a step, unless another rank does, or this process is a fork."""
@@ -119,6 +133,8 @@ class Ledger:
 
     def _add(self, line):
         try:
+            if os.fstat(self._file.fileno()).st_nlink == 0:  # the system would write it all the same
+                raise FileNotFoundError(errno.ENOENT, 'the file was removed')
             self._file.write(json.dumps(line).encode() + b'\n')
             self._file.flush()
         except OSError as error:
@@ -131,19 +147,35 @@ class Account:
 
     Every rank makes the same calls: a state of which each has a part is consolidated.
 
+    Parameters
+    ----------
+    ledger : Ledger
+    name : str
+    variables : list of SharedVariable
+    ranks : Communicator
+    together : bool
+        Whether an error of rank 0 is raised at once on every rank. Otherwise the others raise it at their next
+        handshake, and a function that is not divided may run on some ranks only.
+
     Attributes
     ----------
     steps : int
         Completed steps, of earlier starts of the run, too.
     """
 
-    def __init__(self, ledger: Ledger, name: str, variables: Sequence[SharedVariable], ranks: Communicator) -> None:
-        self._ledger, self._name, self._ranks = ledger, name, ranks
+    def __init__(self, ledger: Ledger, name: str, variables: Sequence[SharedVariable], ranks: Communicator,
+                 together: bool) -> None:
+        self._ledger, self._name, self._ranks, self._together = ledger, name, ranks, together
         self._variables: dict[str, SharedVariable] = {}
         for i, variable in enumerate(dict.fromkeys(variables)):
             known = variable.name or '#%d of %s' % (i, name)
             self._variables['%s (#%d)' % (known, i) if known in self._variables else known] = variable
         self.steps, self._has_begun = 0, False
+
+    def of_copy(self, name: str, swap: Mapping[Any, Any]) -> Account:
+        """Return the account of a copy of the function, which may update other variables in place of some."""
+        variables = [swap.get(variable, variable) for variable in self._variables.values()]
+        return self._ledger.account(name, variables, self._ranks, self._together)
 
     def begin(self) -> None:
         """Write a line of the values before the first step, once."""
@@ -158,8 +190,13 @@ class Account:
             self._write()
 
     def _write(self):
+        write = functools.partial(self._ledger.write, self._name, self.steps, self._variables)
+        if self._together:
+            on_rank_0(self._ranks, write)
+            return
         self._ranks.divided.consolidate()
-        self._ledger.write(self._name, self.steps, self._variables)
+        with failing_together(self._ranks):
+            write()
 
 
 def _current(variable):
