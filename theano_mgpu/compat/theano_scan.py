@@ -63,3 +63,26 @@ def _of_this_python(code):
     for pattern, replacement in changes:
         code = re.sub(pattern, replacement, code)
     return ''.join('#define %s 0\n' % macro for macro in _MACROS) + code
+
+
+def keep_values_of_steps() -> None:
+    """Have a loop keep what its gradient needs of each step, which the gradient would compute once more.
+
+    Results stay the same. A loop keeps more memory, as Theano's own rewrites of loops do, and like these it does not
+    with the flag ``optimizer_excluding=more_mem``.
+    """
+    from theano.compile import optdb
+
+    from .scan_rewrites import KeepValues
+    optdb.register('scan_keep_values', KeepValues(), .04, 'fast_run', 'more_mem', 'scan')  # as soon as graphs are merged
+
+
+def multiply_all_steps_at_once() -> None:
+    """Compute the products of all elements of a sequence with a matrix as one product, before the loop.
+
+    The product of more rows has other roundings in some BLAS. It needs more memory: see `keep_values_of_steps`.
+    """
+    from theano.scan_module.scan_opt import scan_seqopt1
+
+    from .scan_rewrites import MultiplyAllSteps
+    scan_seqopt1.register('scan_multiply_all_steps', MultiplyAllSteps(), 3.5, 'fast_run', 'more_mem', 'scan')
