@@ -1,4 +1,4 @@
-"""Rewrites of loops: a gradient reads what the loop has computed, and all elements of a sequence are multiplied at once."""
+"""Loops keep what their gradients need."""
 import functools
 
 import numpy as np
@@ -10,7 +10,6 @@ from theano.tensor import blas
 from theano.tensor.elemwise import Elemwise
 
 UNITS = 5
-OURS = 'scan_keep_values', 'scan_multiply_all_steps'
 FAST = theano.Mode('py', 'fast_run')
 scan = functools.partial(theano.scan, mode=FAST)
 
@@ -72,7 +71,7 @@ def test_a_gradient_computes_no_step_again(step, n_kept):
     assert forward.op.n_nit_sot >= n_kept
     ops = ops_of_a_step(gradient)
     assert not [op for op in ops if isinstance(op, Elemwise) and 'sigmoid' in str(op) or 'anh' in str(op)]
-    plain_forward, plain = loops_of(theano.function(inputs, outputs, mode=FAST.excluding(*OURS)))
+    plain_forward, plain = loops_of(theano.function(inputs, outputs, mode=FAST.excluding('scan_keep_values')))
     assert len(products(ops)) < len(products(ops_of_a_step(plain)))
     assert plain_forward.op.n_nit_sot < n_kept
 
@@ -83,7 +82,7 @@ def test_a_gradient_computes_no_step_again(step, n_kept):
 def test_results_stay_the_same(keywords):
     inputs, outputs, values = problem(**keywords)
     ours = theano.function(inputs, outputs, mode=FAST)
-    plain = theano.function(inputs, outputs, mode=FAST.excluding(*OURS))
+    plain = theano.function(inputs, outputs, mode=FAST.excluding('scan_keep_values'))
     assert len(loops_of(ours)[-1].inputs) > len(loops_of(plain)[-1].inputs)
     for found, expected in zip(ours(*values), plain(*values)):
         np.testing.assert_allclose(found, expected, 1e-12, 1e-12)
@@ -93,28 +92,6 @@ def test_a_flag_of_theano_leaves_loops_as_they_are():
     inputs, outputs, _ = problem(lstm)
     forward, _ = loops_of(theano.function(inputs, outputs, mode=FAST.excluding('more_mem')))
     assert forward.op.n_nit_sot == 0
-
-
-def test_all_elements_of_a_sequence_are_multiplied_at_once():
-    inputs, (cost, *_), values = problem(lstm)
-    ours, plain = (theano.function(inputs[:4], cost, mode=mode) for mode in (FAST, FAST.excluding(*OURS)))
-    loop, = loops_of(ours)
-    assert len(products(ops_of_a_step(loop))) == 1
-    assert len(products(ops_of_a_step(*loops_of(plain)))) == 2
-    np.testing.assert_allclose(ours(*values), plain(*values), 1e-12)
-
-
-def test_a_sequence_of_vectors_is_multiplied_at_once():
-    x, w = T.dmatrix(), T.dmatrix()
-    f = theano.function([x, w], scan(lambda row, h: T.tanh(T.dot(row, w) + h), x, [w[0]])[0], mode=FAST)
-    assert not [op for op in ops_of_a_step(*loops_of(f)) if isinstance(op, (T.Dot, blas.Gemv))]
-    random = np.random.RandomState(0)
-    rows, weights = random.randn(6, 3), random.randn(3, 3)
-    h, expected = weights[0], []
-    for row in rows:
-        h = np.tanh(row @ weights + h)
-        expected.append(h)
-    np.testing.assert_allclose(f(rows, weights), expected, 1e-12)
 
 
 def test_a_value_with_more_axes_than_the_states_is_computed_again():
@@ -138,7 +115,7 @@ def test_a_loop_that_ends_by_a_condition_stays_as_it_is():
     states, _ = scan(step, x, [x[0]])
     inputs, outputs = [x, w], [states, T.grad(states.sum(), w)]
     ours = theano.function(inputs, outputs, mode=FAST)
-    plain = theano.function(inputs, outputs, mode=FAST.excluding(*OURS))
+    plain = theano.function(inputs, outputs, mode=FAST.excluding('scan_keep_values'))
     random = np.random.RandomState(0)
     values = random.randn(6, 3, 2) * .1, random.randn(2, 2)
     for found, expected in zip(ours(*values), plain(*values)):

@@ -1,7 +1,7 @@
-"""Rewrites of the graphs of Theano's loops: a loop keeps what its gradient needs, and multiplies all steps at once."""
+"""A rewrite of the graphs of Theano's loops: a loop keeps what its gradient needs."""
 from __future__ import annotations
 
-from typing import Any, Iterator, Sequence
+from typing import Any, Collection, Iterator, Sequence
 
 from theano import Constant, Variable, scalar, tensor
 from theano.compile.ops import Shape, Shape_i
@@ -21,83 +21,45 @@ CHEAP_SCALARS = (scalar.Add, scalar.Sub, scalar.Mul, scalar.TrueDiv, scalar.Neg,
                  scalar.Minimum, scalar.LogicalComparison, scalar.BinaryBitOp, scalar.UnaryBitOp, scalar.Inv)
 
 
-class RewriteLoops(Optimizer):
-    """An optimiser that rewrites the loops of a graph one by one."""
-
-    def add_requirements(self, fgraph: Any) -> None:
-        """Have the graph check replacements."""
-        fgraph.attach_feature(toolbox.ReplaceValidate())
-
-    def apply(self, fgraph: Any) -> None:
-        """Rewrite each loop that is computed on the host, and does not end by a condition."""
-        for node in fgraph.toposort():
-            if isinstance(node.op, Scan) and not (node.op.as_while or node.op.info['gpua']):
-                self.rewrite(fgraph, node)
-
-    def rewrite(self, fgraph: Any, node: Any) -> None:
-        """Replace the loop, or leave it."""
-        raise NotImplementedError
-
-
-class KeepValues(RewriteLoops):
+class KeepValues(Optimizer):
     """The gradient of a loop reads what the loop has computed.
 
     Theano's gradient of a loop is another loop, backwards. It knows the states of the first one only, and computes
     whatever else each step had computed.
     """
 
-    def rewrite(self, fgraph: Any, node: Any) -> None:
-        """Give a gradient, and the loop that it is the gradient of, the values of the loop that the gradient needs."""
-        for forward in forward_loops(node):
-            inputs, outputs = reconstruct_graph(node.op.inputs, node.op.outputs)
-            same = same_values(node, inputs, outputs, forward)
-            wanted = values_to_keep(inputs, outputs, same, forward.op)
-            values = list(dict.fromkeys(same[x] for x in wanted))
-            if values:
-                new_forward, kept = keep(forward, values)
-                sequences = {value: each[::-1][:node.inputs[0]] for value, each in zip(values, kept)}
-                new = read(node, inputs, outputs, {x: sequences[same[x]] for x in wanted})
-                pairs = list(zip(forward.outputs, without(new_forward.outputs, kept)))
-                fgraph.replace_all_validate_remove(pairs + list(zip(node.outputs, new.outputs)),
-                                                   remove=[forward, node], reason='scan_keep_values')
-                return
+    def add_requirements(self, fgraph: Any) -> None:
+        """Have the graph check replacements."""
+        fgraph.attach_feature(toolbox.ReplaceValidate())
+
+    def apply(self, fgraph: Any) -> None:
+        """Give each gradient, and the loop that it is the gradient of, the values that the gradient needs."""
+        for node in filter(can_be_rewritten, fgraph.toposort()):
+            for forward in forward_loops(node):
+                inputs, outputs = reconstruct_graph(node.op.inputs, node.op.outputs)
+                same = same_values(node, inputs, outputs, forward)
+                wanted = values_to_keep(inputs, outputs, same, forward.op)
+                if wanted:
+                    new_forward, kept = keep(forward, dict.fromkeys(same[x] for x in wanted))
+                    sequences = {value: each[::-1][:node.inputs[0]] for value, each in kept.items()}
+                    new = read(node, inputs, outputs, {x: sequences[same[x]] for x in wanted})
+                    outer = [each for each in new_forward.outputs if each not in kept.values()]
+                    fgraph.replace_all_validate_remove(
+                        list(zip(forward.outputs, outer)) + list(zip(node.outputs, new.outputs)),
+                        remove=[forward, node], reason='scan_keep_values')
+                    break
 
 
-class MultiplyAllSteps(RewriteLoops):
-    """The product of each element of a sequence with one matrix is the product of all elements."""
-
-    def rewrite(self, fgraph: Any, node: Any) -> None:
-        """Take such products out of a loop."""
-        inputs, outputs = reconstruct_graph(node.op.inputs, node.op.outputs)
-        sequences = dict(zip(node.op.inner_seqs(inputs), node.op.outer_seqs(node)))
-        matrices = dict(zip(node.op.inner_non_seqs(inputs), node.op.outer_non_seqs(node)))
-        products = [each.owner for each in needed(outputs, set())
-                    if each.owner and isinstance(each.owner.op, tensor.Dot) and each.owner.inputs[0] in sequences
-                    and each.owner.inputs[1].ndim == 2
-                    and (each.owner.inputs[1] in matrices or isinstance(each.owner.inputs[1], Constant))]
-        if products:
-            computed = {(x, w): product_of_steps(sequences[x][:node.inputs[0]], matrices.get(w, w))
-                        for x, w in (product.inputs for product in products)}
-            new = read(node, inputs, outputs, {product.outputs[0]: computed[tuple(product.inputs)]
-                                               for product in products})
-            fgraph.replace_all_validate_remove(list(zip(node.outputs, new.outputs)), remove=[node],
-                                               reason='scan_multiply_all_steps')
-
-
-def product_of_steps(steps: Any, matrix: Any) -> Any:
-    """Return the products of vectors or matrices, along the first axis, with a matrix."""
-    if steps.ndim == 2:
-        return tensor.dot(steps, matrix)
-    rows = steps.reshape((steps.shape[0] * steps.shape[1], steps.shape[2]))
-    return tensor.dot(rows, matrix).reshape((steps.shape[0], steps.shape[1], matrix.shape[1]))
+def can_be_rewritten(node: Any) -> bool:
+    """Return whether a node is a loop on the host that does not end by a condition."""
+    return isinstance(node.op, Scan) and not (node.op.as_while or node.op.info['gpua'])
 
 
 def forward_loops(node: Any) -> list[Any]:
     """Return the loops that a loop reads backwards."""
     sources = [source_of_reversed(sequence, node.inputs[0])[0] for sequence in node.op.outer_seqs(node)]
     loops = [source.owner for source in sources if source is not None and source.owner is not None]
-    return list(dict.fromkeys(loop for loop in loops if isinstance(loop.op, Scan) and not loop.op.as_while
-                              and not loop.op.info['gpua']))
+    return list(dict.fromkeys(filter(can_be_rewritten, loops)))
 
 
 def source_of_reversed(sequence: Variable, n_steps: Variable) -> tuple[Variable | None, int, int]:
@@ -191,12 +153,13 @@ def same_values(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], forwar
 
 def values_of_steps(node: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """Return the variables of a step: by what they are outside of the loop, and by their ops and inputs."""
-    op, first = node.op, {}
+    op = node.op
+    first: dict[Any, Any] = {}
     known = {outer: x for x, outer in zip(op.inner_non_seqs(op.inputs), op.outer_non_seqs(node))}
     known.update({(outer, 0, 0): x for x, outer in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))})
     values: dict[Any, Any] = {}
     for step in io_toposort(op.inputs, op.outputs):
-        first.update(zip(step.outputs, values.setdefault(key_of(step, first), step.outputs)))
+        first.update(zip(step.outputs, values.setdefault(key_of(step, first), step.outputs) or ()))
     for outer, taps, states, output in states_of(node):
         length = -min(taps, default=0)
         known.update({(outer, length + tap, -tap): state for tap, state in zip(taps, states)})
@@ -222,7 +185,8 @@ def key_of(node: Any, same: dict[Any, Any]) -> Any:
 
 def needed(outputs: Sequence[Any], given: Any) -> list[Any]:
     """Return the variables whose values are needed for outputs, in the order of a search: none above one of `given`."""
-    found, stack = {}, list(outputs)
+    found: dict[Any, None] = {}
+    stack = list(outputs)
     while stack:
         x = stack.pop()
         if x not in found:
@@ -260,17 +224,16 @@ def is_cheap(op: Any) -> bool:
     return isinstance(op, CHEAP) or isinstance(op, Elemwise) and isinstance(op.scalar_op, CHEAP_SCALARS)
 
 
-def keep(node: Any, values: Sequence[Any]) -> tuple[Any, list[Any]]:
+def keep(node: Any, values: Collection[Any]) -> tuple[Any, dict[Any, Any]]:
     """Return a loop with further outputs, and these outputs: the values of some variables in each step."""
     op, n = node.op, len(values)
-    before = len(op.outputs) - op.n_shared_outs
-    inputs, outputs = reconstruct_graph(op.inputs, list(op.outputs[:before]) + list(values) + list(op.outputs[before:]))
+    before, outer = len(op.outputs) - op.n_shared_outs, len(node.inputs) - len(op.outer_non_seqs(node))
+    inputs, outputs = reconstruct_graph(op.inputs, [*op.outputs[:before], *values, *op.outputs[before:]])
     info = dict(op.info, n_nit_sot=op.n_nit_sot + n)
-    outer = len(node.inputs) - len(op.outer_non_seqs(node))
     new = Scan(inputs, outputs, type(op.info)(info)).make_node(
         *node.inputs[:outer], *[node.inputs[0]] * n, *node.inputs[outer:])
     end = len(node.outputs) - op.n_shared_outs
-    return new, new.outputs[end:end + n]
+    return new, dict(zip(values, new.outputs[end:end + n]))
 
 
 def read(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], sequences: dict[Any, Any]) -> Any:
@@ -280,8 +243,3 @@ def read(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], sequences: di
     outputs = clone(list(outputs), replace={x: new[sequence] for x, sequence in sequences.items()})
     return Scan(list(new.values()) + list(inputs), outputs, type(node.op.info)(info)).make_node(
         node.inputs[0], *new, *node.inputs[1:])
-
-
-def without(items: Sequence[Any], left_out: Sequence[Any]) -> list[Any]:
-    """Return the items that are not left out."""
-    return [item for item in items if item not in left_out]

@@ -74,15 +74,4 @@ def keep_values_of_steps() -> None:
     from theano.compile import optdb
 
     from .scan_rewrites import KeepValues
-    optdb.register('scan_keep_values', KeepValues(), .04, 'fast_run', 'more_mem', 'scan')  # as soon as graphs are merged
-
-
-def multiply_all_steps_at_once() -> None:
-    """Compute the products of all elements of a sequence with a matrix as one product, before the loop.
-
-    The product of more rows has other roundings in some BLAS. It needs more memory: see `keep_values_of_steps`.
-    """
-    from theano.scan_module.scan_opt import scan_seqopt1
-
-    from .scan_rewrites import MultiplyAllSteps
-    scan_seqopt1.register('scan_multiply_all_steps', MultiplyAllSteps(), 3.5, 'fast_run', 'more_mem', 'scan')
+    optdb.register('scan_keep_values', KeepValues(), .04, 'fast_run', 'more_mem', 'scan')  # once graphs are merged

@@ -5,8 +5,8 @@ from __future__ import annotations
 def store_gradients_of_parts() -> None:
     """Store the gradients of parts of a tensor, which have no element in common, where Theano adds them to zeros.
 
-    An LSTM takes its four gates from one matrix. To add to a part of a matrix takes NumPy five times as long as to copy.
-    A zero with a minus sign keeps it.
+    An LSTM takes its four gates from one matrix. NumPy takes five times as long to add to a part of a matrix as to copy
+    to it. A zero with a minus sign keeps it.
     """
     from theano.gof import local_optimizer
     from theano.tensor.opt import register_specialize
