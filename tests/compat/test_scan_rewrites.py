@@ -94,6 +94,15 @@ def test_a_flag_of_theano_leaves_loops_as_they_are():
     assert forward.op.n_nit_sot == 0
 
 
+def test_each_of_two_loops_keeps_values():
+    (x, w, u, first), _, _ = problem(lstm)
+    states, start = x, [first[0], first[1]]
+    for layer in range(2):
+        (states, _), _ = scan(lstm, states, start, [w[:UNITS], u], name='layer %d' % layer)
+    f = theano.function([x, w, u, first], T.grad(states[-1].sum(), [w, u]), mode=FAST)
+    assert [loop.op.n_nit_sot for loop in loops_of(f)[:2]] == [5, 5]
+
+
 def test_a_value_with_more_axes_than_the_states_is_computed_again():
     """As of an attention: for all steps, these values might not fit into memory."""
     x, notes, w = T.dtensor3(), T.dtensor3(), T.dmatrix()

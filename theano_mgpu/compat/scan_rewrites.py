@@ -84,10 +84,16 @@ def source_of_reversed(sequence: Variable, n_steps: Variable) -> tuple[Variable 
         (before, after), (base, index) = ends(index)[::-1], sliced(base)
     if base is None or index != REVERSED:
         return None, 0, 0
-    inner, index = sliced(base)
-    if inner is not None and is_cut(index) and isinstance(inner.owner and inner.owner.op, Scan):
-        return inner, before + ends(index)[0], after + ends(index)[1]
-    return base, before, after
+    source, first, last = source_of_cut(base)
+    return source, before + first, after + last
+
+
+def source_of_cut(x: Variable) -> tuple[Variable, int, int]:
+    """Return the output of a loop that a variable is a part of, and how many elements it leaves out; else itself."""
+    source, index = sliced(x)
+    if source is not None and is_cut(index) and source.owner is not None and isinstance(source.owner.op, Scan):
+        return (source, *ends(index))
+    return x, 0, 0
 
 
 def sliced(x: Variable) -> tuple[Any, Any]:
@@ -156,7 +162,7 @@ def values_of_steps(node: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
     op = node.op
     first: dict[Any, Any] = {}
     known = {outer: x for x, outer in zip(op.inner_non_seqs(op.inputs), op.outer_non_seqs(node))}
-    known.update({(outer, 0, 0): x for x, outer in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))})
+    known.update({source_of_cut(outer): x for x, outer in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))})
     values: dict[Any, Any] = {}
     for step in io_toposort(op.inputs, op.outputs):
         first.update(zip(step.outputs, values.setdefault(key_of(step, first), step.outputs) or ()))
