@@ -71,6 +71,7 @@ def test_a_gradient_computes_no_step_again(step, n_kept):
     assert forward.op.n_nit_sot >= n_kept
     ops = ops_of_a_step(gradient)
     assert not [op for op in ops if isinstance(op, Elemwise) and 'sigmoid' in str(op) or 'anh' in str(op)]
+    assert not [each for each in gradient.op.outer_seqs(gradient) if isinstance(each.owner.op, Elemwise)]
     plain_forward, plain = loops_of(theano.function(inputs, outputs, mode=FAST.excluding('scan_keep_values')))
     assert len(products(ops)) < len(products(ops_of_a_step(plain)))
     assert plain_forward.op.n_nit_sot < n_kept

@@ -246,6 +246,8 @@ def read(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], sequences: di
     """Return a loop that reads the values of some variables of a step from further sequences."""
     new = {sequence: safe_new(x, '_read') for x, sequence in sequences.items()}
     info = dict(node.op.info, n_seqs=node.op.n_seqs + len(new))
-    outputs = clone(list(outputs), replace={x: new[sequence] for x, sequence in sequences.items()})
+    # Theano would compute 1 - x, say, for all steps before the loop. Of Rebroadcast it knows nothing before it compiles.
+    reading = {sequence: tensor.Rebroadcast()(x) for sequence, x in new.items()}
+    outputs = clone(list(outputs), replace={x: reading[sequence] for x, sequence in sequences.items()})
     return Scan(list(new.values()) + list(inputs), outputs, type(node.op.info)(info)).make_node(
         node.inputs[0], *new, *node.inputs[1:])
