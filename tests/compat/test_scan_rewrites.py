@@ -105,7 +105,7 @@ def test_each_of_two_loops_keeps_values():
 
 
 def test_a_value_with_more_axes_than_the_states_is_computed_again():
-    """As of an attention: for all steps, these values might not fit into memory."""
+    """Values of an attention, say, might not fit into memory for all steps."""
     x, notes, w = T.dtensor3(), T.dtensor3(), T.dmatrix()
 
     def step(row, h):

@@ -34,15 +34,15 @@ class KeepValues(Optimizer):
 
     def apply(self, fgraph: Any) -> None:
         """Give each gradient, and the loop that it is the gradient of, the values that the gradient needs."""
-        for node in filter(can_be_rewritten, fgraph.toposort()):
-            for forward in forward_loops(node):
+        for node in filter(_can_be_rewritten, fgraph.toposort()):
+            for forward in _forward_loops(node):
                 inputs, outputs = reconstruct_graph(node.op.inputs, node.op.outputs)
-                same = same_values(node, inputs, outputs, forward)
-                wanted = values_to_keep(inputs, outputs, same, forward.op)
+                same = _same_values(node, inputs, outputs, forward)
+                wanted = _values_to_keep(inputs, outputs, same, forward.op)
                 if wanted:
-                    new_forward, kept = keep(forward, dict.fromkeys(same[x] for x in wanted))
+                    new_forward, kept = _keep(forward, dict.fromkeys(same[x] for x in wanted))
                     sequences = {value: each[::-1][:node.inputs[0]] for value, each in kept.items()}
-                    new = read(node, inputs, outputs, {x: sequences[same[x]] for x in wanted})
+                    new = _read(node, inputs, outputs, {x: sequences[same[x]] for x in wanted})
                     outer = [each for each in new_forward.outputs if each not in kept.values()]
                     fgraph.replace_all_validate_remove(
                         list(zip(forward.outputs, outer)) + list(zip(node.outputs, new.outputs)),
@@ -50,19 +50,19 @@ class KeepValues(Optimizer):
                     break
 
 
-def can_be_rewritten(node: Any) -> bool:
+def _can_be_rewritten(node: Any) -> bool:
     """Return whether a node is a loop on the host that does not end by a condition."""
     return isinstance(node.op, Scan) and not (node.op.as_while or node.op.info['gpua'])
 
 
-def forward_loops(node: Any) -> list[Any]:
+def _forward_loops(node: Any) -> list[Any]:
     """Return the loops that a loop reads backwards."""
-    sources = [source_of_reversed(sequence, node.inputs[0])[0] for sequence in node.op.outer_seqs(node)]
+    sources = [_source_of_reversed(sequence, node.inputs[0])[0] for sequence in node.op.outer_seqs(node)]
     loops = [source.owner for source in sources if source is not None and source.owner is not None]
-    return list(dict.fromkeys(filter(can_be_rewritten, loops)))
+    return list(dict.fromkeys(filter(_can_be_rewritten, loops)))
 
 
-def source_of_reversed(sequence: Variable, n_steps: Variable) -> tuple[Variable | None, int, int]:
+def _source_of_reversed(sequence: Variable, n_steps: Variable) -> tuple[Variable | None, int, int]:
     """Return the source of a sequence that L_op of `Scan` has reversed, and how many elements it leaves out.
 
     Parameters
@@ -75,60 +75,60 @@ def source_of_reversed(sequence: Variable, n_steps: Variable) -> tuple[Variable 
     before, after : int
         Elements that are left out at the beginning and at the end of the source.
     """
-    base, index = sliced(sequence)
-    if base is None or index.start is not None or index.step is not None or not is_same_scalar(index.stop, n_steps):
+    base, index = _sliced(sequence)
+    if base is None or index.start is not None or index.step is not None or not _is_same_scalar(index.stop, n_steps):
         return None, 0, 0
-    base, index = sliced(base)
+    base, index = _sliced(base)
     before = after = 0
-    if base is not None and is_cut(index):  # x[::-1][:-1]
-        (before, after), (base, index) = ends(index)[::-1], sliced(base)
+    if base is not None and _is_cut(index):  # x[::-1][:-1]
+        (before, after), (base, index) = _ends(index)[::-1], _sliced(base)
     if base is None or index != REVERSED:
         return None, 0, 0
-    source, first, last = source_of_cut(base)
+    source, first, last = _source_of_cut(base)
     return source, before + first, after + last
 
 
-def source_of_cut(x: Variable) -> tuple[Variable, int, int]:
+def _source_of_cut(x: Variable) -> tuple[Variable, int, int]:
     """Return the output of a loop that a variable is a part of, and how many elements it leaves out; else itself."""
-    source, index = sliced(x)
-    if source is not None and is_cut(index) and source.owner is not None and isinstance(source.owner.op, Scan):
-        return (source, *ends(index))
+    source, index = _sliced(x)
+    if source is not None and _is_cut(index) and source.owner is not None and isinstance(source.owner.op, Scan):
+        return (source, *_ends(index))
     return x, 0, 0
 
 
-def sliced(x: Variable) -> tuple[Any, Any]:
+def _sliced(x: Variable) -> tuple[Any, Any]:
     """Return the source of a slice along the first axis, and the slice; else None, None."""
     if x.owner is not None and isinstance(x.owner.op, Subtensor) and len(x.owner.op.idx_list) == 1:
         index, = x.owner.op.get_constant_idx(x.owner.inputs, allow_partial=True)
         if isinstance(index, slice):
-            return x.owner.inputs[0], slice(*(int(each) if is_number(each) else each
+            return x.owner.inputs[0], slice(*(int(each) if _is_number(each) else each
                                               for each in (index.start, index.stop, index.step)))
     return None, None
 
 
-def is_number(x: Any) -> bool:
+def _is_number(x: Any) -> bool:
     """Return whether an element of a slice is known."""
     return x is not None and not isinstance(x, Variable)
 
 
-def is_cut(index: slice) -> bool:
+def _is_cut(index: slice) -> bool:
     """Return whether a slice leaves out a number of elements at the beginning, and at the end."""
-    return index.step in (None, 1) and (index.start is None or is_number(index.start) and index.start >= 0) and \
-        (index.stop is None or is_number(index.stop) and index.stop < 0)
+    return index.step in (None, 1) and (index.start is None or _is_number(index.start) and index.start >= 0) and \
+        (index.stop is None or _is_number(index.stop) and index.stop < 0)
 
 
-def ends(index: slice) -> tuple[int, int]:
+def _ends(index: slice) -> tuple[int, int]:
     """Return how many elements a slice leaves out at the beginning and at the end."""
     return index.start or 0, -(index.stop or 0)
 
 
-def is_same_scalar(x: Any, tensor_variable: Variable) -> bool:
+def _is_same_scalar(x: Any, tensor_variable: Variable) -> bool:
     """Return whether an element of a slice is the value of a tensor."""
     return isinstance(x, Variable) and x.owner is not None and isinstance(x.owner.op, tensor.ScalarFromTensor) and \
         x.owner.inputs[0] is tensor_variable
 
 
-def same_values(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], forward: Any) -> dict[Any, Any]:
+def _same_values(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], forward: Any) -> dict[Any, Any]:
     """Return the variables of a step that have values of the same step of another loop, with the variables there.
 
     Parameters
@@ -143,37 +143,37 @@ def same_values(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], forwar
     -------
     dict of Theano variable to Theano variable
     """
-    known, values = values_of_steps(forward)
+    known, values = _values_of_steps(forward)
     same = {x: known[outer] for x, outer in zip(node.op.inner_non_seqs(inputs), node.op.outer_non_seqs(node))
             if outer in known}
     for x, sequence in zip(node.op.inner_seqs(inputs), node.op.outer_seqs(node)):
-        value = known.get(source_of_reversed(sequence, node.inputs[0]))
+        value = known.get(_source_of_reversed(sequence, node.inputs[0]))
         if value is not None and value.type == x.type:
             same[x] = value
     for step in io_toposort(inputs, outputs):
-        found = values.get(key_of(step, same))
+        found = values.get(_key_of(step, same))
         if found is not None:
             same.update(zip(step.outputs, found))
     return same
 
 
-def values_of_steps(node: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
+def _values_of_steps(node: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """Return the variables of a step: by what they are outside of the loop, and by their ops and inputs."""
     op = node.op
     first: dict[Any, Any] = {}
     known = {outer: x for x, outer in zip(op.inner_non_seqs(op.inputs), op.outer_non_seqs(node))}
-    known.update({source_of_cut(outer): x for x, outer in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))})
+    known.update({_source_of_cut(outer): x for x, outer in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))})
     values: dict[Any, Any] = {}
     for step in io_toposort(op.inputs, op.outputs):
-        first.update(zip(step.outputs, values.setdefault(key_of(step, first), step.outputs) or ()))
-    for outer, taps, states, output in states_of(node):
+        first.update(zip(step.outputs, values.setdefault(_key_of(step, first), step.outputs) or ()))
+    for outer, taps, states, output in _states_of(node):
         length = -min(taps, default=0)
         known.update({(outer, length + tap, -tap): state for tap, state in zip(taps, states)})
         known[outer, length, 0] = first.get(output, output)
     return known, values
 
 
-def states_of(node: Any) -> Iterator[tuple[Any, Sequence[int], Sequence[Any], Any]]:
+def _states_of(node: Any) -> Iterator[tuple[Any, Sequence[int], Sequence[Any], Any]]:
     """Yield each output of a loop, the taps of its state, their variables, and the variable of the new value."""
     op = node.op
     states = iter(op.inner_mitsot(op.inputs) + op.inner_sitsot(op.inputs))
@@ -184,12 +184,12 @@ def states_of(node: Any) -> Iterator[tuple[Any, Sequence[int], Sequence[Any], An
         yield each, its_taps, [next(states) for _ in its_taps], new
 
 
-def key_of(node: Any, same: dict[Any, Any]) -> Any:
+def _key_of(node: Any, same: dict[Any, Any]) -> Any:
     """Return an op and its inputs, as a key: constants by their values, variables as `same` has them."""
     return node.op, tuple(x.signature() if isinstance(x, Constant) else same.get(x, x) for x in node.inputs)
 
 
-def needed(outputs: Sequence[Any], given: Any) -> list[Any]:
+def _needed(outputs: Sequence[Any], given: Any) -> list[Any]:
     """Return the variables whose values are needed for outputs, in the order of a search: none above one of `given`."""
     found: dict[Any, None] = {}
     stack = list(outputs)
@@ -198,39 +198,39 @@ def needed(outputs: Sequence[Any], given: Any) -> list[Any]:
         if x not in found:
             found[x] = None
             if x.owner is not None and x not in given:
-                stack += [y for i, y in enumerate(x.owner.inputs) if not is_for_its_shape(x.owner.op, i)]
+                stack += [y for i, y in enumerate(x.owner.inputs) if not _is_for_its_shape(x.owner.op, i)]
     return list(found)
 
 
-def is_for_its_shape(op: Any, i: int) -> bool:
+def _is_for_its_shape(op: Any, i: int) -> bool:
     """Return whether an op needs the shape of an input only."""
     return isinstance(op, (Shape, Shape_i)) or \
         isinstance(op, Elemwise) and isinstance(op.scalar_op, scalar.Second) and i == 0
 
 
-def values_to_keep(inputs: Sequence[Any], outputs: Sequence[Any], same: dict[Any, Any], forward: Scan) -> list[Any]:
+def _values_to_keep(inputs: Sequence[Any], outputs: Sequence[Any], same: dict[Any, Any], forward: Scan) -> list[Any]:
     """Return the variables of a step that it shall read instead of computing them.
 
     A value with more axes than all that the other loop reads and returns is computed again: it may not fit into memory
     for all steps.
     """
-    wanted = set(needed(outputs, same)) & same.keys() - set(inputs)
+    wanted = set(_needed(outputs, same)) & same.keys() - set(inputs)
     ndim = max(x.ndim for x in forward.inner_seqs(forward.inputs) + list(forward.outputs) if hasattr(x, 'ndim'))
     kept: dict[Any, None] = {}
     for node in io_toposort(inputs, outputs):
         for x in node.outputs:
             if x in wanted and isinstance(x.type, tensor.TensorType) and x.ndim <= ndim and \
-                    any(y.owner and not is_cheap(y.owner.op) for y in needed([x], kept) if y not in kept):
+                    any(y.owner and not _is_cheap(y.owner.op) for y in _needed([x], kept) if y not in kept):
                 kept[x] = None
     return list(kept)
 
 
-def is_cheap(op: Any) -> bool:
+def _is_cheap(op: Any) -> bool:
     """Return whether an op takes no longer than it takes to read its result from memory."""
     return isinstance(op, CHEAP) or isinstance(op, Elemwise) and isinstance(op.scalar_op, CHEAP_SCALARS)
 
 
-def keep(node: Any, values: Collection[Any]) -> tuple[Any, dict[Any, Any]]:
+def _keep(node: Any, values: Collection[Any]) -> tuple[Any, dict[Any, Any]]:
     """Return a loop with further outputs, and these outputs: the values of some variables in each step."""
     op, n = node.op, len(values)
     before, outer = len(op.outputs) - op.n_shared_outs, len(node.inputs) - len(op.outer_non_seqs(node))
@@ -242,11 +242,11 @@ def keep(node: Any, values: Collection[Any]) -> tuple[Any, dict[Any, Any]]:
     return new, dict(zip(values, new.outputs[end:end + n]))
 
 
-def read(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], sequences: dict[Any, Any]) -> Any:
+def _read(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], sequences: dict[Any, Any]) -> Any:
     """Return a loop that reads the values of some variables of a step from further sequences."""
     new = {sequence: safe_new(x, '_read') for x, sequence in sequences.items()}
     info = dict(node.op.info, n_seqs=node.op.n_seqs + len(new))
-    # Theano would compute 1 - x, say, for all steps before the loop. Of Rebroadcast it knows nothing before it compiles.
+    # Else Theano would compute 1 - x, say, for all steps before the loop. It removes Rebroadcast when it compiles.
     reading = {sequence: tensor.Rebroadcast()(x) for sequence, x in new.items()}
     outputs = clone(list(outputs), replace={x: reading[sequence] for x, sequence in sequences.items()})
     return Scan(list(new.values()) + list(inputs), outputs, type(node.op.info)(info)).make_node(
