@@ -36,6 +36,7 @@ from . import (
     theano_loops,
     theano_products,
     theano_scan,
+    theano_subtensors,
     vector_math,
 )
 
@@ -358,6 +359,15 @@ PATCHES = [
     Patch('Theano', '1.0.5 with OpenBLAS', 'for few rows, OpenBLAS copies a whole matrix before it multiplies it',
           AFTER_THEANO, theano_products.multiply_few_rows_in_blocks,
           'tests/compat/test_theano_products.py::test_few_rows_are_multiplied_in_blocks'),
+    Patch('Theano', '1.0.5', 'the gradient of a loop computes each step once more: half of its time for an LSTM',
+          AFTER_THEANO, theano_scan.keep_values_of_steps,
+          'tests/compat/test_scan_rewrites.py::test_a_gradient_computes_no_step_again'),
+    Patch('Theano', '1.0.5', 'the gradient of a weight of a loop is a product with a transposed copy of all steps',
+          AFTER_THEANO, theano_products.multiply_by_transposed_rows,
+          'tests/compat/test_theano_products.py::test_steps_of_a_loop_are_not_transposed'),
+    Patch('Theano', '1.0.5', 'gradients of the gates of an LSTM are added to zeros: a tenth of its training step',
+          AFTER_THEANO, theano_subtensors.store_gradients_of_parts,
+          'tests/compat/test_theano_subtensors.py::test_gradients_of_parts_are_stored'),
     Patch('Theano', '1.0.5', 'replicas in threads write into the inner storage of one scan: wrong results',
           AFTER_THEANO, theano_contexts.give_each_thunk_its_inner_function,
           'tests/bugs/test_threads_and_signals.py::test_replicas_in_threads_do_not_run_one_inner_function'),

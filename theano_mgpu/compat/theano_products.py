@@ -39,3 +39,42 @@ def multiply_few_rows_in_blocks() -> None:
     @wrap(GemmRelated)
     def build_gemm_version(original, self):
         return original(self) + ('in blocks', 1)
+
+
+def multiply_by_transposed_rows() -> None:
+    """Pass the matrix of all steps of a loop to BLAS as the transposed of its rows, not as a transposed copy.
+
+    The gradient of a weight of a loop is the product of such a matrix with the gradients of all steps.
+    """
+    from theano.gof import local_optimizer
+    from theano.tensor import Reshape
+    from theano.tensor.elemwise import DimShuffle
+    from theano.tensor.opt import register_specialize
+
+    @register_specialize
+    @local_optimizer([Reshape])
+    def local_transpose_after_reshape(node):
+        x, shape = node.inputs
+        sizes = _elements(shape)
+        if node.op.ndim != 2 or sizes is None or x.owner is None or not isinstance(x.owner.op, DimShuffle) or \
+                tuple(x.owner.op.new_order) != (2, 0, 1) or not hasattr(node.fgraph, 'shape_feature'):
+            return False
+        steps, = x.owner.inputs
+        if not _is_same_size(sizes[0], node.fgraph.shape_feature.get_shape(steps, 2)):
+            return False
+        rows = steps.reshape(sizes[::-1], 2).T
+        return [rows] if rows.type == node.outputs[0].type else False
+
+
+def _elements(shape):
+    """Return the elements of a vector that are numbers or variables; None if they are unknown."""
+    from theano import Constant
+    from theano.tensor.opt import MakeVector
+    if isinstance(shape, Constant):
+        return [int(size) for size in shape.data]
+    return list(shape.owner.inputs) if shape.owner is not None and isinstance(shape.owner.op, MakeVector) else None
+
+
+def _is_same_size(size, other):
+    """Return whether two sizes are one variable, or equal numbers."""
+    return size is other or getattr(size, 'data', size) == getattr(other, 'data', other)

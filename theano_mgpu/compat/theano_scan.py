@@ -64,3 +64,15 @@ def _of_this_python(code):
     for pattern, replacement in changes:
         code = re.sub(pattern, replacement, code)
     return ''.join('#define %s 0\n' % macro for macro in _MACROS) + code
+
+
+def keep_values_of_steps() -> None:
+    """Have a loop keep what its gradient needs of each step, which the gradient would compute once more.
+
+    Results stay the same. A loop keeps more memory, as Theano's own rewrites of loops do, and like these it does not
+    with the flag ``optimizer_excluding=more_mem``.
+    """
+    from theano.compile import optdb
+
+    from .scan_rewrites import KeepValues
+    optdb.register('scan_keep_values', KeepValues(), .04, 'fast_run', 'more_mem', 'scan')  # once graphs are merged
