@@ -75,6 +75,13 @@ def test_ranks_that_exchange_on_a_thread_leave_the_core_to_others(overlap, fake_
     assert ('yields 1' in capfd.readouterr().out) == (overlap == 'True')
 
 
+@pytest.mark.parametrize('hosts,family', [([], '6'), (['--hosts', 'one,two'], '')])
+def test_ranks_on_one_host_do_not_look_for_pairs_of_ipv6_interfaces(hosts, family, fake_mpirun, script, capfd):
+    (fake_mpirun / 'mpirun.does').write_text('echo "without family <$OMPI_MCA_btl_tcp_disable_family>"')
+    assert main(['launch', '-n', '2', *hosts, script]) == 0
+    assert 'without family <%s>' % family in capfd.readouterr().out
+
+
 def test_threads_that_the_user_has_set_stay(fake_mpirun, script, capfd, monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '3')
     assert main(['launch', '-n', '2', script]) == 0
