@@ -147,7 +147,7 @@ def _slots(hosts):
 def _daemons(allocation, mpirun):
     """Return the options by which mpirun finds the hosts and starts its daemons there."""
     if allocation.scheduler == HOSTFILE:
-        return []  # it reads the file; who wrote it has set up ssh
+        return ['--hostfile', os.environ[DEFAULT_HOSTFILE]]  # Open MPI 5 does not read it; who wrote it has set up ssh
     if allocation.scheduler == SLURM:
         if shutil.which('srun'):
             return ['--mca', 'plm', 'slurm']
@@ -166,7 +166,7 @@ def _daemons(allocation, mpirun):
         return ['--host', 'localhost:%d' % allocation.tasks[0]] + ras
     if agent and shutil.which(agent):
         slots = dict(zip(allocation.hosts.split(','), allocation.tasks))
-        return ['--host', _slots(slots), '--mca', 'plm', 'rsh', '--mca', 'plm_rsh_agent', agent]
+        return ['--host', _slots(slots), '--mca', 'plm_rsh_agent', agent]  # Open MPI 5 takes this name, too
     raise MissingError('%s cannot start processes on the hosts of this allocation (%s): %s. %s, or take one host'
                     % (mpirun, allocation, lacks, advice))
 
