@@ -311,6 +311,7 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
 def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
     reports = {what: mpi_environment.report_of(what, {mpi_environment.QUIET: '7'}) for what in mpi_environment.REPORTS}
     step, end = reports['step'], reports['end']
+    assert step.endswith(b'\n') and end.endswith(b'\n')  # Open MPI 5 held back reports until the end of the line
     printed = b'progress 10%%\r%sprogress%s 20%%\r\0end\0' % (step, end)
     without = printed.replace(step, b'').replace(end, b'')
     assert list(in_parts(lambda: RankOutput(reports), printed)) == [without] * 3
