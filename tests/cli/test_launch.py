@@ -123,7 +123,8 @@ def test_restarts(stream, fake_mpirun, script, capfd):
     (fake_mpirun / 'mpirun.does').write_text(runs + '[ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
     out, err = capfd.readouterr()
-    assert re.search(r'exit code 5 after \d+ s: restart 1 of 3', err) and 'restart 2 of 3' in err and 'restart 3' not in err
+    assert re.search(r'exit code 5 after \d+ s: restart 1 of 3', err)
+    assert 'restart 2 of 3' in err and 'restart 3' not in err
     assert 'a step of job' not in out + err and '\0' not in out + err
     (fake_mpirun / 'mpirun.runs').unlink()
     assert main(['launch', '-n', '2', '--restarts', '1', script]) == 5
