@@ -47,7 +47,8 @@ def build_the_loop() -> Iterator[None]:
     def compile_changed(name, code, *args, **kwargs):
         return compile_str(name, _of_this_python(code) if name == 'scan_perform' else code, *args, **kwargs)
 
-    with temporarily(GCC_compiler, 'compile_str', staticmethod(compile_changed)):
+    with temporarily(GCC_compiler, 'compile_str', staticmethod(compile_changed)), warnings.catch_warnings():
+        warnings.filterwarnings('ignore', r'numpy\.\w+ size changed')  # structures that the loop only knows by name
         try:
             yield
         except ImportError:
