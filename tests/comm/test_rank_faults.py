@@ -52,7 +52,7 @@ def test_what_ends_one_rank_ends_all(how, code, message):
     assert done.stdout.startswith('rank 0 began\n') and 'rank 1 began' not in done.stdout
     hooks = how not in ('kill', 'segfault', 'hook')
     assert done.stderr.count(') failed:') == hooks
-    assert 'MPI_ABORT' not in done.stderr or is_open_mpi_5()  # its own messages come together with those of the ranks
+    assert 'MPI_ABORT' not in done.stderr or is_open_mpi_5()  # it prints its own messages among the ranks' lines
     assert 'therefore given up' not in done.stderr
     if how == 'raise':
         assert 'ValueError: the data of step 5 are bad' in done.stderr and 'rank 1 began' in done.stderr

@@ -93,7 +93,7 @@ def test_columns_are_the_same_bit_by_bit(dtype, tmp_path, monkeypatch):
             found, expected = (moved(getattr(library, name), values, geometry, n, before)
                                for library in (ours, theirs))
             for result in (found, expected):
-                result[np.isnan(result)] = np.nan  # the sign of a sum of two is that of either one: GCC 14 chooses
+                result[np.isnan(result)] = np.nan  # the compiler chooses the sign of a sum of two
             assert found.tobytes() == expected.tobytes(), (name, geometry)
             assert (found[n:] == GUARD).all()
 
