@@ -92,6 +92,7 @@ def build_theano(folder):
 
 # Upper bounds are the last releases that accept NumPy 1.24, which Debian 12's pygpu is built for,
 # and that exist for each of Python 3.8 to 3.11. Python 3.12 needs NumPy 1.26, and Python 3.13 needs NumPy 2.1.
+# NumPy 2.3 has no ndarray.tostring, which theano.printing calls.
 NUMPY = ['numpy>=1.17,<1.25; python_version < "3.12"', 'scipy<1.11; python_version < "3.12"',
          'numpy>=1.26,<2; python_version == "3.12"', 'scipy>=1.11,<1.12; python_version == "3.12"',
          'numpy>=2.1,<2.3; python_version >= "3.13"', 'scipy>=1.14.1,<1.16; python_version >= "3.13"']

@@ -159,7 +159,7 @@ def main():
               'dense layers instead')
 
     names = [context.name for context in contexts]
-    if len(names) == 1:
+    if mgpu.size() == len(names) == 1:
         print("there is one context to compare with itself: --contexts 'dev0->cpu;dev1->cpu' makes two")
     one = Run(names[:1])
     runs = [one] if len(names) == 1 else [one, Run(names)]

@@ -136,7 +136,7 @@ signal.signal(signal.SIGUSR1, lambda *given: os.write(1, b'caught\\n'))
 if sys.argv[1:] == ['mpi']:
     from mpi4py import MPI
     MPI.COMM_WORLD.barrier()
-os.write(1, b'%8d' % os.getpid())
+os.write(1, b'%7d\\n' % os.getpid())  # Open MPI 5 ends lines itself
 while True:
     time.sleep(1)
 '''

@@ -75,6 +75,13 @@ def test_ranks_that_exchange_on_a_thread_leave_the_core_to_others(overlap, fake_
     assert ('yields 1' in capfd.readouterr().out) == (overlap == 'True')
 
 
+@pytest.mark.parametrize('hosts,family', [([], '6'), (['--hosts', 'one,two'], '')])
+def test_ranks_on_one_host_do_not_look_for_pairs_of_ipv6_interfaces(hosts, family, fake_mpirun, script, capfd):
+    (fake_mpirun / 'mpirun.does').write_text('echo "without family <$OMPI_MCA_btl_tcp_disable_family>"')
+    assert main(['launch', '-n', '2', *hosts, script]) == 0
+    assert 'without family <%s>' % family in capfd.readouterr().out
+
+
 def test_threads_that_the_user_has_set_stay(fake_mpirun, script, capfd, monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', '3')
     assert main(['launch', '-n', '2', script]) == 0
@@ -116,7 +123,8 @@ def test_restarts(stream, fake_mpirun, script, capfd):
     (fake_mpirun / 'mpirun.does').write_text(runs + '[ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
     out, err = capfd.readouterr()
-    assert 'exit code 5 after 0 s: restart 1 of 3' in err and 'restart 2 of 3' in err and 'restart 3' not in err
+    assert re.search(r'exit code 5 after \d+ s: restart 1 of 3', err)
+    assert 'restart 2 of 3' in err and 'restart 3' not in err
     assert 'a step of job' not in out + err and '\0' not in out + err
     (fake_mpirun / 'mpirun.runs').unlink()
     assert main(['launch', '-n', '2', '--restarts', '1', script]) == 5
@@ -354,6 +362,7 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
 def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
     reports = {what: mpi_environment.report_of(what, {mpi_environment.QUIET: '7'}) for what in mpi_environment.REPORTS}
     step, end = reports['step'], reports['end']
+    assert step.endswith(b'\n') and end.endswith(b'\n')  # Open MPI 5 held back reports until the end of the line
     printed = b'progress 10%%\r%sprogress%s 20%%\r\0end\0' % (step, end)
     without = printed.replace(step, b'').replace(end, b'')
     assert list(in_parts(lambda: RankOutput(reports), printed)) == [without] * 3

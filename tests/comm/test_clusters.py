@@ -181,10 +181,10 @@ PBS, LSF = {'PBS_JOBID': '7'}, {'LSB_JOBID': '7', 'LSB_MCPU_HOSTS': 'a 2 b 1'}
 
 @pytest.mark.parametrize('variables,hosts,commands,expected', [
     (PBS, 'aab', {'ompi_info': 'echo "MCA plm: tm (MCA v2.1.0)"'}, '--mca plm tm'),
-    (PBS, 'aab', {'pbs_tmrsh': ''}, '--host a:2,b:1 --mca plm rsh --mca plm_rsh_agent pbs_tmrsh'),
+    (PBS, 'aab', {'pbs_tmrsh': ''}, '--host a:2,b:1 --mca plm_rsh_agent pbs_tmrsh'),
     (PBS, 'aaa', {}, '--host localhost:3'),
     (LSF, '', {'prte_info': 'echo "MCA plm: lsf (MCA v2.1.0)"'}, '--mca plm lsf'),
-    (LSF, '', {'blaunch': ''}, '--host a:2,b:1 --mca plm rsh --mca plm_rsh_agent blaunch')])
+    (LSF, '', {'blaunch': ''}, '--host a:2,b:1 --mca plm_rsh_agent blaunch')])
 def test_the_command_in_pbs_and_lsf(variables, hosts, commands, expected, environ, programs, capsys, tmp_path):
     environ(**variables)
     environ(PBS_NODEFILE=hosts_file(tmp_path / 'hosts', *hosts))

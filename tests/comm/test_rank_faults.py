@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from support.launch import INTERPRETED, JOBS, alone, arrays, command_of, launch
+from support.requirements import is_open_mpi_5
 
 NOTE = r'^replica 0 \(context a->cpu, samples 4 to 6\) failed, nothing was changed$'
 pytestmark = pytest.mark.mpi
@@ -47,10 +48,11 @@ def test_what_ends_one_rank_ends_all(how, code, message):
                   flags=INTERPRETED)
     seconds = time.time() - float(re.search(r'failing at (\S+)', done.stdout).group(1))
     assert seconds < 60  # ranks wait for each other for 600
-    assert message.format(host=os.uname().nodename) in done.stderr
+    assert message.format(host=os.uname().nodename) in ' '.join(done.stderr.split())  # Open MPI breaks lines
     assert done.stdout.startswith('rank 0 began\n') and 'rank 1 began' not in done.stdout
     hooks = how not in ('kill', 'segfault', 'hook')
-    assert 'MPI_ABORT' not in done.stderr and done.stderr.count(') failed:') == hooks
+    assert done.stderr.count(') failed:') == hooks
+    assert 'MPI_ABORT' not in done.stderr or is_open_mpi_5()  # it prints its own messages among the ranks' lines
     assert 'therefore given up' not in done.stderr
     if how == 'raise':
         assert 'ValueError: the data of step 5 are bad' in done.stderr and 'rank 1 began' in done.stderr
@@ -163,7 +165,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(delay, tmp_path):
     time.sleep(delay)
     for pid in os.listdir('/proc'):
         if pid.isdigit() and str(file) in command_of(int(pid)) and 'launch' not in command_of(int(pid)) \
-                and 'mpirun' not in command_of(int(pid)):
+                and not any(each in command_of(int(pid)) for each in ('mpirun', 'prterun')):
             os.kill(int(pid), signal.SIGKILL)
             break
     assert job.wait(60) == 137

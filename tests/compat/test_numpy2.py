@@ -46,6 +46,9 @@ EXAMPLES = [  # fix, code that needs it, its output, and the symptom
     ('draw_in_64_bits', 'from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams\n'
      'print(theano.function([], Streams(7).uniform((2,)), mode=theano.Mode("py", None))())', '[0.01345867 0.15446884]',
      'Python integer 4294967295 out of bounds for int32'),
+    ('give_back_destroyed_numbers', 'n = theano.shared(3.0)\n'
+     'f = theano.function([], updates=[(n, n + 1)], mode=theano.compile.DebugMode(check_c_code=False))\n'
+     'f(), f(); print(n.get_value())', '5.0', '`itemset` was removed'),
     ('transform_in_double_precision', PYTHON % ('fmatrix', 'fourier.fft(x, 2, 1)', '.dtype'), 'complex128',
      'complex64'),
     ('flatten_places_of_unique_elements',

@@ -80,7 +80,7 @@ def test_scikit_cuda_finds_the_real_module(tmp_path):
     assert done.stdout.strip() == str(tmp_path / 'pkg_resources.py'), done.stderr
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason='no distutils')
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason='Python 3.12 and later have no distutils')
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 def test_the_replacement_answers_as_distutils_did():
     from distutils import spawn

@@ -92,6 +92,8 @@ def test_columns_are_the_same_bit_by_bit(dtype, tmp_path, monkeypatch):
         for name, values, n, before in (('im2col_of', image, size, 3), ('col2im_of', columns, len(image), 0)):
             found, expected = (moved(getattr(library, name), values, geometry, n, before)
                                for library in (ours, theirs))
+            for result in (found, expected):
+                result[np.isnan(result)] = np.nan  # the compiler chooses the sign of a sum of two
             assert found.tobytes() == expected.tobytes(), (name, geometry)
             assert (found[n:] == GUARD).all()
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import warnings
 
 from theano_mgpu.compat import import_hooks, numpy2, theano_scan
 
@@ -40,6 +41,7 @@ def test_the_loop_is_compiled(monkeypatch, tmp_path):
     theirs, ours = code_for_the_compiler(monkeypatch)
     assert compiles(ours, tmp_path / 'ours.cpp')
     assert ours.count('PyLong_FromVoidPtr(PyArray_DATA') == 5  # addresses, not elements, are compared
+    assert 'Py_SIZE(x) < 0' in theirs and 'Py_SIZE(x) < 0' not in ours  # aborted a process of Python 3.12
     if sys.version_info >= (3, 11):
         assert not compiles(theirs, tmp_path / 'theirs.cpp')
 
@@ -60,6 +62,13 @@ def test_without_a_compiler_there_is_no_warning(monkeypatch, recwarn):
     with pytest.raises(ImportError, match='no c compiler'), theano_scan.build_the_loop():
         raise ImportError("no c compiler, can't compile cython code")
     assert not recwarn and not import_hooks._refused
+
+
+def test_sizes_that_numpy_has_changed_are_no_warning(recwarn):
+    with theano_scan.build_the_loop():
+        warnings.warn('numpy.broadcast size changed, may indicate binary incompatibility', RuntimeWarning, stacklevel=1)
+        warnings.warn('another', UserWarning, stacklevel=1)
+    assert [str(each.message) for each in recwarn] == ['another']
 
 
 def loops():

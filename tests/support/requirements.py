@@ -6,7 +6,9 @@ with the marker, for that reason.
 import functools
 import importlib.util
 import os
+import re
 import shutil
+import subprocess
 
 import theano_mgpu  # noqa: F401
 from theano_mgpu.devices import discovery
@@ -24,6 +26,13 @@ def no_device():
 def no_mpi():
     if not shutil.which('mpirun') or importlib.util.find_spec('mpi4py') is None:
         return 'no mpirun, or no mpi4py: apt-get install openmpi-bin python3-mpi4py'
+
+
+@functools.lru_cache(maxsize=None)
+def is_open_mpi_5():
+    """Return whether mpirun is of Open MPI 5, or later."""
+    output = subprocess.run(['mpirun', '--version'], stdout=subprocess.PIPE, text=True).stdout
+    return bool(re.search(r'\(Open MPI\) ([5-9]|\d\d)', output))
 
 
 def no_compiler():

@@ -131,7 +131,8 @@ class TwoHosts:
             return subprocess.CompletedProcess(command, returncode, content(output), content(errors))
 
     def start(self, command, env, output, errors):
-        env = {**os.environ, **ENVIRONMENT, 'OMPI_MCA_plm_rsh_agent': self.agent, **(env or {})}
+        env = {**os.environ, **ENVIRONMENT, 'OMPI_MCA_plm_rsh_agent': self.agent,
+               'PRTE_MCA_plm_ssh_agent': self.agent, **(env or {})}  # Open MPI 5's
         return subprocess.Popen(
             self.first.enter() + list(command), env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
 

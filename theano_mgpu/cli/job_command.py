@@ -147,7 +147,7 @@ def _slots(hosts):
 def _daemons(allocation, mpirun):
     """Return the options by which mpirun finds the hosts and starts its daemons there."""
     if allocation.scheduler == HOSTFILE:
-        return []  # it reads the file; who wrote it has set up ssh
+        return ['--hostfile', os.environ[DEFAULT_HOSTFILE]]  # Open MPI 5 does not read it; who wrote it has set up ssh
     if allocation.scheduler == SLURM:
         if shutil.which('srun'):
             return ['--mca', 'plm', 'slurm']
@@ -166,7 +166,7 @@ def _daemons(allocation, mpirun):
         return ['--host', 'localhost:%d' % allocation.tasks[0]] + ras
     if agent and shutil.which(agent):
         slots = dict(zip(allocation.hosts.split(','), allocation.tasks))
-        return ['--host', _slots(slots), '--mca', 'plm', 'rsh', '--mca', 'plm_rsh_agent', agent]
+        return ['--host', _slots(slots), '--mca', 'plm_rsh_agent', agent]  # Open MPI 5 takes this name, too
     raise MissingError('%s cannot start processes on the hosts of this allocation (%s): %s. %s, or take one host'
                     % (mpirun, allocation, lacks, advice))
 
@@ -183,13 +183,12 @@ def starting_environment() -> dict[str, str]:
     return environment
 
 
-def rank_environment(threads: int, settings: Mapping[str, object] = {}) -> dict[str, str]:
+def rank_environment(start: Start, settings: Mapping[str, object] = {}) -> dict[str, str]:
     """Return the environment of the ranks: own flags, numbers of threads, and settings that keep the ranks alike.
 
     Parameters
     ----------
-    threads : int
-        Of each rank.
+    start : Start
     settings : dict of str to object
         Values of flags, by their names without ``mgpu.``.
     """
@@ -200,8 +199,11 @@ def rank_environment(threads: int, settings: Mapping[str, object] = {}) -> dict[
     if config.own_flag('mgpu.overlap') == 'True':
         # The thread that exchanges gradients would take half of the core that computes the next ones.
         environment.setdefault('OMPI_MCA_mpi_yield_when_idle', '1')
+    if start.by_mpirun and start.on_this_host:
+        # Open MPI 5.0.7 looks for pairs of IPv6 interfaces that no message takes, and says that there are none.
+        environment.setdefault('OMPI_MCA_btl_tcp_disable_family', '6')
     for name in THREADS:
-        environment.setdefault(name, str(threads))
+        environment.setdefault(name, str(start.threads))
     if getattr(sys.flags, 'safe_path', False):  # python -P
         environment['PYTHONSAFEPATH'] = '1'
     environment.setdefault('PYTHONHASHSEED', '0')  # the same order of sets, hence of ops, and the same rounding

@@ -13,6 +13,7 @@ from typing import Iterator
 # Without these, all jobs of a user share one folder for temporary files. Open MPI removes it with the last job in it,
 # even if the next one is about to use it, which then ends with an error (open-mpi/ompi#8510).
 TEMPORARY = ['OMPI_MCA_orte_%stmpdir_base' % where for where in ('', 'local_', 'remote_')]
+TEMPORARY += ['PRTE_MCA_prte_tmpdir_base']  # of Open MPI 5
 # Folders of the memory that the ranks of a host share; a killed job leaves 4 MB a rank there.
 SHARED = ['OMPI_MCA_%s_backing_directory' % component for component in ('btl_vader', 'btl_sm', 'osc_sm', 'osc_rdma')]
 MEMORY = '/dev/shm'
@@ -48,7 +49,7 @@ def job_folders(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], l
             if unset == names and os.access(parent, os.W_OK):
                 folder, lock = stack.enter_context(locked_folder(parent))
                 locks.append(lock)
-                environment.update(dict.fromkeys(names[:1] if names is TEMPORARY else names, folder))
+                environment.update(dict.fromkeys([names[0], names[-1]] if names is TEMPORARY else names, folder))
         yield environment, locks
 
 

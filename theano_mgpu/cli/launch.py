@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     start = choose_start(args.ranks, args.hosts, allocation())
     settings = {name: getattr(args, name) for name in ('gpus_per_process', 'data', 'timeout', 'ledger')
                 if getattr(args, name)}
-    environment = rank_environment(start.threads, settings)
+    environment = rank_environment(start, settings)
     if args.dry_run:
         variables = ['%s=%s' % (name, value) for name, value in sorted(environment.items())
                      if name in CARRIED or os.environ.get(name) != value]
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     fewer = {}
     for ranks in range(args.ranks - 1, args.min - 1, -1) if args.min else ():
         smaller = choose_start(ranks, None, None)
-        fewer[ranks] = smaller, rank_environment(smaller.threads, settings)
+        fewer[ranks] = smaller, rank_environment(smaller, settings)
     return run_with_restarts(start, environment, program, args.restarts, args.spares, fewer)
 
 

@@ -327,7 +327,7 @@ def number_of(args: argparse.Namespace, flags: Mapping[str, str]) -> int:
 def start(ranks: int, args: argparse.Namespace) -> int:
     """Run the script in several processes, as ``theano-mgpu launch -n N run SCRIPT`` does; return the exit code."""
     how = choose_start(ranks, None, allocation())
-    return run_with_restarts(how, rank_environment(how.threads), [COMMAND] + words_of(args), 0)
+    return run_with_restarts(how, rank_environment(how), [COMMAND] + words_of(args), 0)
 
 
 def words_of(args: argparse.Namespace) -> list[str]:

@@ -431,6 +431,25 @@ def flatten_places_of_unique_elements() -> None:
                 storage[0] = storage[0].ravel()
 
 
+def give_back_destroyed_numbers(debugmode: ModuleType) -> None:
+    """Give back an input without dimensions that was destroyed as an array of its own, not by ``itemset``.
+
+    `debugmode` is ``theano.compile.debugmode``, which calls ``itemset`` of plain arrays alone. Without this, DebugMode
+    ends with "`itemset` was removed from the ndarray class" where a function counts its steps in a scalar.
+    """
+    if not is_needed():
+        return
+    import numpy
+    subclass = type('DestroyedNumber', (numpy.ndarray,), {})
+
+    @wrap(debugmode)
+    def _check_inputs(original, node, storage_map, r_vals, dr_vals, *args, **kwargs):
+        result = original(node, storage_map, r_vals, dr_vals, *args, **kwargs)
+        dr_vals.update({variable: (value.view(subclass), destroyer) for variable, (value, destroyer) in dr_vals.items()
+                        if type(value) is numpy.ndarray and not value.ndim})
+        return result
+
+
 def average_in_double_precision(callbacks: ModuleType) -> None:
     """Add up the losses and metrics of an epoch in double precision.
 

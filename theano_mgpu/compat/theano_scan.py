@@ -23,6 +23,8 @@ _CHANGES = [
     (r'\(frame\)->f_lineno = \(lineno\)', '(void)(frame)'),
     (r'#if CYTHON_COMPILING_IN_PYPY(\s+PyObject \*tmp_type)', r'#if 1\1'),  # the error of a thread
     (r'PyUnicode_GET_SIZE', 'PyUnicode_GET_LENGTH'),
+    # From Python 3.12 on an assertion of Py_SIZE ends the process if x is an int.
+    (r'Py_SIZE\(x\) < 0', 'PyObject_RichCompareBool(x, Py_False, Py_LT) == 1'),
     # To see whether an output lies where it did, Theano compares buffers: on Python 3 these are all elements.
     (r'__Pyx_PyObject_GetAttrStr\((__pyx_v_(?:new_)?var), __pyx_n_s_data\)',
      r'(__Pyx_TypeCheck(\1, __pyx_ptype_5numpy_ndarray) ? PyLong_FromVoidPtr(PyArray_DATA((PyArrayObject*)\1))'
@@ -46,7 +48,8 @@ def build_the_loop() -> Iterator[None]:
     def compile_changed(name, code, *args, **kwargs):
         return compile_str(name, _of_this_python(code) if name == 'scan_perform' else code, *args, **kwargs)
 
-    with temporarily(GCC_compiler, 'compile_str', staticmethod(compile_changed)):
+    with temporarily(GCC_compiler, 'compile_str', staticmethod(compile_changed)), warnings.catch_warnings():
+        warnings.filterwarnings('ignore', r'numpy\.\w+ size changed')  # structures that the loop only knows by name
         try:
             yield
         except ImportError:

@@ -55,7 +55,8 @@ def report_of(what: str, environment: Mapping[str, str]) -> bytes:
     environment : dict of str to str
         It has the number of the job.
     """
-    return ('\0theano_mgpu: job %s: %s\0' % (environment[QUIET], what)).encode()
+    # The end of the line: Open MPI 5 holds back the beginning of one.
+    return ('\0theano_mgpu: job %s: %s\n' % (environment[QUIET], what)).encode()
 
 
 def _value(name):
