@@ -102,7 +102,7 @@ def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
     for rank in range(2):
         with open('%s.%d' % (tmp_path / 'met', rank)) as f:
             found = json.load(f)
-        assert found['met'] == [own, own]
+        assert [text.partition('\n')[0] for text in found['met']] == [own, own]  # a note may follow
         x = np.arange(12, dtype='float32').reshape(4, 3) / 8
         expected = 1 - 0.1 * 2 * (x ** 2).sum(axis=0) / 12
         np.testing.assert_allclose(found['w'], expected, rtol=2e-3)

@@ -212,7 +212,7 @@ def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
         assert found['calls'] == expected
         assert 'whole in each process' in found['report'] and '16 (train), 16 (predict)' in found['report']
-        assert found['failure'] == 'MemoryError: no memory left'
+        assert found['failure'].startswith('MemoryError: no memory left')
         np.testing.assert_allclose(found['loss'], loss, rtol=1e-4)
         others.append([found['loss'], found['after']])
     assert others[0] == others[1] and 'was given other data on rank 0' in done.stderr
