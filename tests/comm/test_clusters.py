@@ -9,7 +9,7 @@ from theano_mgpu.cli import main
 from theano_mgpu.comm import mpi_library
 from theano_mgpu.comm.allocation import allocation
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.utils import mpi_environment
+from theano_mgpu.utils import mpi_environment, rank_process
 
 import numpy as np
 import pytest
@@ -209,9 +209,11 @@ def test_no_number_of_processes(environ, programs, capsys):
     assert 'give the number of processes, -n N' in capsys.readouterr().err
 
 
-def test_launch_as_a_rank(environ, programs, capsys):
+def test_launch_as_a_rank(environ, programs, capsys, monkeypatch):
     environ(**MPIRUN)
-    assert main(['launch', '-n', '2', __file__]) == 2
+    ended = []
+    monkeypatch.setattr(rank_process, 'end_all', ended.append)  # it would end this process, too
+    assert main(['launch', '-n', '2', __file__]) == 2 and ended == [2]
     assert "this is one of 8 processes that Open MPI's mpirun has started" in capsys.readouterr().err
 
 
