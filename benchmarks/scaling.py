@@ -12,10 +12,13 @@ contender trains an epoch in turn, and the order changes from round to round; th
         one, divided among the workers
 
 "Sharded update" is theano_mgpu with mgpu.update_on=sharded: each worker updates a share of the parameters. PyTorch runs
-DistributedDataParallel on gloo, TensorFlow MirroredStrategy over logical CPU devices. Examples:
+DistributedDataParallel on gloo, TensorFlow MirroredStrategy over logical CPU devices. "Keras on Theano" imports
+theano_mgpu, which makes Theano faster; --without adds Theano as it is (no lstm: its first loop does not compile on
+Python 3.9 and later). Examples:
 
   python benchmarks/scaling.py
   python benchmarks/scaling.py --models cnn --ranks 1 2 4 8 --threads 1 8
+  python benchmarks/scaling.py --models cnn mlp autoencoder --without --ranks 1 --threads 1
   python benchmarks/scaling.py --torch venv_torch/bin/python --tensorflow venv_tf/bin/python --plot scaling.png
 """
 import argparse
@@ -33,8 +36,8 @@ from turns import spread
 
 WORKERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'scaling_workers.py')
 OURS = 'mgpu', 'sharded'
-TITLES = {'keras': 'Keras on Theano', 'mgpu': 'theano_mgpu', 'sharded': 'sharded update', 'torch': 'PyTorch',
-          'tensorflow': 'TensorFlow'}
+TITLES = {'without': 'without theano_mgpu', 'keras': 'Keras on Theano', 'mgpu': 'theano_mgpu',
+          'sharded': 'sharded update', 'torch': 'PyTorch', 'tensorflow': 'TensorFlow'}
 
 PROBES = {  # imports that a kind needs; the code prints their versions
     'mgpu': 'import theano_mgpu, keras, mpi4py, theano; print("Theano %s, Keras %s, theano_mgpu %s, mpi4py %s" % '
@@ -68,7 +71,8 @@ def contenders(arguments):
     """Return the contenders, in the order of the table."""
     one = [(1, threads) for threads in arguments.threads]
     several = [(ranks, 1) for ranks in arguments.ranks]
-    sides = [Contender('keras', *pair) for pair in one] + [Contender('mgpu', *pair) for pair in several]
+    sides = [Contender(kind, *pair) for kind in ['without'] * arguments.without + ['keras'] for pair in one]
+    sides += [Contender('mgpu', *pair) for pair in several]
     sides += [Contender('sharded', *pair) for pair in several if pair[0] > 1]
     for kind in ('torch', 'tensorflow'):
         if getattr(arguments, kind):
@@ -147,6 +151,7 @@ def make_parser():
                         'of what runs in one worker (default 1 2)')
     parser.add_argument('--batch-size', type=positive, default=128, metavar='N', help='samples in the whole batch '
                         '(default %(default)s)')
+    parser.add_argument('--without', action='store_true', help='Keras on Theano without this package, too')
     parser.add_argument('--torch', metavar='PYTHON', help='an interpreter that has PyTorch, to compare with it')
     parser.add_argument('--tensorflow', metavar='PYTHON', help='one that has TensorFlow')
     return parser

@@ -136,6 +136,21 @@ def work_keras(arguments):
     serve(fit(layers_of(keras, arguments.model), arguments.model, arguments.batch_size), Alone())
 
 
+def work_without(arguments):
+    """Run Keras on Theano 1.0.5 without this package; Theano only finds the names that NumPy 1.24 has removed."""
+    import builtins
+
+    import theano_mgpu_first
+    sys.meta_path.remove(theano_mgpu_first.Finder)  # in a process that this package has started, it imports it
+    for name in ('bool', 'int', 'float', 'complex', 'object', 'str'):
+        setattr(np, name, getattr(builtins, name))
+    os.environ['THEANO_FLAGS'] += ',blas.ldflags=-lopenblas,base_compiledir=' + os.path.expanduser('~/.theano/without')
+    import keras
+    assert 'theano_mgpu' not in sys.modules
+    np.random.seed(0)
+    serve(fit(layers_of(keras, arguments.model), arguments.model, arguments.batch_size), Alone())
+
+
 def work_sharded(arguments):
     """Run this package, with the update divided among the ranks."""
     os.environ['THEANO_FLAGS'] += ',mgpu.update_on=sharded'
@@ -238,7 +253,7 @@ def work_tensorflow(arguments):
     serve(lambda: model.fit(batches, epochs=1, verbose=0), Alone())
 
 
-WORK = {'keras': work_keras, 'mgpu': work_mgpu, 'sharded': work_sharded, 'torch': work_torch,
+WORK = {'without': work_without, 'keras': work_keras, 'mgpu': work_mgpu, 'sharded': work_sharded, 'torch': work_torch,
         'tensorflow': work_tensorflow}
 
 
