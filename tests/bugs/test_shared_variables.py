@@ -33,6 +33,7 @@ def schedule(model, rate, seen):
 
 
 @pytest.mark.parametrize('update_on', ['device', 'host'])
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_learning_rate_that_is_set_by_the_generator_of_batches_counts_from_its_batch_on(contexts, kind, update_on):
     """The rate never reached the devices' copies, or counted one batch early, or for one replica only."""
     contexts(kind, 2)
@@ -120,6 +121,7 @@ def test_a_function_that_fails_after_it_has_updated_in_place_leaves_replicas_ali
 
 
 @pytest.mark.parametrize('micro_batches', [1, 2])
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_an_output_with_a_count_had_the_count_after_the_step(contexts, kind, micro_batches):
     """New values that do not depend on a sum over the batch were stored before the outputs were computed."""
     contexts(kind, 2)

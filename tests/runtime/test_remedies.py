@@ -87,6 +87,7 @@ except mgpu.ReplicaError as error:
 '''
 
 
+@pytest.mark.slow
 def test_no_more_slices_than_are_needed():
     """Arrays that a failed attempt has left on a device do not count against the next one."""
     assert lines(FEWEST, memory='9M', flags=EACH_ALLOCATES) == ['True True']
