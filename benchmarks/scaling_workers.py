@@ -137,13 +137,16 @@ def work_keras(arguments):
 
 
 def work_without(arguments):
-    """Run Keras on Theano 1.0.5 without this package; Theano only finds the names that NumPy 1.24 has removed."""
+    """Run Keras on Theano 1.0.5 without this package; they only find the names that NumPy and Python have removed."""
     import builtins
+    import collections.abc
 
     import theano_mgpu_first
     sys.meta_path.remove(theano_mgpu_first.Finder)  # in a process that this package has started, it imports it
     for name in ('bool', 'int', 'float', 'complex', 'object', 'str'):
         setattr(np, name, getattr(builtins, name))
+    for name in ('Iterable', 'Mapping', 'Sequence'):
+        setattr(collections, name, getattr(collections.abc, name))
     os.environ['THEANO_FLAGS'] += ',blas.ldflags=-lopenblas,base_compiledir=' + os.path.expanduser('~/.theano/without')
     import keras
     assert 'theano_mgpu' not in sys.modules
