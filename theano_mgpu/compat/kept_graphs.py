@@ -27,7 +27,7 @@ from . import theano_contexts
 FOLDER = 'kept_graphs'   # in the folder of compiled code
 CAPACITY = 256 << 20     # bytes of all files; those that were not used for the longest time are removed
 WORTH = 0.02             # seconds; a graph that is optimised in less is not kept
-NOTED = 2.0              # seconds that all graphs take that cannot be kept; the user is told once they take longer
+NOTED = 2.0              # seconds to optimise graphs that cannot be kept; beyond these, a note tells the user
 # Packages whose versions tell their code. Other code, such as the script's, may change from start to start.
 KNOWN = {'_operator', 'builtins', 'collections', 'copyreg', 'functools', 'itertools', 'numpy', 'operator', 'pygpu',
          'scipy', 'theano', 'theano_mgpu', 'types'}

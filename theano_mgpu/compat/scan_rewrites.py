@@ -22,7 +22,7 @@ CHEAP_SCALARS = (scalar.Add, scalar.Sub, scalar.Mul, scalar.TrueDiv, scalar.Neg,
 
 
 class KeepValues(Optimizer):
-    """The gradient of a loop reads what the loop has computed.
+    """An optimiser by which the gradient of a loop reads the values that the loop has computed.
 
     Theano's gradient of a loop is another loop, backwards. It knows the states of the first one only, and computes
     whatever else each step had computed.
@@ -158,7 +158,7 @@ def _same_values(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], forwa
 
 
 def _values_of_steps(node: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Return the variables of a step: by what they are outside of the loop, and by their ops and inputs."""
+    """Return the variables of a step twice: by the variables outside of the loop, and by their ops and inputs."""
     op = node.op
     first: dict[Any, Any] = {}
     known = {outer: x for x, outer in zip(op.inner_non_seqs(op.inputs), op.outer_non_seqs(node))}

@@ -320,7 +320,7 @@ PATCHES = [
     Patch('Theano', '1.0.5', 'a kernel that cannot be made, for lack of memory, say, ends the process',
           AFTER_THEANO, theano_gpu.report_kernels_that_cannot_be_made,
           'tests/graph/test_graph.py::test_a_kernel_that_cannot_be_made_is_an_error'),
-    Patch('Theano', '1.0.5', 'each elementwise op of a GPU is compiled with 2 n + 1 kernels, of which few are called',
+    Patch('Theano', '1.0.5', 'an elementwise op of a GPU with n dimensions builds 2 n + 1 kernels, and calls few',
           AFTER_THEANO, theano_gpu.build_kernels_when_called,
           'tests/compat/test_opencl_programs.py::test_kernels_are_built_when_they_are_called'),
     Patch('Theano', '1.0.5 on OpenCL', 'maximum, minimum, round, // and a float as a condition end the process',

@@ -1,8 +1,8 @@
 """Theano's convolutions on the host."""
 from __future__ import annotations
 
-import os
 import re
+from pathlib import Path
 
 from .wrapping import wrap
 
@@ -17,8 +17,7 @@ def move_rows_of_columns() -> None:
     time of the convolution.
     """
     from theano.tensor.nnet.corr import BaseCorrMM
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'columns.h')) as file:
-        ours = file.read()
+    ours = Path(__file__).with_name('columns.h').read_text(encoding='utf-8')
 
     @wrap(BaseCorrMM)
     def c_support_code_apply(original, self, *args):  # clang has other words for vectors

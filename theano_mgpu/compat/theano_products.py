@@ -1,7 +1,7 @@
 """Matrix products in Theano's graphs."""
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 from .wrapping import wrap
 
@@ -29,8 +29,7 @@ def multiply_few_rows_in_blocks() -> None:
     A small batch takes half to a third of the time, on processors with AVX-512, with one thread of BLAS.
     """
     from theano.tensor.blas import GemmRelated
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'few_rows.h')) as file:
-        ours = file.read()
+    ours = Path(__file__).with_name('few_rows.h').read_text(encoding='utf-8')
 
     @wrap(GemmRelated)
     def c_support_code(original, self):

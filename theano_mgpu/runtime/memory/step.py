@@ -23,8 +23,8 @@ MOST = 1 << 26    # samples of a batch; larger ones are not asked for
 class DryStep:
     """The steps of an executable, without their computation.
 
-    Each is a `DryRun`: what a device has to allocate is counted in bytes. What libgpuarray's cache of freed blocks adds
-    is not.
+    Each is a `DryRun`, which counts the bytes that a device has to allocate. It does not count the blocks in
+    libgpuarray's cache of freed memory.
 
     Parameters
     ----------
