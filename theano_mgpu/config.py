@@ -197,7 +197,7 @@ def read_theanorc() -> dict[str, str]:
             parser.read(path)
         except (OSError, configparser.Error, ValueError) as error:
             raise MgpuError('%s cannot be read: %s. Fix this file; "theano-mgpu config" prints a valid one'
-                            % (path, ' '.join(str(error).split()))) from error
+                            % (path, bare(' '.join(str(error).split()), 300))) from error
     return {(key if section == 'global' else section + '.' + key): value
             for section in parser.sections() for key, value in parser.items(section)}
 

@@ -36,7 +36,7 @@ def ratio(text: str) -> tuple[int, ...] | None:
     return None if None in numbers or len(numbers) < 2 else tuple(filter(None, numbers))
 
 
-def shown(text: str) -> str:
+def shown(text: str, longest: int = LONGEST) -> str:
     """Return a text for an error: shortened, on one line, in quotes.
 
     Examples
@@ -44,12 +44,12 @@ def shown(text: str) -> str:
     >>> print(shown('a->b'), shown('9' * 5000)[-7:])
     'a->b' 999...'
     """
-    return repr(text if len(text) <= LONGEST else text[:LONGEST] + '...')
+    return repr(text if len(text) <= longest else text[:longest] + '...')
 
 
-def bare(text: str) -> str:
+def bare(text: str, longest: int = LONGEST) -> str:
     """Return a text for an error as `shown` does, without the quotes."""
-    return shown(text)[1:-1]
+    return shown(text, longest)[1:-1]
 
 
 def is_host(name: str) -> bool:

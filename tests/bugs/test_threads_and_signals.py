@@ -129,7 +129,7 @@ for _ in range(1500):
             executor.run(tasks)
     except KeyboardInterrupt:
         interrupted += 1
-        assert begun == ended
+        assert begun[1:] == ended[1:]  # the first task is of this thread, and is interrupted itself before Python 3.10
 executor.run(tasks)
 print(interrupted)
 '''

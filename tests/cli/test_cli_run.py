@@ -219,7 +219,8 @@ def test_an_error_in_keras_has_the_traceback_of_python(tmp_path):
     ours = os.path.dirname(theano_mgpu.__file__) + os.sep  # a checkout, with .venv in it, may have the same name
     assert trace.count('Traceback') == 1 and ours not in trace and 'runpy' not in trace
     files = re.findall(r'File "(.*?)", line (\d+)', trace)
-    assert files[0][0] == str(tmp_path / 'train.py') and all('keras' in name for name, _ in files[1:])
+    assert os.path.join(str(tmp_path), files[0][0]) == str(tmp_path / 'train.py')  # relative before Python 3.9
+    assert all('keras' in name for name, _ in files[1:])
     assert 'expected dense_1_input to have shape (8,)' in trace
 
 
@@ -232,7 +233,7 @@ def test_a_training_that_is_interrupted(tmp_path):
     code, out, err = finish(process)
     trace, _, summary = err[err.index('Traceback'):].partition('theano-mgpu: 1 model')
     assert (code, out) == (-signal.SIGINT, '') and trace.endswith('KeyboardInterrupt\n') and 'sequential_1' in summary
-    assert str(tmp_path / 'train.py') in trace.splitlines()[1]
+    assert 'train.py"' in trace.splitlines()[1]
 
 
 def test_contexts_that_are_not_there_end_it(tmp_path):

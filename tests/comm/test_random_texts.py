@@ -14,7 +14,7 @@ from theano_mgpu.errors import MgpuError
 from theano_mgpu.utils import mpi_environment
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.strategies import examples
 from test_clusters import BATCH, STEP
@@ -120,6 +120,7 @@ def test_flags(text):
 
 @FEW
 @given(st.one_of(st.binary(max_size=40), TEXT.map(lambda text: b'[global]\n' + text.encode())))
+@example(b'[global]\n' + b'9' * 5000)
 def test_configuration_files(content):
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
         file.write(content)

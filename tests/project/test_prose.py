@@ -41,7 +41,7 @@ def documented(folder):
 
 
 def is_property(node):
-    return any('property' in ast.unparse(decorator) for decorator in node.decorator_list)
+    return any('property' in ast.dump(decorator) for decorator in node.decorator_list)
 
 
 def faults(node, text, of_test=False):

@@ -18,6 +18,7 @@ import numpy as np
 import theano
 import theano.tensor as T
 
+from .comparison import note_of
 from .faulty_executor import faulty
 from .rank_network import PYTHON, Network, no_memory
 
@@ -27,7 +28,7 @@ def disagree(path):
     mgpu.init('a->cpu')
     network, other = Network(), mgpu.rank() == mgpu.size() - 1
     x, labels = next(network.batches())
-    met, notes = [], []
+    met, notes = [], {}
 
     def caught(name, call):
         try:
@@ -35,7 +36,7 @@ def disagree(path):
             met.append([name, 'nothing', ''])
         except Exception as error:
             met.append([name, type(error).__name__, str(error)])
-            notes.extend(getattr(error, '__notes__', ()))
+            notes[name] = note_of(error)
 
     n = 6 if other else 7
     caught('lengths', lambda: network.step(x[:n], labels[:n]))

@@ -54,13 +54,13 @@ def run_script(path: str, args: list[str]) -> None:
     """
     sys.argv[:] = [path] + args
     main = new_main()
+    file = path if sys.version_info < (3, 9) else os.path.abspath(path)
     if os.path.isdir(path) or zipfile.is_zipfile(path):
-        set_first_path(os.path.abspath(path), always=True)
+        set_first_path(file, always=True)
         with own_traceback():
             runpy._run_module_as_main('__main__', alter_argv=False)  # type: ignore[attr-defined]  # as python does
         return
     set_first_path(os.path.dirname(os.path.realpath(path)))
-    file = path if sys.version_info < (3, 9) else os.path.abspath(path)
     loader = importlib.machinery.SourceFileLoader('__main__', file)
     main.__dict__.update(__file__=file, __cached__=None, __loader__=loader)
     with own_traceback():
