@@ -57,7 +57,7 @@ def test_one_process_and_two(update_on, command, tmp_path, capsys):
     done = command('launch', '-n', '2', '--ledger', 'with space.jsonl', 'train.py', flags='mgpu.update_on=' + update_on)
     assert done.returncode == 0, done.stderr
     assert main(['compare', one, two]) == 0, capsys.readouterr().out
-    assert 'equal: 13 steps of both have the same bits' in capsys.readouterr().out
+    assert 'equal: 12 steps of both have the same bits' in capsys.readouterr().out
     starts = [ledger_file.read(path).starts[0] for path in (one, two)]
     assert [start['ranks'] for start in starts] == [1, 2] and list(starts[0]['devices']) == ['a', 'b']
     assert not list(tmp_path.glob('*.lock'))
@@ -111,6 +111,22 @@ def test_names_that_are_counted_up(tmp_path, capsys):
     text = capsys.readouterr().out
     assert 'part at step 2 of train: v is the first variable that differs' in text and '2 of 3 variables differ' in text
     assert 'blas: x  1  3' in text
+
+
+def test_what_was_not_compared(tmp_path, capsys):
+    """Runs of which nothing but the initial values was compared counted as equal."""
+    begun = write(tmp_path / 'begun', line(0, w='x'), line(0, 'other', v='x'))
+    long = write(tmp_path / 'long', line(0, w='x'), line(4, w='y'), line(8, w='z'), line(0, 'other', v='x'))
+    short = write(tmp_path / 'short', line(0, w='x'), line(4, w='y'))
+    for one, other in ((begun, long), (long, begun), (begun, begun)):
+        assert main(['compare', one, other]) == 2
+        assert 'only the values before the first step are in both ledgers' in capsys.readouterr().err
+    assert main(['compare', long, short]) == 0
+    text = capsys.readouterr().out
+    assert 'equal: 1 step of both have' in text
+    assert 'not compared, since it is in %s alone: train after step 4, other' % long in text
+    assert main(['compare', short, short]) == 0
+    assert 'not compared' not in capsys.readouterr().out
 
 
 def test_the_function_that_parts_first(tmp_path, capsys):

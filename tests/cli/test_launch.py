@@ -103,6 +103,22 @@ def test_no_script(capsys):
     assert caught.value.code == 2 and 'give the path of a Python script' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('words', [[], ['run', '-q']])
+@pytest.mark.parametrize('name', ['train.py', 'folder'])
+def test_a_script_with_an_error_of_syntax_is_not_started(words, name, fake_mpirun, tmp_path, capfd, monkeypatch):
+    """Each process and each restart showed the same error."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'folder').mkdir()
+    for path in ('train.py', 'folder/__main__.py'):
+        (tmp_path / path).write_text('"\\d"\nif 1\n    print()\n')
+    with pytest.raises(SystemExit) as caught:
+        main(['launch', '-n', '2', '--restarts', '2', *words, name])
+    text = str(caught.value.code).splitlines()
+    assert text[0].endswith('line 2') and name in text[0] and text[-1].startswith('SyntaxError: ')
+    out, err = capfd.readouterr()
+    assert 'flags' not in out and not err  # neither mpirun nor a warning
+
+
 def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
     (fake_mpirun / 'mpirun.does').write_text('exit 1')
     assert main(['launch', '-n', '2', '--dry-run', script, 'a b']) == 0

@@ -56,7 +56,7 @@ def test_lines_of_a_fit(recording, cpu2):
     path = recording('a')
     model = fitted()
     read = ledger_file.read(path)
-    assert list(read.steps) == [('train_function of net', step) for step in (0, 2, 4, 6, 8, 10, 12)]
+    assert list(read.steps) == [('train_function of net', step) for step in (0, 1, 2, 4, 6, 8, 10, 12)]
     values = read.steps['train_function of net', 12]['values']
     changed = [*model.weights, *(variable for variable, _ in model.train_function.optimizer_updates)]
     assert {weight.name for weight in changed} == values.keys() and 'batch_normalization_1/moving_mean' in values
@@ -73,8 +73,8 @@ def test_the_ledger_of_a_checkpoint(recording, cpu2, tmp_path):
     path = recording('a')
     model = fitted(callbacks=[Checkpoint(str(tmp_path / 'fit.npz'), every=3, ledger=str(tmp_path / 'own'))])
     model.fit(X, Y, batch_size=22, epochs=2, verbose=0)
-    assert [step for _, step in ledger_file.read(str(tmp_path / 'own')).steps] == [0, 3, 6, 9, 12]
-    assert [step for _, step in ledger_file.read(path).steps] == [0, 2]
+    assert [step for _, step in ledger_file.read(str(tmp_path / 'own')).steps] == [0, 1, 2, 3, 6, 9, 12]
+    assert [step for _, step in ledger_file.read(path).steps] == [0, 1, 2]
 
 
 def test_batches_of_plain_keras(recording, contexts):
@@ -86,7 +86,7 @@ def test_batches_of_plain_keras(recording, contexts):
         model = fitted(several=False)
     finally:
         disable()
-    assert type(model.train_function).__name__ == 'WholeFunction' and len(ledger_file.read(path).steps) == 7
+    assert type(model.train_function).__name__ == 'WholeFunction' and len(ledger_file.read(path).steps) == 8
 
 
 def test_a_fit_that_goes_on_from_a_checkpoint(recording, cpu2, tmp_path):

@@ -101,7 +101,7 @@ def test_equal_runs_and_their_settings(recording, contexts, capsys):
     folder = os.path.dirname(theano.config.mgpu.ledger)
     assert main(['compare', folder + '/two', folder + '/again']) == 0
     text = capsys.readouterr().out
-    assert 'equal: 6 steps of both have the same bits' in text and 'SETTING' not in text
+    assert 'equal: 5 steps of both have the same bits' in text and 'SETTING' not in text
     assert main(['compare', '--json', folder + '/two', folder + '/one']) == 0
     found = json.loads(capsys.readouterr().out)
     assert found['equal']
@@ -130,11 +130,11 @@ def test_a_resumed_run(recording, cpu2, tmp_path, capsys):
 
 
 def test_the_ledger_of_a_checkpoint(recording, cpu2, tmp_path):
-    """It has a line for each checkpoint; another file cannot be written more often by another function."""
+    """It has a line for each checkpoint, and for some steps before the first; no function can write it more often."""
     step, path = network()[0], str(tmp_path / 'own')
     for i in range(step.checkpoint(str(tmp_path / 'state.npz'), every=3, ledger=path), 7):
         step(X[i])
-    assert list(ledger_file.read(path).steps) == [('train', 0), ('train', 3), ('train', 6)]
+    assert list(ledger_file.read(path).steps) == [('train', step) for step in (0, 1, 2, 3, 6)]
     with pytest.raises(mgpu.MgpuError, match='has a line every 3 steps in this process, not every 4'):
         step.checkpoint(str(tmp_path / 'state.npz'), every=4, ledger=path)
 
@@ -226,7 +226,7 @@ def test_files_that_cannot_be_compared(recording, tmp_path, cpu2, capsys):
     mgpu.function([x], updates={w: x.sum()}, mode=PYTHON, name='set')(X[0])
     assert main(['compare', one, other]) == main(['compare', one, str(tmp_path / 'none')]) == 2
     text = capsys.readouterr().err
-    assert 'have no step in common' in text and 'train, steps 0 to 1' in text and 'No such file' in text
+    assert 'have no step in common' in text and 'train up to step 1' in text and 'No such file' in text
 
 
 def test_a_file_that_another_process_writes(recording, tmp_path, cpu2):

@@ -2,12 +2,13 @@
 
 A ledger has digests of the weights and the state after every k-th step: of each mgpu.training_function, of each
 function with updates under mgpu.enable or "theano-mgpu run", and of each Keras model. "theano-mgpu run --ledger FILE"
-and "launch --ledger FILE" write it (flag mgpu.ledger); k is the flag mgpu.ledger_every. Values with equal digests are
-equal to the bit. The two runs may have another k, another length, or other devices; steps that only one of them has are
-not compared. The steps that a run has repeated after a restart count as they came out last.
+and "launch --ledger FILE" write it (flag mgpu.ledger); k is the flag mgpu.ledger_every, 100 by default. Before step k,
+steps 1, 2, 4, 8 and so on have digests. Values with equal digests are equal to the bit. The two runs may have another
+k, another length, or other devices; steps that only one of them has are not compared. The steps that a run has
+repeated after a restart count as they came out last.
 
 The exit code is 0 if all steps that both ledgers have are equal, 1 if the runs part, and 2 if the files cannot be
-compared.
+compared, or have only the values before the first step in common.
 
 examples:
   THEANO_FLAGS=mgpu.ledger_every=1 theano-mgpu run --ledger one.jsonl --gpus 1 train.py
@@ -56,12 +57,16 @@ def run(args: argparse.Namespace) -> int:
     if not common:
         raise MgpuError('%s and %s have no step in common. %s; %s' % (a.path, b.path, _contents(a), _contents(b)))
     difference = first_difference(a, b, common)
+    if difference is None and not any(step for _, step in common):
+        raise MgpuError('only the values before the first step are in both ledgers, and are equal: no step was '
+                        'compared. %s; %s. Run both again with mgpu.ledger_every=1' % (_contents(a), _contents(b)))
     settings = differing_settings(a, b)
     if args.json:
-        print_json({'equal': difference is None, 'compared': len(common),
+        print_json({'equal': difference is None, 'compared': sum(step > 0 for _, step in common),
                     'difference': difference and difference._asdict(), 'settings': settings})
     else:
-        print('\n'.join([*_summary(a), *_summary(b), '', *_verdict(difference, common), *_table(settings)]))
+        verdict = _about_difference(difference) if difference else _about_equal(a, b, common)
+        print('\n'.join([*_summary(a), *_summary(b), '', *verdict, *_table(settings)]))
     return int(difference is not None)
 
 
@@ -110,12 +115,17 @@ def _flat(start):
 
 
 def _contents(ledger):
-    """Return the functions of a ledger with their first and last steps, as a text."""
-    of_function: dict[str, list[int]] = {}
-    for of, step in ledger.steps:
-        of_function.setdefault(of, []).append(step)
-    return '%s has %s' % (ledger.path, ', '.join('%s, steps %d to %d' % (of, min(steps), max(steps))
-                                                 for of, steps in of_function.items()) or 'no step')
+    """Return the functions of a ledger with their last steps, as a text."""
+    functions = ['%s up to step %d' % last for last in _last_steps(ledger.steps).items()]
+    return '%s has %s' % (ledger.path, ', '.join(functions) or 'no step')
+
+
+def _last_steps(steps):
+    """Return the last step of each function."""
+    last: dict[str, int] = {}
+    for of, step in steps:
+        last[of] = max(step, last.get(of, 0))
+    return last
 
 
 def _summary(ledger):
@@ -138,10 +148,20 @@ def _shortened(items):
     return ', '.join(map(str, items[:SHOWN])) + ' and %d more' % more * (more > 0)
 
 
-def _verdict(difference, common):
-    """Return the lines about the steps that both ledgers have."""
-    if difference is None:
-        return ['equal: %s of both have the same bits' % counted(len(common), 'step')]
+def _about_equal(a, b, common):
+    """Return the lines about ledgers without a difference: what was compared, and what was not."""
+    last, *every_last = map(_last_steps, (common, a.steps, b.steps))
+    lines = ['equal: %s of both have the same bits' % counted(sum(step > 0 for _, step in common), 'step')]
+    for ledger, own in zip((a, b), every_last):
+        more = ['%s after step %d' % (of, last[of]) if of in last else of
+                for of, step in own.items() if step > last.get(of, -1)]
+        if more:
+            lines.append('not compared, since it is in %s alone: %s' % (ledger.path, _shortened(more)))
+    return lines
+
+
+def _about_difference(difference):
+    """Return the lines about the step at which two runs part."""
     of, step, equal, variables, n_variables = difference
     lines = ['the runs part at step %d of %s: %s is the first variable that differs' % (step, of, variables[0]),
              '%d of %s differ there: %s' % (len(variables), counted(n_variables, 'variable'), _shortened(variables))]

@@ -52,7 +52,7 @@ from . import run as run_command
 from .config import devices, positive
 from .job_command import CARRIED, COMMAND, choose_start, rank_environment
 from .output import help_of, note
-from .program import add_ledger, add_program, check_program
+from .program import add_ledger, add_program, check_program, check_syntax
 from .supervise import run_with_restarts
 
 
@@ -139,6 +139,7 @@ def program_of(args: argparse.Namespace) -> list[str]:
         check_run(args.args)
         return [COMMAND, 'run'] + args.args
     if os.path.isfile(args.script) or os.path.isfile(os.path.join(args.script, '__main__.py')):
+        check_syntax(args.script)
         return [args.script] + args.args
     raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
 
@@ -151,4 +152,6 @@ def check_run(words: list[str]) -> None:
     run_command.check(args)
     if args.processes is not None:
         args.parser.error('launch starts the processes, -n of them: leave --processes out')
+    if args.script:
+        check_syntax(args.script)
 

@@ -6,7 +6,9 @@ import importlib.machinery
 import os
 import runpy
 import sys
+import traceback
 import types
+import warnings
 import zipfile
 from contextlib import AbstractContextManager
 from typing import Any
@@ -41,6 +43,25 @@ def check_program(args: argparse.Namespace) -> None:
         args.parser.error('-m needs the name of a module')
     if args.module is None and args.script is None:
         args.parser.error('give the path of a Python script, then its arguments; or -m MODULE')
+
+
+def check_syntax(path: str) -> None:
+    """Print the error of a script that Python cannot parse, and end: each process would end with it.
+
+    Parameters
+    ----------
+    path : str
+        As for `run_script`.
+    """
+    source = os.path.join(path, '__main__.py') if os.path.isdir(path) else path
+    if zipfile.is_zipfile(path) or not os.access(source, os.R_OK):
+        return
+    try:
+        with open(source, 'rb') as file, warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # the script's own run shows them
+            compile(file.read(), source, 'exec', dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise SystemExit(''.join(traceback.format_exception_only(type(error), error)).rstrip()) from None
 
 
 def run_script(path: str, args: list[str]) -> None:
