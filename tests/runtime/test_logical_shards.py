@@ -66,6 +66,7 @@ def of_one_context():
         return Net().everything()
 
 
+@pytest.mark.filterwarnings('ignore:mgpu.logical_shards=4 leaves 4 of the 8 replicas')
 @pytest.mark.parametrize('n, flags', [(2, {}), (3, {}), (8, {'mgpu.executor': 'threads'}), (2, {'mgpu.shares': '3:1'}),
                                       (3, {'mgpu.shares': '1:3:2', 'mgpu.overlap': 'True'})])
 def test_any_number_of_contexts_gives_the_same_bits(n, flags, of_one_context, contexts):
@@ -199,6 +200,13 @@ def test_numbers_of_a_whole_batch_are_drawn_once_a_replica(contexts):
              if 'mrg_uniform' in str(node.op)]
     assert len(drawn) == 1 and not any('mrg_uniform' in str(node.op) for stage in others for part in stage.parts
                                        for node in theano.gof.graph.io_toposort([], list(part.graphs)))
+
+
+def test_replicas_without_shards_are_noted(contexts):
+    contexts('cpu', 3)
+    with logical(1), pytest.warns(mgpu.MgpuWarning, match='logical_shards=1 leaves 2 of the 3 replicas of a function'):
+        net = Net()
+    assert str(net.step.plan).startswith('a function: each batch in at most 1 logical shard, divided among 3 replicas;')
 
 
 def test_a_plan_shows_the_tree(contexts):

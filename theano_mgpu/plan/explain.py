@@ -137,12 +137,14 @@ def bytes_text(n_bytes: int | None) -> str:
 def _title(data: dict[str, Any]) -> str:
     name = data['name'] or 'a function'
     slices = ', each in %d micro-batches' % data['micro_batches'] if data['micro_batches'] > 1 else ''
-    slices += ', each in %d logical shards' % data['logical_shards'] if data['logical_shards'] else ''
+    n_shards = data['logical_shards']
+    shards = 'each batch in at most ' + counted(n_shards, 'logical shard') if n_shards else ''
     if data['replicas'] == 1:
-        return '%s: whole batches%s, on %s' % (name, slices, ' and '.join(data['devices']))
+        return '%s: %s%s, on %s' % (name, shards or 'whole batches', slices, ' and '.join(data['devices']))
     processes = ' of %d processes' % data['processes'] if data['processes'] > 1 else ''
-    return '%s: each batch in %d parts%s%s; here on %s' % (name, data['replicas'], processes, slices,
-                                                           ' | '.join(data['devices']))
+    division = shards + ', divided among %d replicas' if shards else 'each batch in %d parts'
+    return '%s: %s%s%s; here on %s' % (name, division % data['replicas'], processes, slices,
+                                       ' | '.join(data['devices']))
 
 
 def _counted_values(each: dict[str, Any]) -> str:

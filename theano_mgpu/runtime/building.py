@@ -316,3 +316,7 @@ class BuiltFunction(InputValues):
         if self.options.recompute and len(self.mesh.places) == 1 and not self.options.flags.recompute:
             warn('recompute=True has no effect on %s, since it is not placed on several contexts. To save memory, '
                  'place it by "with mgpu.device(...)", or pass micro_batches=2 or more' % name)
+        shares = self.executable.plan.shares
+        if 0 < shares.logical_shards < shares.n_replicas:
+            warn('mgpu.logical_shards=%d leaves %d of the %d replicas of %s without samples: give at least as many'
+                 % (shares.logical_shards, shares.n_replicas - shares.logical_shards, shares.n_replicas, name))
