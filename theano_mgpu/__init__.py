@@ -24,6 +24,7 @@ except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueErro
 if _needs_theano and theano_error is None:
     from . import config as _config
     from .auto.functions import disable, enable
+    from .comm.mpi import end_together as _end_together
     from .devices.context_map import Context
     from .devices.contexts import contexts, init
     from .devices.contexts import open_named as _open_named
@@ -52,6 +53,7 @@ if _needs_theano and theano_error is None:
     from .utils.mpi_environment import rank, size
 
     compat.apply(compat.WITH_CONTEXTS, _open_named)
+    _end_together()
     if _config.own_flag('mgpu.timeline') and not _records():
         try:
             _start_timeline(_config.own_flag('mgpu.timeline'))

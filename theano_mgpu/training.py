@@ -20,7 +20,7 @@ from .runtime.batches.prefetch import PeekableBatches
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import training_state
 from .runtime.state.ledger import account_of, ledger_at
-from .runtime.state.lock import lock_checkpoint
+from .runtime.state.lock import lock_file
 from .runtime.verification.self_checked import SelfChecked
 from .utils.mpi_environment import CHECKPOINT
 from .utils.progress import bar
@@ -311,7 +311,7 @@ class TrainingFunction(SelfChecked):
 
     def _begin_checkpoints(self, path):
         """Keep a file to this process; return whether it exists."""
-        self._checkpoint_lock = lock_checkpoint(path)
+        self._checkpoint_lock = lock_file(path)
         return os.path.exists(path)
 
     def _note_completed(self):

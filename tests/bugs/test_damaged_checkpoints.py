@@ -9,7 +9,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.runtime.replicas.replicated import replicated
 from theano_mgpu.runtime.state import state_file, training_state
-from theano_mgpu.runtime.state.lock import lock_checkpoint
+from theano_mgpu.runtime.state.lock import lock_file
 
 import numpy as np
 import pytest
@@ -226,13 +226,13 @@ def test_a_folder_that_is_removed_during_the_job(two, tmp_path):
     """A traceback at exit: the lock was gone."""
     folder = tmp_path / 'gone'
     folder.mkdir()
-    lock = lock_checkpoint(str(folder / 'run.npz'))
+    lock = lock_file(str(folder / 'run.npz'))
     shutil.rmtree(str(folder))
     with pytest.raises(FileNotFoundError, match='gone/run.npz could not be written'):
         save(folder / 'run.npz', variables())
     folder.write_text('a file')
     lock.release()
-    again = lock_checkpoint(str(folder.parent / 'run.npz'))
+    again = lock_file(str(folder.parent / 'run.npz'))
     os.remove(str(tmp_path / 'run.npz.lock'))
     (tmp_path / 'run.npz.lock').write_text('of another job')
     again.release()

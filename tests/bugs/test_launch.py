@@ -14,6 +14,7 @@ from pathlib import Path
 from theano_mgpu.cli import job_folders
 
 import pytest
+from support.parameters import slow_but
 
 RULE = b'-' * 74 + b'\n'
 # Texts that a script may print, also if they look like messages of Open MPI, MPICH or Slurm.
@@ -276,6 +277,58 @@ def test_an_error_before_a_script_has_joined_the_others_ends_all(flags, words, c
                           env=dict(os.environ, THEANO_FLAGS='cxx=,contexts=' + flags))
     assert done.returncode == code and text in done.stderr, done.stderr
     assert done.stderr.count('theano-mgpu: error: ') == 1
+
+
+ENDS_EARLY = '''
+import os, sys, time
+ends, where, who = sys.argv[1:]
+def maybe_end(here):
+    if here == where and os.environ['OMPI_COMM_WORLD_RANK'] in who:
+        exec(ends)
+maybe_end('before the import')
+time.sleep(where == 'before the import')  # mpirun notices by itself a rank that ends after another one has started MPI
+import theano_mgpu as mgpu, theano.tensor as T
+maybe_end('before the first function')
+mgpu.init('a->cpu')
+x = T.matrix('x')
+f = mgpu.function([x], x.sum(), mode='FAST_COMPILE')
+f([[1, 2], [3, 4]])
+maybe_end('after a call')
+f([[1, 2], [3, 4]])
+'''
+NAMES_IT = 'RankError: rank %s (host {host}) ended while others go on'
+
+
+ENDS = [  # what a rank does, where, which ranks do so, the exit code of the job, a text of stderr
+    ('sys.exit()', 'before the first function', '1', 1, NAMES_IT % 1),
+    ('sys.exit("no data")', 'before the first function', '1', 1, NAMES_IT % 1),
+    ('sys.exit(3)', 'before the first function', '0', 1, NAMES_IT % 0),
+    ('os._exit(0)', 'before the first function', '1', 1, 'process rank 1 with PID'),
+    ('1/0', 'before the first function', '1', 1, 'ZeroDivisionError'),
+    ('sys.excepthook = print; 1/0', 'before the first function', '1', 1, 'ZeroDivisionError'),
+    ('sys.exit()', 'before the first function', '01', 0, 'did not work together'),
+    ('sys.exit(3)', 'before the first function', '01', 3, 'ended with exit code 3'),
+    ('sys.exit()', 'before the import', '1', 1, 'rank 1 ended before it had imported theano_mgpu'),
+    ('os._exit(0)', 'before the import', '0', 1, 'rank 0 ended before it had imported theano_mgpu'),
+    ('sys.exit(3)', 'before the import', '1', 3, 'Exit code: 3'),
+    ('sys.exit()', 'before the import', '01', 0, ''),
+    ('sys.exit()', 'after a call', '1', 1, NAMES_IT % 1),
+    ('os._exit(0)', 'after a call', '0', 1, 'process rank 0 with PID'),
+    ('sys.exit()', 'nowhere', '', 0, '')]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize('case', slow_but([ENDS[0], ENDS[6], ENDS[8]], ENDS))
+def test_a_rank_that_ends_alone_ends_the_others_with_an_error(case, tmp_path):
+    """One that had not joined the others waited for them at the end of MPI, and they for it: ten minutes and more."""
+    ends, where, who, code, text = case
+    script = tmp_path / 'script.py'
+    script.write_text(ENDS_EARLY)
+    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', str(script), ends, where, who],
+                          capture_output=True, text=True, timeout=60,
+                          env=dict(os.environ, THEANO_FLAGS='floatX=float32,cxx='))
+    assert done.returncode == code, done.stderr
+    assert text.format(host=os.uname().nodename) in ' '.join(done.stderr.split())  # Open MPI breaks lines
 
 
 def test_a_launcher_whose_faults_are_shown(fake_mpirun, tmp_path):

@@ -8,7 +8,7 @@ import threading
 
 import theano_mgpu as mgpu
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.runtime.state.lock import lock_checkpoint
+from theano_mgpu.runtime.state.lock import lock_file
 from theano_mgpu.utils import files
 
 import pytest
@@ -108,7 +108,7 @@ def test_devices_and_pipes(folder):
         with pytest.raises(OSError, match='%s could not be written.*a device or a pipe' % path):
             write_whole(path)
         with pytest.raises(OSError, match='a device or a pipe'):
-            lock_checkpoint(path)
+            lock_file(path)
     write_text('null')  # a text may go there
     write_timeline('/dev/null')
     with pytest.raises(OSError, match='/dev/full could not be written.*No space left'):
@@ -169,7 +169,7 @@ def test_a_lock_that_the_package_did_not_make_stays(kind, folder):
     before = os.lstat('run.npz.lock')
     content = read('run.npz.lock') if kind in ('a text', 'a lock and a text') else None
     with pytest.raises(MgpuError, match=re.escape('run.npz.lock is no lock of theano_mgpu: move it, or name another')):
-        lock_checkpoint('run.npz')
+        lock_file('run.npz')
     after = os.lstat('run.npz.lock')
     assert (before.st_ino, before.st_size, before.st_mtime_ns) == (after.st_ino, after.st_size, after.st_mtime_ns)
     assert read('victim') == 'precious' and not os.path.exists('none')
@@ -180,7 +180,7 @@ def test_locks_that_a_job_left_behind_are_taken(folder):
     for content in ('', 'process 1 on host another'):
         with open('run.npz.lock', 'w') as file:
             file.write(content)
-        lock = lock_checkpoint('run.npz')
+        lock = lock_file('run.npz')
         assert read('run.npz.lock').startswith('process %d on host' % os.getpid())
         lock.release()
         assert not os.path.exists('run.npz.lock')
@@ -196,8 +196,8 @@ def test_a_checkpoint_through_a_link(folder, cpu2):
     import theano
     w = theano.shared(1.0, name='w')
     os.symlink('real/run.npz', 'link.npz')
-    lock = lock_checkpoint('link.npz')
-    assert lock_checkpoint('real/run.npz') is lock
+    lock = lock_file('link.npz')
+    assert lock_file('real/run.npz') is lock
     for value in (1.0, 2.0, 3.0):
         w.set_value(value)
         training_state.save('link.npz', [replicated(w)], cpu2, Alone())

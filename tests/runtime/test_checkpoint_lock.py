@@ -5,15 +5,17 @@ import re
 import subprocess
 import sys
 
+from theano_mgpu.comm.alone import Alone
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.runtime.state.lock import lock_checkpoint
+from theano_mgpu.runtime.state.ledger import ledger_at
+from theano_mgpu.runtime.state.lock import lock_file
 
 import pytest
 
 OTHER = """
 import sys
-from theano_mgpu.runtime.state.lock import lock_checkpoint
-lock = lock_checkpoint(sys.argv[1])
+from theano_mgpu.runtime.state.lock import lock_file
+lock = lock_file(sys.argv[1])
 print('locked', flush=True)
 sys.stdin.read()
 """
@@ -32,19 +34,22 @@ def other(tmp_path):
 
 def test_two_processes_cannot_have_one_file(other, tmp_path, cpu2):
     path = str(tmp_path / 'run.npz')
-    with pytest.raises(MgpuError, match='%s is in use for the checkpoints of another job, process %d on host %s: end'
-                       % (re.escape(path), other.pid, re.escape(os.uname().nodename))):
-        lock_checkpoint(path)
+    text = '%s is in use by another job, process %d on host %s: end that job, or name another file for %%s' \
+        % (path, other.pid, os.uname().nodename)
+    with pytest.raises(MgpuError, match=re.escape(text % 'the checkpoints')):
+        lock_file(path)
+    with pytest.raises(MgpuError, match=re.escape(text % 'the ledger (mgpu.ledger, --ledger or ledger=)')):
+        ledger_at(path, 1, Alone())
     link = tmp_path / 'link'
     link.symlink_to(tmp_path)
     with pytest.raises(MgpuError, match='process %d on host' % other.pid):
-        lock_checkpoint(str(link / 'run.npz'))
-    lock_checkpoint(str(tmp_path / 'other.npz'))
+        lock_file(str(link / 'run.npz'))
+    lock_file(str(tmp_path / 'other.npz'))
     other.kill()
     other.wait()
     assert os.path.exists(path + '.lock')
-    lock = lock_checkpoint(path)
-    assert lock_checkpoint(path) is lock
+    lock = lock_file(path)
+    assert lock_file(path) is lock
     del lock
     gc.collect()
     assert not os.path.exists(path + '.lock')
@@ -62,4 +67,4 @@ print('locked', flush=True)
 os.kill(os.getpid(), 9)""")
     done = subprocess.run([sys.executable, '-c', code, path], stdout=subprocess.PIPE, text=True)
     assert done.stdout == 'locked\n'
-    assert lock_checkpoint(path)
+    assert lock_file(path)

@@ -204,6 +204,26 @@ def test_copies_of_enabled_functions(always, recording, cpu2):
     assert steps['same', 1]['w'] == steps['again', 1]['v'] != steps['step', 1]['w']
 
 
+@pytest.mark.parametrize('by_flag', [True, False])
+def test_a_copy_that_is_profiled(by_flag, recording, cpu2, monkeypatch):
+    """It runs in plain Theano, says so in the summary, and has lines as other copies have."""
+    path = recording('a')
+    report = mgpu.enable(always=True, tell=str)
+    try:
+        x, w = T.fmatrix('x'), theano.shared(np.ones(3, 'float32'), name='w')
+        step = theano.function([x], updates=[(w, T.cast(w + x.sum(axis=0), 'float32'))], mode=PYTHON, name='step')
+        monkeypatch.setattr(theano.config, 'profile', by_flag)
+        copy = step.copy(name='copy', profile=None if by_flag else True)
+        for function in (step, copy, copy):
+            function(X[0])
+    finally:
+        mgpu.disable()
+        theano.config.profile = False
+    assert list(ledger_file.read(path).steps) == [('step', 0), ('step', 1), ('copy', 0), ('copy', 1), ('copy', 2)]
+    assert [usage.why for usage in report.usages if usage.name == 'copy'] == ['it is profiled']
+    assert copy.profile.fct_callcount == 2
+
+
 @pytest.mark.parametrize('content, text', [
     (b'print(1)\n', 'is no ledger of theano_mgpu'), (b'print', 'is no ledger'),
     (b'{"ledger": 1, "every": 1}\n{"of": \n', 'damaged in line 2'),

@@ -24,6 +24,7 @@ FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
 NO_BATCH = 'no batch enters it'
 NO_BATCH_YET = 'no call has shown a batch of more than one sample'
 NOT_TIMED = 'it was not called often enough to be timed'
+PROFILED = 'it is profiled'
 NOT_COMPUTED = 'no call of it has succeeded'
 
 
@@ -68,8 +69,11 @@ class EnabledFunction:
         return self._by_chosen_way(args, kwargs)
 
     def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
-        """Run a copy of the function over the contexts, too."""
+        """Run a copy of the function over the contexts, too, unless it is profiled."""
         usage = self._enabled.report.usage(shown(function.name))
+        if function.profile:
+            usage.run_on([], PROFILED)
+            return
         function.mgpu_divided = type(self)(self._enabled, function, usage,
                                            self._definition.copied(swap, delete_updates))
 

@@ -14,7 +14,7 @@ from ..errors import warn
 from ..graph.placement.propagation import is_placed
 from ..options import Options
 from .enabled import Enabled
-from .enabled_function import NO_BATCH, EnabledFunction
+from .enabled_function import NO_BATCH, PROFILED, EnabledFunction
 from .placed_function import NOT_PLACED, PlacedFunction
 from .recorded_function import record
 from .report import FunctionReport
@@ -162,7 +162,7 @@ def _obstacle(arguments, placed):
     if not arguments['params'] and not placed:
         return NO_BATCH
     if arguments['profile'] or theano.config.profile:
-        return 'it is profiled'
+        return PROFILED
     if type(theano.compile.get_mode(arguments['mode'])) is not theano.Mode:
         return 'its mode checks each op'
     if Options().is_sharded(choose_ranks(None).size):

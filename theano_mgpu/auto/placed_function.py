@@ -4,12 +4,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from ..compat.theano_functions import shown
 from ..errors import GraphError, MgpuError
 from ..options import Options
 from ..parallel_function import ParallelFunction
 from ..plan.layout import mesh_for
 from .chooser import Way
-from .enabled_function import EnabledFunction
+from .enabled_function import PROFILED, EnabledFunction
 from .programs import Programs
 
 NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
@@ -39,6 +40,11 @@ class PlacedFunction(EnabledFunction):
     @property
     def step(self) -> ParallelFunction | None:
         return super().step or next(iter(self._whole.values()), None)
+
+    def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
+        super().copied(function, swap, delete_updates)
+        if function.profile:
+            self._enabled.tell(NOT_PLACED % (shown(function.name), PROFILED))
 
     def _is_plain(self, programs):
         return False

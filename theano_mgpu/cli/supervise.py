@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from .output import note
 
 GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
 LOOK = 0.02  # seconds from one look at the processes of a job to the next
+RARE = 0.5   # seconds from one look after ranks that never started MPI to the next
+ABSENT = 4   # seconds without them until the job is ended: longer than mpirun takes where it ends the job itself
 SOONEST, LATEST = 30, 3600  # seconds until spare processes that have failed beside a job of fewer are tried again
 GROW = getattr(signal, 'SIGRTMIN', None)  # this signal asks a job of fewer processes to grow; Linux only
 ENDED, LOST, GROWS = 'ended', 'lost', 'grows'  # why the watch over a job ends
@@ -139,6 +142,8 @@ class Job:
                 environment[mpi_environment.SPARE] = os.path.join(folder, 'spare')
                 self._gate = folders.enter_context(open(environment[mpi_environment.SPARE], 'wb', buffering=0))
                 fcntl.flock(self._gate, fcntl.LOCK_EX)
+            self._started = environment.get(mpi_environment.STARTED) if self._is_watched else None
+            self._next_look, self._absent_since = 0., 0.
             # A number that no script prints by chance: the reports of rank 0 are taken out of the output.
             environment[mpi_environment.QUIET] = secrets.token_hex(8)
             self.output = JobOutput({what: mpi_environment.report_of(what, environment) for what in REPORTS},
@@ -182,6 +187,7 @@ class Job:
         while self.process.poll() is None and not signals.received:
             time.sleep(LOOK)
             look(self)
+            self._end_if_absent()
             if grows():
                 ranks = ranks_of(self.process.pid)
                 self.process.kill()
@@ -196,6 +202,21 @@ class Job:
                         return LOST
         self.process.wait()
         return ENDED
+
+    def _end_if_absent(self):
+        """End a job in which some ranks wait in MPI for one that has ended without starting it; mpirun does not."""
+        now = time.monotonic()
+        if self._started is None or now < self._next_look:
+            return
+        self._next_look = now + RARE
+        ranks = absent(self.process.pid, self._started)
+        self._absent_since = self._absent_since or now if ranks else 0.
+        if ranks and now - self._absent_since > ABSENT:
+            note('rank %s ended before it had imported theano_mgpu, and the other ranks wait for it in MPI: the job is '
+                 'ended. Every rank has to make the same calls: look for an exit on some ranks only'
+                 % ', '.join(map(str, ranks)))
+            self._started = None
+            self.process.terminate()
 
     def release(self) -> None:
         """Let the ranks of a spare job continue, in place of those that have ended."""
@@ -410,6 +431,35 @@ def has_ended(process: int) -> bool:
         return state in (b'Z', b'X') and len(os.listdir('/proc/%d/task' % process)) < 2
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def absent(mpirun: int, started: str) -> list[int]:
+    """Return the ranks that have ended without starting MPI, while others that have started it go on.
+
+    Parameters
+    ----------
+    mpirun : int
+        Id of its process.
+    started : str
+        Folder with a file for each rank that has started MPI, see `comm.mpi_library.started`.
+    """
+    named = {int(name[len(mpi_environment.MARK):]) for name in os.listdir(started)
+             if name.startswith(mpi_environment.MARK)}
+    if not named:
+        return []
+    numbers = [_rank_and_size(process) for process in ranks_of(mpirun) if not has_ended(process)]
+    alive = {rank for rank, _ in numbers}
+    size = max((size for _, size in numbers), default=0)
+    return sorted(set(range(size)) - named - alive) if named & alive else []
+
+
+def _rank_and_size(process):
+    """Return the number of a rank, and of all; (-1, 0) if it has just ended."""
+    for text in _texts([Path('/proc/%d/environ' % process)]):
+        rank, size = [re.search(br'\0%s=(\d+)' % name.encode(), text) for name in mpi_environment.MPIRUN.variables[:2]]
+        if rank and size:
+            return int(rank[1]), int(size[1])
+    return -1, 0
 
 
 def ranks_of(mpirun: int) -> list[int]:

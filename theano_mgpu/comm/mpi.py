@@ -6,7 +6,9 @@ something else, has failed, or does not come is found at once, or in time, and b
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import os
 import sys
 import threading
 import time
@@ -36,6 +38,33 @@ def mpi_communicator() -> MpiCommunicator:
     ranks = MpiCommunicator(import_mpi())
     rank_process.report(mpi_environment.TOGETHER)
     return ranks
+
+
+def end_together() -> None:
+    """Have this rank tell the others when it ends, even if it has exchanged nothing with them.
+
+    Otherwise they would wait for its first message, and it for them in MPI.
+    """
+    if mpi_environment.trains_together():
+        atexit.register(_end_apart)
+
+
+def _end_apart():
+    """End a rank that has exchanged nothing yet: ranks that go on learn of it."""
+    mpi = sys.modules.get('mpi4py.MPI')
+    if mpi_communicator.cache_info().currsize or os.environ.get(mpi_environment.RANK_PROCESS) != str(os.getpid()) \
+            or sys.exc_info()[0] is not None or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() \
+            or mpi.COMM_WORLD.size != mpi_environment.size():
+        return
+    if failed_unseen():
+        rank_process.show_output()
+        rank_process.abort(1)
+    MpiCommunicator(mpi, is_ending=True).end()
+
+
+def failed_unseen() -> bool:
+    """Return whether a rank ends by an error that a hook of the script's own has shown."""
+    return getattr(sys, 'last_type', None) is not None
 
 
 def import_mpi() -> Any:
@@ -84,6 +113,8 @@ class MpiCommunicator(Communicator):
     ----------
     mpi : module
         ``mpi4py.MPI``.
+    is_ending : bool
+        Whether this process is at its end, and only tells the others so. It waits for them as long as they take.
 
     Notes
     -----
@@ -95,8 +126,8 @@ class MpiCommunicator(Communicator):
     of different lengths take twice as long, and need all arrays in one piece of memory before.
     """
 
-    def __init__(self, mpi: Any) -> None:
-        self._mpi, self._comm = mpi, mpi.COMM_WORLD
+    def __init__(self, mpi: Any, is_ending: bool = False) -> None:
+        self._mpi, self._comm, self._is_ending = mpi, mpi.COMM_WORLD, is_ending
         super().__init__(self._comm.rank, self._comm.size, [''] * self._comm.size)
         self.hosts[self.rank] = rank_process.host()
         self.single_thread = SingleThreadGuard(self)
@@ -108,9 +139,11 @@ class MpiCommunicator(Communicator):
         self._senders = {rank: self._comm.Recv_init(self._received[rank], rank, HANDSHAKE) for rank in self._others}
         self._requests = [self._comm.Send_init(self._sent, rank, HANDSHAKE) for rank in self._others]
         self._requests += self._senders.values()
-        self._watchdog = Watchdog(self._abort)
+        # Python 3.12 starts no thread while it ends.
+        self._watchdog = contextlib.nullcontext if is_ending else Watchdog(self._abort)
         self.hosts = all_gather_object(self, rank_process.host())
-        atexit.register(self._end)
+        if not is_ending:
+            atexit.register(self.end)
 
     # ------------------------------------------------------------------------------------------------- handshakes
 
@@ -158,7 +191,7 @@ class MpiCommunicator(Communicator):
     def _tell_who_is_missing(self, activity, waited, limit):
         """Say which ranks have not come, or raise a RankError if they have had time enough."""
         missing = [rank for rank, request in self._senders.items() if not request.Get_status()]
-        if activity[0] == END and missing == [0]:
+        if self._is_ending or activity[0] == END and missing == [0]:
             return  # the actions of a script on rank 0 alone, once all is trained, may take any time
         text = '%s, %s, has waited %.0f s for %s' % (self.name(self.rank), describe(activity, self.functions), waited,
                                                      ', '.join(map(self.name, missing)))
@@ -276,11 +309,11 @@ class MpiCommunicator(Communicator):
                          % (self.name(self.rank), describe(activity, self.functions), waited, others, REMEDY))
         rank_process.abort(1)
 
-    def _end(self):
+    def end(self) -> None:
         """Leave the job when the script ends; ranks that have not ended learn of it, and so does this one."""
         if sys.exc_info()[0] is not None:
             return
-        if getattr(sys, 'last_type', None) is not None:  # uncaught, and shown by a hook of the script's own
+        if failed_unseen():
             rank_process.show_output()
             rank_process.abort(1)
         try:

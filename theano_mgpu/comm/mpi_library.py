@@ -4,6 +4,7 @@ Processes that are not connected would each train by themselves: every one of th
 """
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -113,6 +114,9 @@ def started() -> Any:
         library = mpi.Get_library_version()
         if not can_find_ranks(library):
             raise MgpuError(mismatch(library, None))
+        with contextlib.suppress(KeyError, OSError):  # without a launcher that looks; or its folder is gone
+            mark = mpi_environment.MARK + str(mpi_environment.rank())
+            open(os.path.join(os.environ[mpi_environment.STARTED], mark), 'w').close()
         mpi.Init_thread(getattr(mpi, 'THREAD_' + rc.thread_level.upper()))
     return mpi
 

@@ -145,7 +145,7 @@ def divide_copies() -> None:
     @wrap(Function)
     def copy(original, self, *args, **kwargs):
         function, divided = original(self, *args, **kwargs), self.mgpu_divided
-        if divided is not None and not function.profile:
+        if divided is not None:
             arguments = _arguments(original, self, *args, **kwargs)
             divided.copied(function, arguments['swap'], arguments['delete_updates'])
         return function

@@ -35,6 +35,8 @@ MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: the value of its --mpi
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`, to a number of the job: only rank 0 prints
 SEED = 'MGPU_SEED'  # set by `theano-mgpu launch`: the random numbers that a script draws without a seed
 SPARE = 'MGPU_SPARE'  # set by `theano-mgpu launch` for spare processes: the file on which they wait, see `utils.spare`
+STARTED = 'MGPU_STARTED'  # set by `theano-mgpu launch` on one host: a folder with a file for each rank that starts MPI
+MARK = 'rank.'  # the beginning of the name of such a file; the number of the rank follows
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
 # Read once: a fork of a rank counts as that rank.
 _started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())

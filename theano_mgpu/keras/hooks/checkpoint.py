@@ -15,7 +15,7 @@ from ...comm.rank_0 import on_rank_0
 from ...errors import MgpuError, warn
 from ...runtime.state import training_state
 from ...runtime.state.ledger import ledger_at
-from ...runtime.state.lock import lock_checkpoint
+from ...runtime.state.lock import lock_file
 from ...utils.mpi_environment import CHECKPOINT
 from ...utils.rank_process import report
 from ..model.parallel_state import parallel_state_of
@@ -231,7 +231,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _keep_file(self):
         """Lock the file for this process; return whether it exists."""
-        self._lock = lock_checkpoint(self._file)
+        self._lock = lock_file(self._file)
         return os.path.exists(self._file)
 
     def _read(self):

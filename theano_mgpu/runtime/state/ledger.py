@@ -29,7 +29,7 @@ from ...devices.discovery import status
 from ...errors import MgpuError
 from ...utils import blas, ledger_file, mpi_environment
 from ...utils.checksums import digest
-from .lock import lock_checkpoint
+from .lock import LEDGER, lock_file
 
 # Theano's flags that change how results round. The package's own are all there but for `OTHERS`.
 FLAGS = ('floatX', 'mode', 'linker', 'optimizer', 'optimizer_excluding', 'optimizer_including', 'cxx', 'gcc.cxxflags',
@@ -107,7 +107,7 @@ class Ledger:
         """
         if self._process:
             try:
-                self._lock, self._file = lock_checkpoint(self.path), ledger_file.open_to_continue(self.path)
+                self._lock, self._file = lock_file(self.path, LEDGER), ledger_file.open_to_continue(self.path)
             except OSError as error:
                 raise MgpuError('the ledger %s cannot be written: %s. Name a file in a folder that exists and that you '
                                 'may write to, or leave out --ledger (mgpu.ledger)'
