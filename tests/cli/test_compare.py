@@ -83,6 +83,8 @@ def test_a_file_that_cannot_be_written(command, tmp_path):
     assert done.returncode == 2 and 'other is no ledger of theano_mgpu' in done.stderr
     done = command('run', '--ledger', 'none/a', 'train.py')
     assert done.returncode == 2 and 'none/a cannot be written' in done.stderr and 'Traceback' not in done.stderr
+    done = command('launch', '-n', '2', 'train.py', flags='mgpu.ledger=none/a')
+    assert done.returncode == 2 and done.stderr.startswith('theano-mgpu: error: none/a cannot be written: there is no')
 
 
 def test_the_options_of_launch(command):

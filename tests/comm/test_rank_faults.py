@@ -81,8 +81,11 @@ def test_a_stopped_rank_ends_the_job(where, message, tmp_path):
 def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
     done = launch(2, 'checkpoints', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', 4, 11, options=['--restarts', '3'],
                   flags=INTERPRETED)
-    assert 'a rank has ended early' in done.stderr and 'signal 9' in done.stderr
-    assert 'restart 1 of 3' in done.stderr and 'restart 2' not in done.stderr
+    assert re.search(r'note: rank 1 \(process \d+\) ended early, and the others .*: restart 1 of 3\n', done.stderr)
+    assert 'restart 2' not in done.stderr
+    if not is_open_mpi_5():  # it writes its messages where ranks write
+        assert 'note: in the job that was ended, rank 1 ended by signal 9 (Killed)\n' in done.stderr
+        assert 'mpirun noticed' not in done.stderr
     *ours, done_before = arrays(tmp_path / 'ranks.npz')
     assert done_before == 8
     alone('checkpoints', tmp_path / 'whole.npz', tmp_path / 'whole.ckpt.npz', 100, -1, flags=INTERPRETED)

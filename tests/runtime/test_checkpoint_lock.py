@@ -55,6 +55,12 @@ def test_two_processes_cannot_have_one_file(other, tmp_path, cpu2):
     assert not os.path.exists(path + '.lock')
 
 
+def test_a_folder_that_is_not_there(tmp_path):
+    """The error was one of a file with another name, the lock's."""
+    with pytest.raises(MgpuError, match=re.escape('none/run.npz cannot be written: there is no folder')):
+        lock_file(str(tmp_path / 'none' / 'run.npz'))
+
+
 def test_a_child_that_outlives_the_process_does_not_have_its_lock(tmp_path):
     path = str(tmp_path / 'run.npz')
     code = OTHER.replace("print('locked', flush=True)", """

@@ -48,6 +48,7 @@ from .. import config
 from ..comm.allocation import allocation
 from ..errors import MgpuError
 from ..utils import mpi_environment
+from ..utils.files import check_folder
 from . import run as run_command
 from .config import devices, positive
 from .job_command import CARRIED, COMMAND, choose_start, rank_environment
@@ -96,6 +97,9 @@ def run(args: argparse.Namespace) -> int:
                         'once, such as in the batch script; or have %s start python %s'
                         % (size, launcher.name, launcher.name, ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
+    ledger = args.ledger or config.own_flag('mgpu.ledger')
+    if ledger and start.on_this_host:
+        check_folder(ledger)
     settings = {name: getattr(args, name) for name in ('gpus_per_process', 'data', 'timeout', 'ledger')
                 if getattr(args, name)}
     environment = rank_environment(start, settings)

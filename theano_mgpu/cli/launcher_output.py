@@ -8,19 +8,21 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import re
 import select
 import sys
 import termios
 import threading
 from typing import Any, Callable, Mapping
 
-from ..errors import MgpuError
+from ..errors import PREFIX, MgpuError
 
 STDOUT, STDERR = 1, 2
 # Open MPI up to version 4 writes its own messages to this descriptor instead of stderr; later ones ignore it.
 OWN_DESCRIPTOR = 'OPAL_OUTPUT_STDERR_FD'
 RULE = b'-' * 20  # Open MPI prints lines of dashes around its own messages
 NOISE = (b'MPI_ABORT was invoked', b'Primary job  terminated normally', b'ORTE_ERROR_LOG')
+SIGNAL = re.compile(br'process rank (\d+) [^-]*? exited\s+on\s+signal (\d+(?: \(\w+\))?)')  # in such a message
 HELD = 50   # milliseconds in which the rest of the report of a step arrives
 
 
@@ -97,6 +99,8 @@ class OwnMessages(Output):
     ----------
     internal : bytes
         Single lines that were left out: the only reason there is, if nothing else was printed.
+    job : str
+        A name of the job, once another one runs: of its messages, only the signal that has ended a rank is shown.
 
     Examples
     --------
@@ -107,7 +111,7 @@ class OwnMessages(Output):
 
     def __init__(self) -> None:
         super().__init__()
-        self.internal = b''
+        self.internal, self.job = b'', ''
         self._line = b''   # the beginning of a line
         self._block = b''  # lines of an unfinished message
 
@@ -125,12 +129,19 @@ class OwnMessages(Output):
             self._block += line
             if is_rule and is_in_block:
                 block, self._block = self._block, b''
-                return b'' if any(noise in block for noise in NOISE) else block
+                return self._of_job(block) if self.job else b'' if any(noise in block for noise in NOISE) else block
         elif NOISE[-1] in line:
             self.internal += line
         else:
             return line
         return b''
+
+    def _of_job(self, block):
+        signal = SIGNAL.search(block)
+        if signal is None:
+            return b''
+        return ('%snote: in %s, rank %s ended by signal %s\n'
+                % (PREFIX, self.job, *[text.decode() for text in signal.groups()])).encode()
 
 
 class JobOutput:
@@ -174,6 +185,10 @@ class JobOutput:
     def has(self, *reports: str) -> bool:
         """Return whether rank 0 has made all these reports."""
         return self._outputs[STDOUT].received | self._outputs[STDERR].received >= set(reports)
+
+    def name_job(self, name: str) -> None:
+        """Tell what mpirun says from now on from the messages of the job that runs."""
+        self._messages.job = name
 
     def release(self) -> None:
         """Write the output that was held back, and from now on all at once."""

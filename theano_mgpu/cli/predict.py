@@ -31,6 +31,7 @@ import numpy as np
 
 from ..errors import MgpuError, PredictionError
 from ..utils import mpi_environment, progress
+from ..utils.files import check_folder
 from .array_input import KINDS, InputError, kind_of, open_inputs, reading
 from .array_output import UNFINISHED, UnfinishedOutput, output_target
 from .config import positive
@@ -168,10 +169,7 @@ def check_paths(args: argparse.Namespace) -> None:
         if os.path.dirname(os.path.realpath(path)) == os.path.realpath(target + UNFINISHED):
             raise MgpuError('%s is in the folder for the rows of %s: choose another name for the output'
                             % (path, args.output))
-    folder = os.path.dirname(os.path.abspath(target))
-    if not os.access(folder, os.W_OK):
-        raise MgpuError('the output %s cannot be written: there is no folder %s, or no permission to write there'
-                        % (args.output, folder))
+    check_folder(target)
 
 
 def load(args: argparse.Namespace) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping
 
 from ..utils import mpi_environment, rank_process, spare
 from ..utils.mpi_environment import CHECKPOINT, END, READY, REPORTS, STEP, TOGETHER
@@ -63,6 +63,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
                     reason = job.watch(functools.partial(reserve.look, is_small=is_small, is_last=not may_restart),
                                        may_restart, signals, functools.partial(grows, job, reserve, signals, is_small))
                 if reason != ENDED:
+                    job.output.name_job('the job that was ended')
                     threading.Thread(target=job.close).start()  # mpirun needs two seconds, and then names the signal
                 if reason == GROWS:
                     taken = reserve.take()
@@ -70,7 +71,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
                          % (job.seconds, ', the spare ones' if taken else ''))
                     job, untried, was_stuck, is_small = taken or make(), list(fewer), True, False
                     continue
-                event = 'a rank has ended early, and the others were ended, after %.0f s' % job.seconds
+                event = '%s ended early, and the others were ended, after %.0f s' % (job.lost, job.seconds)
                 if reason == ENDED:
                     code = job.close(signals)
                     if code == 0 or signals.received:
@@ -90,7 +91,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
                 restart, untried, was_stuck, is_small = restart + 1, list(fewer), not stepped or bool(fewer), False
                 taken = reserve.take()
                 note('%s: restart %d of %d%s' % (event, restart, restarts, ', by the spare processes' if taken else ''))
-                if spares and not job.output.has(CHECKPOINT):
+                if spares and stepped and not job.output.has(CHECKPOINT):
                     note('it has no spare processes, since the script keeps no checkpoints: see step.checkpoint and '
                          'theano_mgpu.keras.Checkpoint')
                 job = taken or make()
@@ -125,12 +126,14 @@ class Job:
     output : JobOutput
     is_ready : bool
         Whether the user was told that the spare ranks wait.
+    lost : str
+        The ranks that ended early.
     """
 
     def __init__(self, start: Start, environment: dict[str, str], program: list[str], failed: Callable[[], object],
                  is_spare: bool = False) -> None:
         self._is_watched = start.by_mpirun and start.on_this_host
-        self._began, self.is_ready = time.monotonic(), False
+        self._began, self.is_ready, self.lost = time.monotonic(), False, ''
         self._gate: Any = None
         with contextlib.ExitStack() as folders:
             environment = dict(environment)
@@ -183,21 +186,23 @@ class Job:
         str
             `LOST` once a rank has ended early, and `GROWS`: the ranks were killed then. Else `ENDED`.
         """
-        ranks: list[int] = []
+        ranks: dict[int, int] = {}  # their numbers, by process
         while self.process.poll() is None and not signals.received:
             time.sleep(LOOK)
             look(self)
             self._end_if_absent()
             if grows():
-                ranks = ranks_of(self.process.pid)
+                processes = ranks_of(self.process.pid)
                 self.process.kill()
-                end_all(ranks)
+                end_all(processes)
                 return GROWS
             if may_restart and self._is_watched and self.output.has(TOGETHER, STEP):
-                ranks = ranks or ranks_of(self.process.pid)
-                if any(map(has_ended, ranks)):
+                ranks = ranks or {process: _rank_and_size(process)[0] for process in ranks_of(self.process.pid)}
+                ended = list(filter(has_ended, ranks))
+                if ended:
                     time.sleep(LOOK)  # a report of rank 0 from before may be on its way, or a signal
                     if not self.output.has(END) and not signals.received:
+                        self.lost = ' and '.join('rank %d (process %d)' % (ranks[each], each) for each in ended)
                         end_all(ranks)
                         return LOST
         self.process.wait()
@@ -321,6 +326,7 @@ class Reserve:
         """Show why a spare job has ended, and start no more."""
         self._size = 0
         self._jobs.remove(job)
+        job.output.name_job('the spare job')
         job.output.release()
         note('the spare processes have ended with exit code %d before they were needed; there will be no others: a '
              'restart begins anew' % job.close())
@@ -412,7 +418,7 @@ class Signals:
             timer.start()
 
 
-def end_all(ranks: list[int]) -> None:
+def end_all(ranks: Collection[int]) -> None:
     """End processes by SIGKILL, and wait until none of them has a file or a device open."""
     for rank in ranks:
         with contextlib.suppress(ProcessLookupError):

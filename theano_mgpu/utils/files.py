@@ -15,6 +15,8 @@ import socket
 import stat
 from typing import Callable, Iterator, TextIO
 
+from ..errors import MgpuError
+
 SUFFIX = '.unfinished'
 _STANDARD = {'/dev/stdout': 1, '/dev/stderr': 2}
 
@@ -103,6 +105,13 @@ def check_writable(path: str) -> None:
     if not _is_stream(path):
         with _explained(path):
             os.remove(_made(_unfinished(target_of(path))))
+
+
+def check_folder(path: str) -> None:
+    """Raise an MgpuError if a file's folder is not there, or may not be written to."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.access(folder, os.W_OK):
+        raise MgpuError('%s cannot be written: there is no folder %s, or no permission to write there' % (path, folder))
 
 
 def _is_stream(path):

@@ -47,7 +47,7 @@ from ...devices.context_map import Context
 from ...devices.contexts import init
 from ...errors import MgpuError, MissingError
 from ...utils import mpi_environment, progress
-from ...utils.files import check_writable, whole_text
+from ...utils.files import check_folder, check_writable, whole_text
 from ...utils.tables import counted
 from ..config import devices, positive
 from ..job_command import choose_start
@@ -127,16 +127,15 @@ def check(args: argparse.Namespace) -> None:
         (args.plot and not args.plot.endswith('.png'),
          '--plot %s: the picture is a PNG; give a name that ends with .png' % args.plot)]
     for path in files:
-        folder = os.path.dirname(os.path.abspath(path))
         problems += [
             (os.path.isdir(path), '%s is a folder: give the name of a file' % path),
-            (not os.access(folder, os.W_OK),
-             '%s cannot be written: there is no folder %s, or no permission to write there' % (path, folder)),
             (os.path.exists(path) and os.path.exists(args.model) and os.path.samefile(path, args.model),
              '%s is the model itself: choose another name' % path)]
     for wrong, message in problems:
         if wrong:
             raise MgpuError(message)
+    for path in files:
+        check_folder(path)
     try:
         list(map(check_writable, files))
     except OSError as error:

@@ -109,9 +109,8 @@ class Ledger:
             try:
                 self._lock, self._file = lock_file(self.path, LEDGER), ledger_file.open_to_continue(self.path)
             except OSError as error:
-                raise MgpuError('the ledger %s cannot be written: %s. Name a file in a folder that exists and that you '
-                                'may write to, or leave out --ledger (mgpu.ledger)'
-                                % (self.path, error.strerror)) from error
+                raise MgpuError('the ledger %s cannot be written: %s. Name another file, or leave out --ledger '
+                                '(mgpu.ledger)' % (self.path, error.strerror)) from error
 
     def account(self, name: str | None, variables: Sequence[SharedVariable], ranks: Communicator,
                 together: bool = True) -> Account:
@@ -138,8 +137,9 @@ class Ledger:
             self._file.write(json.dumps(line).encode() + b'\n')
             self._file.flush()
         except OSError as error:
-            raise MgpuError('the ledger %s cannot be written any more: %s. Make room for it, or leave out --ledger '
-                            '(mgpu.ledger)' % (self._file.name, error.strerror)) from error
+            remedy = 'Leave it in its place' if error.errno == errno.ENOENT else 'Make room for it'
+            raise MgpuError('the ledger %s cannot be written any more: %s. %s, or run without a ledger (mgpu.ledger, '
+                            '--ledger or ledger=)' % (self._file.name, error.strerror, remedy)) from error
 
 
 class Account:

@@ -11,7 +11,7 @@ import stat
 import weakref
 
 from ...errors import MgpuError, warn
-from ...utils.files import target_of
+from ...utils.files import check_folder, target_of
 
 CONTENT = re.compile(r'(process \d+ on host .*)?')  # it is empty until it is locked
 LONGEST = 1000  # bytes of it
@@ -38,11 +38,13 @@ def lock_file(path: str, use: str = CHECKPOINTS) -> FileLock:
     Raises
     ------
     MgpuError
-        If another process has locked the file; the message names it. If a file that is no lock has the lock's name.
+        If another process has locked the file; the message names it. If a file that is no lock has the lock's name. If
+        there is no such folder, or nobody may write there.
     OSError
         If `path` cannot be a file, or the lock cannot be made.
     """
     path = os.path.realpath(target_of(path))
+    check_folder(path)
     lock = _locks.get((path, os.getpid()))
     if lock is None:
         lock = _locks[path, os.getpid()] = FileLock(path, use)
