@@ -85,7 +85,8 @@ def say(text: str) -> None:
     """Print a line to the original stderr of the process, also on a quiet rank; nothing where that is closed."""
     stream = _terminal or sys.stderr
     if stream is not None:  # else Python would print to stdout
-        print(PREFIX + text, file=stream)
+        stream.write('%s%s\n' % (PREFIX, text))  # at once: print would write the end of the line on its own
+        stream.flush()
 
 
 @functools.lru_cache(maxsize=None)

@@ -37,7 +37,7 @@ FLAGS = ('floatX', 'mode', 'linker', 'optimizer', 'optimizer_excluding', 'optimi
          'dnn.conv.algo_bwd_filter', 'contexts', 'device')
 PACKAGES = 'theano_mgpu', 'theano', 'numpy', 'scipy', 'keras', 'pygpu'
 OTHERS = ('mgpu.ledger', 'mgpu.ledger_every', 'mgpu.check', 'mgpu.timeline', 'mgpu.timeout', 'mgpu.compile_jobs',
-          'mgpu.opencl_cache', 'mgpu.verify')
+          'mgpu.opencl_cache', 'mgpu.verify', 'mgpu.executor')
 
 _open: dict[str, Ledger] = {}  # by path
 
