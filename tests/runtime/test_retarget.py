@@ -70,6 +70,7 @@ def test_random_draws_are_bitwise_the_same(contexts, kind):
 
 @pytest.mark.cuda(opencl='slow')
 @pytest.mark.needs_compiler
+@pytest.mark.parametrize('kind', [pytest.param('cpu', marks=pytest.mark.slow), 'gpu'])
 def test_indexing_constants_and_loops_are_bitwise_the_same(contexts, kind):
     x, rows, table = T.fmatrix('x'), T.ivector('rows'), theano.shared(np.eye(5, dtype='float32'), name='table')
     constant = T.constant(np.arange(5, dtype='float32'))
