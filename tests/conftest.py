@@ -14,6 +14,7 @@ for name in list(os.environ):
 worker = os.environ.get('PYTEST_XDIST_WORKER', 'gw0')
 if worker != 'gw0':
     cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+    os.environ.setdefault('CUDA_ON_CPU_CACHE', os.path.join(cache, 'theano_mgpu', 'cuda_on_cpu'))  # of all processes
     os.environ['XDG_CACHE_HOME'] = os.path.join(cache, worker)
 gc.set_threshold(50_000)  # graphs are many objects: with Python's 700, looking through them takes a quarter of the time
 

@@ -13,6 +13,7 @@ from theano_mgpu import config
 
 import pytest
 from support.devices import context_map
+from support.search_path import search_path
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(TESTS, 'theano_scripts')
@@ -58,7 +59,7 @@ def run_python(words, case, dtype):
     name, *arguments = case.split()
     done = subprocess.run([sys.executable] + words + [os.path.join(FOLDER, name + '.py')] + arguments,
                           capture_output=True, text=True, timeout=500, cwd=FOLDER,
-                          env=dict(os.environ, PYTHONPATH=os.path.dirname(TESTS), PYTHONDONTWRITEBYTECODE='1',
+                          env=dict(os.environ, PYTHONPATH=search_path(), PYTHONDONTWRITEBYTECODE='1',
                                    THEANO_FLAGS=config.join_flags(flags)))
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr

@@ -16,6 +16,7 @@ from theano_mgpu.devices.context_map import parse_context_map
 import pytest
 import theano
 from cli_fixtures import *  # noqa: F403  the fixtures
+from support.search_path import search_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +57,7 @@ def test_bad_arguments_exit_with_2(capsys, args, message):
 
 
 def test_a_reader_that_has_enough_sees_no_traceback():
-    env = dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS='')
+    env = dict(os.environ, PYTHONPATH=search_path(), THEANO_FLAGS='')
     process = subprocess.Popen([sys.executable, '-m', 'theano_mgpu', 'config', '-n', '3', '--kind', 'cpu'], env=env,
                                text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
@@ -197,6 +198,6 @@ def test_the_example_is_read_as_it_says(monkeypatch):
     assert (config.flag('floatX'), config.flag('blas.ldflags'), config.flag('device')) == (
         'float32', '-lopenblas', 'cpu')
     code = "import theano_mgpu, theano; c = theano.config; print(c.floatX, c.blas.ldflags, c.mgpu.executor)"
-    done = subprocess.run([sys.executable, '-c', code], env=dict(os.environ, PYTHONPATH=str(ROOT)), text=True,
+    done = subprocess.run([sys.executable, '-c', code], env=dict(os.environ, PYTHONPATH=search_path()), text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.stdout == 'float32 -lopenblas auto\n', done.stderr

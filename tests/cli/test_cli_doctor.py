@@ -3,7 +3,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
@@ -16,14 +15,14 @@ import numpy as np
 import pytest
 import theano
 from cli_fixtures import *  # noqa: F403  the fixtures
+from support.search_path import search_path
 
-ROOT = Path(__file__).resolve().parents[2]
 STATUSES = {'ok', 'warn', 'FAIL', 'skip'}
 
 
 def command(*args, environment=None):
     """Run ``python -m theano_mgpu`` afresh, with only the given flags."""
-    env = dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS='')
+    env = dict(os.environ, PYTHONPATH=search_path(), THEANO_FLAGS='')
     env.update(environment or {})
     return subprocess.run([sys.executable, '-m', 'theano_mgpu'] + list(args), env=env, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -284,7 +283,7 @@ def test_a_theano_that_cannot_be_imported_is_a_finding(tmp_path):
     """The command ended with a traceback, since it imports the other commands, and one of these imported Theano."""
     (tmp_path / 'theano').mkdir()
     (tmp_path / 'theano' / '__init__.py').write_text("raise AttributeError('not today')")
-    done = command('doctor', environment={'PYTHONPATH': os.pathsep.join([str(tmp_path), str(ROOT)])})
+    done = command('doctor', environment={'PYTHONPATH': search_path(tmp_path)})
     assert done.returncode == 1 and 'Theano          FAIL  cannot be imported: not today' in done.stdout, done.stderr
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import zipfile
-from pathlib import Path
 
 import theano_mgpu
 from theano_mgpu.cli import main
@@ -15,15 +14,14 @@ from theano_mgpu.cli import main
 import pytest
 import theano
 from support.parameters import slow_but
+from support.search_path import search_path
 
-ROOT = Path(__file__).resolve().parents[2]
 TWO = ['--contexts', 'left->cpu;right->cpu']
 QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'  # interpreted: compiling takes longer than training
 
 
 def start(words, folder, flags='', backend='theano'):
-    path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-    env = dict(os.environ, PYTHONPATH=path, THEANO_FLAGS=flags, KERAS_BACKEND=backend)
+    env = dict(os.environ, PYTHONPATH=search_path(), THEANO_FLAGS=flags, KERAS_BACKEND=backend)
     # Background processes of a shell ignore Ctrl-C, and their children inherit that.
     return subprocess.Popen([sys.executable] + words, cwd=str(folder), env=env, text=True, stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -4,15 +4,14 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 from theano_mgpu.cli import main
 from theano_mgpu.utils import ledger_file
 
 import pytest
 from support.launch import INTERPRETED
+from support.search_path import search_path
 
-ROOT = Path(__file__).resolve().parents[2]
 TWO = 'a->cpu;b->cpu'
 SCRIPT = textwrap.dedent('''
     """Train, with a checkpoint; `python train.py KILLED`: rank 1 is killed at a step, if the run was not killed before.
@@ -43,7 +42,7 @@ def command(tmp_path):
         every = [INTERPRETED, 'contexts=' + TWO, 'mgpu.ledger_every=1', 'mgpu.shares=equal'] + [flags] * bool(flags)
         return subprocess.run([sys.executable, '-m', 'theano_mgpu', *words], cwd=str(tmp_path), capture_output=True,
                               text=True, timeout=300,
-                              env=dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS=','.join(every)))
+                              env=dict(os.environ, PYTHONPATH=search_path(), THEANO_FLAGS=','.join(every)))
     return run
 
 

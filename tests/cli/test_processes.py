@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.search_path import search_path
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'
 on_standin = pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
 GPUS = parse_context_map('dev0->cuda0;dev1->cuda1')
@@ -330,8 +330,7 @@ SLOW_LAUNCHES = '''
 
 def run(*words, folder, env=None, flags=QUICK):
     """Return (exit code, stdout, stderr) of `theano-mgpu run`."""
-    path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-    env = dict(env or os.environ, PYTHONPATH=path, THEANO_FLAGS=flags)
+    env = dict(env or os.environ, PYTHONPATH=search_path(), THEANO_FLAGS=flags)
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', *words], cwd=str(folder), env=env, text=True,
                           input='typed', stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
     return done.returncode, done.stdout, done.stderr

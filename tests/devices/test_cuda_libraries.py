@@ -48,7 +48,7 @@ for library in cuda_libraries.survey().libraries.values():
 
 @pytest.mark.parametrize('cc,nvrtc,architecture', [
     pytest.param('7.0', NVRTC_12_9, 70, marks=pytest.mark.slow),
-    ('10.0', NVRTC_12_9, 100),      # libgpuarray asks for compute_10
+    pytest.param('10.0', NVRTC_12_9, 100, marks=pytest.mark.slow),  # libgpuarray asks for compute_10
     pytest.param('12.0', NVRTC_12_9, 120, marks=pytest.mark.slow),  # and for compute_12
     pytest.param('12.1', NVRTC_13_5, 120, marks=pytest.mark.slow),  # 121 is not in its list
     ('12.0', NVRTC_11_8, 90),       # a newer device runs the PTX of an older architecture

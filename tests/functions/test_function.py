@@ -121,6 +121,7 @@ def test_default_updates_are_merged_by_sub_batch_size(contexts, kind):
     assert count.get_value() == 3 and count.get_value().dtype == 'int64'
 
 
+@pytest.mark.usefixtures('interpreted')
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_states_that_are_no_means_are_those_of_the_whole_batch(contexts, kind):
     """A count of samples stays an integer; a ratio of sums, and a variance, are not means of the parts' values."""

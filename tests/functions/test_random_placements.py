@@ -36,7 +36,7 @@ def is_divided(random, contexts):
     return not training.step.refused
 
 
-@pytest.mark.parametrize('n', [15, pytest.param(90, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('n', [8, pytest.param(90, marks=pytest.mark.slow)])
 def test_random_placements(contexts, n):
     six, divided = contexts('cpu', 6), []
 

@@ -201,8 +201,9 @@ def compile_for(context, inputs, outputs, mode=None):
 def marks_of(name):
     compiled = name.startswith(('convolution', 'pooling'))
     slow = name in ('batch_normalisation', 'convolution_default', 'convolution_dilated', 'convolution_grouped',
-                    'convolution_legacy', 'convolution_strided', 'double_precision', 'pooling', 'random_streams',
-                    'scan', 'shapes', 'softmax_with_sparse_labels')
+                    'convolution_half_unflipped', 'convolution_legacy', 'convolution_strided', 'dense',
+                    'double_precision', 'embedding', 'pooling', 'random_streams', 'scan', 'shapes',
+                    'softmax_with_sparse_labels')
     return [pytest.mark.slow] * slow + [pytest.mark.needs_compiler] * compiled
 
 

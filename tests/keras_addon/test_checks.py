@@ -2,7 +2,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import Checkpoint, disable, enable, multi_gpu_model
@@ -19,9 +18,9 @@ from keras.layers import BatchNormalization, Dense, Dropout, Lambda
 from keras.models import Sequential
 from support.launch import INTERPRETED
 from support.modes import PYTHON
+from support.search_path import search_path
 from theano.configparser import change_flags
 
-ROOT = Path(__file__).resolve().parents[2]
 X = np.random.RandomState(0).rand(22, 3).astype('float32')
 Y = X.sum(axis=1, keepdims=True)
 
@@ -162,7 +161,7 @@ def test_a_script_in_two_processes(update_on, tmp_path):
     flags = INTERPRETED + ',contexts=a->cpu;b->cpu,mgpu.check=1,mgpu.ledger_every=1,mgpu.shares=equal,mgpu.update_on='
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--ledger', 'run.jsonl',
                            'train.py'], cwd=str(tmp_path), capture_output=True, text=True, timeout=300,
-                          env=dict(os.environ, PYTHONPATH=str(ROOT), THEANO_FLAGS=flags + update_on))
+                          env=dict(os.environ, PYTHONPATH=search_path(), THEANO_FLAGS=flags + update_on))
     assert done.returncode == 3, done.stderr
     assert 'NonFiniteError the loss is ' in done.stdout and \
         'Log(0.0) = -inf in sample 4 of the batch, on rank 0, a->cpu, near' in done.stdout, done.stdout

@@ -98,6 +98,7 @@ def test_batches_of_a_generator_are_sent_ahead_once_they_are_there(gpu2, monkeyp
     assert sum(sent) > 4
 
 
+@pytest.mark.usefixtures('interpreted')
 def test_nothing_is_sent_ahead_to_the_host(cpu2, monkeypatch):
     model, sent = model_of(cpu2, True, monkeypatch)
     model.fit(X, Y, batch_size=16, epochs=1, verbose=0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.event_files import read, scalars
+from support.search_path import search_path
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS = {'lasagne_mnist': 'lasagne', 'blocks_main_loop': None, 'pymc3_minibatch': 'pymc3'}
@@ -22,8 +23,7 @@ def run(name, *args, folder, flags):
     """Return the standard output of an example that runs with Theano's flags."""
     if NEEDS[name] and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip('%s is not installed: examples/README.md says how' % NEEDS[name])
-    path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-    env = dict(os.environ, THEANO_FLAGS=flags, PYTHONPATH=path)
+    env = dict(os.environ, THEANO_FLAGS=flags, PYTHONPATH=search_path())
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', str(ROOT / 'examples' / (name + '.py')), *args],
                           cwd=folder, env=env, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_placed_on_two_devices(name, tmp_path):
     """The examples compare with one device themselves."""
     command = [sys.executable, str(ROOT / 'examples' / (name + '.py')), '--contexts', 'dev0->cpu;dev1->cpu']
     env = dict(os.environ, THEANO_FLAGS=INTERPRETED.replace('float32', 'float64'), KERAS_BACKEND='theano',
-               PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
+               PYTHONPATH=search_path())
     done = subprocess.run(command + list(PLACED[name]), cwd=tmp_path, env=env, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     losses = numbers('loss', done.stdout)
@@ -95,7 +95,7 @@ def test_autoencoders(name, tmp_path):
     command = [sys.executable, str(ROOT / 'examples' / (name + '.py')), '--contexts', 'dev0->cpu;dev1->cpu',
                '--filters', '4', '8', '--epochs', '2', '--samples', '330', '--logs', 'logs']
     env = dict(os.environ, THEANO_FLAGS='floatX=float32', KERAS_BACKEND='theano',
-               PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
+               PYTHONPATH=search_path())
     done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert '330 training and 297 test images' in done.stdout and 'dev0 on cpu, dev1 on cpu' in done.stdout
@@ -112,7 +112,7 @@ def test_autoencoders(name, tmp_path):
 def script(name, *arguments, folder, flags):
     """Return the standard output of a script that imports theano_mgpu itself."""
     env = dict(os.environ, THEANO_FLAGS=flags, KERAS_BACKEND='theano',
-               PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
+               PYTHONPATH=search_path())
     done = subprocess.run([sys.executable, str(ROOT / 'examples' / (name + '.py')), *arguments], cwd=folder, env=env,
                           text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -49,9 +49,10 @@ def check_bitwise(contexts, inputs, outputs, arguments, mode=None):
     assert not mgpu.audit(moved).wrong
 
 
-@pytest.mark.cuda
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize('make,shape', [(dense_model, (7,)), (conv_model, (2, 8, 8))])
+@pytest.mark.parametrize('make,shape', [
+    pytest.param(dense_model, (7,), marks=pytest.mark.cuda),
+    pytest.param(conv_model, (2, 8, 8), marks=pytest.mark.cuda(opencl='slow'))])
 def test_gradients_are_bitwise_those_of_compiling_for_the_context(contexts, kind, make, shape):
     model = make()
     outputs = [model.loss, model.accuracy] + theano.grad(model.loss, model.params)
@@ -69,6 +70,7 @@ def test_random_draws_are_bitwise_the_same(contexts, kind):
 
 @pytest.mark.cuda(opencl='slow')
 @pytest.mark.needs_compiler
+@pytest.mark.parametrize('kind', [pytest.param('cpu', marks=pytest.mark.slow), 'gpu'])
 def test_indexing_constants_and_loops_are_bitwise_the_same(contexts, kind):
     x, rows, table = T.fmatrix('x'), T.ivector('rows'), theano.shared(np.eye(5, dtype='float32'), name='table')
     constant = T.constant(np.arange(5, dtype='float32'))
