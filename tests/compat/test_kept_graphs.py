@@ -232,7 +232,7 @@ def notes(monkeypatch):
     """The notes for the user."""
     found = []
     monkeypatch.setattr(kept_graphs.rank_process, 'note', found.append)
-    monkeypatch.setattr(kept_graphs, '_lost', [])
+    monkeypatch.setattr(kept_graphs, '_lost', 0.)
     return found
 
 
@@ -241,7 +241,7 @@ def test_graphs_that_cannot_be_kept_are_named_once_if_they_take_long(lasting, n_
     monkeypatch.setattr(kept_graphs, 'NOTED', lasting)
     for op in (Doubled(), tripled, Doubled()):
         make_sum(op=op)
-    assert len(kept_graphs._lost) == 3 and len(notes) == n_notes
+    assert kept_graphs._lost > 0 and len(notes) == n_notes
     assert all('Doubled' in note and 'is defined in ' + __name__ in note for note in notes)
 
 
@@ -371,7 +371,7 @@ step = mgpu.training_function([x], loss, [w, v], lambda gradients: [
 losses = [step(np.arange(15.0).reshape(5, 3) % (4 + n)).tolist() for n in range(3)]
 with open('%s.%d' % (sys.argv[1], mgpu.rank()), 'w') as file:
     print(losses, w.get_value().tolist(), v.get_value().tolist(), file=file)
-    print(len(optimised), len(kept_graphs._lost), file=file)
+    print(len(optimised), int(kept_graphs._lost > 0), file=file)
 '''
 
 
@@ -408,7 +408,7 @@ step = mgpu.training_function([x], ((hidden - hidden.mean(0)) ** 2).mean(), [w],
     (w, w - np.float32(0.1) * gradients[0])])
 losses = [step(np.arange(15, dtype='float32').reshape(5, 3) / (4 + n)).tolist() for n in range(3)]
 print(losses, w.get_value().tolist())
-print(len(optimised), len(kept_graphs._lost))
+print(len(optimised), int(kept_graphs._lost > 0))
 '''
 
 

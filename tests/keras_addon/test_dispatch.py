@@ -108,6 +108,7 @@ def test_on_contexts_of_the_cpu_a_model_is_plain_keras_and_says_so_once(contexts
     assert [usage.contexts for usage in report.usages] == [there[:1]] * 2
     assert report.usages[0].samples == {'train': 93, 'test': 61, 'predict': 43}
     assert 'on 1 context (%s->cpu)' % there[0].name in str(report)
+    assert str(report).count('contexts on the CPU gain nothing in one process') == 2
 
 
 def test_strict_refuses_contexts_of_the_cpu(contexts):

@@ -78,6 +78,15 @@ def test_only_models_compiled_while_it_is_enabled(recwarn):
     during.fit(X, Y, verbose=0)
 
 
+def test_a_model_that_is_not_used_has_no_reason():
+    report = enable(1, always=True)
+    used, _ = compiled(dense()), compiled(dense())
+    used.train_on_batch(X, Y)
+    title, _, row = str(report).splitlines()
+    assert title.startswith('1 model on 1 context')
+    assert row.startswith(used.name) and row.endswith('there is one context')
+
+
 def test_chosen_contexts(contexts):
     contexts('cpu', 3)
     enable([2, 'host0'], always=True)
@@ -102,11 +111,14 @@ def test_a_stateful_model_takes_all_contexts_whatever_its_batch():
 def test_data_tensors_are_left_to_plain_keras():
     data = L.Input(tensor=K.variable(X))
     model = Model(data, head()(data))
-    enable(always=True)
+    report = enable(always=True)
     with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*reads its data from a tensor'):
         model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
     assert parallel_state_of(model) is None
     model.fit(steps_per_epoch=3, epochs=1, verbose=0)
+    title, header, row = report.without_notes().splitlines()
+    assert title == 'no model ran on the contexts' and row.startswith(model.name + '  one device')
+    assert 'left to plain Keras: ' in row and 'reads its data from a tensor' in row
 
 
 def test_targets_that_are_tensors_are_left_to_plain_keras():
@@ -179,6 +191,9 @@ def test_what_runs_on_one_context_is_said_once_of_each_model_at_the_users_line()
     assert 'runs whole on host0->cpu, since it cannot be computed in parts: ' in str(said[0].message)
     assert 'CumOp' in str(said[0].message)
     assert report.notes == [str(w.message) for w in said]
+    title, header, *rows = report.without_notes().splitlines()  # "theano-mgpu run" prints these, long after the notes
+    assert header.split()[-1] == 'WHY'
+    assert all('cannot be computed in parts: ' in row and 'CumOp' in row for row in rows)
     assert [note.split()[0] for note in report.notes] == [model.name for model in models]
 
 

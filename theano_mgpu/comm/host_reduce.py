@@ -14,6 +14,7 @@ import numpy as np
 import theano
 
 from ..utils import native
+from ..utils.pointers import pointers_to
 
 FLAGS = ['-O3', '-pthread']
 # From this many elements on the call is cheaper than NumPy's loop over blocks.
@@ -171,8 +172,7 @@ def add(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> Non
     function = _functions(theano.config.cxx)[out.dtype]
     count = len(buffers)
     shares = (count + 1 + bool(accumulate)) * out.nbytes // SHARE
-    function(out.ctypes.data, (ctypes.c_void_p * count)(*[buffer.ctypes.data for buffer in buffers]),
-             count, out.size, accumulate, not accumulate and shares > 1,
+    function(out.ctypes.data, pointers_to(buffers), count, out.size, accumulate, not accumulate and shares > 1,
              max(1, min(threads(), shares)))
 
 

@@ -11,6 +11,7 @@ import theano
 from theano.tensor.blas import ldflags
 
 from ..utils import native
+from ..utils.pointers import pointers_to
 from . import host_reduce
 from .tree import Node, Tree
 
@@ -70,8 +71,8 @@ def add_products(tree: Tree, products: Sequence[tuple[int, Product]], sums: Sequ
     samples, additions = (ctypes.c_int * n)(*map(len, every_left)), (ctypes.c_int * n)(*_additions(tree, products))
     function = getattr(library, 'add_%s' % sums[0].dtype)
     threads = max(1, min(host_reduce.threads(), int(np.prod(sums[0].shape)) // SHARE))
-    function(threads, n, _addresses(every_left), _addresses(every_right), samples, additions, *sums[0].shape, len(sums),
-             _addresses(sums))
+    function(threads, n, pointers_to(every_left), pointers_to(every_right), samples, additions, *sums[0].shape,
+             len(sums), pointers_to(sums))
 
 
 def _add(values: list[Any], level: int, place: int) -> np.ndarray:
@@ -89,10 +90,6 @@ def _additions(tree, products):
         additions.append(0)
         tree.merge(nodes, Node(0, number, None), note)
     return additions
-
-
-def _addresses(arrays):
-    return (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
 
 
 @functools.lru_cache(maxsize=None)

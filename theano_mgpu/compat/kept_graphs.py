@@ -37,7 +37,7 @@ _NO_PART = {'__doc__', '_optimizer_idx', 'name', 'pre_profile', 'track_map'}
 
 _logger = logging.getLogger('theano_mgpu')
 _digests: dict[tuple[Any, ...], tuple[str, Any]] = {}  # of optimisers
-_lost: list[float] = []  # seconds in which each graph that cannot be kept was optimised
+_lost = 0.  # seconds in which graphs that cannot be kept were optimised
 
 
 class CannotKeep(Exception):
@@ -94,13 +94,14 @@ def _optimise(fgraph, optimizer):
 
 def _note_lost(seconds, obstacle):
     """Tell the user, once, why graphs are optimised at each start, if that takes long."""
-    _lost.append(seconds)
+    global _lost
+    before, _lost = _lost, _lost + seconds
     _logger.debug('a graph is not kept: %r', obstacle)
-    if sum(_lost[:-1]) <= NOTED < sum(_lost):
+    if before <= NOTED < _lost:
         text = str(obstacle) if isinstance(obstacle, CannotKeep) else \
             '%s: %s' % (type(obstacle).__name__, (str(obstacle).splitlines() or [''])[0])
         rank_process.note('Theano has optimised graphs for %.0f s that cannot be kept for the next start (%s); see '
-                          '"The next start" in docs/guide/performance.md' % (sum(_lost), text))
+                          '"The next start" in docs/guide/performance.md' % (_lost, text))
 
 
 def why_off() -> str | None:

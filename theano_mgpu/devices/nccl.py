@@ -15,6 +15,7 @@ from ..comm.collectives import all_gather_object, broadcast_object
 from ..comm.communicator import Communicator
 from ..compat.cuda_contexts import stream_of
 from ..errors import ExchangeError
+from ..utils.pointers import pointers
 from . import cuda_libraries
 from .context_map import Context
 from .contexts import card_of, gpu_context
@@ -98,8 +99,8 @@ class NcclCommunicator:
         self._nccl, self._library = nccl, _library(nccl)
         opened = [gpu_context(context) for context in contexts]
         primary = [nccl.driver.primary_context(card_of(context)) for context in contexts]
-        self._handle = self._library.mgpu_open(len(contexts), _addresses(primary),
-                                               _addresses([stream_of(each) for each in opened]), _addresses(comms))
+        self._handle = self._library.mgpu_open(len(contexts), pointers(primary),
+                                               pointers([stream_of(each) for each in opened]), pointers(comms))
         if not self._handle:
             raise ExchangeError('the CUDA driver makes no event')
 
@@ -258,16 +259,12 @@ class _Exchange(ctypes.Structure):
         (name, ctypes.c_void_p) for name in ('to', 'source', 'bytes', *Collectives._fields)]
 
 
-def _addresses(numbers):
-    return (ctypes.c_void_p * len(numbers))(*numbers)
-
-
 @functools.lru_cache(maxsize=None)
 def _library(nccl: Nccl) -> ctypes.CDLL:
     """Return the compiled code of nccl.cpp, over the functions of the driver and of NCCL."""
     from ..utils import native
     library = ctypes.CDLL(native.build('nccl', SOURCE.read_text(encoding='utf-8'), ['-pthread']))
-    library.mgpu_use(_addresses([nccl.address(name) for name in FUNCTIONS]))
+    library.mgpu_use(pointers([nccl.address(name) for name in FUNCTIONS]))
     library.mgpu_open.restype = ctypes.c_void_p
     library.mgpu_open.argtypes = [ctypes.c_int] + [ctypes.c_void_p] * 3
     library.mgpu_exchange.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from ...utils.files import whole_file
+from ...utils.pointers import pointers
 from . import search
 
 # The functions that libgpuarray 0.7.6 takes from NVRTC, in the order of `functions` below.
@@ -142,7 +143,7 @@ def connect_nvrtc(shim: Any, nvrtc: Any, driver: Any, architectures: Sequence[in
     architectures : sequence of int
         Those that NVRTC supports: 75, 80, ..., 120.
     """
-    functions = (ctypes.c_void_p * len(NVRTC_FUNCTIONS))(*[search.address(nvrtc, name) for name in NVRTC_FUNCTIONS])
+    functions = pointers(search.address(nvrtc, name) for name in NVRTC_FUNCTIONS)
     shim.theano_mgpu_connect.restype = None
     shim.theano_mgpu_connect(functions, ctypes.c_void_p(search.address(driver, 'cuCtxGetDevice')),
                              ctypes.c_void_p(search.address(driver, 'cuDeviceGetAttribute')),

@@ -160,6 +160,7 @@ class EnabledModels(Enabled):
         super().__init__(report, *arguments)
         self.gpus = gpus
         self._told: set[tuple[str, str]] = set()
+        self._left: set[str] = set()  # names of models that are left to plain Keras
         self._parallel: Any = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage
 
     def count(self, model: keras.Model) -> None:
@@ -175,6 +176,10 @@ class EnabledModels(Enabled):
             check_built(model, 'enable')
             check_compile({}, model.targets if model._is_compiled else ())
         except ValueError as error:
+            if model.name not in self._left:
+                self._left.add(model.name)
+                left = self.report.usage(model.name)
+                left.why, left.is_left = 'left to plain Keras: %s' % error, True
             self.notify(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
                         % error)
             return
@@ -203,6 +208,8 @@ class EnabledState(ParallelState):
         super().__init__(model.name, contexts, enabled.notify, enabled.strict)
         self.enabled, self.usage = enabled, usage
         self._model = weakref.ref(model)
+        if len(contexts) == 1 and choose_ranks(None).size == 1:
+            self.explain('there is one context')
         self._verified: set[str] = set()
 
     def leaves_all(self) -> bool:
@@ -210,6 +217,7 @@ class EnabledState(ParallelState):
         if ranks.size > 1 or on_devices(self.contexts) or not self._may_leave_batches(ranks):
             return False
         if len(self.contexts) > 1:
+            self.explain('contexts on the CPU gain nothing in one process')
             self.enabled.notify('the contexts', ON_CPU)
         return True
 

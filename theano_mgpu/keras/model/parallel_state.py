@@ -16,6 +16,8 @@ from ...errors import in_one_line, warn
 from .report import Usage
 from .steps import Computed, count
 
+CANNOT_DIVIDE = 'cannot be computed in parts: '  # why a model is not divided; the reason of the analysis follows
+
 _models: weakref.WeakSet[keras.Model] = weakref.WeakSet()  # the models that have had a ParallelState
 
 
@@ -64,16 +66,23 @@ class ParallelState:
         """Tell the user how the model differs from one device, by a sentence without its subject, the model's name."""
         self._tell(self.name, text)
 
+    def explain(self, why: str) -> None:
+        """Add to the summary why the model does not run over several contexts; the first reason stays."""
+        if self.usage is not None:
+            self.usage.why = self.usage.why or why
+
     def cannot_divide(self, function: Any) -> None:
         """Tell the user that functions run on one context, because they cannot be computed in parts; once a reason."""
         if function.refused not in self._refusals:
             self._refusals.add(function.refused)
-            self.notify('runs whole on %s, since it cannot be computed in parts: %s'
-                        % (describe(function.contexts), function.refused))
+            why = CANNOT_DIVIDE + function.refused
+            self.explain(why)
+            self.notify('runs whole on %s, since it %s' % (describe(function.contexts), why))
 
     def use_one_replica(self, contexts: list[Context], error: Exception) -> None:
         """Use the contexts of one replica for later functions, since a batch is not divisible."""
         several, self.contexts = self.contexts, contexts
+        self.explain(FAILED % in_one_line(error))
         self.notify('runs on %s (%s): its batch succeeds as a whole, and with %d contexts %s'
                     % ('one context' if len(contexts) == 1 else 'one replica', describe(contexts), len(several),
                        FAILED % in_one_line(error)))

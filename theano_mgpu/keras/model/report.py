@@ -23,6 +23,10 @@ class Usage:
         For each kind of function: 'train', 'test', 'predict'.
     whole_below : dict of str to int
         For each kind, the number of samples below which batches are not divided, since that is faster.
+    why : str
+        Why it does not run over several contexts; '' if it does.
+    is_left : bool
+        Whether plain Keras has the model, so that nothing is counted.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,6 +35,7 @@ class Usage:
         self._added: Any = None
         self.samples: dict[str, int] = {}
         self.whole_below: dict[str, int] = {}
+        self.why, self.is_left = '', False
         self._first: dict[str, int] = {}  # kind -> samples of the first call, which builds kernels
         self._seconds: dict[str, float] = {}  # kind -> seconds of the other calls
 
@@ -75,16 +80,18 @@ class Report(UsageSummary):
         return '\n'.join([self.without_notes()] + ['note: ' + note for note in self.notes])
 
     def without_notes(self) -> str:
-        used = [usage for usage in self.usages if usage.samples]
+        used = [usage for usage in self.usages if usage.samples or usage.is_left]
+        ran = [usage for usage in used if usage.samples]
         lines = ['no model ran on the contexts']
         if used:
             kinds = [kind for kind in KINDS if any(kind in usage.samples for usage in used)]
+            has_reasons = any(usage.why for usage in used)
             header = ['MODEL', 'CONTEXTS'] + [title for kind in kinds for title in (KINDS[kind], 'SAMPLES/S')]
-            rows = [[usage.name, ' '.join(context.name for context in usage.contexts)]
+            rows = [[usage.name, ' '.join(context.name for context in usage.contexts) or 'one device']
                     + [cell(number) for kind in kinds for number in (usage.samples.get(kind), usage.rate(kind))]
-                    for usage in used]
-            lines = self._lines('%s %s' % (counted(len(used), 'model'), on_contexts(used)), header, rows,
-                                right=set(range(2, len(header))))
+                    + [usage.why] * has_reasons for usage in used]
+            title = '%s %s' % (counted(len(ran), 'model'), on_contexts(ran)) if ran else lines[0]
+            lines = self._lines(title, header + ['WHY'] * has_reasons, rows, right=set(range(2, len(header))))
         for usage in used:
             if usage.whole_below:
                 lines.append('%s computes short batches whole%s, which is faster: those of fewer than %s samples' % (
