@@ -1,5 +1,7 @@
 """The documents are right: their code runs, and the commands, files and sections that they name exist."""
 import argparse
+import ast
+import doctest
 import json
 import os
 import re
@@ -92,6 +94,29 @@ def test_python_blocks_run_on_the_contexts_of_the_machine(tmp_path):
     """The flags have no map of contexts."""
     out, = run_blocks(['docs/guide/theano.md'], tmp_path, QUICK).values()
     assert is_trained(out.partition('(7, 2)')[0]) and SAME in out
+
+
+def imported(code):
+    """Return the packages that code imports, in order."""
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return [name.partition('.')[0] for node in sorted(nodes, key=lambda node: node.lineno)
+            for name in ([each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ''])]
+
+
+def examples_in_docstrings():
+    for path in sorted((ROOT / 'theano_mgpu').rglob('*.py')):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
+                steps = doctest.DocTestParser().get_examples(ast.get_docstring(node) or '')
+                yield path.name, ''.join(step.source for step in steps)
+
+
+def test_no_example_imports_keras_or_theano_first():
+    """In a new process, "No module named 'tensorflow'" is the end of such an example; here Keras is imported already."""
+    blocks = [(page, block) for page in ['README.md'] + GUIDE for block in python_blocks(page)]
+    for place, code in blocks + [each for each in examples_in_docstrings() if 'keras' in imported(each[1])]:
+        first = next((name for name in imported(code) if name in ('keras', 'theano', 'theano_mgpu')), None)
+        assert first == 'theano_mgpu', '%s:\n%s' % (place, code)
 
 
 def test_every_python_block_is_found():
