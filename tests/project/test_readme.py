@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from theano_mgpu.cli import COMMANDS, make_parser
+from theano_mgpu.config import OWN_FLAGS
 
 import pytest
 
@@ -112,7 +113,7 @@ def examples_in_docstrings():
 
 
 def test_no_example_imports_keras_or_theano_first():
-    """In a new process, "No module named 'tensorflow'" is the end of such an example; here Keras is imported already."""
+    """Such an example ends with "No module named 'tensorflow'" in a new process; here Keras is imported already."""
     blocks = [(page, block) for page in ['README.md'] + GUIDE for block in python_blocks(page)]
     for place, code in blocks + [each for each in examples_in_docstrings() if 'keras' in imported(each[1])]:
         first = next((name for name in imported(code) if name in ('keras', 'theano', 'theano_mgpu')), None)
@@ -125,6 +126,14 @@ def test_every_python_block_is_found():
         text = text_of(document)
         others = text.count('```text plan=')  # tests/plan/test_plan.py makes these
         assert text.count('```') == 2 * (len(python_blocks(document)) + others) and '    import ' not in text, document
+
+
+def test_the_table_of_flags_is_complete():
+    """mgpu.shares and mgpu.tf32 were missing. The page that a row links to says something of the flag."""
+    rows = re.findall(r'^\| `(mgpu\.\w+)` \|.*\]\(([^)#]+)', text_of('docs/guide/contexts.md'), re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(OWN_FLAGS)
+    for name, page in rows:
+        assert name.partition('.')[2] in text_of('docs/guide/' + page), name
 
 
 def parse_command(line):
