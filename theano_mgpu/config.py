@@ -132,7 +132,7 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
 
 # Flags with which results differ from one device's.
 INEXACT = {'mgpu.batch_statistics': 'local', 'mgpu.random': 'independent', 'mgpu.exchange': 'float16'}
-# Those of them with which results depend on the number of devices, in spite of logical shards, and why.
+# The flags with which results depend on the number of devices, in spite of logical shards, and the reason.
 DEPENDENT = {'mgpu.random': 'each device would draw from a random stream of its own',
              'mgpu.exchange': 'the sums that are rounded to float16 depend on the number of processes'}
 SLICED_SHARDS = '%s and mgpu.logical_shards=%d: each logical shard is computed by itself, which takes the place of ' \
