@@ -38,7 +38,7 @@ def error_of(layers, data=(), targets=(), weight=None):
 def test_a_layer(cpu2):
     """A Lambda was reported as "near inner/kernel and inner/bias"."""
     text = error_of([Lambda(lambda values: K.log(values - 1000), output_shape=(4,), name='mylog')])
-    assert ', in layer mylog, near inner_input and inner/kernel' in text or ', in layer mylog, near inner/' in text, text
+    assert ', in layer mylog, near inner' in text, text
     assert __file__ in text and 'K.log(values - 1000)' in text
 
 
@@ -61,4 +61,5 @@ def test_data(values, how, cpu2):
 def test_a_weight(cpu2):
     """A weight has no samples."""
     text = error_of([], weight=np.nan)
-    assert ': inner/kernel had NaN already, on host0->cpu. No value was changed. Set it to finite values' in text, text
+    assert ': inner/kernel had NaN already (1 of 12 numbers, the first at [1, 2]), on host0->cpu. No ' in text, text
+    assert text.endswith('Set it to finite values, or go on from a checkpoint')

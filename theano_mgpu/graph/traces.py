@@ -14,7 +14,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class LayerTrace(list):
-    """The lines that made a variable of a layer, with the name of the layer. A kept graph has those of the present."""
+    """The lines that made a variable of a layer, with the name of the layer."""
 
     layer = ''
 

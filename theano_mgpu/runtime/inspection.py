@@ -222,14 +222,14 @@ class InspectedRun(StepRun):
             has_samples = given is not None and given.owner is None and shard is not None and given in shard.values
             cause = '%s had %s already%s, on %s' % (
                 name_of(found.variable if given is None else given), found.how,
-                samples_of(found.mask, shard) if has_samples else '', place)
+                samples_of(found.mask, shard) if has_samples else _elements_of(found.mask), place)
             advice = 'Look for such numbers in the data' if has_samples else \
                 'Set it to finite values, or go on from a checkpoint'
         raise NonFiniteError('%s: %s. No value was changed. %s' % (self._subject, cause, advice))
 
 
 def name_of(variable: theano.Variable) -> str:
-    """Return the name of a variable as the user knows it: Keras puts a slash before those of a model's inputs."""
+    """Return the name of a variable as the user knows it: Keras begins the names of inputs with a slash."""
     return str(variable).lstrip('/')
 
 
@@ -255,6 +255,12 @@ def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any] =
     return ' in %s %s of the batch%s' % ('sample' if len(samples) == 1 else 'samples',
                                          ', '.join(map(str, samples[:SAMPLES])),
                                          ' and %d more' % more if more > 0 else '')
+
+
+def _elements_of(mask):
+    """Return in words the elements of a variable that are not finite; '' for a scalar."""
+    return ' (%d of %d numbers, the first at %s)' % (
+        mask.sum(), mask.size, list(map(int, np.argwhere(mask)[0]))) if mask.ndim else ''
 
 
 def _near(node):
