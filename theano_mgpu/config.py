@@ -5,9 +5,9 @@ import configparser
 import difflib
 import os
 import shlex
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple
 
-from .errors import MgpuError
+from .errors import GraphError, MgpuError
 from .parsing import bare, ratio, shown, whole_number
 
 
@@ -128,6 +128,15 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                       'File for a timeline of the whole script, written at its end, for https://ui.perfetto.dev; none '
                       'by default.'),
 }
+
+
+# Flags with which results differ from one device's.
+INEXACT = {'mgpu.batch_statistics': 'local', 'mgpu.random': 'independent', 'mgpu.exchange': 'float16'}
+# The flags with which results depend on the number of devices, in spite of logical shards, and the reason.
+DEPENDENT = {'mgpu.random': 'each device would draw from a random stream of its own',
+             'mgpu.exchange': 'the sums that are rounded to float16 depend on the number of processes'}
+SLICED_SHARDS = '%s and mgpu.logical_shards=%d: each logical shard is computed by itself, which takes the place of ' \
+    'micro-batches. Leave out one of the two'
 
 
 def parse_flags(text: str) -> dict[str, str]:
@@ -258,6 +267,33 @@ def own_flag(name: str) -> Any:
         raise MgpuError('flag %s=%s is not one of %s. Fix it in THEANO_FLAGS or .theanorc'
                         % (name, value, ', '.join(allowed)))
     return value
+
+
+def check_together(value: Callable[[str], Any] = own_flag, strict: bool = False) -> None:
+    """Check flags that exclude each other.
+
+    Parameters
+    ----------
+    value : callable
+        Returns the value of one of theano_mgpu's own flags.
+    strict : bool
+        Whether results that one device would not compute are an error, as with ``theano-mgpu run --strict``.
+
+    Raises
+    ------
+    GraphError
+    """
+    logical_shards, slices = int(value('mgpu.logical_shards')), str(value('mgpu.micro_batches'))
+    for name, reason in DEPENDENT.items() if logical_shards else ():
+        if value(name) == INEXACT[name]:
+            raise GraphError('mgpu.logical_shards=%d and %s=%s: %s, so that the bits depend on the number of devices. '
+                             'Leave out one of the two' % (logical_shards, name, value(name), reason))
+    if logical_shards and slices.isdigit() and int(slices) > 1:
+        raise GraphError(SLICED_SHARDS % ('mgpu.micro_batches=' + slices, logical_shards))
+    for name, inexact in INEXACT.items() if strict else ():
+        if value(name) == inexact:
+            raise GraphError('%s=%s gives other results than one device, which strict does not allow: leave out one of '
+                             'the two' % (name, inexact))
 
 
 def theanorc_text(contexts: str, floatx: str = 'float32', executor: str = 'auto') -> str:

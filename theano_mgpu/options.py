@@ -9,11 +9,10 @@ import theano
 from theano.gof.graph import ancestors
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
+from .config import SLICED_SHARDS, check_together
 from .errors import GraphError
 from .parsing import ratio
 
-# Flags with which results differ from one device's.
-INEXACT = {'batch_statistics': 'local', 'random': 'independent', 'exchange': 'float16'}
 UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
 AUTO, EQUAL = 'auto', 'equal'
 OF_FLAG: Any = None                      # the default of an option that has a flag of the same name
@@ -52,8 +51,7 @@ class Flags:
         """
         values = {each.name: getattr(theano.config.mgpu, each.name) for each in dataclasses.fields(cls)}
         values['logical_shards'] = int(values['logical_shards'])
-        if values['logical_shards']:
-            _check_beside_logical_shards(values)
+        check_together(present_flag)
         if str(values['micro_batches']).isdigit():
             values['micro_batches'] = int(values['micro_batches'])
         if values['shares'] == AUTO and theano.config.deterministic == 'more':
@@ -149,9 +147,7 @@ class Options:
             raise GraphError("micro_batches is a number of slices, at least 1, or 'auto', not %r"
                              % (self.micro_batches,))
         if self.slices > 1 and self.flags.logical_shards:
-            raise GraphError('micro_batches=%d and mgpu.logical_shards=%d: each logical shard is computed by itself, '
-                             'which takes the place of micro-batches. Leave out one of the two'
-                             % (self.micro_batches, self.flags.logical_shards))
+            raise GraphError(SLICED_SHARDS % ('micro_batches=%d' % self.micro_batches, self.flags.logical_shards))
         if self.update_on not in (AUTO,) + UPDATE_ON:
             raise GraphError("update_on is 'auto', 'device', 'sharded' or 'host', not %r" % (self.update_on,))
 
@@ -204,20 +200,6 @@ class Options:
         return n_ranks > 1 and (self.flags.data == 'sharded' if self.sharded is None else self.sharded)
 
 
-def _check_beside_logical_shards(values: dict[str, Any]) -> None:
-    """Raise a GraphError if results depend on the number of devices, in spite of logical shards."""
-    reasons = {'random': 'each device would draw from a random stream of its own',
-               'exchange': 'the sums that are rounded to float16 depend on the number of processes'}
-    for name, reason in reasons.items():
-        if values[name] == INEXACT[name]:
-            raise GraphError('mgpu.logical_shards=%d and mgpu.%s=%s: %s, so that the bits depend on the number of '
-                             'devices. Leave out one of the two'
-                             % (values['logical_shards'], name, values[name], reason))
-
-
-def check_exact_flags() -> None:
-    """Raise a GraphError if a flag asks for results that one device would not compute."""
-    for name, value in INEXACT.items():
-        if getattr(theano.config.mgpu, name) == value:
-            raise GraphError('mgpu.%s=%s gives other results than one device, which strict does not allow: leave out '
-                             'one of the two' % (name, value))
+def present_flag(name: str) -> Any:
+    """Return the present value of one of theano_mgpu's own flags, which a script may have set."""
+    return getattr(theano.config.mgpu, name.partition('.')[2])

@@ -118,6 +118,20 @@ def test_a_script_without_keras_or_theano_is_noted(tmp_path):
         assert (code, out) == (0, '1\n') and err.endswith(line), err
 
 
+@pytest.mark.parametrize('options', [[], ['--always'], ['--always', '--verify']])
+def test_a_model_that_fails_in_its_first_step_has_run(tmp_path, options):
+    """Below the error of its replica stood "no Keras model ran"."""
+    script = write(tmp_path / 'script.py', '''
+        import keras, numpy as np
+        model = keras.models.Sequential([keras.layers.Embedding(3, 2, input_length=1), keras.layers.Flatten()])
+        model.compile('sgd', 'mse')
+        model.fit(np.full((8, 1), 7), np.ones((8, 2)), verbose=0)
+    ''')
+    code, out, err = run(*TWO, *options, script, folder=tmp_path)
+    assert code == 1 and 'IndexError' in err and 'no Keras model ran' not in err
+    assert err.endswith('theano-mgpu: no batch of sequential_1 was computed\n'), err
+
+
 @pytest.mark.parametrize('options', [[], ['--always']])
 def test_one_context_on_the_cpu_is_noted(tmp_path, options):
     """Models ran on it as under plain Keras, without a word; with --always, so did functions."""

@@ -27,7 +27,10 @@ def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
         assert 'different batches of 7 samples, which differ in x: rank 0' in met['data'][1]
         assert met['functions'][0] == 'RankError' and 'in call 1 of predict' in met['functions'][1]
         assert met['model'][0] == 'RankError' and 'w2 float32(16, 3)' in met['model'][1]
-        assert met['weights'][0] == 'RankError' and 'those that were set (here: w1)' in met['weights'][1]
+        assert met['weights'][0] == met['weights of one'][0] == 'RankError'
+        assert re.search(r': w1 on rank 1 \(host \S+\), to another value than on rank 0 \(host \S+\)\. Set the same ',
+                         met['weights'][1])
+        assert re.search(r'since the last step: b1 on rank 1 \(host \S+\) alone\. ', met['weights of one'][1])
         assert met['after all'] == ('nothing', '')
         assert found['unchanged']
         kind, text = met['replica']

@@ -310,6 +310,23 @@ def test_variables_come_from_lines_of_the_present_script(optimised):
     assert len(optimised) == 1
 
 
+def test_messages_name_lines_of_the_present_script(optimised, cpu2):
+    """The same graph over contexts: see tests/bugs/test_lines_of_scripts.py."""
+    for script in ('before', 'after'):
+        x = T.dvector('x')
+        with theano.change_flags(**{'traceback.limit': 8, 'mgpu.check': 1}):
+            linecache.cache[script] = 1, None, ['T.log(x).sum()'], script
+            loss = eval(compile('T.log(x).sum()', script, 'eval'), {'T': T, 'x': x})
+            w = theano.shared(1.0, name='w')
+            step = mgpu.function([x], loss, updates={w: w + loss}, mode=PY)
+            with pytest.raises(mgpu.NonFiniteError, match=r'near x \(%s, line 1: ' % script):
+                step(np.zeros(4))
+        if script == 'before':
+            assert optimised
+            optimised.clear()
+    assert not optimised
+
+
 # ------------------------------------------------------------------------------------------------------- processes
 
 SCRIPT = '''

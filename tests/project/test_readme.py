@@ -1,5 +1,7 @@
 """The documents are right: their code runs, and the commands, files and sections that they name exist."""
 import argparse
+import ast
+import doctest
 import json
 import os
 import re
@@ -9,6 +11,7 @@ import sys
 from pathlib import Path
 
 from theano_mgpu.cli import COMMANDS, make_parser
+from theano_mgpu.config import OWN_FLAGS
 
 import pytest
 
@@ -94,12 +97,43 @@ def test_python_blocks_run_on_the_contexts_of_the_machine(tmp_path):
     assert is_trained(out.partition('(7, 2)')[0]) and SAME in out
 
 
+def imported(code):
+    """Return the packages that code imports, in order."""
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return [name.partition('.')[0] for node in sorted(nodes, key=lambda node: node.lineno)
+            for name in ([each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ''])]
+
+
+def examples_in_docstrings():
+    for path in sorted((ROOT / 'theano_mgpu').rglob('*.py')):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
+                steps = doctest.DocTestParser().get_examples(ast.get_docstring(node) or '')
+                yield path.name, ''.join(step.source for step in steps)
+
+
+def test_no_example_imports_keras_or_theano_first():
+    """Such an example ends with "No module named 'tensorflow'" in a new process; here Keras is imported already."""
+    blocks = [(page, block) for page in ['README.md'] + GUIDE for block in python_blocks(page)]
+    for place, code in blocks + [each for each in examples_in_docstrings() if 'keras' in imported(each[1])]:
+        first = next((name for name in imported(code) if name in ('keras', 'theano', 'theano_mgpu')), None)
+        assert first == 'theano_mgpu', '%s:\n%s' % (place, code)
+
+
 def test_every_python_block_is_found():
     """A block in another form would not be run."""
     for document in ['README.md'] + GUIDE:
         text = text_of(document)
         others = text.count('```text plan=')  # tests/plan/test_plan.py makes these
         assert text.count('```') == 2 * (len(python_blocks(document)) + others) and '    import ' not in text, document
+
+
+def test_the_table_of_flags_is_complete():
+    """mgpu.shares and mgpu.tf32 were missing. The page that a row links to says something of the flag."""
+    rows = re.findall(r'^\| `(mgpu\.\w+)` \|.*\]\(([^)#]+)', text_of('docs/guide/contexts.md'), re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(OWN_FLAGS)
+    for name, page in rows:
+        assert name.partition('.')[2] in text_of('docs/guide/' + page), name
 
 
 def parse_command(line):

@@ -351,7 +351,7 @@ ours.data.set_value(data[0] + HOLDS)
 try:
     ours.step(0)
 except mgpu.RankError as error:
-    print('variables have different values' in str(error))
+    print('set variables to different values' in str(error))
 '''
 
 

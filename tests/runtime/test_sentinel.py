@@ -123,8 +123,10 @@ def changed(row, value):
     ([lambda x, w: (T.dot(x, w) / x.var(axis=0).sum()).mean(), plain, changed(slice(None), 1)], ['(', ', 0.0) = inf']),
     ([lambda x, w: T.dot(x, w).mean(), lambda w, gradient: w / (gradient - gradient), BATCH],
      ['the new value of w is not finite in step 1 of train: TrueDiv(1.0, 0.0) = inf', 'update) failed']),
-    ([lambda x, w: T.dot(x, w).mean(), plain, changed(4, np.nan)], ['x was not finite before in sample 4']),
-    ([lambda x, w: T.dot(x, w).mean(), plain, BATCH, np.inf], ['the loss is inf', 'w was not finite before']),
+    ([lambda x, w: T.dot(x, w).mean(), plain, changed(4, np.nan)],
+     ['the loss is nan', 'x had NaN already in sample 4 of', 'Look for such numbers in the data']),
+    ([lambda x, w: T.dot(x, w).mean(), plain, BATCH, np.inf],
+     ['the loss is inf', 'w had infinity already (2 of 2 numbers, the first at [0]), on', 'changed. Set it to']),
     ([lambda x, w: T.sqr(x * w * np.float32(1e19)).sum(), plain, changed(4, 9)], ['Sqr(9e+19) = inf in sample 4']),
     ([lambda x, w: (x * w * np.float32(1e38)).sum(), plain, changed(slice(4, 6), 2)],
      ['made it of finite values in samples 0 to 4 of the batch, on host0->cpu, near'])])

@@ -51,6 +51,10 @@ def disagree(path):
     network.params[0].set_value(before[0] * (2 if other else 1))
     caught('weights', lambda: network.step(x, labels))
     network.params[0].set_value(before[0])
+    if other:
+        network.params[1].set_value(before[1])
+    caught('weights of one', lambda: network.step(x, labels))
+    network.params[1].set_value(before[1])
     caught('after all', lambda: network.step(x, labels))
     with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
         json.dump({'met': met, 'unchanged': unchanged, 'notes': notes}, f)

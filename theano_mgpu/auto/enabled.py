@@ -3,8 +3,9 @@ from __future__ import annotations
 
 from typing import Callable
 
+from ..config import check_together
 from ..errors import GraphError, in_one_line
-from ..options import Options, check_exact_flags
+from ..options import Options, present_flag
 from ..runtime.verification.report import VerificationReport
 from .report import UsageSummary
 
@@ -35,7 +36,7 @@ class Enabled:
     def __init__(self, report: UsageSummary, strict: bool, verify: bool, always: bool,
                  tell: Callable[[str], object]) -> None:
         if strict:
-            check_exact_flags()
+            check_together(present_flag, strict=True)
         self.report, self.strict, self.verifies, self._always, self.tell = report, strict, verify, always, tell
 
     @property

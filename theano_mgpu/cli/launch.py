@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     program = program_of(args)
     for name in config.OWN_FLAGS:  # an error of one is said once, not by each process
         config.own_flag(name)
+    config.check_together()
     check_restarts(args)
     launcher, size = mpi_environment.launcher(), mpi_environment.size()
     if launcher and size > 1:

@@ -140,10 +140,11 @@ def draw_alike() -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """End with a usage error unless there is a script or a module to run."""
+    """End with a usage error unless there is a script or a module to run, with flags that can be together."""
     check_program(args)
     if not args.module and not os.path.exists(args.script):
         args.parser.error("can't open file %r: no such file" % args.script)
+    config.check_together(strict=args.strict)
 
 
 def open_contexts(args: argparse.Namespace, flags: dict[str, str]) -> list[Context]:

@@ -374,7 +374,7 @@ class _Writer(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         """Return the number of a trace; None for any other object."""
         kind: Any = type(obj)
-        if kind is list:
+        if isinstance(obj, list):
             return self._numbers.get(id(obj))
         if hasattr(obj, 'container') or _describer(kind) is _Description._refuse:
             raise CannotKeep('%s is part of it' % obj)

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable, Sequence
 import numpy as np
 
 from ..comm.activities import CALL, COMPARE, FEED, INPUTS, SHARE
-from ..comm.collectives import broadcast_object
+from ..comm.collectives import all_gather_object, broadcast_object
 from ..comm.communicator import WIDTH, Communicator
 from ..comm.failures import raise_common
 from ..errors import RankBatchError, RankError
@@ -85,10 +85,9 @@ class BatchCheck:
                 values, lengths = arguments_of_rank_0(ranks, values, self._name), np.full_like(lengths, lengths[0])
         else:
             self._check_alike(lengths, of_values, length, values)
-        _check_equal(ranks, of_variables, RankError, 'variables have different values on different ranks since the '
-                     'last step, among those that were set (here: %s)'
-                     % (', '.join(str(v.variable) for v in touched) or 'none'), 'checksum %d',
-                     'Set the same values on every rank')
+        if (of_variables != of_variables[0]).any():
+            raise RankError('ranks have set variables to different values since the last step: %s. Set the same values '
+                            'on every rank' % self._differing_variables())
         for variable in touched:
             variable.touched = False
         return lengths.tolist(), values
@@ -102,6 +101,21 @@ class BatchCheck:
             _check_equal(self._ranks, of_values, RankBatchError, text % (length, self._differing(values)),
                          'checksum %d', 'Give each rank the same arrays, drawn by one seed; a number that one rank '
                          'alone draws makes all later ones differ. Or set mgpu.data=sharded if each has its own data')
+
+    def _differing_variables(self):
+        """Return in words which ranks have set which variables that others have not set, or to another value."""
+        ours = {number: checksum(variable.value()) for number, variable in enumerate(self._variables)
+                if variable.touched}
+        of_ranks, texts, name = all_gather_object(self._ranks, ours), [], self._ranks.name
+        for number, variable in enumerate(self._variables):
+            values = {rank: each[number] for rank, each in enumerate(of_ranks) if number in each}
+            others = [rank for rank in values if values[rank] != values[min(values)]]
+            if 0 < len(values) < len(of_ranks):
+                texts.append('%s on %s alone' % (variable.variable, ' and '.join(map(name, values))))
+            elif others:
+                texts.append('%s on %s, to another value than on %s' % (
+                    variable.variable, ' and '.join(map(name, others)), name(min(values))))
+        return '; '.join(texts)
 
     def _differing(self, values):
         """Return the names of the inputs that have other values on other ranks."""

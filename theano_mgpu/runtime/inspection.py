@@ -14,7 +14,7 @@ from theano.tensor.elemwise import Elemwise
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context, describe
 from ..errors import NonFiniteError, in_one_line
-from ..graph.analysis.shards import line_of
+from ..graph.traces import line_of, nearest_layer
 from .batch import Shard
 from .executable import CompiledPart
 from .replicas.transfers import fetch
@@ -42,7 +42,7 @@ def place_of(ranks: Communicator, context: Context | None) -> str:
 class Found(NamedTuple):
     """A variable with values that are not finite: which elements are not, the op that made it, and how, in words.
 
-    The op is None for a value that was given.
+    The op is None for a value that was given; the words then say what it has: NaN, infinity, or both.
     """
 
     variable: theano.Variable
@@ -77,7 +77,7 @@ class Inspection:
         self._impl = 'py' if in_python else None  # None: in C, where the op has C code
         for (variable, i), container in zip(self._inputs.items(), function.input_storage):
             self._storage[variable][0] = arguments[i] if i < len(arguments) else container.storage[0]
-            self._note(variable, None, lambda mask: '')
+            self._note(variable, None, functools.partial(content_of, self._storage[variable][0]))
         nodes = graph.toposort()
         last = {v: node for node in nodes for v in node.inputs}  # the op that reads a variable last
         for node in nodes:
@@ -110,7 +110,7 @@ class Inspection:
     def _note(self, variable, node, explain):
         mask = not_finite(self._storage[variable][0])
         if mask is not None:
-            is_first = node is not None and not any(v in self._found for v in node.inputs)
+            is_first = node is None or not any(v in self._found for v in node.inputs)
             self._found[variable] = Found(variable, mask, node, explain(mask) if is_first else '')
 
 
@@ -122,6 +122,19 @@ def origin_of(variable: theano.Variable, found: Any) -> theano.Variable:
             break
         variable = source
     return variable
+
+
+def content_of(value: Any, mask: np.ndarray) -> str:
+    """Return in words which of infinity and NaN a given value has.
+
+    Examples
+    --------
+    >>> value = np.array([1, np.nan, -np.inf])
+    >>> content_of(value, ~np.isfinite(value))
+    'NaN and infinity'
+    """
+    wrong = np.asarray(fetch(value))[mask]
+    return ' and '.join(['NaN'] * bool(np.isnan(wrong).any()) + ['infinity'] * bool(np.isinf(wrong).any()))
 
 
 def explained(node: Any, inputs: Sequence[Any], mask: np.ndarray) -> str:
@@ -196,20 +209,31 @@ class InspectedRun(StepRun):
         found = inspection.origin()
         if found is None:
             return inspection.results
-        where = samples_of(found.mask, shard, [container.storage[0] for container in
-                                               function.input_storage[len(arguments):]])
         if found.node is not None:
-            cause = '%s%s, on %s%s%s' % (found.how, where, place, _near(found.node), line_of(found.node))
+            where = samples_of(found.mask, shard, [container.storage[0] for container in
+                                                   function.input_storage[len(arguments):]])
+            cause = '%s%s, on %s%s%s%s' % (found.how, where, place, nearest_layer(found.node), _near(found.node),
+                                           line_of(found.node))
+            advice = 'Look for a division by zero or a log of zero in the model, and for such numbers in the data; ' \
+                'lower the learning rate, or clip the gradients'
         else:
             position = inspection.position(found.variable)
-            name = compiled.part.given[position] if position < len(arguments) else found.variable
-            cause = '%s was not finite before%s, on %s' % (name, where, place)
-        raise NonFiniteError('%s: %s. No value was changed. Look for a division by zero or a log of zero in the model, '
-                             'and for such numbers in the data; lower the learning rate, or clip the gradients'
-                             % (self._subject, cause))
+            given = compiled.part.given[position] if position < len(arguments) else None
+            has_samples = given is not None and given.owner is None and shard is not None and given in shard.values
+            cause = '%s had %s already%s, on %s' % (
+                name_of(found.variable if given is None else given), found.how,
+                samples_of(found.mask, shard) if has_samples else _elements_of(found.mask), place)
+            advice = 'Look for such numbers in the data' if has_samples else \
+                'Set it to finite values, or go on from a checkpoint'
+        raise NonFiniteError('%s: %s. No value was changed. %s' % (self._subject, cause, advice))
 
 
-def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any]) -> str:
+def name_of(variable: theano.Variable) -> str:
+    """Return the name of a variable as the user knows it: Keras begins the names of inputs with a slash."""
+    return str(variable).lstrip('/')
+
+
+def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any] = ()) -> str:
     """Return in words the samples whose rows of an array are not finite; all of the shard if it has no rows of samples.
 
     Parameters
@@ -233,12 +257,18 @@ def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any]) 
                                          ' and %d more' % more if more > 0 else '')
 
 
+def _elements_of(mask):
+    """Return in words the elements of a variable that are not finite; '' for a scalar."""
+    return ' (%d of %d numbers, the first at %s)' % (
+        mask.sum(), mask.size, list(map(int, np.argwhere(mask)[0]))) if mask.ndim else ''
+
+
 def _near(node):
     """Return the names of the variables that are nearest to an op, as the end of a message."""
     pending, names = list(node.inputs), []
     for variable in pending:  # which grows meanwhile
         if variable.name:
-            names.append(variable.name)
+            names.append(name_of(variable))
         elif variable.owner is not None:
             pending += [v for v in variable.owner.inputs if v not in pending]
     return ', near %s' % ' and '.join(list(dict.fromkeys(names))[:NAMES]) if names else ''

@@ -17,6 +17,7 @@ from theano.scan_module.scan_op import Scan
 from ..compat.theano_contexts import compiling_for
 from ..devices.context_map import Context
 from ..devices.contexts import gpu_context
+from ..graph.traces import KeepLines, keep_trace
 
 
 class Optimised(NamedTuple):
@@ -52,6 +53,7 @@ def optimise(context: Context, inputs: list[theano.Variable], outputs: list[thea
     specs = [theano.In(variable) for variable in inputs]
     specs += [_shared_input(variable) for variable in dict.fromkeys(ancestors(outputs))
               if isinstance(variable, SharedVariable)]
+    mode = mode.register((KeepLines(), -1))  # before all others
     maker = FunctionMaker(specs, [theano.Out(output) for output in outputs], mode, on_unused_input='ignore', name=name)
     return Optimised(maker, context, replicas)
 
@@ -127,7 +129,7 @@ class _Move:
         to_host = [client.outputs[0] for client, _ in variable.clients
                    if client != 'output' and isinstance(client.op, HostFromGpu)]
         if not to_host:
-            return self._type(variable.type)(variable.name)
+            return self._new(variable)
         here = to_host[0].type(variable.name)
         if len(to_host) < len(variable.clients):
             self.variables[variable] = as_gpuarray_variable(here, self.target.name)
@@ -141,10 +143,16 @@ class _Move:
         for node in nodes:
             if node.outputs[0] in self.variables:
                 continue
-            results = [self._type(output.type)(output.name) for output in node.outputs]
+            results = list(map(self._new, node.outputs))
             Apply(self._op(node.op), [self._variable(variable) for variable in node.inputs], results)
             self.variables.update(zip(node.outputs, results))
         return [self._variable(output) for output in outputs]
+
+    def _new(self, variable):
+        """Return a variable without an owner, to stand for another one."""
+        new = self._type(variable.type)(variable.name)
+        keep_trace([new], variable)
+        return new
 
     def _variable(self, variable):
         if variable not in self.variables:  # a constant

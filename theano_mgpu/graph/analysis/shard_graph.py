@@ -10,6 +10,7 @@ from theano.tensor.elemwise import Elemwise
 from theano.tensor.opt import Assert
 
 from ...errors import GraphError
+from ..traces import keep_trace
 from .reductions import STACK, Elementwise, Reduction
 from .sizes import size_of
 from .states import CONSTANT, DEPENDENT, FREE, ROWS, WHOLE, State, Value, rows
@@ -93,6 +94,7 @@ class ShardGraph:
         key = value.variable, stage
         if key not in self._placeholders:
             placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
+            keep_trace([placeholder], value.variable)
             self.saved[placeholder] = value.variable
             self.stages[placeholder] = stage
         return self._placeholders[key]
@@ -141,6 +143,7 @@ class ShardGraph:
             if reduction == STACK:
                 kind = kind.clone(broadcastable=(False,) + kind.broadcastable)
             placeholder = self._placeholders[key] = kind(value.variable.name)
+            keep_trace([placeholder], value.variable)
             self.exchanges[placeholder] = key
             self.stages[placeholder] = value.stage + 1
         placeholder = self._placeholders[key]

@@ -16,6 +16,7 @@ from theano.tensor.signal.pool import DownsampleFactorMaxGradGrad, MaxPoolGrad, 
 from theano.tensor.subtensor import Subtensor
 
 from ..placement.tags import place_of_node, placed_on
+from ..traces import keep_trace_above, line_of
 from .reductions import Gather
 from .shard_graph import NOT_DIVISIBLE, CannotCut, ShardGraph, merge_axis, split_axis
 from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
@@ -157,6 +158,7 @@ class Shards(ShardGraph):
             values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
         if any(value.kind == PARTIAL for value in values):
             self._note_shares(node)
+        keep_trace_above([value.variable for value in values if value.variable is not None], node.outputs[0])
         for variable, value in zip(node.outputs, values):
             self.keep(variable, self.whole(value) if variable in self._at_once else value)
 
@@ -262,15 +264,6 @@ def check_limits(op: theano.Op | None, values: list[Value]) -> None:
 def refusal_of(node: theano.Apply, reason: str) -> str:
     """Return the text of the CannotCut of a node, for a reason."""
     return '%s: %s%s' % (node, reason, line_of(node))
-
-
-def line_of(node):
-    """Return the line in which the user made a node, as the end of a message; nothing where it is not known."""
-    trace = getattr(node.outputs[0].tag, 'trace', None)
-    if not trace:
-        return ''
-    file, line, _, text = trace[-1][-1] if isinstance(trace[-1], list) else trace[-1]
-    return ' (%s, line %s: %s)' % (file, line, text)
 
 
 def _compares(node):

@@ -84,7 +84,7 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
 
     Examples
     --------
-    >>> import keras, numpy as np, theano_mgpu
+    >>> import theano_mgpu, keras, numpy as np
     >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
     >>> report = enable(always=True)  # contexts on the CPU gain nothing
     >>> model = keras.Sequential([keras.layers.Dense(3, input_shape=(4,))])

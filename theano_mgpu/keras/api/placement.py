@@ -49,7 +49,7 @@ def place(model: keras.Model, devices: dict[str, Any]) -> keras.Model:
 
     Examples
     --------
-    >>> import keras, numpy as np, theano_mgpu
+    >>> import theano_mgpu, keras, numpy as np
     >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
     >>> model = keras.Sequential([keras.layers.Dense(3, input_shape=(4,), name='first'),
     ...                           keras.layers.Dense(2, name='second')])

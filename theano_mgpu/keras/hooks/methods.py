@@ -39,6 +39,8 @@ def _function_maker(kind):
             if kind == 'train':
                 self._check_trainable_weights_consistency()
             state = parallel_state_of(self)
+            if state.usage is not None:
+                state.usage.is_used = True
             is_whole, function = state.leaves_all(), BatchFunction(kind, self)
             if not is_whole:
                 function.compile()

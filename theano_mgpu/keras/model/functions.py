@@ -17,6 +17,7 @@ from ...compat import keras_loops, theano_functions
 from ...devices.context_map import Context
 from ...errors import BatchError, MgpuError
 from ...graph import graph
+from ...graph.traces import name_layer
 from ...parallel_function import ParallelFunction
 from ...runtime.consistency import ComparedFunction, LeadingInputs
 from ...runtime.state.ledger import Account, Ledger, ledger
@@ -132,6 +133,9 @@ class BatchFunction(ModelFunction):
 
     def __init__(self, kind: str, model: keras.Model) -> None:
         self._state = parallel_state_of(model)
+        for layer in model.layers:  # those nearer to the inputs first
+            for node in layer._inbound_nodes:
+                name_layer(node.output_tensors, node.input_tensors, layer.name)
         self.optimizer_updates = optimizer_updates(model, self._state) if kind == 'train' else []
         self._variants = _variants_of(model, kind, new_values(model, kind, self.optimizer_updates))
         self._values = [] if kind == 'predict' else metric_values(model)  # read after the batch, as further outputs

@@ -21,6 +21,8 @@ class Usage:
         On which it has run.
     samples : dict of str to int
         For each kind of function: 'train', 'test', 'predict'.
+    is_used : bool
+        Whether a function was asked for, which may have failed before its first batch was computed.
     whole_below : dict of str to int
         For each kind, the number of samples below which batches are not divided, since that is faster.
     why : str
@@ -33,6 +35,7 @@ class Usage:
         self.name = name
         self.contexts: list[Context] = []
         self._added: Any = None
+        self.is_used = False
         self.samples: dict[str, int] = {}
         self.whole_below: dict[str, int] = {}
         self.why, self.is_left = '', False
@@ -74,7 +77,7 @@ class Report(UsageSummary):
         self.notes: list[str] = []
 
     def __bool__(self):
-        return bool(self.notes or any(usage.samples for usage in self.usages))
+        return bool(self.notes or any(usage.is_used for usage in self.usages))
 
     def __str__(self):
         return '\n'.join([self.without_notes()] + ['note: ' + note for note in self.notes])
@@ -82,7 +85,8 @@ class Report(UsageSummary):
     def without_notes(self) -> str:
         used = [usage for usage in self.usages if usage.samples or usage.is_left]
         ran = [usage for usage in used if usage.samples]
-        lines = ['no model ran on the contexts']
+        begun = [usage.name for usage in self.usages if usage.is_used]
+        lines = ['no batch of %s was computed' % ' and '.join(begun) if begun else 'no model ran on the contexts']
         if used:
             kinds = [kind for kind in KINDS if any(kind in usage.samples for usage in used)]
             has_reasons = any(usage.why for usage in used)

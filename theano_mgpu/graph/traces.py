@@ -1,0 +1,133 @@
+"""The lines of the user's script, and the layers of a model, that made the variables of a graph, for messages."""
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from typing import Any, Iterable
+
+import theano
+from theano.gof import Feature, Optimizer
+from theano.gof.graph import stack_search
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class LayerTrace(list):
+    """The lines that made a variable of a layer, with the name of the layer."""
+
+    layer = ''
+
+
+def name_layer(outputs: Iterable[theano.Variable], inputs: Iterable[theano.Variable], layer: str) -> None:
+    """Note on the variables between the inputs and the outputs of a layer that they are part of it.
+
+    Variables of another layer stay as they are.
+    """
+    pending, stop = list(outputs), set(inputs)
+    while pending:
+        variable = pending.pop()
+        if variable not in stop and variable.owner is not None and layer_of(variable) is None:
+            stop.add(variable)
+            pending += variable.owner.inputs
+            traces = _traces(variable)
+            if traces:
+                trace = LayerTrace(traces[0])
+                trace.layer = layer
+                variable.tag.trace = [*traces[:0:-1], trace]
+
+
+def layer_of(variable: theano.Variable) -> str | None:
+    """Return the name of the layer that a variable is part of; None if that is not known."""
+    return next((trace.layer for trace in _traces(variable) if isinstance(trace, LayerTrace)), None)
+
+
+def nearest_layer(node: theano.Apply) -> str:
+    """Return the layer that a node is part of, or the nearest one above, as a part of a message; '' for none."""
+    for variable in _in_breadth(node):
+        layer = layer_of(variable)
+        if layer is not None:
+            return ', %s layer %s' % ('in' if variable.owner is node else 'near', layer)
+    return ''
+
+
+def keep_trace(new: Iterable[theano.Variable], old: theano.Variable) -> None:
+    """Give variables that stand for an older one its lines, in place of the lines that made them, which are ours."""
+    trace = getattr(old.tag, 'trace', None)
+    for variable in new:
+        if trace and variable is not old:
+            variable.tag.trace = trace
+
+
+def keep_trace_above(new: Iterable[theano.Variable], old: theano.Variable) -> None:
+    """Give variables the lines of an older one, and with them the ops above that this package has made for them."""
+    pending = list(new)
+    while pending:
+        variable = pending.pop()
+        if variable.owner is not None and is_ours(variable):
+            keep_trace([variable], old)
+            pending += [] if is_ours(variable) else variable.owner.inputs
+
+
+def line_of(node: theano.Apply) -> str:
+    """Return the line in which the user made a node, or one that it reads, as the end of a message; '' for none."""
+    made = _in_breadth(node)
+    for variable in [v for v in made if v.owner is not None] + [v for v in made if v.owner is None]:
+        frame = user_frame(variable)
+        if frame is not None:
+            file, line, _, text = frame
+            return ' (%s, line %s%s)' % (file, line, ': %s' % text if text else '')
+    return ''
+
+
+def user_frame(variable: theano.Variable) -> tuple[str, int, str, str | None] | None:
+    """Return the frame of the user's code that made a variable; None where this package or a library made it."""
+    frames = map(_outside_libraries, _traces(variable))
+    return next((frame for frame in frames if frame is not None and not frame[0].startswith(PACKAGE)), None)
+
+
+def is_ours(variable: theano.Variable) -> bool:
+    """Return whether code of this package made a variable, be it by calls of Theano or Keras."""
+    frames = [frame for frame in map(_outside_libraries, _traces(variable)) if frame is not None]
+    return bool(frames) and all(frame[0].startswith(PACKAGE) for frame in frames)
+
+
+def _in_breadth(node):
+    """Return the outputs of a node and all variables above, the nearest first."""
+    return stack_search(deque(node.outputs), lambda variable: variable.owner and variable.owner.inputs)
+
+
+def _traces(variable):
+    """Return the traces of a variable, the last one first: an optimised variable may have several."""
+    trace = getattr(variable.tag, 'trace', None) or []
+    return [each for each in reversed(trace) if each] if all(isinstance(each, list) for each in trace) else [trace]
+
+
+def _outside_libraries(trace: Any) -> Any:
+    """Return the innermost frame of a trace that is neither in Theano nor in Keras; None if there is none."""
+    folders = tuple(os.path.dirname(sys.modules[name].__file__) + os.sep  # type: ignore[type-var,operator]
+                    for name in ('theano', 'keras') if getattr(sys.modules.get(name), '__file__', None))
+    return next((frame for frame in reversed(trace) if not frame[0].startswith(folders)), None)
+
+
+class LineFeature(Feature):
+    """A feature of a graph that gives each new variable the lines of the variable that it takes the place of.
+
+    Theano does so in some of its optimisations, but not where it fuses ops or calls BLAS.
+    """
+
+    def on_change_input(self, fgraph: Any, node: Any, i: int, r: Any, new_r: Any, reason: Any = None) -> None:
+        """Note that a node reads another variable; Theano calls this method."""
+        if user_frame(new_r) is None and user_frame(r) is not None:
+            keep_trace([new_r], r)
+
+
+class KeepLines(Optimizer):
+    """An optimiser that changes nothing: it adds a `LineFeature`."""
+
+    def add_requirements(self, fgraph: Any) -> None:
+        """Add the feature."""
+        fgraph.attach_feature(LineFeature())
+
+    def apply(self, fgraph: Any) -> None:
+        """Do nothing."""
