@@ -87,6 +87,8 @@ class TestPeaks:
         pytest.param('ratios(wide(), 4000, 400)', 'mgpu.collectives=host', marks=pytest.mark.slow),
         pytest.param('ratios(wide(update_on="sharded"), 16, 400)', '', marks=pytest.mark.slow),
         pytest.param('ratios(wide(), 4000, 400)', 'allow_gc=False', marks=pytest.mark.slow),
+        pytest.param('ratios(wide(), 16, 400)', 'mgpu.logical_shards=4', marks=pytest.mark.slow),
+        pytest.param('ratios(wide(), 16, 400)', 'mgpu.logical_shards=4,mgpu.collectives=host', marks=pytest.mark.slow),
         pytest.param('ratios(looped(), 800, 30, 40)', '', marks=pytest.mark.slow)])
     def test_the_estimate_is_near_the_peak(self, call, flags):
         near(ratios(call, flags=flags))

@@ -158,11 +158,15 @@ class HostSums:
     def _added(self, context, totals, values):
         """Return the totals with values added, in new arrays on a context's device."""
         function, sender = self._adders[context]
-        return function.unwatched_call(*sender.send([*totals, *values]))
+        given = [each if each.ndim else each.reshape((1,)) for each in [*totals, *values]]
+        sums = function.unwatched_call(*sender.send(given))
+        return [each if source.ndim else each.reshape(()) for source, each in zip(self._sources, sums)]
 
     def _compile_adder(self, context):
         if context not in self._adders:
-            totals, values = [[source.type() for source in self._sources] for _ in range(2)]
+            # Functions take scalars on the host, which would wait for the device.
+            types = [source.type.clone(broadcastable=source.broadcastable or (True,)) for source in self._sources]
+            totals, values = [[each() for each in types] for _ in range(2)]
             function = compile_for(context, totals + values, [total + value for total, value in zip(totals, values)],
                                    {}, {}, name='sums of micro-batches',
                                    like=[other for other, _ in self._adders.values()])
