@@ -118,7 +118,7 @@ class TestTheBitsOfOneDevice:
     pytestmark = ON_STANDIN
 
     def test_three_devices(self):
-        """Of three shards, two are on one device; a batch of one sample leaves two devices without any."""
+        """One device has two of the four shards; a batch of one sample leaves two devices without any."""
         one, three, by_nccl = run(COMMON + '''
 print(trained(1))
 print(trained(3))

@@ -77,8 +77,9 @@ class GatheredSums(DeviceSums, TreeSums):
     def __init__(self, *of_host: Any, **of_devices: Any) -> None:
         super().__init__(*of_host, **of_devices)
         self._pieces: list[list[Range]] = []
-        self._devices: Sequence[int] = ()  # of each node, from left to right, by its place among those of all ranks
-        self._order = ''                   # in which the nodes are added
+        self._room: dict[str, int] = {}    # elements of the largest piece, by dtype
+        self._devices: Sequence[int] = ()  # of each node, from left to right; devices of all ranks count
+        self._order = ''                   # of the additions
         self._kernels: dict[Any, Any] = {}
 
     def clear(self) -> None:
@@ -106,7 +107,9 @@ class GatheredSums(DeviceSums, TreeSums):
         before = self._layout
         super()._use_layout(like, part_of)
         if self._layout is not before:
-            self._pieces = list(pieces(self._layout))
+            self._pieces, self._room = list(pieces(self._layout)), {}
+            for each in (each for piece in self._pieces for each in piece):
+                self._room[each.dtype] = max(self._room.get(each.dtype, 0), each.place + each.stop - each.start)
 
     def _own(self, memory, views):
         sources = list(map(memory.contiguous, views))
@@ -114,10 +117,7 @@ class GatheredSums(DeviceSums, TreeSums):
         return OwnNode(sources, packed, self._layout.arrays(packed))
 
     def _of_another(self, memory):
-        sizes: dict[str, int] = {}
-        for each in (elements for piece in self._pieces for elements in piece):
-            sizes[each.dtype] = max(sizes.get(each.dtype, 0), each.place + each.stop - each.start)
-        return ReceivedNode({dtype: memory.empty((size,), dtype) for dtype, size in sizes.items()})
+        return ReceivedNode({dtype: memory.empty((size,), dtype) for dtype, size in self._room.items()})
 
     def _enqueue(self, arrays, received):
         copies, contexts = self._copies(arrays), self._communicator.contexts
