@@ -27,13 +27,13 @@ from models import adam, sgd
 from support.device_memory import peaks
 mgpu.init(';'.join('dev%d->cuda%d' % (i, i) for i in range(N)))
 
-def wide(**options):
+def wide(updates=adam, **options):
     """Return a training step whose memory is its values, and its parameters."""
     rng, x, h = np.random.RandomState(0), T.matrix('x'), None
     weights = [theano.shared((rng.randn(400, 400) / 20).astype('float32')) for _ in range(3)]
     for w in weights:
         h = T.tanh(T.dot(x if h is None else h, w))
-    return mgpu.training_function([x], T.sqr(h).mean(), weights, adam, name='net', **options)
+    return mgpu.training_function([x], T.sqr(h).mean(), weights, updates, name='net', **options)
 
 def viewed():
     """Return a function that looks at its input in several ways, and works in place."""
@@ -97,6 +97,11 @@ class TestPeaks:
         """A buffer that the next slice replaces by a smaller one stays as long as its slice: 7 % of the peak."""
         found = ratios('ratios(wide(micro_batches=3), 1000, 400)')
         assert all(0.97 < ratio < 1.02 for ratio in found), found
+
+    @pytest.mark.slow
+    def test_parts_of_logical_shards_on_other_devices(self):
+        """Each of four devices has the gradients of all: the peak is in their addition."""
+        near(ratios('ratios(wide(sgd), 16, 400)', n=4, flags='mgpu.logical_shards=4'))
 
     @pytest.mark.slow
     def test_one_device(self):

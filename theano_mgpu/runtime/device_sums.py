@@ -317,6 +317,7 @@ class DeviceSums(HostSums):
         self._add_on_host(parts, ranks)
 
     def _add_on_host(self, parts, ranks):
+        """Add parts through the host, over the ranks, too, if there are others."""
         super()._add(*parts, False, True)
         if ranks is not None:
             super().add_over(ranks)
