@@ -269,7 +269,8 @@ for size in (9, 2):
     step(*batch(size))
 before = digest([each.get_value() for each in params])
 began, calls = time.time(), []
-types = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+pointer, number = ctypes.c_void_p, ctypes.c_int
+types = [pointer, pointer, ctypes.c_size_t, number, number, pointer, pointer]
 nccl.ncclBroadcast.argtypes = types
 def broadcast(*args):
     calls.append(args[5])
