@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from theano_mgpu.devices.context_map import HOST, parse_context_map
-from theano_mgpu.plan import AllReduce, DeviceReduce, Machine, ReduceScatter
+from theano_mgpu.plan import AllReduce, DeviceGather, DeviceReduce, Machine, ReduceScatter
 from theano_mgpu.plan.explain import as_text, explanation
 from theano_mgpu.runtime.batch import Splitter
 
@@ -14,6 +14,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.plans import GUIDE, TWO, momentum, planned, planned_training
+from theano.configparser import change_flags
 
 DOCS = Path(__file__).parents[2] / 'docs' / 'guide' / 'plans.md'
 BLOCK = re.compile(r'```text plan=(\w+)\n(.*?)```', re.S)
@@ -97,6 +98,18 @@ def test_sums_between_cuda_devices():
     on_host = training(contexts=parse_context_map('a->cpu;b->cpu'), machine=Machine(replicas=(2,), against_nccl=''))
     assert [group.collective for group in on_host.last.sums] == [AllReduce()]
     assert not [choice for choice in on_host.choices if choice.what == 'collectives']
+
+
+def test_sums_of_logical_shards_between_cuda_devices():
+    """The devices send each other the parts, and add them in the order of the tree."""
+    with change_flags(**{'mgpu.logical_shards': 8}):
+        plan = training(machine=Machine(replicas=(2,), against_nccl='', update_on=('sharded',)))
+        on_host = training(machine=Machine(replicas=(2,), against_nccl='CUDA_LAUNCH_BLOCKING=1'))
+    assert [group.collective for group in plan.last.sums] == [DeviceGather((0, 1, None))]
+    assert chosen(plan, 'collectives')[0] == 'NCCL by gather'
+    assert 'NCCL by gather' in str(plan).split('CHOICE')[0]
+    assert [group.collective for group in on_host.last.sums] == [AllReduce()]
+    assert chosen(on_host, 'collectives') == ('the host', 'CUDA_LAUNCH_BLOCKING=1')
 
 
 @pytest.mark.parametrize('machine', [Machine(replicas=(2,), against_nccl='', update_on=('sharded',)),

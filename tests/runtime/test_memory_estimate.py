@@ -27,13 +27,13 @@ from models import adam, sgd
 from support.device_memory import peaks
 mgpu.init(';'.join('dev%d->cuda%d' % (i, i) for i in range(N)))
 
-def wide(**options):
+def wide(updates=adam, **options):
     """Return a training step whose memory is its values, and its parameters."""
     rng, x, h = np.random.RandomState(0), T.matrix('x'), None
     weights = [theano.shared((rng.randn(400, 400) / 20).astype('float32')) for _ in range(3)]
     for w in weights:
         h = T.tanh(T.dot(x if h is None else h, w))
-    return mgpu.training_function([x], T.sqr(h).mean(), weights, adam, name='net', **options)
+    return mgpu.training_function([x], T.sqr(h).mean(), weights, updates, name='net', **options)
 
 def dropped(**options):
     """Return a training step with dropout: its random numbers are drawn for the whole batch."""
@@ -97,6 +97,8 @@ class TestPeaks:
         pytest.param('ratios(wide(), 4000, 400)', 'mgpu.collectives=host', marks=pytest.mark.slow),
         pytest.param('ratios(wide(update_on="sharded"), 16, 400)', '', marks=pytest.mark.slow),
         pytest.param('ratios(wide(), 4000, 400)', 'allow_gc=False', marks=pytest.mark.slow),
+        pytest.param('ratios(wide(), 16, 400)', 'mgpu.logical_shards=4', marks=pytest.mark.slow),
+        pytest.param('ratios(wide(), 16, 400)', 'mgpu.logical_shards=4,mgpu.collectives=host', marks=pytest.mark.slow),
         pytest.param('ratios(looped(), 800, 30, 40)', '', marks=pytest.mark.slow)])
     def test_the_estimate_is_near_the_peak(self, call, flags):
         near(ratios(call, flags=flags))
@@ -112,6 +114,11 @@ class TestPeaks:
         """Slices share them: they are drawn once, and stay until the last slice, as 0.29 of the peak."""
         found = ratios('ratios(dropped(%s), 1000, 400)' % options)
         assert all(0.97 < ratio < 1.02 for ratio in found), found
+
+    @pytest.mark.slow
+    def test_parts_of_logical_shards_on_other_devices(self):
+        """Each of four devices has the gradients of all: the peak is in their addition."""
+        near(ratios('ratios(wide(sgd), 16, 400)', n=4, flags='mgpu.logical_shards=4'))
 
     @pytest.mark.slow
     def test_one_device(self):

@@ -27,10 +27,13 @@ class Tree(NamedTuple):
     rank : int
     counts : tuple of int
         The number of shards that each rank computes. They lie in the order of the ranks.
+    of_replicas : tuple of int
+        The number of shards that each replica of all ranks computes, where it is known.
     """
 
     rank: int
     counts: tuple[int, ...]
+    of_replicas: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
@@ -83,14 +86,15 @@ class Tree(NamedTuple):
     def reduced(self, values: Sequence[np.ndarray], ufunc: np.ufunc) -> np.ndarray:
         """Return the values of all shards, reduced two by two."""
         (_, _, value), = self.merged([Node(0, i, each) for i, each in enumerate(values)],
-                                     lambda chain, level, place: _folded(chain, ufunc))
+                                     lambda chain, level, place: folded(chain, ufunc))
         return value
 
 
-def _folded(values, ufunc):
+def folded(values: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
+    """Return the sum of values: of the last one and the one before it first, and so on."""
     value = values[-1]
     for other in values[-2::-1]:
-        value = ufunc(other, value)
+        value = add(other, value)
     return value
 
 
@@ -105,7 +109,7 @@ def add_arrays(values: Sequence[np.ndarray], out: np.ndarray) -> None:
         One piece of memory that no value shares.
     """
     if out.dtype == 'float16' and len(values) > 2:  # one addition at a time is rounded, as on a device
-        out[...] = _folded(values, np.add)
+        out[...] = folded(values, np.add)
     else:
         all_reduce(values[::-1], out)
 

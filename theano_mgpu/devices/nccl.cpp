@@ -155,7 +155,7 @@ void watch() {
 // The copies and collectives of an exchange; the addresses of each device follow those of the one before.
 struct Exchange {
     int n_copies, n_collectives;
-    const uint64_t *to, *from;       // of copies
+    const uint64_t *to, *from;       // of copies; 0 for a device that has none to make
     const size_t *bytes;             // of copies, the same on each device
     const uint64_t *send, *receive;  // of collectives
     // Of collectives, the same on each device. An op of -1 broadcasts from the root. A reduction without a root, which
@@ -185,6 +185,8 @@ int enqueue(Communicator &communicator, const Exchange &exchange, int &device, i
         Current current(communicator.contexts[i]);
         for (int j = 0; j < exchange.n_copies; ++j) {
             const int k = i * exchange.n_copies + j;
+            if (!exchange.to[k])
+                continue;
             code = functions.copy(exchange.to[k], exchange.from[k], exchange.bytes[j], communicator.streams[i]);
             if (code) {
                 device = i;

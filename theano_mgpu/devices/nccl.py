@@ -42,7 +42,10 @@ _of_contexts: dict[Any, NcclCommunicator] = {}  # by the contexts of this proces
 
 
 class Copies(NamedTuple):
-    """Copies on each device: addresses, a row for each device, and the bytes of each copy."""
+    """Copies on each device: addresses, a row for each device, and the bytes of each copy.
+
+    Addresses of 0 stand for a copy that a device leaves out.
+    """
 
     to: np.ndarray
     source: np.ndarray

@@ -7,6 +7,7 @@ from .step_plan import (  # noqa: F401
     AllReduce,
     Choice,
     DeviceBroadcast,
+    DeviceGather,
     DeviceReduce,
     DividedUpdate,
     Part,

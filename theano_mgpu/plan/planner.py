@@ -25,6 +25,7 @@ from .step_plan import (
     Boundary,
     Choice,
     DeviceBroadcast,
+    DeviceGather,
     DeviceReduce,
     DividedUpdate,
     Part,
@@ -139,10 +140,9 @@ class _Planner:
         """Return whether devices exchange sums by NCCL."""
         if n_replicas == 1 or all(context.kind != 'cuda' for context in self._mesh.contexts):
             return False
-        reason = 'NCCL adds in an order of its own (mgpu.logical_shards)' if self._logical_shards else \
-            self._machine.against_nccl
-        self._choose('collectives', 'the host' if reason else 'NCCL', reason or
-                     'each replica is on a CUDA device of its own')
+        reason, by_tree = self._machine.against_nccl, self._logical_shards > 0
+        self._choose('collectives', 'the host' if reason else 'NCCL' + ' by gather' * by_tree, reason or
+                     'each replica is on a CUDA device of its own' + ', and adds in the order of the tree' * by_tree)
         return not reason
 
     def _where(self) -> str:
@@ -294,6 +294,7 @@ class _Planner:
         Sums that one rank reads alone, or one replica, are in `of_ranks` and in `of_replicas`.
         """
         in_half = self._in_half().difference(of_ranks)
+        of_devices = DeviceGather if self._logical_shards else DeviceReduce
         sums: dict[Part, list[SumGroup]] = {part: [] for _, parts in stages for part in parts}
         boundaries = []
         for exchanges in [stage.exchanges for stage, _ in stages] + [self._program.exchanges]:
@@ -303,7 +304,7 @@ class _Planner:
             for part, of_part in sums.items():
                 on_devices = by_nccl and all(context.kind == 'cuda' for context in part.contexts)
                 new = list(_groups([each for each in additive if each.source in part.outputs], of_ranks, of_replicas,
-                                   in_half, on_devices))
+                                   in_half, of_devices if on_devices else None))
                 of_part += new
                 groups += new
             boundaries.append(Boundary(tuple(exchanges), tuple(groups),
@@ -315,15 +316,16 @@ class _Planner:
 
 def _groups(exchanges: Sequence[Exchange], of_ranks: Mapping[theano.Variable, int],
             of_replicas: Mapping[theano.Variable, int], in_half: Collection[theano.Variable],
-            on_devices: bool) -> Iterable[SumGroup]:
+            of_devices: type[DeviceReduce] | None) -> Iterable[SumGroup]:
     """Yield the sums that are exchanged together, by the collective that adds them."""
     # A rank that adds its sums in one piece has them next to each other.
     owned = sorted([each for each in exchanges if each.variable in of_ranks], key=lambda each: of_ranks[each.variable])
     half = [each for each in exchanges if each.variable in in_half]
     others = [each for each in exchanges if each not in owned and each not in half]
-    by_nccl = [each for each in others if on_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]
+    by_nccl = [each for each in others if of_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]
     others = [each for each in others if each not in by_nccl]
-    for some, collective in ((by_nccl, DeviceReduce(tuple(of_replicas.get(each.variable) for each in by_nccl))),
+    owners = tuple(of_replicas.get(each.variable) for each in by_nccl)
+    for some, collective in ((by_nccl, (of_devices or DeviceReduce)(owners)),
                              (others, AllReduce()), (half, AllReduce(half=True)),
                              (owned, ReduceScatter(tuple(of_ranks[each.variable] for each in owned)))):
         if some:

@@ -143,8 +143,12 @@ class Shares:
 
     def shards_of_ranks(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Return the number of logical shards that each rank computes; `lengths` as for `sizes`."""
-        numbers = list(map(len, self._every_shard(lengths)))
+        numbers = self.shards_of_replicas(lengths)
         return tuple(sum(numbers[start:stop]) for start, stop in ranges(self.machine.replicas))
+
+    def shards_of_replicas(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Return the number of logical shards that each replica of all ranks computes; `lengths` as for `sizes`."""
+        return tuple(map(len, self._every_shard(lengths)))
 
     def lengths(self, length: int) -> list[int]:
         """Return the number of samples of a whole batch that each rank works on."""

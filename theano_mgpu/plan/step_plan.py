@@ -54,6 +54,16 @@ class DeviceReduce:
         return 'NCCL'
 
 
+class DeviceGather(DeviceReduce):
+    """Sums of logical shards whose parts NCCL sends to all devices, each of which adds them in the order of the tree.
+
+    They have the same bits as through the host. A sum with an owner is added by this device alone.
+    """
+
+    def by(self, n_ranks: int) -> str:
+        return 'NCCL by gather'
+
+
 @dataclass(frozen=True)
 class ReduceScatter:
     """Sums over the ranks, each of which one rank gets: the only one that reads it.

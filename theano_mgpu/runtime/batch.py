@@ -207,7 +207,7 @@ class Splitter:
         The values of its inputs that are a whole number, such as Keras's learning phase.
     with_samples : frozenset of theano.Variable
         Inputs that have samples along axis 0.
-    rounds, lengths, shards_of_ranks : callable
+    rounds, lengths, shards_of_ranks, shards_of_replicas : callable
         The methods of `Shares`, with a memory.
     slices : dict of tuple of int to int
         The number of slices by the `key` of a batch, where a device had too little memory for the number of the plan.
@@ -240,6 +240,7 @@ class Splitter:
         self.rounds = functools.lru_cache(maxsize=None)(shares.rounds)
         self.lengths = functools.lru_cache(maxsize=None)(shares.lengths)
         self.shards_of_ranks = functools.lru_cache(maxsize=None)(shares.shards_of_ranks)
+        self.shards_of_replicas = functools.lru_cache(maxsize=None)(shares.shards_of_replicas)
 
     def key(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Return the key of `slices` for the samples that the ranks are given: of their own, or the whole batch.
@@ -284,7 +285,8 @@ class Splitter:
         else:
             lengths = self.lengths(total)
         rounds = [[(0, (0, own))]] if alone else self.rounds(own, slices)
-        tree = Tree(machine.rank, self.shards_of_ranks(given)) if shares.is_divided and shares.logical_shards else None
+        tree = Tree(machine.rank, self.shards_of_ranks(given), self.shards_of_replicas(given)) \
+            if shares.is_divided and shares.logical_shards else None
         # Slices for lack of memory. A device would keep all slices of a batch whose samples meet in several stages.
         waits_on_host = slices is not None and len(rounds) > 1
         alone = alone or not shares.is_divided or tree is None and \

@@ -43,6 +43,8 @@ class Layout:
         Numbers of the small arrays that have elements, and of the large ones.
     owners : dict of int to int
         The device that alone gets a sum.
+    names : list of str
+        The dtype of each array that is exchanged: of the flat ones, then of the large ones.
     bytes, counts, dtypes, ops, roots : ndarray
         As for `Copies` and `Collectives`.
     """
@@ -68,17 +70,27 @@ class Layout:
         flat = [(dtype, size) for dtype, size in self.sizes.items() if size]
         self.flat_dtypes = [dtype for dtype, _ in flat]
         self.counts = np.array([size for _, size in flat] + [sizes[i] for i in self.large], 'uint64')
-        names = self.flat_dtypes + [like[i][1].name for i in self.large]
-        self.dtypes = np.array([DTYPES[name] for name in names], 'int32')
-        self.ops = np.full(len(names), OPS['sum'], 'int32')
+        self.names = self.flat_dtypes + [like[i][1].name for i in self.large]
+        self.dtypes = np.array([DTYPES[name] for name in self.names], 'int32')
+        self.ops = np.full(len(self.names), OPS['sum'], 'int32')
         self.roots = np.array([EVERY] * len(flat) + [self.owners.get(i, EVERY) for i in self.large], 'int32')
 
     def received(self, memory: DeviceMemory, place: int) -> Received:
         """Return new memory on a device for the sums that it gets, at its place among all devices."""
+        return self.packed(memory, {i: memory.empty(*self.like[i]) for i in self.large
+                                    if self.owners.get(i, place) == place})
+
+    def packed(self, memory: DeviceMemory, large: Mapping[int, Any]) -> Received:
+        """Return new memory on a device for small arrays, beside some large ones."""
         flat = {dtype: memory.empty((size,), dtype) for dtype, size in self.sizes.items()}
         views = {i: flat[dtype][start:stop].reshape(self.like[i][0]) for i, (dtype, start, stop) in self.places.items()}
-        views.update((i, memory.empty(*self.like[i])) for i in self.large if self.owners.get(i, place) == place)
-        return Received(flat, views)
+        return Received(flat, {**views, **large})
+
+    def arrays(self, received: Received) -> list[Any]:
+        """Return the arrays that are exchanged, with one axis; None for a large one that is not there."""
+        large = [received.views.get(i) for i in self.large]
+        return [received.flat[dtype] for dtype in self.flat_dtypes] + \
+            [each if each is None else each.reshape((int(np.prod(each.shape, dtype='int64')),)) for each in large]
 
     def exchange(self, parts: Sequence[Sequence[Any]],
                  every_received: Sequence[Received]) -> tuple[Copies, Collectives]:
@@ -237,7 +249,7 @@ class DeviceSums(HostSums):
         """Have the sums that `add_over` is to add go through the host, because a rank cannot use NCCL any more."""
         parts = self._take_parts()
         if parts is not None:
-            super()._add(*parts, False, True)
+            self._add_on_host(parts, None)
 
     def taken(self) -> Values:
         if self._reduced is None:
@@ -290,19 +302,22 @@ class DeviceSums(HostSums):
         """Add the parts, by NCCL if that works."""
         arrays, received = self._arrays, self._received
         parts = self._take_parts()
-        with self._timings.span('all_reduce'):
-            reduced = Reduced(self._layout, received, self._communicator, parts)
-            if self._communicator.is_verified:
-                with LossExplained(self._communicator, dict(zip(parts.contexts, parts.shards))):
-                    self._enqueue(arrays, received)
-                error = ''
-            else:
-                error = self._verified(arrays, received, ranks)
+        reduced = Reduced(self._layout, received, self._communicator, parts)
+        if self._communicator.is_verified:
+            with LossExplained(self._communicator, dict(zip(parts.contexts, parts.shards))):
+                self._enqueue(arrays, received)
+            error = ''
+        else:
+            error = self._verified(parts, arrays, received, ranks)
         if not error:
             self._reduced = reduced
             return
         warn('NCCL does not work here: %s. From now on, sums go through the host, which takes longer; the flag '
              'mgpu.collectives=host does so without a warning' % error)
+        self._add_on_host(parts, ranks)
+
+    def _add_on_host(self, parts, ranks):
+        """Add parts through the host, over the ranks, too, if there are others."""
         super()._add(*parts, False, True)
         if ranks is not None:
             super().add_over(ranks)
@@ -312,13 +327,8 @@ class DeviceSums(HostSums):
 
         The part of a context that has no samples is 0.
         """
-        like, part_of = describe(parts.arrays[0]), dict(zip(parts.contexts, parts.arrays))
-        if self._layout.like != like:
-            self._layout = Layout(like, self._collective.owners)
-        for context, part in part_of.items():
-            if describe(part) != like:
-                raise GraphError('the replicas have gradients, or other sums, of different shapes: %s on %s, %s on %s'
-                                 % (like, parts.contexts[0].name, describe(part), context.name))
+        part_of = dict(zip(parts.contexts, parts.arrays))
+        self._use_layout(describe(parts.arrays[0]), part_of)
         self._arrays, self._received = [], []
         for i, context in enumerate(self._communicator.contexts):
             with MemoryExplained(i, context, 'exchange'):
@@ -327,15 +337,24 @@ class DeviceSums(HostSums):
                                     self._zeros(context, parts.arrays[0]))
                 self._received.append(self._layout.received(memory, self._communicator.first + i))
 
+    def _use_layout(self, like, part_of):
+        """Lay out sums; raise a GraphError if the part of a context has other shapes."""
+        if self._layout.like != like:
+            self._layout = Layout(like, self._collective.owners)
+        for context, part in part_of.items():
+            if describe(part) != like:
+                raise GraphError('the replicas have gradients, or other sums, of different shapes: %s, and on %s %s'
+                                 % (like, context.name, describe(part)))
+
     def _zeros(self, context, arrays):
         """Return zeros on a context's device, of the shapes of some arrays."""
         return [self._memory(context).zeros(array.shape, array.dtype) for array in arrays]
 
     def _enqueue(self, arrays, received):
-        with span('all_reduce', 'all_reduce'):
+        with self._timings.span('all_reduce'), span('all_reduce', 'all_reduce'):
             self._communicator.exchange(*self._layout.exchange(arrays, received))
 
-    def _verified(self, arrays, received, ranks):
+    def _verified(self, parts, arrays, received, ranks):
         """Add by NCCL and on the host, and compare; return how they differ, or the error, or an empty text."""
         lost = None
         try:
@@ -348,14 +367,17 @@ class DeviceSums(HostSums):
             return error
         errors = [error] if ranks is None else all_gather_object(ranks, error)
         if not any(errors):
-            differs = [self._difference(arrays, received, i, ranks) for i in range(len(self._layout.like))]
-            error = next(filter(None, differs), '')
+            error = next(filter(None, self._differences(parts, arrays, received, ranks)), '')
             errors = [error] if ranks is None else all_gather_object(ranks, error)
         error = next(filter(None, errors), '')
         if error:
             self._communicator.give_up()
         self._communicator.is_verified = not error
         return error
+
+    def _differences(self, parts, arrays, received, ranks):
+        """Return for each sum how it differs from the sum on the host; an empty text if it does not."""
+        return [self._difference(arrays, received, i, ranks) for i in range(len(self._layout.like))]
 
     def _difference(self, arrays, received, i, ranks):
         """Return how the sum number i differs from the sum on the host, beyond rounding; an empty text if it does not.

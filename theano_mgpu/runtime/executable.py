@@ -17,7 +17,7 @@ from ..devices.contexts import contexts as active_contexts
 from ..devices.nccl import communicator_of
 from ..graph import graph
 from ..graph.products import factors_of
-from ..plan import DeviceReduce, Part, Program, StepPlan, SumGroup
+from ..plan import DeviceGather, DeviceReduce, Part, Program, StepPlan, SumGroup
 from ..utils import progress
 from . import compiler
 from .batch import Outbox
@@ -25,6 +25,7 @@ from .consensus import check_same_graph, share_first_values
 from .device_broadcast import DeviceBroadcasts
 from .device_sums import DeviceSums
 from .divided_update import UpdateOwners
+from .gathered_sums import GatheredSums
 from .launcher import Launcher, MemoryExplained, choose_executor
 from .replicas.replicated import Replicated, replicated
 from .replicas.transfers import DeviceBuffers
@@ -224,7 +225,8 @@ class Executable:
 def sums_of(part: Part, group: SumGroup, n_ranks: int, by_tree: bool, *of_host: Any) -> HostSums:
     """Return the sums of a group that a part has shares of; `of_host` as for `HostSums`, without the group."""
     if isinstance(group.collective, DeviceReduce):
-        return DeviceSums(group, *of_host, communicator=communicator_of(part.contexts, n_ranks), over_ranks=n_ranks > 1)
+        of_devices = GatheredSums if isinstance(group.collective, DeviceGather) else DeviceSums
+        return of_devices(group, *of_host, communicator=communicator_of(part.contexts, n_ranks), over_ranks=n_ranks > 1)
     if by_tree:
         return TreeSums(group, *of_host)
     return SUMS[type(group.collective)](group, *of_host)

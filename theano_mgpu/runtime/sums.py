@@ -158,11 +158,15 @@ class HostSums:
     def _added(self, context, totals, values):
         """Return the totals with values added, in new arrays on a context's device."""
         function, sender = self._adders[context]
-        return function.unwatched_call(*sender.send([*totals, *values]))
+        given = [each if each.ndim else each.reshape((1,)) for each in [*totals, *values]]
+        sums = function.unwatched_call(*sender.send(given))
+        return [each if source.ndim else each.reshape(()) for source, each in zip(self._sources, sums)]
 
     def _compile_adder(self, context):
         if context not in self._adders:
-            totals, values = [[source.type() for source in self._sources] for _ in range(2)]
+            # Functions take scalars on the host, which would wait for the device.
+            types = [source.type.clone(broadcastable=source.broadcastable or (True,)) for source in self._sources]
+            totals, values = [[each() for each in types] for _ in range(2)]
             function = compile_for(context, totals + values, [total + value for total, value in zip(totals, values)],
                                    {}, {}, name='sums of micro-batches',
                                    like=[other for other, _ in self._adders.values()])
@@ -241,7 +245,7 @@ class TreeSums(HostSums):
 
     def __init__(self, group: SumGroup, *others: Any):
         super().__init__(group, *others)
-        self._owners: Sequence[int] = getattr(group.collective, 'owners', ())
+        self._owners = group.collective.owners if isinstance(group.collective, ReduceScatter) else ()
         self._tree = Tree(0, (1,))
         self._nodes: dict[int, list[Node]] = {}  # of each replica
         self._places: dict[int, tuple[Shard, Context]] = {}  # a shard of each replica, and the context of its parts
@@ -267,8 +271,8 @@ class TreeSums(HostSums):
             tasks.append(functools.partial(self._merge, shard, context, Terms(part)))
         if not batch.idle:
             self._launcher.run('launch' if self._on_devices else 'all_reduce', tasks, contexts, shards)
-            if number == len(batch.rounds) - 1:
-                self._merge_replicas()
+        if number == len(batch.rounds) - 1:
+            self._add_replicas()
 
     def add_over(self, ranks: Communicator) -> None:
         for i, flat in enumerate(self._buffers.flat):
@@ -310,13 +314,13 @@ class TreeSums(HostSums):
             for terms in every_terms[-2::-1]:
                 total = self._added(context, terms.views, total)
             return Terms(total)
-        out = self._memory(replica, level, place)
+        out = self._memory_for(replica, level, place)
         for i, view in enumerate(out.views):
             if i not in self._products:
                 add_arrays([terms.views[i] for terms in every_terms], view)
         return out
 
-    def _memory(self, replica, level, place):
+    def _memory_for(self, replica, level, place):
         """Return memory on the host for a node. Two of a level may wait at a time, the left one at an odd place."""
         if 1 << level >= self._tree.total:
             return self._buffers
@@ -325,20 +329,24 @@ class TreeSums(HostSums):
             self._levels[key] = FlatBuffers(self._buffers.like)
         return self._levels[key]
 
-    def _merge_replicas(self):
-        """Add the nodes of all replicas on the host. What only one replica has stays on its device."""
-        nodes, places = [], []
-        for replica in sorted(self._nodes):
-            nodes += self._nodes[replica]
-            places += [self._places[replica]] * len(self._nodes[replica])
+    def _add_replicas(self):
+        """Add the nodes of all replicas; a process without samples has none."""
+        of_replicas = sorted(self._nodes.items())
+        nodes = [node for _, own in of_replicas for node in own]
+        places = [self._places[replica] for replica, own in of_replicas for _ in own]
         self._nodes, self._places = {}, {}
-        shards, contexts = zip(*places)
+        shards, contexts = zip(*places) if places else ((), ())
+        self._add(nodes, shards, contexts, False, True)
+
+    def _add(self, parts, shards, contexts, accumulate, is_last):
+        """Add nodes on the host. What only one replica has stays on its device."""
         if self._one_replica and self._on_devices:
-            self._on_its_device = nodes[0].value.views
+            self._on_its_device = parts[0].value.views
             return
-        fetched = self._fetched([node.value.views for node in nodes], (0, len(self._sources)), shards, contexts)
+        fetched = self._fetched([node.value.views for node in parts], (0, len(self._sources)), shards, contexts) \
+            if parts else []
         here = [node if isinstance(node.value, FlatBuffers) else node._replace(value=Terms(arrays))
-                for node, arrays in zip(nodes, fetched)]
+                for node, arrays in zip(parts, fetched)]
         with self._timings.span('all_reduce'):
             here = self._tree.merged(here, functools.partial(self._sum, HOST, None))
             self._here = [node if isinstance(node.value, FlatBuffers) else self._copied_to_host(i, node)
@@ -349,7 +357,7 @@ class TreeSums(HostSums):
 
     def _copied_to_host(self, i, node):
         """Return a node with its arrays in one piece of memory for each dtype."""
-        memory = self._memory(('copy', i), node.level, node.place)
+        memory = self._memory_for(('copy', i), node.level, node.place)
         for array, view in zip(node.value.views, memory.views):
             if array is not None:
                 view[...] = array

@@ -17,6 +17,7 @@ from ..device_broadcast import DeviceBroadcasts
 from ..device_sums import DeviceSums
 from ..divided_update import UpdateOwners
 from ..executable import CompiledPart, Executable
+from ..gathered_sums import GatheredSums
 from ..replicas.transfers import SMALL, DeviceBuffers, FlatBuffers, describe
 from ..step_run import StepRun
 from ..sums import HostSums, OverRanks, TreeSums
@@ -244,8 +245,15 @@ class _DeviceSums(DeviceSums, _Sums):
     def _enqueue(self, arrays, received):
         pass
 
-    def _verified(self, arrays, received, ranks):
+    def _verified(self, parts, arrays, received, ranks):
         return ''
+
+
+class _GatheredSums(_DeviceSums, _TreeSums, GatheredSums):
+    """Sums of logical shards that devices add."""
+
+    def _kernel(self, context, dtype):
+        pass
 
 
 class _Broadcasts(DeviceBroadcasts):
@@ -284,4 +292,4 @@ class _Transaction(Transaction):
         self.replace(shared, self._memory[context].array(value.shape, value.dtype))
 
 
-TWINS = {DeviceSums: _DeviceSums, TreeSums: _TreeSums}  # of sums; of all others, _Sums
+TWINS = {DeviceSums: _DeviceSums, TreeSums: _TreeSums, GatheredSums: _GatheredSums}  # of sums; of all others, _Sums

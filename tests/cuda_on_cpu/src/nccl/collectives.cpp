@@ -122,7 +122,8 @@ int run(void *data) {
       for (int other = 0; other < n; other++) memcpy(to + other * count * size, sources[other], length * size);
     else REDUCE_OF[call.dtype](call.op, sources, to, length);
   }
-  if (task.is_wrong) task.receive[count * size - 1] ^= 0x55;  // the exponent of the last number
+  const bool in_place = call.kind == BROADCAST && rank == call.root && task.receive == task.send;  // writes nothing
+  if (task.is_wrong && !in_place) task.receive[count * size - 1] ^= 0x55;  // the exponent of the last number
   return 0;
 }
 }  // namespace

@@ -1,0 +1,290 @@
+"""Sums of logical shards that devices add in the order of the tree: the bits of one device, and errors of NCCL."""
+from theano_mgpu.comm.tree import Node, Tree, folded
+from theano_mgpu.runtime import gathered_sums
+from theano_mgpu.runtime.device_sums import Layout
+from theano_mgpu.runtime.gathered_sums import order_of, pieces
+
+import cuda_on_cpu
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.standin import launched, run
+from support.strategies import examples
+
+ON_STANDIN = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
+                                                             reason=cuda_on_cpu.unavailable() or '')]
+
+
+@examples(200)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any).map(tuple))
+def test_nodes_are_added_in_the_order_of_the_tree(counts):
+    tree = Tree(0, counts)
+    values = np.random.RandomState(sum(counts)).randn(tree.total, 50).astype('float32')
+    nodes = []
+    for device, count in enumerate(counts):
+        shards = range(tree.first(device), tree.first(device) + count)
+        nodes += [(device, node.value) for node in tree.merged(
+            [Node(0, shard, values[shard]) for shard in shards], lambda chain, *_: folded(chain, np.add))]
+    devices, order = order_of(counts)
+    assert devices == tuple(device for device, _ in nodes)
+    total = eval(order, {'n%d' % i: value for i, (_, value) in enumerate(nodes)})
+    np.testing.assert_array_equal(total, tree.reduced(values, np.add))
+
+
+@examples(100)
+@given(st.lists(st.tuples(st.integers(0, 40000), st.sampled_from(['float32', 'float64'])), min_size=1, max_size=6),
+       st.sampled_from([128, 4096, 100000]))
+def test_pieces_have_each_element_once(arrays, limit):
+    layout = Layout([((size,), np.dtype(dtype)) for size, dtype in arrays])
+    before, gathered_sums.PIECE = gathered_sums.PIECE, limit
+    try:
+        found = list(pieces(layout))
+    finally:
+        gathered_sums.PIECE = before
+    ends = dict.fromkeys(range(len(layout.counts)), 0)
+    for piece in found:
+        taken = dict.fromkeys(layout.names, 0)
+        for each in piece:
+            assert each.start == ends[each.number] < each.stop and each.dtype == layout.names[each.number]
+            assert each.place >= taken[each.dtype]
+            ends[each.number], taken[each.dtype] = each.stop, each.place + each.stop - each.start
+        assert 0 < sum(n * np.dtype(dtype).itemsize for dtype, n in taken.items()) <= limit
+    assert list(ends.values()) == layout.counts.tolist()
+
+
+COMMON = '''
+import ctypes, hashlib, time, warnings
+import theano, theano.tensor as T
+sys.path.append(sys.path[0] + '/runtime')
+from models import adam, sgd
+from test_logical_shards import Net
+from theano_mgpu.devices import nccl as module
+from theano_mgpu.runtime import gathered_sums
+nccl, cuda = ctypes.CDLL('libnccl.so.2'), ctypes.CDLL('libcuda.so')
+floatX, roots, exchange = theano.config.floatX, [], module.NcclCommunicator.exchange
+
+def counted(self, copies, collectives):
+    roots.append(set(collectives.roots.tolist()))
+    assert (collectives.ops == module.BROADCAST).all()
+    exchange(self, copies, collectives)
+module.NcclCommunicator.exchange = counted
+gathered_sums.PIECE = 8192  # of 48 kB of gradients of a layer
+
+def digest(values):
+    return hashlib.md5(b''.join(np.ascontiguousarray(value).tobytes() for value in values)).hexdigest()
+
+def dense(n, collectives='auto', updates=sgd, **options):
+    """Return a training step on n devices, or on those of the flag `contexts`, and the parameters."""
+    if n:
+        mgpu.init(n)
+    rng, h, t = np.random.RandomState(0), T.matrix('x'), T.ivector('t')
+    x, params = h, []
+    for before, after in ((6, 120), (120, 100), (100, 4)):
+        params += [theano.shared((rng.randn(before, after) / before ** .5).astype(floatX)),
+                   theano.shared(np.zeros(after, floatX))]
+        h = T.tanh(T.dot(h, params[-2]) + params[-1])
+    loss = T.nnet.categorical_crossentropy(T.nnet.softmax(h), t).mean()
+    with theano.configparser.change_flags(**{'mgpu.collectives': collectives}):
+        return mgpu.training_function([x, t], loss, params, updates, **options), params
+
+def batch(size):
+    rng = np.random.RandomState(size)
+    return rng.randn(size, 6).astype(floatX), rng.randint(0, 4, size).astype('int32')
+
+def trained(*arguments, sizes=(9, 2, 1), **options):
+    """Return the digest of the losses and parameters of some steps."""
+    step, params = dense(*arguments, **options)
+    losses = [step(*batch(size)) for size in sizes]
+    return digest(losses + [param.get_value() for param in params])
+
+def by(step):
+    return next(choice.chosen for choice in step.plan.choices if choice.what == 'collectives')
+
+def fails(call):
+    """Return the text of a call's error, and of its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        try:
+            call()
+            text = ''
+        except mgpu.MgpuError as error:
+            text = '%s: %s' % (type(error).__name__, error)
+    return text, [str(each.message) for each in caught if isinstance(each.message, mgpu.MgpuWarning)]
+'''
+
+
+class TestTheBitsOfOneDevice:
+    pytestmark = ON_STANDIN
+
+    def test_three_devices(self):
+        """One device has two of the four shards; a batch of one sample leaves two devices without any."""
+        one, three, by_nccl = run(COMMON + '''
+print(trained(1))
+print(trained(3))
+print(roots[0] == {0, 1, 2} and roots[-1] == {0}, len(roots))
+''', 3, 'mgpu.logical_shards=4', delay_us=200)
+        assert three == one
+        # 51.5 kB of sums are 7 pieces, in each of 3 steps.
+        assert by_nccl == 'True 21'
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize('floatx, options, flags', [
+        ('float32', "updates=adam", ''), ('float64', "updates=adam, executor='threads'", ''),
+        ('float32', "updates=adam, update_on='sharded'", ''), ('float32', "updates=adam, update_on='host'", ''),
+        ('float32', "updates=adam", ',mgpu.shares=1:3:2')])
+    def test_ways_to_train(self, floatx, options, flags):
+        """A sharded update has sums that one device alone gets."""
+        one, *others, count = run(COMMON + '''
+with theano.configparser.change_flags(**{'mgpu.shares': 'equal'}):
+    print(trained(1, OPTIONS, sizes=SIZES))
+print(trained(3, OPTIONS, sizes=SIZES))
+print(trained(3, 'host', OPTIONS, sizes=SIZES))
+print(len(roots) > 20)
+'''.replace('OPTIONS', options).replace('SIZES', '(13, 8, 9, 2, 1, 5)'), 3,
+                                'floatX=%s,mgpu.logical_shards=8%s' % (floatx, flags), delay_us=200)
+        assert others == [one] * 2 and count == 'True'
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize('number, devices', [(4, (2, 4)), (8, (3,)), (5, (2,))])
+    def test_batch_normalisation_dropout_and_adam(self, number, devices):
+        """Some sums are needed in the middle of a step. Others than sums go through the host."""
+        code = COMMON + '''
+for n, how in [(1, 'auto')] + [(n, how) for n in DEVICES for how in ('host', 'nccl')]:
+    with theano.configparser.change_flags(**{'mgpu.collectives': how}):
+        mgpu.init(n)
+        net = Net('FAST_RUN')
+        print(digest(net.everything((8, 5, 1, 13, 3))), len(roots) > 20, 'NCCL by gather' in str(net.step.plan))
+'''
+        one, *others = run(code.replace('DEVICES', repr(devices)), max(devices), 'mgpu.logical_shards=%d' % number,
+                           delay_us=300, nccl_delay_us=200)
+        of_one = one.split()[0]
+        assert others[:2] == [of_one + ' False False', of_one + ' True True']
+        assert {line.split()[0] for line in others} == {of_one}
+
+    @pytest.mark.slow
+    @pytest.mark.mpi
+    @pytest.mark.parametrize('options', ['', "update_on='sharded'"])
+    def test_two_processes_with_two_devices_each(self, options, tmp_path):
+        """Batches of one and two samples leave a process without samples; it takes part in all exchanges."""
+        sizes = '(13, 8, 1, 9, 2, 5)'
+        one, = run(COMMON + 'print(trained(1, updates=adam, sizes=%s))' % sizes, 1, 'mgpu.logical_shards=8')
+        code = COMMON + '''
+print(trained(0, 'nccl', updates=adam, sizes=%s, %s), len(roots) > 20, {0, 1, 2, 3} in roots)
+print(trained(0, 'host', updates=adam, sizes=%s, %s))
+''' % ((sizes, options) * 2)
+        of_ranks = launched(2, code, tmp_path, 4, 'mgpu.logical_shards=8')
+        assert of_ranks == [one + ' True True', one]
+
+    @pytest.mark.slow
+    def test_gradients_are_not_copied_to_the_host(self, tmp_path):
+        start, stop = map(float, run(COMMON + '''
+step, params = dense(2)
+step(*batch(9))
+start = time.clock_gettime(time.CLOCK_MONOTONIC)
+for size in (9, 8, 7):
+    step(*batch(size))
+print(start, time.clock_gettime(time.CLOCK_MONOTONIC))
+''', 2, 'mgpu.logical_shards=4', trace=tmp_path / 'trace')[0].split())
+        copies = [line.split() for line in (tmp_path / 'trace').read_text().splitlines()]
+        copies = [line for line in copies if line[2] == 'DtoH' and start < float(line[0]) < stop]
+        assert 0 < len(copies) <= 3 and all(int(line[-1]) < 100 for line in copies), copies  # the loss of each step
+
+
+class TestErrorsOfNccl:
+    pytestmark = ON_STANDIN
+
+    WRONG = COMMON + '''
+step, params = dense(DEVICES)
+nccl.ncclOnCpuFailAfter(ctypes.c_long(0), KIND)
+print(fails(lambda: print(step(*batch(9)))))
+print(fails(lambda: print(step(*batch(5)))))
+other, others = dense(DEVICES, 'host')
+print(other(*batch(9)))
+print(other(*batch(5)))
+print(digest([each.get_value() for each in params]) == digest([each.get_value() for each in others]))
+'''
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize('kind, text', [(100, 'a device has another sum than the host'),
+                                            (3, 'NCCL gives error 3, internal error')])
+    def test_sums_go_through_the_host_where_nccl_does_not_work(self, kind, text):
+        code = self.WRONG.replace('KIND', str(kind)).replace('DEVICES', '2')
+        first, warned, second, nothing, *host, same = run(code, 2, 'mgpu.logical_shards=4')
+        assert text in warned and 'From now on, sums go through the host' in warned
+        assert (nothing, same) == ("('', [])", 'True') and host == [first, second]
+
+    @pytest.mark.slow
+    @pytest.mark.mpi
+    def test_sums_of_two_processes_go_through_the_host_where_nccl_does_not_work(self, tmp_path):
+        code = self.WRONG.replace('KIND', '100').replace('DEVICES', '0')
+        first, warned, second, nothing, *host, same = launched(2, code, tmp_path, 4, 'mgpu.logical_shards=8')
+        assert 'another sum than the host' in warned and 'From now on, sums go through the host' in warned
+        assert (nothing, same) == ("('', [])", 'True') and host == [first, second]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize('groups', [0, 3])
+    def test_an_error_in_the_middle_changes_nothing_and_the_next_step_goes_on(self, groups):
+        """It may come between two pieces."""
+        error, same, after, equal = run(COMMON + '''
+step, params = dense(2)
+for size in (9, 2):
+    step(*batch(size))
+before = digest([each.get_value() for each in params])
+nccl.ncclOnCpuFailAfter(ctypes.c_long(GROUPS), 2)
+print(fails(lambda: step(*batch(8))))
+print(before == digest([each.get_value() for each in params]))
+print(fails(lambda: step(*batch(8))))
+other, others = dense(1)
+for size in (9, 2, 8):
+    other(*batch(size))
+print(digest([each.get_value() for each in params]) == digest([each.get_value() for each in others]))
+'''.replace('GROUPS', str(groups)), 2, 'mgpu.logical_shards=4')
+        assert 'ExchangeError: NCCL gives error 2, unhandled system error' in error
+        assert (same, after, equal) == ('True', "('', [])", 'True')
+
+    @pytest.mark.slow
+    def test_a_device_that_is_lost_is_named(self):
+        error, same = run(COMMON + '''
+step, params = dense(2)
+for size in (9, 2):
+    step(*batch(size))
+before = digest([each.get_value() for each in params])
+def lost(self, copies, collectives):
+    exchange(self, copies, collectives)
+    cuda.cudaOnCpuFailAfter(1, ctypes.c_long(0), 719)
+module.NcclCommunicator.exchange = lost
+print(fails(lambda: step(*batch(8)))[0])
+print(before == digest([each.get_value() for each in params]))
+''', 2, 'mgpu.logical_shards=4')
+        assert error.startswith('ReplicaError: replica 1 (context dev1->cuda1'), error
+        assert same == 'True'
+
+    @pytest.mark.slow
+    def test_a_device_that_does_not_come_is_an_error_within_the_timeout(self):
+        """Its part of each exchange is left out."""
+        error, same, after = run(COMMON + '''
+step, params = dense(2)
+for size in (9, 2):
+    step(*batch(size))
+before = digest([each.get_value() for each in params])
+began, calls = time.time(), []
+pointer, number = ctypes.c_void_p, ctypes.c_int
+types = [pointer, pointer, ctypes.c_size_t, number, number, pointer, pointer]
+nccl.ncclBroadcast.argtypes = types
+def broadcast(*args):
+    calls.append(args[5])
+    return 0 if args[5] == calls[0] else nccl.ncclBroadcast(*args)
+call = ctypes.CFUNCTYPE(ctypes.c_int, *types)(broadcast)
+def without_one(self, copies, collectives):
+    addresses = [self._nccl.address(name) for name in module.FUNCTIONS]
+    addresses[module.FUNCTIONS.index('ncclBroadcast')] = ctypes.cast(call, ctypes.c_void_p).value
+    self._library.mgpu_use(module._addresses(addresses))
+    exchange(self, copies, collectives)
+module.NcclCommunicator.exchange = without_one
+print(fails(lambda: step(*batch(8))))
+print(time.time() - began < 20, before == digest([each.get_value() for each in params]))
+print(fails(lambda: step(*batch(8))))
+''', 2, 'mgpu.logical_shards=4,mgpu.timeout=2')
+        assert 'ExchangeError: the devices have not exchanged their values within 2 s (mgpu.timeout)' in error
+        assert same == 'True True' and after == "('', [])"

@@ -1,0 +1,221 @@
+"""Sums of logical shards that devices add: NCCL sends their parts to all devices, and each adds them in one order."""
+from __future__ import annotations
+
+import collections
+import functools
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from ..comm.activities import ADD
+from ..comm.tree import Tree, folded
+from ..devices.contexts import gpu_context
+from ..devices.cuda_libraries.nccl import DTYPES
+from ..devices.nccl import BROADCAST, Collectives, Copies
+from .device_broadcast import NO_COPIES
+from .device_sums import DeviceSums, Layout, Received
+from .launcher import MemoryExplained
+from .replicas.transfers import ALIGNED, describe, fetch
+from .sums import TreeSums
+from .timeline import span
+
+PIECE = 1 << 24  # bytes of each node that devices send each other at a time
+
+
+class Range(NamedTuple):
+    """Elements of one array of a node, and the place that they take in the memory for a piece of their dtype."""
+
+    number: int
+    dtype: str
+    start: int
+    stop: int
+    place: int
+
+
+class OwnNode(NamedTuple):
+    """A node of the tree on the device that has computed it.
+
+    Attributes
+    ----------
+    sources : list
+        Its arrays, one for each sum.
+    packed : Received
+        Memory that the small ones are copied into, and the large ones.
+    arrays : list
+        The arrays that are sent, as by `Layout.arrays`.
+    """
+
+    sources: Sequence[Any]
+    packed: Received
+    arrays: Sequence[Any]
+
+    def part(self, elements: Range) -> Any:
+        """Return some elements."""
+        return self.arrays[elements.number][elements.start:elements.stop]
+
+
+class ReceivedNode(NamedTuple):
+    """Memory on a device for a piece of a node of another device, by dtype."""
+
+    memory: dict[str, Any]
+
+    def part(self, elements: Range) -> Any:
+        """Return the memory for some elements."""
+        length = elements.stop - elements.start
+        return self.memory[elements.dtype][elements.place:elements.place + length]
+
+
+class GatheredSums(DeviceSums, TreeSums):
+    """The sums of a SumGroup over logical shards, which each device adds in the order of the tree.
+
+    A device adds the parts of its own shards, as far as they are neighbours in the tree. NCCL sends the nodes that
+    remain to all devices, piece by piece, so that the nodes of other devices take little memory. Each device adds a
+    piece of all nodes by one kernel. The first exchange of a communicator is compared with the host's sums, as with
+    `DeviceSums`; here they have to be equal.
+    """
+
+    def __init__(self, *of_host: Any, **of_devices: Any) -> None:
+        super().__init__(*of_host, **of_devices)
+        self._pieces: list[list[Range]] = []
+        self._room: dict[str, int] = {}    # elements of the largest piece, by dtype
+        self._devices: Sequence[int] = ()  # of each node, from left to right; devices of all ranks count
+        self._order = ''                   # of the additions
+        self._kernels: dict[Any, Any] = {}
+
+    def clear(self) -> None:
+        if self._parts is None:  # a process without samples has no nodes, and receives the others'
+            TreeSums.clear(self)
+
+    def _prepare(self, parts):
+        """Keep the nodes of every context of this process, and memory for the other nodes and for the sums."""
+        of_contexts = collections.defaultdict(list)
+        for context, node in zip(parts.contexts, parts.arrays):
+            of_contexts[context].append(node.value.views)
+        self._use_layout(describe(self.views), {context: views for context, (views, *_) in of_contexts.items()})
+        layout, self._arrays, self._received = self._layout, [], []
+        self._devices, self._order = order_of(self._tree.of_replicas)
+        for i, context in enumerate(self._communicator.contexts):
+            with MemoryExplained(i, context, 'exchange'):
+                memory, place, own = self._memory(context), self._communicator.first + i, iter(of_contexts[context])
+                self._arrays.append([self._own(memory, next(own)) if device == place else self._of_another(memory)
+                                     for device in self._devices])
+                self._received.append(layout.received(memory, place))
+            for dtype in set(layout.names):
+                self._kernel(context, dtype)  # compiled before other ranks begin to wait for this one
+
+    def _use_layout(self, like, part_of):
+        before = self._layout
+        super()._use_layout(like, part_of)
+        if self._layout is not before:
+            self._pieces, self._room = list(pieces(self._layout)), {}
+            for each in (each for piece in self._pieces for each in piece):
+                self._room[each.dtype] = max(self._room.get(each.dtype, 0), each.place + each.stop - each.start)
+
+    def _own(self, memory, views):
+        sources = list(map(memory.contiguous, views))
+        packed = self._layout.packed(memory, {i: sources[i] for i in self._layout.large})
+        return OwnNode(sources, packed, self._layout.arrays(packed))
+
+    def _of_another(self, memory):
+        return ReceivedNode({dtype: memory.empty((size,), dtype) for dtype, size in self._room.items()})
+
+    def _enqueue(self, arrays, received):
+        copies, contexts = self._copies(arrays), self._communicator.contexts
+        totals = list(map(self._layout.arrays, received))
+        for piece in self._pieces:
+            with self._timings.span('all_reduce'), span('all_reduce', 'all_reduce'):
+                self._communicator.exchange(copies, self._broadcasts(piece, arrays))
+            copies = NO_COPIES
+            self._launcher.run('all_reduce', [functools.partial(self._add_nodes, *each, piece)
+                                              for each in zip(contexts, arrays, totals)], contexts)
+
+    def _copies(self, arrays):
+        """Return the copies of small arrays into the memory that is sent; devices have different numbers of nodes."""
+        copied = self._layout.copied
+        of_devices = [[(node.packed.views[i].gpudata, node.sources[i].gpudata) for node in nodes
+                       if isinstance(node, OwnNode) for i in copied] for nodes in arrays]
+        most = max(map(len, of_devices))
+        table = np.array([pairs + [(0, 0)] * (most - len(pairs)) for pairs in of_devices], 'uint64')
+        to, source = np.ascontiguousarray(table.reshape(len(arrays), most, 2).transpose(2, 0, 1))
+        return Copies(to, source, np.tile(self._layout.bytes, most // max(1, len(copied))))
+
+    def _broadcasts(self, piece, arrays):
+        """Return the broadcasts of a piece of every node; it stays in place on the device that has it."""
+        addresses = np.array([[node.part(each).gpudata for node in nodes for each in piece] for nodes in arrays],
+                             'uint64')
+        sizes = [(each.stop - each.start) * np.dtype(each.dtype).itemsize for each in piece]
+        n = len(self._devices)
+        return Collectives(addresses, addresses, np.array(sizes * n, 'uint64'),
+                           np.full(n * len(piece), DTYPES['uint8'], 'int32'),
+                           np.full(n * len(piece), BROADCAST, 'int32'),
+                           np.repeat(np.array(self._devices, 'int32'), len(piece)))
+
+    def _add_nodes(self, context, nodes, totals, piece):
+        """Add a piece of all nodes on a device, for the sums that it gets."""
+        for each in piece:
+            if totals[each.number] is not None:
+                self._kernel(context, each.dtype)(totals[each.number][each.start:each.stop],
+                                                  *[node.part(each) for node in nodes])
+
+    def _kernel(self, context, dtype):
+        """Return the kernel that adds all nodes of a dtype on a context's device."""
+        key = context, dtype, self._order
+        if key not in self._kernels:
+            from pygpu.elemwise import GpuElemwise, arg  # not installed on every machine without a GPU
+            terms = [arg('n%d' % i, dtype, read=True) for i in range(len(self._devices))]
+            self._kernels[key] = GpuElemwise(gpu_context(context), 'total = ' + self._order,
+                                             [arg('total', dtype, write=True), *terms], nd=1)
+        return self._kernels[key]
+
+    def _differences(self, parts, arrays, received, ranks):
+        if ranks is not None:
+            ranks.handshake((ADD,))
+        self._add_on_host(parts, ranks)
+        return ['' if all(_same(fetch(each.views[i]), view) for each in received if i in each.views) else
+                'a device has another sum than the host' for i, view in enumerate(self.views)]
+
+
+@functools.lru_cache(maxsize=None)
+def order_of(counts: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+    """Return the device of each node, from left to right, and the order in which nodes are added, as an expression.
+
+    Parameters
+    ----------
+    counts : tuple of int
+        The number of logical shards that each device computes.
+
+    Examples
+    --------
+    >>> order_of((4, 0, 4)), order_of((3, 2))
+    (((0, 2), '(n0 + n1)'), ((0, 0, 1, 1), '((n0 + (n1 + n2)) + n3)'))
+    """
+    tree = Tree(0, counts)
+    nodes = [(device, node) for device in range(len(counts)) for node in tree.nodes_of(device)]
+    (_, _, text), = tree.merged([node._replace(value='n%d' % i) for i, (_, node) in enumerate(nodes)],
+                                lambda chain, level, place: folded(chain, '({} + {})'.format))
+    return tuple(device for device, _ in nodes), text
+
+
+def pieces(layout: Layout) -> Iterator[list[Range]]:
+    """Yield the pieces of a node that devices send each other, of at most `PIECE` bytes."""
+    piece: list[Range] = []
+    free, places = PIECE, dict.fromkeys(layout.names, 0)
+    for number, (count, dtype) in enumerate(zip(layout.counts.tolist(), layout.names)):
+        size, start = np.dtype(dtype).itemsize * ALIGNED, 0
+        while start < count:
+            stop = min(count, start + free // size * ALIGNED)
+            if stop > start:
+                piece.append(Range(number, dtype, start, stop, places[dtype]))
+                n = -(-(stop - start) // ALIGNED)
+                places[dtype] += n * ALIGNED
+                free -= n * size
+            if stop < count:
+                yield piece
+                piece, free, places = [], PIECE, dict.fromkeys(layout.names, 0)
+            start = stop
+    if piece:
+        yield piece
+
+
+def _same(array, other):
+    return bool(((array == other) | (array != array) & (other != other)).all())
