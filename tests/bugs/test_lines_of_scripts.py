@@ -37,8 +37,7 @@ def gradient_alone(x, w):
 
 
 def whole_batch(x, w):
-    total = (T.dot(x, w) * 0).sum()
-    return w.sum() / total  # here
+    return w.sum() / (T.dot(x, w) * 0).sum()  # here
 
 
 def batch_normalised(x, w):
@@ -59,6 +58,13 @@ def placed(x, w):
         return hidden.mean()
 
 
+def placed_gradient(x, w):
+    with mgpu.device('host1'):
+        hidden = T.sqrt(T.dot(x, w))  # here
+    with mgpu.device('host0'):
+        return hidden.mean()
+
+
 def line_in(function):
     """Return the line that a function marks, as a message names it."""
     lines, first = inspect.getsourcelines(function)
@@ -69,7 +75,8 @@ def line_in(function):
 @pytest.mark.parametrize('mode', [PYTHON, OPTIMISED], ids=['as it is', 'optimised'])
 @pytest.mark.parametrize('loss, options', [
     (logarithm, {}), (logarithm, {'micro_batches': 2}), (logarithm, {'update_on': 'sharded'}), (later_stage, {}),
-    (gradient_alone, {}), (whole_batch, {}), (batch_normalised, {}), (loop, {}), (placed, {})])
+    (gradient_alone, {}), (whole_batch, {}), (batch_normalised, {}), (loop, {}), (placed, {}),
+    (placed_gradient, {})])
 def test_values_that_are_not_finite(loss, options, mode, cpu2):
     x, w = T.fmatrix('x'), theano.shared(np.ones(3, 'float32'), name='w')
     step = mgpu.training_function([x], loss(x, w), [w], lambda gradients: {w: T.cast(w - gradients[0], 'float32')},

@@ -47,6 +47,11 @@ def test_a_layer_of_keras(cpu2):
     assert ', in layer grow, near ' in text and 'in sample 3 of the batch' in text and __file__ in text, text
 
 
+def test_a_loss_is_near_a_layer(cpu2):
+    text = error_of([], [(slice(None), 1e30)])
+    assert ', near layer last and ' in text and ', in layer' not in text, text
+
+
 @pytest.mark.parametrize('values, how', [
     ([(5, np.nan)], 'NaN already in sample 5'), ([(2, np.inf)], 'infinity already in sample 2'),
     ([(0, np.nan), (3, -np.inf)], 'NaN and infinity already in samples 0, 3')])

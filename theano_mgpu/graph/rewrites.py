@@ -9,7 +9,6 @@ from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu
 
 from .placement.tags import place_of_node, placed_on
-from .traces import keep_trace_above
 
 
 def substitute(outputs: Sequence[theano.Variable],
@@ -52,9 +51,7 @@ def rebuilt(outputs: Sequence[theano.Variable],
         inputs = [new.get(variable, variable) for variable in node.inputs]
         with placed_on(place_of_node(node)):
             results = change(node, inputs)
-            if results is not None:
-                keep_trace_above(results, node.outputs[0])
-            elif inputs != node.inputs:
+            if results is None and inputs != node.inputs:
                 results = node.clone_with_new_inputs(inputs).outputs
         new.update(zip(node.outputs, results or ()))
     return [new.get(output, output) for output in outputs]

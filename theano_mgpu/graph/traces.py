@@ -42,13 +42,9 @@ def layer_of(variable: theano.Variable) -> str | None:
     return next((trace.layer for trace in _traces(variable) if isinstance(trace, LayerTrace)), None)
 
 
-def nearest_layer(node: theano.Apply) -> str:
-    """Return the layer that a node is part of, or the nearest one above, as a part of a message; '' for none."""
-    for variable in _in_breadth(node):
-        layer = layer_of(variable)
-        if layer is not None:
-            return ', %s layer %s' % ('in' if variable.owner is node else 'near', layer)
-    return ''
+def nearest_layer(node: theano.Apply) -> str | None:
+    """Return the name of the layer of the nearest op above a node; None if there is none."""
+    return next((layer for layer in map(layer_of, _in_breadth(node)) if layer is not None), None)
 
 
 def keep_trace(new: Iterable[theano.Variable], old: theano.Variable) -> None:
@@ -59,20 +55,32 @@ def keep_trace(new: Iterable[theano.Variable], old: theano.Variable) -> None:
             variable.tag.trace = trace
 
 
-def keep_trace_above(new: Iterable[theano.Variable], old: theano.Variable) -> None:
-    """Give variables the lines of an older one, and with them the ops above that this package has made for them."""
+def keep_trace_above(new: Iterable[theano.Variable], old: theano.Variable, known: set[theano.Variable]) -> None:
+    """Give the lines of a variable to variables that stand for it, and to the ops that were made for them.
+
+    Parameters
+    ----------
+    new : iterable of theano.Variable
+    old : theano.Variable
+    known : set of theano.Variable
+        The variables that were there before; the new ones are added.
+    """
     pending = list(new)
     while pending:
         variable = pending.pop()
-        if variable.owner is not None and is_ours(variable):
-            keep_trace([variable], old)
-            pending += [] if is_ours(variable) else variable.owner.inputs
+        if variable.owner is not None and variable not in known:
+            known.add(variable)
+            pending += variable.owner.inputs
+            if is_ours(variable):
+                keep_trace([variable], old)
 
 
 def line_of(node: theano.Apply) -> str:
     """Return the line in which the user made a node, or one that it reads, as the end of a message; '' for none."""
-    made = _in_breadth(node)
-    for variable in [v for v in made if v.owner is not None] + [v for v in made if v.owner is None]:
+    above = _in_breadth(node)
+    # A variable without an owner or a name stands for the result of an op elsewhere. Inputs come last.
+    computed = [v for v in above if v.owner is not None or v.name is None and not isinstance(v, theano.Constant)]
+    for variable in dict.fromkeys(computed + above):
         frame = user_frame(variable)
         if frame is not None:
             file, line, _, text = frame

@@ -13,6 +13,7 @@ from ..devices.mesh import Mesh
 from ..graph.graph import substitute
 from ..graph.placement.tags import place_of
 from ..graph.saved_values import missing_for
+from ..graph.traces import keep_trace
 
 
 class Piece(NamedTuple):
@@ -146,6 +147,8 @@ class _Cutter:
         met = self._met(outputs, set(taken))
         taken = [v for v in self._given if v in met] + taken
         stand_ins = [v if v.owner is None else v.type(v.name) for v in taken]
+        for new, variable in zip(stand_ins, taken):
+            keep_trace([new], variable)
         graphs = substitute(outputs, {v: new for v, new in zip(taken, stand_ins) if new is not v})
         return [Piece(place, level, taken, stand_ins, outputs, graphs)]
 

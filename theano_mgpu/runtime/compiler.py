@@ -18,6 +18,7 @@ from ..devices.contexts import alike
 from ..graph.graph import fits_gpu, on_host
 from ..graph.output_order import by_depth
 from ..graph.rewrites import substitute
+from ..graph.traces import keep_trace
 from ..utils.collector import collector_paused
 from .retarget import CannotRetarget, link, optimise
 
@@ -130,7 +131,9 @@ def _local_input(variable, context):
         if context.kind != 'cpu':
             local.tag.target = context.name if fits_gpu(variable) else 'cpu'
         return local
-    return GpuArrayType(variable.dtype, variable.broadcastable, context_name=context.name)(variable.name)
+    local = GpuArrayType(variable.dtype, variable.broadcastable, context_name=context.name)(variable.name)
+    keep_trace([local], variable)
+    return local
 
 
 def _compile_mode(context, outputs, mode):

@@ -14,7 +14,7 @@ from theano.tensor.elemwise import Elemwise
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context, describe
 from ..errors import NonFiniteError, in_one_line
-from ..graph.traces import line_of, nearest_layer
+from ..graph.traces import layer_of, line_of, nearest_layer
 from .batch import Shard
 from .executable import CompiledPart
 from .replicas.transfers import fetch
@@ -212,8 +212,7 @@ class InspectedRun(StepRun):
         if found.node is not None:
             where = samples_of(found.mask, shard, [container.storage[0] for container in
                                                    function.input_storage[len(arguments):]])
-            cause = '%s%s, on %s%s%s%s' % (found.how, where, place, nearest_layer(found.node), _near(found.node),
-                                           line_of(found.node))
+            cause = '%s%s, on %s%s%s' % (found.how, where, place, _near(found.node), line_of(found.node))
             advice = 'Look for a division by zero or a log of zero in the model, and for such numbers in the data; ' \
                 'lower the learning rate, or clip the gradients'
         else:
@@ -264,11 +263,14 @@ def _elements_of(mask):
 
 
 def _near(node):
-    """Return the names of the variables that are nearest to an op, as the end of a message."""
+    """Return the layer of an op, and the names of the variables that are nearest to it, as a part of a message."""
     pending, names = list(node.inputs), []
     for variable in pending:  # which grows meanwhile
         if variable.name:
             names.append(name_of(variable))
         elif variable.owner is not None:
             pending += [v for v in variable.owner.inputs if v not in pending]
-    return ', near %s' % ' and '.join(list(dict.fromkeys(names))[:NAMES]) if names else ''
+    names, layer = list(dict.fromkeys(names))[:NAMES], layer_of(node.outputs[0])
+    if layer is None and nearest_layer(node) is not None:
+        names.insert(0, 'layer %s' % nearest_layer(node))
+    return (', in layer %s' % layer if layer else '') + (', near %s' % ' and '.join(names) if names else '')

@@ -107,6 +107,7 @@ class Shards(ShardGraph):
     def _begin(self, known, exchanged=(), statistics='exact', streams=(), numbers=None):
         ShardGraph.__init__(self, numbers)
         self._at_once = set(exchanged)
+        self._traced = set()      # variables of the new graph that have the lines of the given ones
         self.compared = set()     # variables of the new graph that other ones are compared with, bit by bit
         self._values = {}
         self._used_partial, self._used_whole = set(), set()  # variables of the given graph
@@ -158,7 +159,8 @@ class Shards(ShardGraph):
             values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
         if any(value.kind == PARTIAL for value in values):
             self._note_shares(node)
-        keep_trace_above([value.variable for value in values if value.variable is not None], node.outputs[0])
+        new = [value.variable for value in values if value.variable is not None]
+        keep_trace_above(new, node.outputs[0], self._traced)
         for variable, value in zip(node.outputs, values):
             self.keep(variable, self.whole(value) if variable in self._at_once else value)
 
