@@ -101,8 +101,9 @@ def test_a_summary_without_a_model_on_contexts_says_why(cpu2, enabled):
     tensor = L.Input(tensor=K.variable(np.ones((4, 6))))
     model = Model(tensor, L.Dense(3)(tensor))
     model.compile('sgd', 'mse', target_tensors=K.variable(np.ones((4, 3))))
-    title, note = str(report).splitlines()
-    assert title == 'no model ran on the contexts'
+    title, header, row, note = str(report).splitlines()
+    assert title == 'no model ran on the contexts' and 'reads its data from a tensor' in row
+    assert header.split()[0] == 'MODEL'
     assert note.startswith('note: %s is left to plain Keras' % model.name) and 'reads its data from a tensor' in note
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu.errors import MgpuError
@@ -122,10 +123,11 @@ def test_devices_and_pipes(folder):
 
 
 def test_a_text_for_a_stream_that_is_redirected(folder):
-    code = "import runpy\nwhole_text = runpy.run_path(%r)['whole_text']\nprint('before', flush=True)\n" \
-        "with whole_text('/dev/stdout') as file:\n    file.write('text ')\nprint('after')" % files.__file__
+    code = "from theano_mgpu.utils.files import whole_text\nprint('before', flush=True)\n" \
+        "with whole_text('/dev/stdout') as file:\n    file.write('text ')\nprint('after')"
     with open('out', 'w') as out:
-        subprocess.run([sys.executable, '-c', code], stdout=out, check=True, cwd='real')
+        subprocess.run([sys.executable, '-c', code], stdout=out, check=True, cwd='real',
+                       env=dict(os.environ, PYTHONPATH=str(Path(mgpu.__file__).parents[1]), THEANO_FLAGS='cxx='))
     assert read('out') == 'before\ntext after\n' and os.listdir('real') == []
 
 

@@ -1,8 +1,10 @@
 """The command that starts the ranks of a job: Open MPI's mpirun, or srun in an allocation of Slurm."""
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import sys
 from typing import Mapping, NamedTuple
 
@@ -141,7 +143,17 @@ def _threads(ranks, allocation, per_host, cores):
 
 def _slots(hosts):
     """Return the value of mpirun's option ``--host``."""
-    return ','.join('%s:%d' % pair for pair in hosts.items())
+    return ','.join('%s:%d' % (_by_name(host), slots) for host, slots in hosts.items())
+
+
+def _by_name(host):
+    """Return the name of this host for an address or another name of it: Open MPI 5 finds no slots by those."""
+    with contextlib.suppress(OSError):  # of a host that is not this one, bind fails
+        for family, kind, _, _, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as probe:
+                probe.bind(address)
+                return host if host == 'localhost' else socket.gethostname()
+    return host
 
 
 def _daemons(allocation, mpirun):
