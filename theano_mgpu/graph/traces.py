@@ -1,6 +1,7 @@
 """The lines of the user's script, and the layers of a model, that made the variables of a graph, for messages."""
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections import deque
@@ -113,9 +114,16 @@ def _traces(variable):
 
 def _outside_libraries(trace: Any) -> Any:
     """Return the innermost frame of a trace that is neither in Theano nor in Keras; None if there is none."""
-    folders = tuple(os.path.dirname(sys.modules[name].__file__) + os.sep  # type: ignore[type-var,operator]
-                    for name in ('theano', 'keras') if getattr(sys.modules.get(name), '__file__', None))
+    folders = _folders('keras' in sys.modules)
     return next((frame for frame in reversed(trace) if not frame[0].startswith(folders)), None)
+
+
+@functools.lru_cache(maxsize=None)
+def _folders(with_keras: bool) -> tuple[str, ...]:
+    """Return the folders of Theano and Keras."""
+    names = ('theano', 'keras') if with_keras else ('theano',)
+    files = [getattr(sys.modules[name], '__file__', None) for name in names]
+    return tuple(os.path.dirname(file) + os.sep for file in files if file)
 
 
 class LineFeature(Feature):
