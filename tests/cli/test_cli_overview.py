@@ -78,6 +78,15 @@ def test_the_next_steps_are_those_of_the_machine(devices, flags, expected, machi
     assert re.sub(r' \(.*?\)', '', facts['devices']) == ', '.join(devices)
 
 
+@pytest.mark.parametrize('devices, flags', [(['cpu'], ''), (['opencl0:0', 'cpu'], 'contexts=a->opencl0:0')])
+def test_processes_are_advised_with_what_they_need(devices, flags, machine, overview, monkeypatch):
+    """After `pip install '.[keras]'`, without mpi4py, the advised command could not work."""
+    machine(*devices)
+    monkeypatch.setenv('THEANO_FLAGS', flags)
+    monkeypatch.setenv('PATH', '/nowhere')
+    assert overview()[1][1][1].endswith(', once mpi4py and mpirun are installed')
+
+
 def test_a_theanorc_is_not_written_over(machine, overview, tmp_path):
     machine('cuda0', 'cuda1', 'cpu')
     (tmp_path / 'theanorc').write_text('[global]\nfloatX = float32\n')

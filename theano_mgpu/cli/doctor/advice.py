@@ -1,7 +1,9 @@
 """Advice on the next steps: the last line of `theano-mgpu doctor`, and the commands of `theano-mgpu` alone."""
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 from typing import NamedTuple, Sequence
 
 from ... import config
@@ -39,12 +41,14 @@ def first_script(setup: Setup) -> Step:
         return Step('theano-mgpu run train.py', script + 'started as this was, in %d processes' % processes)
     if allocation():
         return Step('theano-mgpu launch run train.py', script + 'on the hosts of this job')
+    has_mpi = importlib.util.find_spec('mpi4py') is not None and shutil.which('mpirun') is not None
+    needs = '' if has_mpi else ', once mpi4py and mpirun are installed'
     names = [context.name for context in setup.contexts]
     if len(names) == 1 and setup.needs('cuda', 'opencl'):
-        return Step('theano-mgpu launch --hosts a,b run train.py', script + 'on one device of each of two hosts')
+        return Step('theano-mgpu launch --hosts a,b run train.py', script + 'on one device of each of two hosts' + needs)
     if setup.needs('cuda', 'opencl'):
         return Step('theano-mgpu run train.py', script + 'on ' + ', '.join(names))
-    return Step('theano-mgpu launch -n 2 run train.py', script + 'in two processes on the CPU')
+    return Step('theano-mgpu launch -n 2 run train.py', script + 'in two processes on the CPU' + needs)
 
 
 def next_steps(setup: Setup) -> list[Step]:
