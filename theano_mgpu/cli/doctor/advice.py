@@ -45,7 +45,8 @@ def first_script(setup: Setup) -> Step:
     needs = '' if has_mpi else ', once mpi4py and mpirun are installed'
     names = [context.name for context in setup.contexts]
     if len(names) == 1 and setup.needs('cuda', 'opencl'):
-        return Step('theano-mgpu launch --hosts a,b run train.py', script + 'on one device of each of two hosts' + needs)
+        purpose = script + 'on one device of each of two hosts' + needs
+        return Step('theano-mgpu launch --hosts a,b run train.py', purpose)
     if setup.needs('cuda', 'opencl'):
         return Step('theano-mgpu run train.py', script + 'on ' + ', '.join(names))
     return Step('theano-mgpu launch -n 2 run train.py', script + 'in two processes on the CPU' + needs)
