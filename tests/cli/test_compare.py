@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_written(command, tmp_path):
     done = command('run', '--ledger', 'none/a', 'train.py')
     assert done.returncode == 2 and 'none/a cannot be written' in done.stderr and 'Traceback' not in done.stderr
     done = command('launch', '-n', '2', 'train.py', flags='mgpu.ledger=none/a')
-    assert done.returncode == 2 and done.stderr.startswith('theano-mgpu: error: none/a cannot be written: there is no')
+    assert done.returncode == 2 and 'theano-mgpu: error: none/a cannot be written: there is no' in done.stderr
 
 
 def test_the_options_of_launch(command):

@@ -59,7 +59,7 @@ def test_data(values, how, cpu2):
     """The parts of 4 samples have the shape of the transposed kernel, so that the samples were not named."""
     text = error_of([], values)
     assert ': inner_input had %s of the batch, on host' % how in text, text
-    assert text.endswith('No value was changed. Look for such numbers in the data')
+    assert 'No value was changed. Look for such numbers in the data' in text
     assert ': last_target had NaN already in sample 7 of the batch, on host1' in error_of([], targets=[(7, np.nan)])
 
 
@@ -67,4 +67,4 @@ def test_a_weight(cpu2):
     """A weight has no samples."""
     text = error_of([], weight=np.nan)
     assert ': inner/kernel had NaN already (1 of 12 numbers, the first at [1, 2]), on host0->cpu. No ' in text, text
-    assert text.endswith('Set it to finite values, or go on from a checkpoint')
+    assert 'Set it to finite values, or go on from a checkpoint' in text

@@ -93,6 +93,19 @@ void fail(Communicator &communicator, int failure, int device, int code) {
     communicator.code = code;
 }
 
+// Gives the first device that has failed itself, and its error; -1 if none has. NCCL tells this as an error of its own.
+int lost_device(const Communicator &communicator, int &code) {
+    for (size_t i = 0; i < communicator.events.size(); ++i) {
+        Current current(communicator.contexts[i]);
+        const int result = functions.query_event(communicator.events[i]);
+        if (result && result != NOT_READY) {
+            code = result;
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
 // Looks whether an exchange has ended; aborts all communicators if it has failed.
 int poll(Communicator &communicator) {
     int failure = -1, device = -1, code = 0;
@@ -101,18 +114,16 @@ int poll(Communicator &communicator) {
         if (communicator.state != UNDER_WAY)
             return communicator.state;
         bool done = communicator.recorded;
-        for (size_t i = 0; communicator.recorded && i < communicator.events.size(); ++i) {
+        device = communicator.recorded ? lost_device(communicator, code) : -1;
+        if (device >= 0)
+            failure = BY_DEVICE;
+        for (size_t i = 0; communicator.recorded && failure < 0 && i < communicator.events.size(); ++i) {
             Current current(communicator.contexts[i]);
-            int result = functions.query_event(communicator.events[i]);
-            if (result == NOT_READY) {
+            if (functions.query_event(communicator.events[i])) {  // not ready, or lost since: the next look tells
                 done = false;
-                if (!functions.async_error(communicator.comms[i], &result) && result && result != IN_PROGRESS) {
+                int result = 0;
+                if (!functions.async_error(communicator.comms[i], &result) && result && result != IN_PROGRESS)
                     failure = BY_NCCL, code = result;
-                    break;
-                }
-            } else if (result) {
-                failure = BY_DEVICE, device = (int)i, code = result;
-                break;
             }
         }
         if (failure < 0 && done) {
@@ -264,6 +275,8 @@ int mgpu_exchange(Communicator *communicator, const Exchange *exchange, double t
         }
         something_under_way.notify_one();
         failure = enqueue(*communicator, *exchange, device, code);
+        if (failure == BY_NCCL && (device = lost_device(*communicator, code)) >= 0)
+            failure = BY_DEVICE;
         if (failure < 0) {
             std::lock_guard<std::mutex> own(communicator->mutex);
             communicator->recorded = true;
