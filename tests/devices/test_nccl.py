@@ -281,7 +281,7 @@ def without_one(self, copies, reductions):
     call = skip(lambda *args: 0 if first or first.append(1) else nccl.ncclAllReduce(*args))
     addresses = [self._nccl.address(name) for name in module.FUNCTIONS]
     addresses[module.FUNCTIONS.index('ncclAllReduce')] = ctypes.cast(call, ctypes.c_void_p).value
-    library.mgpu_use(module._addresses(addresses))
+    library.mgpu_use(module.pointers(addresses))
     self.kept = call
     exchange(self, copies, reductions)
 module.NcclCommunicator.exchange = without_one
