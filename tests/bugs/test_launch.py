@@ -299,7 +299,7 @@ f([[1, 2], [3, 4]])
 NAMES_IT = 'RankError: rank %s (host {host}) ended while others go on'
 
 
-ENDS = [  # what a rank does, where, which ranks do so, the exit code of the job, a text of stderr
+ENDS = [  # the statement, its place, the ranks that execute it, the exit code of the job, a text of stderr
     ('sys.exit()', 'before the first function', '1', 1, NAMES_IT % 1),
     ('sys.exit("no data")', 'before the first function', '1', 1, NAMES_IT % 1),
     ('sys.exit(3)', 'before the first function', '0', 1, NAMES_IT % 0),

@@ -8,8 +8,9 @@ pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavail
                                                  reason=cuda_on_cpu.unavailable() or '')]
 
 TRAINING = '''
-import ctypes, os, time, warnings
+import ctypes, os, time
 import theano, theano.tensor as T
+from support.nccl_programs import by, fails
 nccl = ctypes.CDLL('libnccl.so.2')
 cuda = ctypes.CDLL('libcuda.so')
 floatX = theano.config.floatX
@@ -44,20 +45,6 @@ def batches(n, sizes=(8, 13, 16, 9, 3)):
 
 def values(params):
     return [param.get_value() for param in params]
-
-def by(step):
-    return next(choice.chosen for choice in step.plan.choices if choice.what == 'collectives')
-
-def fails(call):
-    """Return the text of a call's error, and of its warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter('always')
-        try:
-            call()
-            text = ''
-        except mgpu.MgpuError as error:
-            text = '%s: %s' % (type(error).__name__, error)
-    return text, [str(each.message) for each in caught if isinstance(each.message, mgpu.MgpuWarning)]
 '''
 
 EQUAL = TRAINING + '''

@@ -54,10 +54,11 @@ def test_pieces_have_each_element_once(arrays, limit):
 
 
 COMMON = '''
-import ctypes, hashlib, time, warnings
+import ctypes, hashlib, time
 import theano, theano.tensor as T
 sys.path.append(sys.path[0] + '/runtime')
 from models import adam, sgd
+from support.nccl_programs import by, fails
 from test_logical_shards import Net
 from theano_mgpu.devices import nccl as module
 from theano_mgpu.runtime import gathered_sums
@@ -75,7 +76,7 @@ def digest(values):
     return hashlib.md5(b''.join(np.ascontiguousarray(value).tobytes() for value in values)).hexdigest()
 
 def dense(n, collectives='auto', updates=sgd, **options):
-    """Return a training step on n devices, or on those of the flag `contexts`, and the parameters."""
+    """Return a training step on n devices, or for 0 on the devices of the flag `contexts`, and the parameters."""
     if n:
         mgpu.init(n)
     rng, h, t = np.random.RandomState(0), T.matrix('x'), T.ivector('t')
@@ -97,20 +98,6 @@ def trained(*arguments, sizes=(9, 2, 1), **options):
     step, params = dense(*arguments, **options)
     losses = [step(*batch(size)) for size in sizes]
     return digest(losses + [param.get_value() for param in params])
-
-def by(step):
-    return next(choice.chosen for choice in step.plan.choices if choice.what == 'collectives')
-
-def fails(call):
-    """Return the text of a call's error, and of its warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter('always')
-        try:
-            call()
-            text = ''
-        except mgpu.MgpuError as error:
-            text = '%s: %s' % (type(error).__name__, error)
-    return text, [str(each.message) for each in caught if isinstance(each.message, mgpu.MgpuWarning)]
 '''
 
 

@@ -57,12 +57,13 @@ def run(args: argparse.Namespace) -> int:
     if not common:
         raise MgpuError('%s and %s have no step in common. %s; %s' % (a.path, b.path, _contents(a), _contents(b)))
     difference = first_difference(a, b, common)
-    if difference is None and not any(step for _, step in common):
+    compared = sum(step > 0 for _, step in common)
+    if difference is None and not compared:
         raise MgpuError('only the values before the first step are in both ledgers, and are equal: no step was '
                         'compared. %s; %s. Run both again with mgpu.ledger_every=1' % (_contents(a), _contents(b)))
     settings = differing_settings(a, b)
     if args.json:
-        print_json({'equal': difference is None, 'compared': sum(step > 0 for _, step in common),
+        print_json({'equal': difference is None, 'compared': compared,
                     'difference': difference and difference._asdict(), 'settings': settings})
     else:
         verdict = _about_difference(difference) if difference else _about_equal(a, b, common)
@@ -149,7 +150,7 @@ def _shortened(items):
 
 
 def _about_equal(a, b, common):
-    """Return the lines about ledgers without a difference: what was compared, and what was not."""
+    """Return the lines about ledgers without a difference: the steps that were compared, and the others."""
     last, *every_last = map(_last_steps, (common, a.steps, b.steps))
     lines = ['equal: %s of both have the same bits' % counted(sum(step > 0 for _, step in common), 'step')]
     for ledger, own in zip((a, b), every_last):

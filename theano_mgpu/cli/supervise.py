@@ -192,9 +192,7 @@ class Job:
             look(self)
             self._end_if_absent()
             if grows():
-                processes = ranks_of(self.process.pid)
-                self.process.kill()
-                end_all(processes)
+                self._kill_all()
                 return GROWS
             if may_restart and self._is_watched and self.output.has(TOGETHER, STEP):
                 ranks = ranks or {process: _rank_and_size(process)[0] for process in ranks_of(self.process.pid)}
@@ -232,10 +230,14 @@ class Job:
 
     def kill(self) -> None:
         """End it at once."""
+        self._kill_all()
+        self.close()
+
+    def _kill_all(self):
+        """End mpirun and the ranks."""
         ranks = ranks_of(self.process.pid)
         self.process.kill()
         end_all(ranks)
-        self.close()
 
     def close(self, signals: Signals | None = None) -> int:
         """Wait for its end, and remove its folders; return its exit code.

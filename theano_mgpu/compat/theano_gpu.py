@@ -115,8 +115,8 @@ def build_kernels_when_called() -> None:
     """Build the kernels of an elementwise op at their first calls; Theano 1.0.5 builds all of them with the op.
 
     An op of n dimensions has 2 n + 1 kernels: one for contiguous arrays, and for each number of dimensions that is left
-    where neighbours collapse, one with addresses of 32 bits and one with 64. Few are ever called. Here
-    libgpuarray is told to build the kernels for 0 dimensions at once. It builds any other kernel before its first call.
+    where neighbours collapse, one with addresses of 32 bits and one with 64. Few are ever called. Here libgpuarray is
+    told to build the kernels for 0 dimensions at once. It builds each other kernel before its first call.
 
     Without this, PoCL spends most of the time in which a function is compiled on kernels that nothing calls.
     """

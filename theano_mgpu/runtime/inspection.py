@@ -42,7 +42,7 @@ def place_of(ranks: Communicator, context: Context | None) -> str:
 class Found(NamedTuple):
     """A variable with values that are not finite: which elements are not, the op that made it, and how, in words.
 
-    The op is None for a value that was given; the words then say what it has: NaN, infinity, or both.
+    The op is None for a value that was given; the words then are NaN, infinity, or both.
     """
 
     variable: theano.Variable

@@ -16,7 +16,7 @@ from ...utils.files import check_folder, target_of
 CONTENT = re.compile(r'(process \d+ on host .*)?')  # it is empty until it is locked
 LONGEST = 1000  # bytes of it
 NO_LOCK = '%s is no lock of theano_mgpu: move it, or name another file for %s'
-CHECKPOINTS, LEDGER = 'the checkpoints', 'the ledger (mgpu.ledger, --ledger or ledger=)'  # what a file is for
+CHECKPOINTS, LEDGER = 'the checkpoints', 'the ledger (mgpu.ledger, --ledger or ledger=)'  # uses of a file
 
 # By path and process id: a process may lock a file several times.
 _locks: weakref.WeakValueDictionary[tuple[str, int], FileLock] = weakref.WeakValueDictionary()
