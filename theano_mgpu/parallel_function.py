@@ -11,8 +11,9 @@ from theano.gof.graph import ancestors
 from .errors import warn
 from .graph.updates import as_dict, pairs
 from .options import Options
+from .runtime.building import warn_of_refusals
+from .runtime.divided_function import DividedFunction
 from .runtime.state.ledger import account_of
-from .runtime.verification.self_checked import SelfChecked
 
 
 def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
@@ -104,7 +105,7 @@ def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
                             mode=mode, name=name, allow_input_downcast=allow_input_downcast, profile=profile,
                             sharded=sharded, micro_batches=micro_batches, update_on=update_on, recompute=recompute,
                             in_ledger=True)
-    step.warn_of_refusals()
+    warn_of_refusals(step.built, step.options)
     return step
 
 
@@ -168,8 +169,8 @@ def check_used(inputs: Sequence[Any], outputs: list[theano.Variable], updates: A
         warn(text)
 
 
-class ParallelFunction(SelfChecked):
-    """The result of `function`; it has the attributes of a `SelfChecked`.
+class ParallelFunction(DividedFunction):
+    """The result of `function`; it has the attributes of a `DividedFunction`.
 
     Parameters
     ----------

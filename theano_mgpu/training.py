@@ -17,11 +17,12 @@ from .graph.own_flags import builds_graphs
 from .graph.updates import as_dict
 from .options import Options
 from .runtime.batches.prefetch import PeekableBatches
+from .runtime.building import warn_of_refusals
+from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import training_state
 from .runtime.state.ledger import account_of, ledger_at
 from .runtime.state.lock import lock_file
-from .runtime.verification.self_checked import SelfChecked
 from .utils.mpi_environment import CHECKPOINT
 from .utils.progress import bar
 from .utils.rank_process import report
@@ -122,12 +123,12 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
                             least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute,
                             in_ledger=True)
     training_graph.check_reductions(step.plan.results[1:], reductions, variables)
-    step.warn_of_refusals()
+    warn_of_refusals(step.built, step.options)
     return step
 
 
-class TrainingFunction(SelfChecked):
-    """The result of `training_function`; it has the attributes of a `SelfChecked`, and `params`.
+class TrainingFunction(DividedFunction):
+    """The result of `training_function`; it has the attributes of a `DividedFunction`, and `params`.
 
     Parameters
     ----------

@@ -13,9 +13,9 @@ from theano_mgpu.keras.model import report as report_module
 from theano_mgpu.keras.model.parallel_state import parallel_state_of
 from theano_mgpu.keras.model.report import Report
 from theano_mgpu.options import Options
+from theano_mgpu.runtime.divided_function import DividedFunction
 from theano_mgpu.runtime.sampled_timings import SampledTimings
 from theano_mgpu.runtime.verification.report import TOLERANCE
-from theano_mgpu.runtime.verification.self_checked import SelfChecked
 
 import keras
 import numpy as np
@@ -216,12 +216,12 @@ def test_strict():
 @pytest.mark.slow
 def test_one_context_is_faster(monkeypatch, divided_without_measuring):
     """So small a model pays for each context; the trial leaves nothing behind."""
-    original = SelfChecked.seconds_alone
+    original = DividedFunction.seconds_alone
 
     def half_as_long(step, args):
         original(step, args)
         return step.seconds / 2
-    monkeypatch.setattr(SelfChecked, 'seconds_alone', half_as_long)  # as it is on an idle machine
+    monkeypatch.setattr(DividedFunction, 'seconds_alone', half_as_long)  # as it is on an idle machine
     report = enable()
     text = 'trains on 2 contexts, but one context is faster: .* ms a call on one device, .* ms divided.*launch'
     model = compiled(built(dense), mode=COMPILED)
@@ -240,7 +240,7 @@ def test_one_context_is_faster(monkeypatch, divided_without_measuring):
 
 def test_whoever_divides_always_is_not_told_what_is_faster(monkeypatch):
     """A note advised to use one context, even under --always."""
-    monkeypatch.setattr(SelfChecked, 'seconds_alone', lambda step, args: step.seconds / 2)
+    monkeypatch.setattr(DividedFunction, 'seconds_alone', lambda step, args: step.seconds / 2)
     with warnings.catch_warnings():
         warnings.simplefilter('error', mgpu.MgpuWarning)
         report = enable(always=True)

@@ -3,9 +3,8 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, NamedTuple, Sequence
 
-import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.configparser import change_flags
@@ -18,17 +17,14 @@ from ..errors import GraphError, warn
 from ..graph.draws import drawn_once
 from ..graph.own_flags import builds_graphs
 from ..graph.placement.tags import placed_on
-from ..graph.prints import print_values, take_prints
+from ..graph.prints import take_prints
 from ..graph.updates import with_givens
 from ..options import AUTO, Options
 from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record
 from ..plan.layout import placed, spread_over
 from ..plan.shares import against_speeds, weights_for
-from . import Executable, Splitter, send, step_times
-from .batch import Batch
-from .batches.batch_inputs import BatchInputs, InputValues
-from .batches.example import Example
-from .batches.prefetch import LookAhead
+from . import Executable, Splitter, step_times
+from .batches.batch_inputs import BatchInputs
 from .consensus import check_same_rounding, gather_machine, share_first_values
 from .memory import DryStep
 from .replicas.replicated import Replicated, replicated
@@ -220,103 +216,16 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     return built
 
 
-class BuiltFunction(InputValues):
-    """A base of functions over a batch, which has their parts, and makes the batches of their calls.
-
-    Attributes
-    ----------
-    plan : StepPlan
-        The parts, their contexts, the exchanges, and the reasons. Print it.
-    built : Built
-    options : Options
-    executable : Executable
-    ranks : Communicator
-        The processes that call it together.
-    timings : SampledTimings
-        Seconds that the calls spent in each phase, see `timeline.PHASES`.
-    mesh : Mesh
-        The contexts of each replica; of the first replica alone if the graph cannot be divided.
-    contexts : list of Context
-        The contexts that it runs on.
-    n_replicas : int
-        Replicas on all ranks.
-    sharded : bool
-        Whether each process is given samples of its own.
-    refused : str or None
-        Why the graph cannot be divided, if that is so.
-    updated : list of Replicated
-        The variables that get new values.
-    functions : list of theano.compile.function_module.Function
-        One per part and context.
-    look_ahead : LookAhead
-        The next batch, where it is known.
-    """
-
-    def __init__(self, built: Built, options: Options):
-        self.built, self.options, self.inputs, self.arguments = built, options, built.inputs, built.inputs.arguments
-        self.executable, self.updated, self.refused = built.executable, built.updated, built.refusal
-        self.ranks, self.timings = self.executable.communicator, self.executable.timings
-        self.plan, self.functions = self.executable.plan, self.executable.functions
-        self.mesh, self.contexts, self.n_replicas = self.plan.mesh, self.plan.mesh.contexts, self.plan.shares.n_replicas
-        self.sharded = self.plan.shares.is_sharded
-        self.look_ahead, self._example = LookAhead(self._prepare), Example(self.arguments, self.ranks)
-
-    @property
-    def profiles(self) -> list[Any]:
-        """The ProfileStats of the compiled functions, where they are profiled."""
-        return [function.profile for function in self.functions if function.profile]
-
-    def split(self, values: Any, states: Mapping[SharedVariable, np.ndarray] = {},
-              lengths: Sequence[int] | None = None, alone: bool = False) -> Batch:
-        """Return the batch of the arguments of a call.
-
-        Parameters
-        ----------
-        values : list of ndarray, or None
-            Of the inputs; None where the data of this process has ended.
-        states : dict of SharedVariable to ndarray
-            The values of states with a row a sample.
-        lengths : list of int, optional
-            Samples that each rank was given; by default, all of them in `values`.
-        alone : bool
-            Whether the first replica is to have all of it.
-        """
-        lengths = [self.inputs.length(values)] if lengths is None else lengths
-        if self.sharded:
-            values = self._example.replacing(values, lengths)
-        rows = {self.inputs.rows[variable]: value for variable, value in states.items()}
-        sliced = self.inputs.slices.taken(values)
-        return self.built.splitter.split({**dict(zip(self.arguments.inputs, values)), **sliced, **rows}, lengths, alone)
-
-    def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
-        """Split and send a batch while the devices compute the one before; return its values and the Batch."""
-        if self.sharded or self.inputs.rows or self.inputs.slices.on_host:
-            return None  # a data set that is set before the next step counts for it
-        with self.timings.span('scatter'):
-            values = self.arguments.bind(args, {})
-            batch = self.split(values)
-        send(self.executable, batch)
-        return values, batch
-
-    def print_last(self, outputs: list[np.ndarray] | None) -> list[np.ndarray] | None:
-        """Print the last outputs, if the graph has them printed, and return the others."""
-        prints = self.built.prints
-        if not prints or outputs is None:
-            return outputs
-        if self.sharded or self.ranks.rank == 0:
-            print_values(prints, outputs[-len(prints):])
-        return outputs[:-len(prints)]
-
-    def warn_of_refusals(self) -> None:
-        """Warn, with the reason, of requests that are not met, such as to run on several contexts."""
-        name = self.options.name or 'a function'
-        if self.refused:
-            warn('%s runs whole on %s, since it cannot be computed in parts: %s'
-                 % (name, describe(self.contexts), self.refused))
-        if self.options.recompute and len(self.mesh.places) == 1 and not self.options.flags.recompute:
-            warn('recompute=True has no effect on %s, since it is not placed on several contexts. To save memory, '
-                 'place it by "with mgpu.device(...)", or pass micro_batches=2 or more' % name)
-        shares = self.executable.plan.shares
-        if 0 < shares.logical_shards < shares.n_replicas:
-            warn('mgpu.logical_shards=%d leaves %d of the %d replicas of %s without samples: give at least as many'
-                 % (shares.logical_shards, shares.n_replicas - shares.logical_shards, shares.n_replicas, name))
+def warn_of_refusals(built: Built, options: Options) -> None:
+    """Warn, with the reason, of requests that are not met, such as to run on several contexts."""
+    name, plan = options.name or 'a function', built.executable.plan
+    if built.refusal:
+        warn('%s runs whole on %s, since it cannot be computed in parts: %s'
+             % (name, describe(plan.mesh.contexts), built.refusal))
+    if options.recompute and len(plan.mesh.places) == 1 and not options.flags.recompute:
+        warn('recompute=True has no effect on %s, since it is not placed on several contexts. To save memory, '
+             'place it by "with mgpu.device(...)", or pass micro_batches=2 or more' % name)
+    shares = plan.shares
+    if 0 < shares.logical_shards < shares.n_replicas:
+        warn('mgpu.logical_shards=%d leaves %d of the %d replicas of %s without samples: give at least as many'
+             % (shares.logical_shards, shares.n_replicas - shares.logical_shards, shares.n_replicas, name))

@@ -27,7 +27,7 @@ class Computed(NamedTuple):
         How many the batch has on all ranks.
     contexts : list of Context
         Where the batch ran.
-    step : DataParallel or None
+    step : DividedFunction or None
         The function that ran the batch over contexts; None for plain Keras.
     """
 

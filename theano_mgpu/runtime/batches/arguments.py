@@ -83,6 +83,13 @@ class Arguments:
                 item, 'the name of several inputs' if positions else 'no input', self._names))
         return positions[0]
 
+    def __contains__(self, item: Any) -> bool:
+        """Return whether something is an input, by its position, its variable or its name."""
+        try:
+            return self.position(item) is not None
+        except TypeError:
+            return False
+
     def __getitem__(self, item: Any) -> Any:
         """Return the default value of an input in the next call; None if a value has to be given."""
         position = self.position(item)

@@ -73,7 +73,7 @@ def account_of(step: Any, variables: Iterable[Any]) -> Account | None:
 
     Parameters
     ----------
-    step : DataParallel
+    step : DividedFunction
     variables : list of Replicated
         Its weights and state.
     """

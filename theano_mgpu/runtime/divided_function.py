@@ -1,0 +1,379 @@
+"""A graph over a batch, run over several contexts: bind, split, run, commit."""
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import time
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import theano
+from theano.compile.sharedvalue import SharedVariable
+
+from ..comm.choice import choose_ranks
+from ..compat.shared_variables import add_step_lock
+from ..devices.choice import resolve_contexts
+from ..devices.contexts import check_process
+from ..errors import GraphError, LengthError, ReplicaError
+from ..graph.prints import print_values
+from ..options import Options
+from ..plan import record
+from ..utils import rank_process
+from ..utils.mpi_environment import STEP
+from . import StepResult, send, step_times
+from .batch import Batch
+from .batches.example import Example
+from .batches.prefetch import LookAhead
+from .building import Updates, build, divide
+from .consistency import BatchCheck
+from .remedies import Remedies
+from .replicas.replicated import replicated
+from .runner import Runner
+from .verification import checks
+from .verification.report import VerificationReport
+
+Arguments = Tuple[Sequence[Any], Dict[str, Any]]
+
+
+class Bound(NamedTuple):
+    """The arguments of a call, bound to the inputs.
+
+    Attributes
+    ----------
+    values : list of ndarray, or None
+        None for a process whose data has ended.
+    states : dict of SharedVariable to ndarray
+        The values of states with a row a sample.
+    length : int
+        Samples that this process was given.
+    batch : Batch, optional
+        The batch that was made of the values during the step before.
+    """
+
+    values: Sequence[Any] | None
+    states: dict[Any, np.ndarray]
+    length: int
+    batch: Any = None
+
+
+class DividedFunction:
+    """A graph over a batch, computed in one sub-batch per context, with the result of one device.
+
+    Its inputs have values as items, ``f['rate'] = 0.7``, as those of a `theano.function`. With the flag ``mgpu.verify``
+    it compares the first call that several contexts compute with plain Theano.
+
+    Parameters
+    ----------
+    inputs : list of theano.Variable
+    outputs : list of theano.Variable
+    updates : dict of SharedVariable to theano.Variable
+        New values. Default updates are added.
+    options : Options
+
+    Attributes
+    ----------
+    plan : StepPlan
+        The parts, their contexts, the exchanges, and the reasons. Print it.
+    built : Built
+        It is replaced by another one where a device has too little memory.
+    options : Options
+        Those that it was built with.
+    executable : Executable
+    ranks : Communicator
+        The processes that call it together.
+    timings : SampledTimings
+        Seconds that the calls spent in each phase, see `timeline.PHASES`.
+    mesh : Mesh
+        The contexts of each replica; of the first replica alone if the graph cannot be divided.
+    contexts : list of Context
+        The contexts that it runs on.
+    n_replicas : int
+        Replicas on all ranks.
+    sharded : bool
+        Whether each process is given samples of its own.
+    refused : str or None
+        Why the graph cannot be divided, if that is so.
+    updated : list of Replicated
+        The variables that get new values.
+    functions : list of theano.compile.function_module.Function
+        One per part and context.
+    look_ahead : LookAhead
+        The next batch, where it is known.
+    calls : int
+        The calls so far, the present one among them.
+    samples : int
+        Samples of the last batch, on all ranks.
+    seconds : float
+        Duration of the last step up to its new values; gathering outputs with one row per sample is not included.
+    """
+
+    def __init__(self, inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Updates, options: Options):
+        self.lock = threading.RLock()
+        self.samples = self.calls = 0
+        self.seconds = 0.0
+        self.look_ahead = LookAhead(self._prepare)
+        self._definition = inputs, outputs, updates
+        self._remedies = Remedies(options.name, choose_ranks(options.executor))
+        self._is_verified = not options.flags.verify
+        self._build(options)
+
+    # --- building
+
+    def _build(self, options: Options) -> None:
+        """Build the function, at first or again."""
+        contexts, ranks = resolve_contexts(options.contexts), choose_ranks(options.executor)
+        while True:
+            divided = divide(*self._definition, options, contexts, ranks.size)
+            try:
+                self.built = build(divided, options, ranks)
+                break
+            except ReplicaError as error:
+                options = self._remedies.for_build(error, divided, options)
+            for variable in divided.inputs.slices.data_sets():
+                replicated(variable).evict()  # another function may hold copies that this one has made
+            gc.collect()
+        self.options, self.inputs, self.arguments = options, self.built.inputs, self.built.inputs.arguments
+        self.executable, self.updated, self.refused = self.built.executable, self.built.updated, self.built.refusal
+        self.ranks, self.timings, self.plan = ranks, self.executable.timings, self.executable.plan
+        self.mesh, self.contexts, self.functions = self.plan.mesh, self.plan.mesh.contexts, self.executable.functions
+        self.n_replicas, self.sharded = self.plan.shares.n_replicas, self.plan.shares.is_sharded
+        self._example = Example(self.arguments, ranks)
+        self._runner = Runner(self.built, options, self.look_ahead, self._check)
+        self._check_batch = BatchCheck(ranks, self.built.number, options.name, self.arguments, self.sharded,
+                                       options.internal.batch_of_rank_0, self.built.alike)
+        for variable in self.built.variables:
+            add_step_lock(variable, self.lock)
+
+    def _rebuild(self, options: Options) -> None:
+        """Build the function again in the middle of a call. Slices, and values that were set, stay."""
+        slices, arguments = self.built.splitter.slices, self.arguments
+        for variable in self.executable.variables:
+            variable.evict()  # not every device may need it any more
+        record.forget(self.timings)
+        step_times.forget(self.timings)
+        self._build(options)
+        self.built.splitter.slices.update(slices)
+        self.arguments.take_assigned(arguments)
+
+    @property
+    def profiles(self) -> list[Any]:
+        """The ProfileStats of the compiled functions, where they are profiled."""
+        return [function.profile for function in self.functions if function.profile]
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether shares by speed have settled, so that the time of a step counts for a choice."""
+        return self._runner.is_settled
+
+    # --- the values of inputs
+
+    def __contains__(self, item: Any) -> bool:
+        """Return whether something is an input, by its position, its variable or its name."""
+        return item in self.arguments
+
+    def __getitem__(self, item: Any) -> Any:
+        """Return the value that an input has in the next call without it, as a `theano.function` does.
+
+        Parameters
+        ----------
+        item : int, str or theano.Variable
+            The position, the name or the variable of an input.
+
+        Raises
+        ------
+        TypeError
+            If there is no such input, or several.
+        """
+        return self.arguments[item]
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        """Set another value for the next call, of an input with a default, a ``theano.In(variable, value=...)``."""
+        self.arguments[item] = value
+
+    # --- a call
+
+    def step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute a batch on every rank, and return the outputs; on an error nothing changes on any rank."""
+        try:
+            return self._printed(self.locked_step((args, kwargs)))
+        finally:
+            self.arguments.forget_assigned()
+
+    def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
+        """Compute a batch, and return the outputs and the values to print.
+
+        Parameters
+        ----------
+        arguments : tuple of args and kwargs, or None
+            None for a process whose data has ended; once the data of all has, None is returned.
+        """
+        if not self._is_verified and arguments and checks.is_divided_for(self, *arguments):
+            self._is_verified = True
+            report = checks.verified(self, *arguments)
+            if not report.passed:
+                raise GraphError('%s does not give the answer of one device, nothing was changed: %s'
+                                 % (self.options.name or 'a function', report))
+        if self.executable.on_devices:
+            check_process()
+        # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
+        with self.lock: return self._step(arguments)  # noqa: E701
+
+    def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
+        with self.ranks.single_thread:
+            began = time.perf_counter()
+            self.timings.begin_call()
+            with self.timings.span('scatter'):
+                bound = self._bind(arguments)
+            with self.timings.span('wait'):
+                lengths, values = self._check_batch(self.calls, bound.length, bound.values)
+            self.calls += 1
+            self.timings.calls += 1
+            if not (sum(lengths) if self.sharded else lengths[0]):
+                self.samples = 0
+                if arguments is None:
+                    return None
+                raise LengthError('the batch is empty: no process has a sample of it')
+            # A batch that was split ahead is of no use if rank 0 has sent other values.
+            bound, ahead = bound._replace(batch=None), bound.batch if values is bound.values else None
+            before = time.perf_counter() - began
+            result = self._computed(values, bound.states, lengths, ahead)
+            self.samples, self.seconds = result.samples, before + result.seconds
+            if self.timings.is_sampling and self.is_settled:
+                self.timings.end_call(self.seconds)
+            rank_process.report(STEP)
+            return result.outputs
+
+    def _bind(self, arguments: Arguments | None) -> Bound:
+        states = self.inputs.states()
+        if arguments is None:
+            return Bound(None, states, 0)
+        values, batch = self.look_ahead.take(*arguments) or (self.arguments.bind(*arguments), None)
+        return Bound(values, states, self.inputs.length(values, states), batch)
+
+    def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
+        """Compute a batch on every rank: again, in another way, each time that a device has too little memory.
+
+        Parameters
+        ----------
+        values, states, lengths
+            As for `split`.
+        batch : Batch or None
+            The batch of them, if it was split and sent ahead.
+        """
+        while True:
+            try:
+                result = self._runner.run(self.calls, batch, functools.partial(self.split, values, states, lengths))
+                self._remedies.note(lengths, self.built)
+                return result
+            except BaseException as error:
+                options = self._remedies.for_step(lengths, error, self.built, self.options)
+            # Only now nothing has the arrays of the attempt any more: the traceback of the error had them.
+            batch = None
+            self.look_ahead.forget()
+            gc.collect()
+            if options is not None:
+                self._rebuild(options)
+                states = self.inputs.states()  # it may have other states with a row a sample, or none
+                if values is not None:
+                    self.inputs.length(values, states)
+
+    def split(self, values: Any, states: Mapping[SharedVariable, np.ndarray] = {},
+              lengths: Sequence[int] | None = None, alone: bool = False) -> Batch:
+        """Return the batch of the arguments of a call.
+
+        Parameters
+        ----------
+        values : list of ndarray, or None
+            Of the inputs; None where the data of this process has ended.
+        states : dict of SharedVariable to ndarray
+            The values of states with a row a sample.
+        lengths : list of int, optional
+            Samples that each rank was given; by default, all of them in `values`.
+        alone : bool
+            Whether the first replica is to have all of it.
+        """
+        lengths = [self.inputs.length(values)] if lengths is None else lengths
+        if self.sharded:
+            values = self._example.replacing(values, lengths)
+        rows = {self.inputs.rows[variable]: value for variable, value in states.items()}
+        sliced = self.inputs.slices.taken(values)
+        return self.built.splitter.split({**dict(zip(self.arguments.inputs, values)), **sliced, **rows}, lengths, alone)
+
+    def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
+        """Split and send a batch while the devices compute the one before; return its values and the Batch."""
+        if self.sharded or self.inputs.rows or self.inputs.slices.on_host:
+            return None  # a data set that is set before the next step counts for it
+        with self.timings.span('scatter'):
+            values = self.arguments.bind(args, {})
+            batch = self.split(values)
+        send(self.executable, batch)
+        return values, batch
+
+    def _check(self, outputs: list[np.ndarray]) -> None:
+        """Raise an error where outputs show that the new values are not to be stored."""
+
+    def _printed(self, outputs: list[np.ndarray] | None) -> list[np.ndarray] | None:
+        """Print the last outputs, if the graph has them printed, and return the others."""
+        prints = self.built.prints
+        if not prints or outputs is None:
+            return outputs
+        if self.sharded or self.ranks.rank == 0:
+            print_values(prints, outputs[-len(prints):])
+        return outputs[:-len(prints)]
+
+    # --- calls of processes with samples of their own
+
+    def join(self) -> None:
+        """Wait for the other processes, where each feeds its own data, once the data of this one has ended.
+
+        Until the data of all has ended, this process takes part in the others' calls, without samples.
+        """
+        for _ in self.joined():
+            pass
+
+    def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
+        """Do as `join`, and yield the outputs and the number of samples of each call."""
+        while self.sharded:
+            outputs = self._printed(self.locked_step(None))
+            if outputs is None:
+                return
+            yield outputs, self.samples
+
+    # --- comparisons with one device
+
+    def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> VerificationReport:
+        """Compute a batch with plain Theano on the host, and over the contexts, from the same state, and compare.
+
+        Parameters
+        ----------
+        *args, **kwargs : array_like
+            Of a call. With several processes, each makes the same one.
+        tolerance : float, optional
+            The largest relative difference that counts as rounding: 1e-5 for float32, 1e-10 for float64.
+
+        Returns
+        -------
+        VerificationReport
+            Of the outputs, and the new values of shared variables, which stay as they were. Print it.
+
+        Raises
+        ------
+        MgpuError
+            If each process has samples of its own.
+
+        Examples
+        --------
+        ``print(step.verify(x[:31], y[:31]))``
+        """
+        return checks.verified(self, args, kwargs, tolerance)
+
+    def seconds_alone(self, args: Sequence[Any]) -> float:
+        """Return the seconds that the first context alone takes for a batch; nothing is changed.
+
+        Parameters
+        ----------
+        args : list of ndarray
+            Of a call.
+        """
+        return checks.seconds_alone(self, args)

@@ -1,0 +1,88 @@
+"""One attempt at a step: a batch is run, checked, and committed or undone."""
+from __future__ import annotations
+
+import time
+from typing import Callable
+
+import numpy as np
+
+from ..comm.activities import AGREE
+from ..options import Options
+from . import StepResult, StepRun
+from .batch import Batch
+from .batches.prefetch import LookAhead
+from .building import Built
+from .sentinel import Sentinel
+from .speeds import Speeds
+
+
+class Runner:
+    """The runs of a function that is built in one way.
+
+    Parameters
+    ----------
+    built : Built
+    options : Options
+        Those that it was built with.
+    look_ahead : LookAhead
+        It prepares the next batch while the devices compute.
+    check : callable
+        ``check(outputs)`` raises an error where outputs show that the new values are not to be stored.
+    """
+
+    def __init__(self, built: Built, options: Options, look_ahead: LookAhead,
+                 check: Callable[[list[np.ndarray]], object]) -> None:
+        self._executable, self._look_ahead, self._check = built.executable, look_ahead, check
+        self._speeds = Speeds(options.name, built.splitter)
+        every = options.flags.check
+        self._sentinel = Sentinel(built, options.name, every) if every else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether shares by speed have settled, so that the time of a step counts for a choice."""
+        return self._speeds.is_settled
+
+    def run(self, step: int, batch: Batch | None, split: Callable[[], Batch]) -> StepResult:
+        """Compute a batch on every rank; on an error nothing changes on any rank.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step.
+        batch : Batch or None
+            The batch, if it was split and sent ahead.
+        split : callable
+            ``split()`` splits it, also a second time.
+        """
+        timings, began = self._executable.timings, time.perf_counter()
+        with timings.span('scatter'):
+            batch = batch or split()
+            self._executable.refresh()
+        if self._sentinel is not None:
+            self._sentinel.compare(step)
+        before = time.perf_counter() - began
+        result = self._committed(step, batch, split)
+        return result._replace(seconds=before + result.seconds)
+
+    def _committed(self, step, batch, split):
+        """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
+        timings, timed = self._executable.timings, self._speeds.timed(batch)
+        run = StepRun(self._executable, batch, timed)
+        try:
+            run.start()
+            self._look_ahead.prepare()
+            result = run.finish()
+            if self._sentinel is not None:
+                self._sentinel.check(step, result, split)
+            self._check(result.outputs)
+            with timings.span('wait'):
+                report = self._speeds.report(batch, timed, result.timed)
+                reports = self._executable.communicator.handshake((AGREE, len(report)), report)
+            with timings.span('update'):
+                result.new_values.commit()
+        except BaseException:
+            run.undo()
+            raise
+        if self._speeds.note(batch, reports.tolist() if timed is not None else []):
+            self._look_ahead.forget()  # it was split by the shares before
+        return result

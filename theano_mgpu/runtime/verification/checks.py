@@ -1,0 +1,57 @@
+"""Comparisons of a function over contexts with one device: of its results, and of its time."""
+from __future__ import annotations
+
+import time
+from typing import Any, Mapping, Sequence
+
+from ...errors import MgpuError
+from .. import run
+from .comparison import Verification
+from .report import VerificationReport
+
+
+def verified(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tolerance: float | None = None
+             ) -> VerificationReport:
+    """Return the report of a call of a DividedFunction; see its `verify`."""
+    if function.sharded:
+        raise MgpuError('verify compares with one device, which has the whole batch: here each process has samples '
+                        'of its own. Verify in one process, without mpirun')
+    outputs, updates = function.built.definition
+    with function.lock:
+        verification = Verification(function.arguments.inputs, outputs, updates, function.options.mode)
+        return verification.report(function.arguments.bind(args, kwargs), lambda: _undone_step(function, args, kwargs),
+                                   function.contexts, tolerance)
+
+
+def _undone_step(function, args, kwargs):
+    """Return the outputs of a step, and the new values, which are undone."""
+    before = [each.value() for each in function.updated]
+    try:
+        return function.locked_step((args, kwargs)) + [each.value() for each in function.updated]
+    finally:
+        for each, value in zip(function.updated, before):
+            each.variable.set_value(value)
+
+
+def is_divided_for(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether several contexts compute a call that one device could compute."""
+    if function.sharded or len(function.mesh.places) > 1:
+        return not function.sharded
+    length = function.inputs.length(function.arguments.bind(args, kwargs))
+    return len(sum(function.built.splitter.rounds(length), [])) > 1
+
+
+def seconds_alone(function: Any, args: Sequence[Any]) -> float:
+    """Return the seconds that the first context alone takes for a batch: copies, stages and updates."""
+    with function.lock:
+        function.executable.refresh()
+        began = time.perf_counter()
+        batch = function.split(function.arguments.bind(args, {}), alone=True)
+        ready = time.perf_counter()
+        result = run(function.executable, batch)
+        try:
+            done = time.perf_counter()
+            result.new_values.wait()
+            return ready - began + result.seconds + time.perf_counter() - done
+        finally:
+            result.new_values.roll_back()
