@@ -41,7 +41,7 @@ import sys
 from typing import Any, Callable
 
 from .. import config
-from ..compat import import_hooks
+from ..compat import import_hooks, keras_versions
 from ..devices.context_map import Context, describe
 from ..devices.contexts import chosen, init
 from ..errors import MgpuError, exit_code_of
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         at_exit(explain, record(), args, times)
     if not args.quiet:
         at_exit(print_summary, reports)
-    import_hooks.after_import('keras', lambda keras: reports.append(enable_in(keras, args, opened)))
+    import_hooks.after_import('keras', lambda keras: reports.extend(enable_in(args, opened)))
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)
@@ -185,21 +185,25 @@ def note_other_contexts(opened: list[Context]) -> None:
              'it, or run it with python' % (describe(opened), describe(chosen())))
 
 
-def enable_in(keras: Any, args: argparse.Namespace, opened: Callable[[], list[Context]]) -> Any:
+def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> list[Any]:
     """Run the models of the Keras that was just imported on the contexts.
 
     Returns
     -------
-    Report or None
-        None for a Keras on another backend, whose models are not changed.
+    list of (Report or None)
+        None for a Keras on another backend, whose models are not changed; no report for one whose functions are divided
+        as those of Theano.
     """
-    if keras.backend.backend() != 'theano':
-        note('this script uses Keras on %s: its models are not changed' % keras.backend.backend())
-        return None
+    backend = keras_versions.backend()
+    if backend != 'theano':
+        note('this script uses Keras on %s: its models are not changed' % backend)
+        return [None]
     opened()
+    if not keras_versions.is_hooked():
+        return []
     from ..keras import enable as enable_keras
     # Notes instead of warnings: scripts often silence warnings, and some turn them into errors.
-    return enable_keras(strict=args.strict, verify=args.verify, always=args.always, tell=note)
+    return [enable_keras(strict=args.strict, verify=args.verify, always=args.always, tell=note)]
 
 
 def take_flags(before: dict[str, str]) -> None:

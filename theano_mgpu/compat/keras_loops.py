@@ -26,10 +26,11 @@ def report_queues(data_utils: Any) -> None:
 
     A Feed of theano_mgpu.keras.feed sends each batch that is taken from its queue to other processes.
     """
-    for enqueuer in (data_utils.OrderedEnqueuer, data_utils.GeneratorEnqueuer):
+    enqueuers = [getattr(data_utils, name, None) for name in ('OrderedEnqueuer', 'GeneratorEnqueuer')]
+    for enqueuer in filter(None, enqueuers):  # Keras 1 has none
         @wrap(enqueuer)
         def get(original, self):
-            taken_from = getattr(self.sequence, 'taken_from', None)
+            taken_from = getattr(getattr(self, 'sequence', None), 'taken_from', None)  # not before Keras 2.2
             if taken_from is not None:
                 return taken_from(self, original(self))
             if keras_batches is not None:

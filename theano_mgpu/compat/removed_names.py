@@ -1,10 +1,12 @@
-"""Names that NumPy and Python have removed, and that Theano 1.0.5 and Keras 2.3.1 still use."""
+"""Names that NumPy, Python and PyYAML have removed, and that Theano 1.0.5 and Keras still use."""
 from __future__ import annotations
 
 import builtins
 import collections
 import collections.abc
+import inspect
 import warnings
+from typing import Any
 
 NUMPY_ALIASES = 'bool', 'int', 'float', 'complex', 'object', 'str'
 
@@ -23,3 +25,23 @@ def restore_collections_abcs() -> None:
     for name in collections.abc.__all__:
         if not hasattr(collections, name):
             setattr(collections, name, getattr(collections.abc, name))
+
+
+def restore_getargspec() -> None:
+    """Restore ``inspect.getargspec``, which Python 3.11 removed; Keras 1 and earlier, Lasagne and others call it."""
+    if hasattr(inspect, 'getargspec'):
+        return
+    specification = collections.namedtuple('ArgSpec', 'args varargs keywords defaults')
+
+    def getargspec(func):
+        return specification(*inspect.getfullargspec(func)[:4])
+    inspect.getargspec = getargspec  # type: ignore[attr-defined]
+
+
+def load_yaml_without_a_loader(yaml: Any) -> None:
+    """Have ``yaml.load(text)`` use the loader that it used before PyYAML 6, which wants it named.
+
+    Without this, ``model_from_yaml`` of Keras before 2.3 ends with "missing 1 required positional argument: 'Loader'".
+    """
+    if not yaml.load.__defaults__:
+        yaml.load.__defaults__ = (yaml.FullLoader,)

@@ -2,12 +2,16 @@
 
 >>> from theano_mgpu.keras import multi_gpu_model
 """
-import keras
+from ..compat import keras_versions
 
-if keras.backend.backend() != 'theano':
+if not keras_versions.is_hooked():
+    raise ImportError('theano_mgpu.keras is for Keras 2.3.1, but Keras %s is installed. "theano-mgpu run" and '
+                      'theano_mgpu.enable() divide the batches of its models, too. To use theano_mgpu.keras: pip '
+                      'install Keras==2.3.1' % keras_versions.version())
+if keras_versions.backend() != 'theano':
     raise ImportError('theano_mgpu.keras is for Keras on Theano, but the backend of Keras is %s: set '
                       'KERAS_BACKEND=theano in the environment (or "backend": "theano" in ~/.keras/keras.json)'
-                      % keras.backend.backend())
+                      % keras_versions.backend())
 
 from .api.balancing import balance
 from .api.enabling import disable, enable
