@@ -1,9 +1,15 @@
-"""Six kinds of models that Keras 0.3 to 2.3 can train, with the names of the installed version: python zoo.py OUT KIND...
+"""Six kinds of models that Keras 0.3 to 2.3 can train, with the names of the installed version.
 
-Each model is trained for two epochs of ragged batches, evaluated, and asked for predictions. The file has its weights,
-the state of its optimizer, its history, and its results.
+    python zoo.py KIND...                   plain, then over two contexts of the CPU; prints the largest differences as JSON
+    python zoo.py --write FILE KIND...      as this process computes them, into a file of arrays
+
+Each model is trained for two epochs of ragged batches, evaluated, and asked for predictions. Its results are these, its
+weights, and the state of its optimizer.
 """
+import json
 import sys
+
+import theano_mgpu as mgpu
 
 import keras
 import numpy as np
@@ -163,8 +169,35 @@ def results_of(make):
     return results
 
 
+def all_results(kinds):
+    return {'%s: %s' % (kind, name): value for kind in kinds for name, value in results_of(KINDS[kind]).items()}
+
+
+def difference(one, other):
+    """Return the largest difference of two arrays, relative to the largest number."""
+    one, other = np.asarray(one, 'float64'), np.asarray(other, 'float64')
+    return float(np.abs(one - other).max() / max(np.abs(one).max(), 1e-30)) if one.size else 0.
+
+
+def compared(kinds):
+    """Return the largest difference of each kind between one device and two contexts, and the divided functions."""
+    plain = all_results(kinds)
+    mgpu.init('a->cpu;b->cpu')
+    report = mgpu.enable(always=True)
+    reports = [report]
+    if VERSION == (2, 3):
+        from theano_mgpu.keras import enable
+        reports.append(enable(always=True))
+    divided = all_results(kinds)
+    assert plain.keys() == divided.keys()
+    worst = {kind: max(difference(plain[name], divided[name]) for name in plain if name.startswith(kind + ':'))
+             for kind in kinds}
+    runs = sum(len(usage.contexts) == 2 for each in reports for usage in each.usages)
+    return {'version': keras.__version__, 'differences': worst, 'divided': runs}
+
+
 if __name__ == '__main__':
-    found = {}
-    for kind in sys.argv[2:] or KINDS:
-        found.update(('%s: %s' % (kind, name), value) for name, value in results_of(KINDS[kind]).items())
-    np.savez(sys.argv[1], **found)
+    if sys.argv[1] == '--write':
+        np.savez(sys.argv[2], **all_results(sys.argv[3:] or KINDS))
+    else:
+        print(json.dumps(compared(sys.argv[1:])))
