@@ -24,7 +24,7 @@ class Picture:
         """Add a box with centred lines of text."""
         self.elements.append('<rect x="%g" y="%g" width="%g" height="%g" rx="5" fill="%s" stroke="%s"/>'
                              % (x, y, width, height, fill, edge))
-        lines = text.split('\n')
+        lines = text.split('\n') if text else []
         for i, line in enumerate(lines):
             self.text(x + width / 2, y + height / 2 + (i - (len(lines) - 1) / 2) * (size + 4), line, size)
 
@@ -143,7 +143,7 @@ def automatic():
 
 
 def measured():
-    """Return the rows of the first table of RESULTS.md: what is compared, the ratio as a text, its lowest and highest."""
+    """Return the rows of the first table of RESULTS.md: a name, the ratio as a text, its lowest and highest."""
     table = re.search(r'^\|.*\n\|[-|]+\n((?:\|.*\n)+)', RESULTS.read_text(encoding='utf-8'), re.MULTILINE).group(1)
     rows = []
     for line in table.splitlines():
@@ -165,7 +165,9 @@ def ratios():
     def place(value):
         return left + (right - left) * (math.log(value) - least) / (most - least)
 
-    for value in [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if least < math.log(tick) < most]:
+    for value in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20):
+        if not least < math.log(value) < most:
+            continue
         picture.text(place(value), 66, '%g' % value, 13, colour=GREY)
         picture.line((place(value), 76), (place(value), picture.height - 28), '#d5dae0' if value != 1 else INK)
     picture.text(place(1) - 10, 44, '← faster', 13, 'end', GREY)
