@@ -157,7 +157,7 @@ def ratios():
     """Draw the first table of RESULTS.md: a bar from 1 to each ratio, on a logarithmic axis."""
     rows = measured()
     row, top, left, right = 44, 84, 14, 410
-    picture = Picture(top + row * len(rows) + 26, 'Time of theano_mgpu / time of the other, as in benchmarks/RESULTS.md')
+    picture = Picture(top + row * len(rows) + 26, 'Ratios of times, theano_mgpu / others, as in benchmarks/RESULTS.md')
     picture.text(left, 20, 'Our time / theirs: below 1, theano_mgpu is faster', weight='bold', anchor='start')
     values = [value for _, number, spread in rows for value in (float(number), *spread)] + [1]
     least, most = math.log(min(values) * 0.93), math.log(max(values) * 1.07)
