@@ -6,9 +6,7 @@ import sys
 
 from theano_mgpu.utils import blas, blas_check, processor
 
-import numpy as np
 import pytest
-import theano
 from support.launch import launch
 from threadpoolctl import threadpool_info
 
@@ -158,10 +156,11 @@ def test_numpy_that_is_imported_first_is_told(machine):
 @pytest.mark.mpi
 def test_ranks_have_the_same_kernels(machine, monkeypatch, tmp_path):
     script = tmp_path / 'script.py'
-    script.write_text('import sys, theano_mgpu\n' + SHOW + 'with open(sys.argv[1] + str(theano_mgpu.rank()), "w") as file:\n'
-                      '    print(*kernels, file=file)\n')
-    for name, value in (('LD_PRELOAD', machine.library), ('XDG_CACHE_HOME', tmp_path / 'cache'), ('LOG_OF_KERNELS', tmp_path / 'log')):
-        monkeypatch.setenv(name, str(value))
+    script.write_text('import sys, theano_mgpu\n' + SHOW
+                      + 'open(sys.argv[1] + str(theano_mgpu.rank()), "w").write(" ".join(kernels))\n')
+    monkeypatch.setenv('LD_PRELOAD', str(machine.library))
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    monkeypatch.setenv('LOG_OF_KERNELS', str(tmp_path / 'log'))
     for mpirun in False, True:  # without the launcher, the first rank checks, and the others wait
         launch(2, tmp_path / 'rank', job=str(script), mpirun=mpirun, options=())
         assert [(tmp_path / ('rank%d' % rank)).read_text().split() for rank in (0, 1)] == [FITTING[:1]] * 2

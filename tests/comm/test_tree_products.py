@@ -3,7 +3,6 @@ from theano_mgpu.comm import tree_products
 from theano_mgpu.comm.tree import Tree
 from theano_mgpu.comm.tree_products import Product, add_products
 
-
 import numpy as np
 import pytest
 import theano

@@ -1,7 +1,7 @@
 """The BLAS libraries of this process: their versions, kernels and threads, by which products round; newer kernels.
 
-OpenBLAS chooses kernels for the processor when it is loaded. For a processor that is newer than the library, these may be
-of 2004, and take a sixth of its speed. The import of this module then has it load others.
+OpenBLAS chooses kernels for the processor when it is loaded. For one that is newer than the library, it may take those of
+2004, which are several times slower. The import of this module then has it take others.
 """
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from . import processor, rank_process
 
 VARIABLE = 'OPENBLAS_CORETYPE'  # OpenBLAS reads it when it is loaded
 OWN = 'MGPU_CORETYPE'  # the value that this package has given it, here or in the process that started this one
-# The kernels to try, the newest first, and what the processor needs for them. Every OpenBLAS since 2018 knows them. Those
-# for later processors multiply float32 and float64 as SkylakeX does.
+# The kernels to try, the newest first, and what the processor needs for them. Every OpenBLAS since 2018 knows them.
+# Those for later processors multiply float32 and float64 as SkylakeX does.
 KERNELS = {'SkylakeX': 'avx512f avx512cd avx512bw avx512dq avx512vl avx2 fma', 'Haswell': 'avx2 fma'}
 # Those that do without AVX2.
-OLD = ('Katmai Coppermine Northwood Prescott Banias Core2 Penryn Dunnington Nehalem Sandybridge Atom Nano Athlon Opteron '
-       'Opteron_SSE3 Barcelona Bobcat Bulldozer Piledriver Steamroller').lower().split()
+OLD = ('katmai coppermine northwood prescott banias core2 penryn dunnington nehalem sandybridge atom nano athlon '
+       'opteron opteron_sse3 barcelona bobcat bulldozer piledriver steamroller').split()
 SECONDS = 30  # after which a check has failed
 PLACES = '/etc/ld.so.cache', '/etc/alternatives'  # they change when another library takes the place of one
 
@@ -65,11 +65,11 @@ def choose_kernels() -> None:
         reason = '%s=%s in the environment' % (VARIABLE, value)
         return
     os.environ.pop(VARIABLE, None)  # of the process that started this one, perhaps on another processor
-    names, numpy = _fitting(processor.description()), PathFinder.find_spec('numpy')
-    if not names or numpy is None:
+    names, found = _fitting(processor.description()), PathFinder.find_spec('numpy')
+    if not names or not found:
         return
     try:
-        chosen, reason, is_new = _result(names, str(numpy.origin))
+        chosen, reason, is_new = _result(names, str(found.origin))
     except (OSError, MgpuError) as error:
         chosen, reason, is_new = '', 'no newer ones are tried: %s. Set %s=%s' % (error, VARIABLE, names[-1]), True
     if chosen:
@@ -77,7 +77,7 @@ def choose_kernels() -> None:
     if chosen and is_late:
         reason = 'NumPy was imported first. Import theano_mgpu before NumPy, or set %s=%s' % (VARIABLE, chosen)
     if is_late if chosen else is_new:
-        import numpy  # noqa: F811  loads its BLAS
+        import numpy  # noqa: F401  loads its BLAS
         old = outdated()
         if old:
             rank_process.note('the kernels of %s are slow on this processor: %s' % (old, reason))
@@ -124,12 +124,13 @@ def _run_check(name, libraries):
     command = [sys.executable, os.path.join(os.path.dirname(__file__), 'blas_check.py'), name, libraries, *sys.path]
     environment = {**os.environ, 'OPENBLAS_NUM_THREADS': '2', **({VARIABLE: name} if name else {})}
     try:
-        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, universal_newlines=True, timeout=SECONDS)
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              errors='replace', timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return False, 'no result within %d s' % SECONDS
-    error = done.stderr.strip().rpartition('\n')[2] or 'its process ended with %d' % done.returncode
-    return not done.returncode, error if done.returncode else done.stdout
+    if done.returncode:
+        return False, done.stderr.strip().rpartition('\n')[2] or 'its process ended with %d' % done.returncode
+    return True, done.stdout
 
 
 choose_kernels()

@@ -1,9 +1,9 @@
 """A program: name the kernels of each OpenBLAS that NumPy, SciPy and Theano load, and compare their products with sums.
 
-It runs in a process of its own, which wrong kernels may end. Its arguments: the kernels that each library has to have, or
-nothing for any, without a comparison; the files of libraries that Theano loads; each folder of sys.path. It prints a line
-with the version and the kernels of each library. If one has other kernels, or a product is wrong, stderr tells so, and the
-exit code is 1.
+It runs in a process of its own, which wrong kernels may end. Its arguments: the kernels that each library has to have,
+or nothing for any, without a comparison; the files of libraries that Theano loads; each folder of sys.path. It prints
+a line with the version and the kernels of each library. If one has other kernels, or a product is wrong, stderr tells
+so, and the exit code is 1.
 """
 import contextlib
 import ctypes
