@@ -1,7 +1,7 @@
 """The BLAS libraries of this process: their versions, kernels and threads, by which products round; newer kernels.
 
-OpenBLAS chooses kernels for the processor when it is loaded. For one that is newer than the library, it may take those of
-2004, which are several times slower. The import of this module then has it take others.
+OpenBLAS chooses kernels for the processor when it is loaded. For one that is newer than the library, it may take those
+of 2004, which are several times slower. The import of this module then has it take others.
 """
 from __future__ import annotations
 
