@@ -223,6 +223,13 @@ def test_host_loops():
 
 @pytest.mark.needs_compiler
 @pytest.mark.slow
+def test_blas_kernels():
+    text = run('blas_kernels.py', '--size', '50', '--rounds', '2')
+    assert 'theano_mgpu has chosen' in text and text.count('GF/s') == 6
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
 def test_vector_math():
     lines = run('vector_math.py', '--functions', 'tanh', 'pow', '--elements', '1000', '--rounds', '1', '--block',
                 '0.001', '--batch-sizes', '2').splitlines()

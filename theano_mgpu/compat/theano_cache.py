@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import pickle
@@ -11,12 +10,11 @@ import threading
 import zlib
 from types import ModuleType
 
-from ..utils import files, progress
+from ..utils import files, processor, progress
 from ..utils.attributes import temporarily
 from ..utils.collector import collector_paused
 from .wrapping import wrap
 
-CPUINFO = '/proc/cpuinfo'  # Linux has it
 _reading = threading.local()  # its attribute `keys` is true in a thread that reads the keys of all entries
 FALLBACKS = {'-march=corei7-avx', '-march=corei7', '-march=core2'}  # Theano's, where its trial of g++ fails
 
@@ -166,9 +164,10 @@ def keep_flags_of_the_processor() -> None:
 
     @wrap(GCC_compiler)
     def compile_args(original, march_flags=True):
-        if not march_flags or GCC_compiler.march_flags is not None or not os.path.exists(CPUINFO):
+        description = processor.description()
+        if not march_flags or GCC_compiler.march_flags is not None or not description:
             return original(march_flags)
-        machine = '\n'.join([config.cxx, gcc_version_str, config.gcc.cxxflags, _processor()])
+        machine = '\n'.join([config.cxx, gcc_version_str, config.gcc.cxxflags, description])
         path = os.path.join(config.compiledir, 'processor_%08x.flags' % zlib.crc32(machine.encode()))
         GCC_compiler.march_flags = known = _read_flags(path)
         arguments = original(march_flags)
@@ -185,10 +184,3 @@ def _read_flags(path):
     with contextlib.suppress(OSError), open(path) as file:
         flags = file.read().split('\n')
         return flags if all(flags) else None
-
-
-def _processor():
-    """Return Linux's description of the first core, but for its speeds, which vary."""
-    with open(CPUINFO) as file:
-        lines = list(itertools.takewhile(str.strip, file))
-    return ''.join(line for line in lines if not line.lower().startswith(('cpu mhz', 'bogomips')))
