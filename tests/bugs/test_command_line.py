@@ -190,7 +190,8 @@ OTHERS = {'paren': 'f("<>"\nx = 1\n', 'target': '1 = x', 'colon': 'if x\n  pass'
           'open text': '"""see `f`', 'quote in a literal': "x = 'it's `f`'", 'default': 'def f(a=(1, 2)\n  pass\n',
           'tabs': 'if 1:\n    x = 1\n\ty = 2\n', 'raise': 'raise ValueError("a, b" x)', 'comment': 'x = ) # `a` <> b',
           'except': 'try:\n    pass\nexcept (A, B) as e\n    pass', 'lambda': 'f(lambda x: (x, 1) y)',
-          'number': 'x = 08', 'small number': 'x = 1e-05 y', 'keyword': 'f(a=1, 2)', 'return': 'return 1', 'quotes': 'x = \u201ca\u201d'}
+          'number': 'x = 08', 'small number': 'x = 1e-05 y', 'keyword': 'f(a=1, 2)',
+          'return': 'return 1', 'quotes': 'x = \u201ca\u201d'}
 
 
 @pytest.mark.parametrize('text, is_old', [(text, True) for text in PYTHON_2.values()] + [
@@ -207,7 +208,8 @@ def test_a_script_of_python_2_is_named_as_such(text, is_old, tmp_path):
     assert ('expand' in lines[-1]) == (is_old and '\t' in text)
 
 
-@pytest.mark.parametrize('text', ['print "x"', 'x = unicode(1)', 'import cPickle', 'import sys\nprint >>sys.stderr, "x"',
+@pytest.mark.parametrize('text', ['print "x"', 'x = unicode(1)', 'import cPickle',
+                                  'import sys\nprint >>sys.stderr, "x"',
                                   'from itertools import izip', '{}.iteritems()'])
 def test_a_module_of_python_2_is_named_as_such(text, tmp_path, monkeypatch):
     (tmp_path / 'old_helper.py').write_text(text)

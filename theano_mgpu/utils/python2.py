@@ -15,7 +15,7 @@ _CODE = re.compile(r'''`|<>|\b[uU][rR]""|\b(0[xX][\da-fA-F]+|\d+)[lL]\b|\braise\
 _NAMES = re.compile(r'''name.'(xrange|unicode|raw_input|basestring|unichr|execfile)'.is.not.defined
     |No.module.named.'(cPickle|c?StringIO|urllib2|urlparse|httplib|ConfigParser|Queue|Tkinter|__builtin__)'
     |cannot.import.name.'(izip|imap|ifilter|urlopen|urlretrieve|urlencode)'
-    |'dict'.object.has.no.attribute.'(iteritems|itervalues|iterkeys|has_key)'|did.you.mean."print\(''', re.VERBOSE)
+    |'dict'.object.has.no.attribute.'(iteritems|itervalues|iterkeys|has_key)'|[Dd]id.you.mean."print\(''', re.VERBOSE)
 
 
 def hint(error: BaseException) -> str:
