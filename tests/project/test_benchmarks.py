@@ -242,6 +242,9 @@ def test_vector_math():
 def test_startup():
     lines = run('startup.py', '--models', 'mlp', '--rounds', '1', '--sides', 'plain', 'two contexts').splitlines()
     assert len(lines) == 4 and '; / plain: ' in lines[-1]
+    lines = run('startup.py', '--entries', '20', '40', '--rounds', '1').splitlines()
+    assert [line.split(',')[0] for line in lines] == [
+        each for each in ('first function', 'known module', 'new module', 'exit') for _ in range(2)]
 
 
 @pytest.mark.needs_compiler

@@ -129,10 +129,9 @@ class EnabledFunctions(Enabled):
         arguments : dict
             The arguments of `theano.function`.
         """
-        name = theano_functions.name_for_user(arguments)
-        if name is None:
+        if not theano_functions.is_of_user(arguments):
             return
-        usage = self.report.usage(theano_functions.shown(name))
+        usage = self.report.usage(function.mgpu_name)
         placed = is_placed(theano_functions.graph_of(function))
         obstacle = _obstacle(arguments, placed)
         if obstacle == OWN_SAMPLES:

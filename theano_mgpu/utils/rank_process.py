@@ -18,6 +18,7 @@ from typing import IO
 
 from ..errors import PREFIX, MgpuError
 from . import mpi_environment
+from .python2 import hint
 
 SHOWN = 4000     # characters of a quiet rank's output that are shown when it fails
 HEAD_START = 1.0  # seconds in which rank 0 may report an error that occurs on several ranks, so that it is shown once
@@ -145,6 +146,8 @@ def _fail(kind, error, trace):
 
 
 def _report(kind, error, trace):
+    if hint(error):
+        note(hint(error))
     text = 'rank %d of %d (host %s, process %d) failed:\n%s' % (
         mpi_environment.rank(), mpi_environment.size(), host(), os.getpid(),
         ''.join(traceback.format_exception(kind, error, trace)).rstrip())
