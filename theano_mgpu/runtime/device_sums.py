@@ -9,7 +9,7 @@ from ..comm.activities import ADD
 from ..comm.collectives import all_gather_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
-from ..devices.cuda_libraries.nccl import DTYPES, OPS
+from ..devices.cuda_libraries.nccl import DTYPES, SUM
 from ..devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
 from ..errors import ExchangeError, GraphError, warn
 from .batch import DeviceSum, Shard, Values
@@ -72,7 +72,7 @@ class Layout:
         self.counts = np.array([size for _, size in flat] + [sizes[i] for i in self.large], 'uint64')
         self.names = self.flat_dtypes + [like[i][1].name for i in self.large]
         self.dtypes = np.array([DTYPES[name] for name in self.names], 'int32')
-        self.ops = np.full(len(self.names), OPS['sum'], 'int32')
+        self.ops = np.full(len(self.names), SUM, 'int32')
         self.roots = np.array([EVERY] * len(flat) + [self.owners.get(i, EVERY) for i in self.large], 'int32')
 
     def received(self, memory: DeviceMemory, place: int) -> Received:

@@ -28,7 +28,7 @@ each device; hosts, or processes, exchange by MPI.
 With logical shards, the busiest device computes more than 1/n of each batch where n does not divide their number, and
 takes this share of f alone; a host launches as many for its devices as for one. Each device has k sums for the others,
 one for each group of its shards that the tree adds first; k is 1 without logical shards. By gather, NCCL sends the sums
-of each device to all others. Through the host, and between hosts, k sums go one way, and one goes back.
+of each device to all others. Through the host, k sums come, and one goes back.
 
 With overlap the backward pass is computed in p pieces, and the gradients of each but the last one are exchanged while
 the next ones are computed. That hides (p - 1) / p of the exchange at most, and no more than (p - 1) / p of the backward
@@ -176,44 +176,34 @@ def in_half(network: Network) -> Network:
     return network._replace(outer=outer and outer._replace(bytes_per_s=2 * outer.bytes_per_s))
 
 
-def ring_all_reduce(n: int, n_bytes: float, link: Link, reduce_bytes_per_s: float = math.inf, sums: float = 1
-                    ) -> float:
+def ring_all_reduce(n: int, n_bytes: float, link: Link, reduce_bytes_per_s: float = math.inf) -> float:
     """Return the seconds of a ring all_reduce of n devices or hosts, which add incoming buffers at some rate.
-
-    With logical shards, each of them has some `sums` for the others.
 
     Examples
     --------
     >>> round(ring_all_reduce(4, 8e6, Link('a', 1e-3, 1e9)), 9)
     0.018
     """
-    return 2 * (n - 1) * link.latency_s + (n - 1) / n * n_bytes * (
-        (1 + sums) / link.bytes_per_s + sums / reduce_bytes_per_s)
-
-
-class Division(NamedTuple):
-    """The parts of a batch, those that the busiest device computes, and the sums that each has for the others (k)."""
-
-    parts: int
-    busiest: int
-    sums: float
+    return 2 * (n - 1) * link.latency_s + (n - 1) / n * n_bytes * (2 / link.bytes_per_s + 1 / reduce_bytes_per_s)
 
 
 @functools.lru_cache(maxsize=None)
-def division(n: int, logical_shards: int) -> Division:
-    """Return the Division of a batch among n devices; 0 logical shards are one part a device.
+def division(n: int, logical_shards: int) -> tuple[int, int, float]:
+    """Return the parts that a batch has on n devices, those of the busiest one, and the sums of each for the others.
+
+    0 logical shards are one part a device. The number of sums (k) is the mean over the devices.
 
     Examples
     --------
-    >>> division(6, 4), division(2, 0)
-    (Division(parts=4, busiest=1, sums=0.6666666666666666), Division(parts=2, busiest=1, sums=1))
+    >>> division(4, 6), division(8, 4), division(2, 0)
+    ((6, 2, 1.0), (4, 1, 0.5), (2, 1, 1))
     """
     if not logical_shards:
-        return Division(n, 1, 1)
+        return n, 1, 1
     from ...comm.tree import Tree  # not above: they import Theano, which commands do not wait for
     from ...plan import Machine, Shares
     tree = Tree(0, Shares(Machine(replicas=(n,)), logical_shards=logical_shards).shards_of_replicas([logical_shards]))
-    return Division(logical_shards, max(tree.counts), sum(len(tree.nodes_of(i)) for i in range(n)) / n)
+    return logical_shards, max(tree.counts), sum(len(tree.nodes_of(i)) for i in range(n)) / n
 
 
 class CostModel(NamedTuple):
@@ -278,16 +268,11 @@ class CostModel(NamedTuple):
     scheme: str = 'host'
     logical_shards: int = 0
 
-    @property
-    def schemes(self) -> list[str]:
-        """The schemes that there are: NCCL sends the parts of logical shards by gather, and adds others in a ring."""
-        return [scheme for scheme in SCHEMES if scheme != ('ring' if self.logical_shards else 'gather')]
-
     def all_reduce(self, n: int) -> float:
         """Return the seconds of an all_reduce over n devices; only hosts take time to add."""
         hosts, devices = self.network.divided(n)
         inner, outer = self.network.inner, self.network.outer or self.network.inner
-        sums = division(n, self.logical_shards).sums
+        *_, sums = division(n, self.logical_shards)
         if self.scheme in ('ring', 'gather'):
             used = [inner, outer] if hosts > 1 else [inner]
             slowest = Link('', max(link.latency_s for link in used), min(link.bytes_per_s for link in used))
@@ -300,8 +285,7 @@ class CostModel(NamedTuple):
         to_host = TO_HOST.get(inner, inner)
         adding = devices * sums * self.n_bytes / self.reduce_bytes_per_s if n > 1 else 0.0
         return ((1 + sums) * devices * (to_host.latency_s + self.n_bytes / to_host.bytes_per_s) + adding
-                + ring_all_reduce(hosts, self.n_bytes, outer, self.reduce_bytes_per_s,
-                                  division(hosts, self.logical_shards).sums))
+                + ring_all_reduce(hosts, self.n_bytes, outer, self.reduce_bytes_per_s))
 
     def parts(self, n: int, batch: int) -> dict[str, float]:
         """Return the seconds of each of `PARTS` of a step of n devices; `batch` has the samples of all."""
@@ -368,9 +352,8 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, flo
     weights = 1 / np.square(seconds)
     x, y = np.average([sizes, seconds], axis=1, weights=weights)
     slope = float(np.sum(weights * (sizes - x) * (seconds - y)) / np.sum(weights * (sizes - x) ** 2))
-    if y - slope * x < 0:
-        return 0.0, float(y / x)
-    return float(y - max(slope, 0.0) * x), max(slope, 0.0)
+    slope = min(max(slope, 0.0), float(y / x))
+    return float(y - slope * x), slope
 
 
 def limit(parts: dict[str, float]) -> str:
@@ -403,7 +386,8 @@ def predictions(model: CostModel, batch_size: int, networks: dict[str, Network])
         pays, in samples.
     """
     predicted = {}
-    for key in itertools.product(networks, model.schemes, ('strong', 'weak'), NUMBERS):
+    schemes = [scheme for scheme in SCHEMES if scheme != ('ring' if model.logical_shards else 'gather')]  # as by NCCL
+    for key in itertools.product(networks, schemes, ('strong', 'weak'), NUMBERS):
         name, scheme, scaling, n = key
         model = model._replace(network=networks[name], scheme=scheme)
         parts = model.parts(n, batch_size * (n if scaling == 'weak' else 1))
