@@ -141,19 +141,16 @@ def order_copies() -> None:
     `Function.copy` copies the optimised graph without its DestroyHandler, which orders ops that work in place. A copy
     without updates also keeps the ops that write new values into the memory of shared variables: it gives them copies.
     """
-    from theano.compile.function_module import FunctionMaker
-    from theano.compile.ops import deep_copy_op
-    from theano.gof import DestroyHandler
+    import theano
 
-    @wrap(FunctionMaker)
+    @wrap(theano.compile.FunctionMaker)
     def __init__(original, self, inputs, outputs, *args, fgraph=None, **kwargs):
         if fgraph is not None and not hasattr(fgraph, 'destroyers'):
-            fgraph.attach_feature(DestroyHandler())
+            fgraph.attach_feature(theano.gof.DestroyHandler())
             for spec, variable in zip(inputs, fgraph.inputs):
                 if spec.update is None and spec.value is not None and fgraph.has_destroyers([variable]):
-                    clients, copied = list(variable.clients), deep_copy_op(variable)
-                    for node, i in clients:
-                        fgraph.change_input(node, i, copied, reason='its update is deleted')
+                    for node, i in list(variable.clients):
+                        fgraph.change_input(node, i, theano.compile.deep_copy_op(variable))
         original(self, inputs, outputs, *args, fgraph=fgraph, **kwargs)
 
 

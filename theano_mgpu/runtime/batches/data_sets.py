@@ -24,6 +24,7 @@ from ...compat.theano_functions import plain_function
 from ...graph.graph import host_type, shared_variables, substitute
 from ...graph.own_flags import builds_graphs
 from ...graph.random_streams import DRAWS
+from ...graph.repeatable import unrepeatable_in
 from ...plan import Program, expressed
 from .arguments import moved
 
@@ -157,7 +158,8 @@ def _slices(inputs, outputs, updated):
     slices, known = {}, {}
     for variable in ancestors(outputs):
         node = variable.owner
-        if node is None or not isinstance(node.op, Subtensor) or not _is_data_set(node.inputs[0], known, inputs):
+        if node is None or not isinstance(node.op, Subtensor) or not _is_data_set(node.inputs[0], known, inputs) \
+                or unrepeatable_in(node.inputs):
             continue
         axis = 0
         for number, index in enumerate(get_idx_list(node.inputs, node.op.idx_list)):
