@@ -188,7 +188,7 @@ def test_what_a_loop_prints_keeps_it_on_one_device(cpu2):
     x = T.matrix('x')
     sums, _ = theano.scan(lambda column, before: Print('sum', global_fn=lambda op, value: None)(before + column),
                           sequences=x.T, outputs_info=T.zeros_like(x[:, 0]))
-    with pytest.warns(mgpu.MgpuWarning, match='what a loop prints would be the part of a replica'):
+    with pytest.warns(mgpu.MgpuWarning, match='each replica would call Print'):
         f = mgpu.function([x], sums[-1], mode=PYTHON)
     np.testing.assert_array_equal(f(np.ones((5, 3), x.dtype)), [3] * 5)
 

@@ -26,6 +26,7 @@ from ...compat.theano_functions import plain_function
 from ...graph.graph import host_type, is_sparse, shared_variables, substitute
 from ...graph.own_flags import builds_graphs
 from ...graph.random_streams import DRAWS
+from ...graph.repeatable import unrepeatable_in
 from ...plan import Program, expressed
 from .arguments import moved
 
@@ -160,7 +161,7 @@ def _slices(inputs, outputs, updated):
     for variable in ancestors(outputs):
         node = variable.owner
         if node is None or not isinstance(node.op, (Subtensor, GetItem2d)) or \
-                not _is_data_set(node.inputs[0], known, inputs):
+                not _is_data_set(node.inputs[0], known, inputs) or unrepeatable_in(node.inputs):
             continue
         axis = 0
         for number, index in enumerate(_indices(node)[:1 if is_sparse(variable) else None]):

@@ -7,6 +7,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from ...errors import GraphError, MgpuError
+from ...graph.repeatable import unrepeatable_in
 from .. import run
 from ..data_parallel import Arguments, DataParallel
 from .comparison import Verification
@@ -77,7 +78,7 @@ class SelfChecked(DataParallel):
     def _is_divided_for(self, args, kwargs):
         """Return whether several contexts compute a call that one device could compute."""
         if self.sharded or len(self.mesh.places) > 1:
-            return not self.sharded
+            return not self.sharded and not unrepeatable_in(self.built.definition.whole)
         length = self.inputs.length(self.arguments.bind(args, kwargs))
         return len(sum(self.built.splitter.rounds(length), [])) > 1
 
