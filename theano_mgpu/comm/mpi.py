@@ -21,6 +21,7 @@ from ..errors import MgpuError, RankError
 from ..utils import mpi_environment, rank_process
 from . import mpi_library
 from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
+from .alone import Alone
 from .collectives import all_gather_object, split
 from .communicator import WIDTH, Communicator
 from .failures import description, known_to_all, packed, unpacked
@@ -40,6 +41,17 @@ def mpi_communicator() -> MpiCommunicator:
     return ranks
 
 
+def _leave():
+    """Make a fork of a rank a process alone, for whatever it inherits: the messages of the rank are not its own."""
+    if mpi_communicator.cache_info().currsize:
+        mpi_communicator().leave()
+        mpi_communicator.cache_clear()
+    mpi_library.leave()
+
+
+os.register_at_fork(after_in_child=_leave)
+
+
 def end_together() -> None:
     """Have this rank tell the others when it ends, even if it has exchanged nothing with them.
 
@@ -52,8 +64,8 @@ def end_together() -> None:
 def _end_apart():
     """End a rank that has exchanged nothing yet: ranks that go on learn of it."""
     mpi = sys.modules.get('mpi4py.MPI')
-    if mpi_communicator.cache_info().currsize or os.environ.get(mpi_environment.RANK_PROCESS) != str(os.getpid()) \
-            or sys.exc_info()[0] is not None or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() \
+    if mpi_communicator.cache_info().currsize or not mpi_environment.is_rank() or sys.exc_info()[0] is not None \
+            or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() \
             or mpi.COMM_WORLD.size != mpi_environment.size():
         return
     if failed_unseen():
@@ -308,6 +320,12 @@ class MpiCommunicator(Communicator):
         rank_process.say('%s, %s, has waited %.0f s for data from %s, and ends the job; %s'
                          % (self.name(self.rank), describe(activity, self.functions), waited, others, REMEDY))
         rank_process.abort(1)
+
+    def leave(self) -> None:
+        """Become the communicator of one process alone, in a fork."""
+        atexit.unregister(self.end)
+        self.__class__ = Alone  # type: ignore[assignment]
+        Alone.__init__(self)  # type: ignore[arg-type]
 
     def end(self) -> None:
         """Leave the job when the script ends; ranks that have not ended learn of it, and so does this one."""

@@ -95,6 +95,8 @@ class DataParallel(SlicedRun):
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
+        if self.plan.machine.size > self.ranks.size:  # a fork of a rank computes alone what the ranks have shared
+            self._rebuild(self.options)
         with self.ranks.single_thread:
             began = time.perf_counter()
             self.timings.begin_call()
