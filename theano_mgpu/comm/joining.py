@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,11 @@ JOB = 'PMIX_NAMESPACE', 'SLURM_JOB_ID', 'SLURM_STEP_ID'  # variables that tell j
 
 def start(mpi: Any, level: int) -> None:
     """Start MPI, with a level of thread support, together with all ranks; end this process where one does not come."""
-    has_started = threading.Event()
+    # Not mpi4py's own function, which keeps Python's lock, so that no thread could look.
+    initialise, has_started = ctypes.CDLL(mpi.__file__).MPI_Init_thread, threading.Event()
     threading.Thread(target=_watch, args=(has_started,), daemon=True).start()
-    try:
-        # Not mpi4py's own function, which keeps Python's lock, so that no thread could look.
-        ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, level, ctypes.byref(ctypes.c_int()))
-    finally:
-        has_started.set()
+    initialise(None, None, level, ctypes.byref(ctypes.c_int()))
+    has_started.set()
     for communicator in (mpi.COMM_SELF, mpi.COMM_WORLD):
         communicator.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py raises them
 
@@ -45,43 +42,40 @@ def _watch(has_started):
     while not has_started.wait(LOOK):
         waited += LOOK
         here = ranks_here()
-        first = min([number for number, joins in here.items() if joins], default=rank())
-        missing = [str(number) for number in range(size()) if not here.get(number)]
-        gone = [number for number in missing if int(number) not in here] if local_size() == size() else ['of ' + host]
+        missing = [number for number in range(size()) if not here.get(number)]
+        is_first = rank() == min(set(range(size())) - set(missing), default=rank())
         may_know = any(name in LAUNCHERS for name in rank_process.parents())  # whose other children can be seen, too
         absent = absent + LOOK if may_know and len(here) < local_size() else 0.0
-        text = 'rank %d has waited %.0f s for rank %s to import theano_mgpu, as far as host %s shows' % (
-            first, waited, ', '.join(missing), host)
         if absent >= ABSENT:
-            _end(first, 'rank %s ended before it had imported theano_mgpu, and the other ranks wait for it in MPI: the '
-                 'job is ended. Every rank has to make the same calls: look for an exit on some ranks only'
-                 % ', '.join(gone))
-        elif limit and waited >= limit:
-            _end(first, text + ', and ends the job. Look at what that rank does; the flag mgpu.timeout sets a tenth of '
-                 'this time, in seconds (0: for ever)')
-        elif waited == NOTED and first == rank():
+            gone = ['%d' % number for number in missing if number not in here]
+            _end(is_first, 'rank %s ended before it had imported theano_mgpu, and the other ranks wait for it in MPI: '
+                 'the job is ended. Every rank has to make the same calls: look for an exit on some ranks only'
+                 % (', '.join(gone) if local_size() == size() else 'of host ' + host))
+        text = 'rank %d has waited %.0f s for rank %s to import theano_mgpu, as far as host %s shows' % (
+            rank(), waited, ', '.join(map(str, missing)), host)
+        if limit and waited >= limit:
+            _end(is_first, text + ', and ends the job. Look at what that rank does; the flag mgpu.timeout sets a tenth '
+                 'of this time, in seconds (0: for ever)')
+        if waited == NOTED and is_first:
             rank_process.say('note: %s, and goes on waiting' % text)
 
 
-def _end(first, text):
+def _end(is_first, text):
     """End this process, and so the job; the first rank says why."""
-    if first == rank():
-        rank_process.show_output()
+    if is_first:
         rank_process.say(text)
-    else:
-        time.sleep(rank_process.HEAD_START)
-    rank_process.abort(1)
+    rank_process.end_all(1)
 
 
 def ranks_here() -> dict[int, bool]:
     """Return the ranks that have a process on this host, and whether each has loaded MPI's library. Linux only."""
     found: dict[int, bool] = {}
-    launcher = mpi_environment.launcher()
-    for process in Path('/proc').glob('[0-9]*') if launcher else ():
+    rank_variable = getattr(mpi_environment.launcher(), 'variables', ('',))[0]
+    for process in Path('/proc').glob('[0-9]*'):
         with contextlib.suppress(OSError, ValueError, KeyError):  # it has ended, or is no rank
             entries = (process / 'environ').read_text(errors='replace').split('\0')
             variables = dict(entry.partition('=')[::2] for entry in entries)
             if all(variables.get(name) == os.environ.get(name) for name in JOB):
-                number = int(variables[launcher.variables[0] or ''])
+                number = int(variables[rank_variable])
                 found[number] = found.get(number, False) or 'libmpi' in (process / 'maps').read_text(errors='replace')
     return found

@@ -69,8 +69,9 @@ class DataParallel(SlicedRun):
 
     def _build(self, options: Options) -> None:
         super()._build(options)
+        has_rows = any(output.has_rows for output in self.plan.results)
         self._check_batch = BatchCheck(self.ranks, self.built.number, options.name, self.arguments, self.sharded,
-                                       options.internal.batch_of_rank_0, self.built.alike)
+                                       options.internal.batch_of_rank_0, has_rows, self.built.alike)
         for variable in self.built.variables:
             add_step_lock(variable, self.lock)
 

@@ -136,8 +136,7 @@ def note_joined() -> None:
 def _fail(kind, error, trace):
     """Print one message and end all ranks, even if printing fails: the excepthook of a rank."""
     if not mpi_environment.is_rank():  # a fork of one
-        sys.__excepthook__(kind, error, trace)
-        return
+        return sys.__excepthook__(kind, error, trace)
     try:
         if issubclass(kind, KeyboardInterrupt):
             abort(130)

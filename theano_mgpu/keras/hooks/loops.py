@@ -15,10 +15,12 @@ import numpy as np
 import theano
 from keras import callbacks as keras_callbacks
 
+from ...comm.activities import SHARE
 from ...comm.collectives import all_gather_object, broadcast_object
 from ...comm.failures import failing_together
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import on_rank_0
+from ...runtime.consistency import check_lengths
 from ...utils import mpi_environment
 from ...utils.spare import wait_until_needed
 from ..model.functions import BatchFunction
@@ -79,6 +81,7 @@ def with_feeds(arguments: dict[str, Any]) -> dict[str, Any]:
 def _run_on_each_rank(model, run, callbacks, checkpoint):
     """Run a loop of a model on every rank, by ``run(**changed)`` with changed arguments."""
     sync = RankSync()
+    sync.check_lengths(run.func.__name__, run.keywords)
     sync.share_random_states()
     quiet = {'verbose': 0} if sync.ranks.rank else {}
     try:
@@ -92,6 +95,14 @@ def _run_on_each_rank(model, run, callbacks, checkpoint):
         raise
     sync.share_random_states()
     return sync.results(returned)
+
+
+def samples_of(argument: Any) -> int:
+    """Return the number of samples in an argument of a loop, of the first of several arrays; 0 for a generator."""
+    while isinstance(argument, (list, tuple, dict)) and argument:
+        argument = next(iter(argument.values() if isinstance(argument, dict) else argument))
+    shape = getattr(argument, 'shape', None)
+    return shape[0] if isinstance(shape, tuple) and shape else 0
 
 
 class LoopCallbacks:
@@ -191,6 +202,14 @@ class RankSync(keras.callbacks.Callback):
         self.ranks = mpi_communicator()
         self._trained: Any = None
         self._tested: list[float] | None = None
+
+    def check_lengths(self, loop: str, arguments: dict[str, Any]) -> None:
+        """Raise a RankBatchError unless every rank was given as many samples, for the name and arguments of a loop."""
+        if theano.config.mgpu.data != 'sharded':
+            names = 'x', 'validation_data'
+            of_ranks = self.ranks.handshake((SHARE,), [samples_of(arguments.get(name)) for name in names])
+            for name, lengths in zip(names, of_ranks.T):
+                check_lengths(self.ranks, '%s of %s()' % (name, loop), lengths)
 
     def share_random_states(self) -> None:
         """Give the other ranks the random numbers of rank 0, from which the order of samples is drawn.
