@@ -44,7 +44,10 @@ def mpi_communicator() -> MpiCommunicator:
 def _leave():
     """Make a fork of a rank a process alone, for whatever it inherits: the messages of the rank are not its own."""
     if mpi_communicator.cache_info().currsize:
-        mpi_communicator().leave()
+        ranks: Any = mpi_communicator()
+        atexit.unregister(ranks.end)
+        ranks.__class__ = Alone  # for each function that refers to it
+        ranks.__init__()
         mpi_communicator.cache_clear()
     mpi_library.leave()
 
@@ -320,12 +323,6 @@ class MpiCommunicator(Communicator):
         rank_process.say('%s, %s, has waited %.0f s for data from %s, and ends the job; %s'
                          % (self.name(self.rank), describe(activity, self.functions), waited, others, REMEDY))
         rank_process.abort(1)
-
-    def leave(self) -> None:
-        """Become the communicator of one process alone, in a fork."""
-        atexit.unregister(self.end)
-        self.__class__ = Alone  # type: ignore[assignment]
-        Alone.__init__(self)  # type: ignore[arg-type]
 
     def end(self) -> None:
         """Leave the job when the script ends; ranks that have not ended learn of it, and so does this one."""

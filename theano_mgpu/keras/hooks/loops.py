@@ -15,8 +15,7 @@ import numpy as np
 import theano
 from keras import callbacks as keras_callbacks
 
-from ...comm.activities import SHARE
-from ...comm.collectives import all_gather_object, broadcast_object
+from ...comm.collectives import all_gather_int, all_gather_object, broadcast_object
 from ...comm.failures import failing_together
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import on_rank_0
@@ -81,7 +80,6 @@ def with_feeds(arguments: dict[str, Any]) -> dict[str, Any]:
 def _run_on_each_rank(model, run, callbacks, checkpoint):
     """Run a loop of a model on every rank, by ``run(**changed)`` with changed arguments."""
     sync = RankSync()
-    sync.check_lengths(run.func.__name__, run.keywords)
     sync.share_random_states()
     quiet = {'verbose': 0} if sync.ranks.rank else {}
     try:
@@ -95,14 +93,6 @@ def _run_on_each_rank(model, run, callbacks, checkpoint):
         raise
     sync.share_random_states()
     return sync.results(returned)
-
-
-def samples_of(argument: Any) -> int:
-    """Return the number of samples in an argument of a loop, of the first of several arrays; 0 for a generator."""
-    while isinstance(argument, (list, tuple, dict)) and argument:
-        argument = next(iter(argument.values() if isinstance(argument, dict) else argument))
-    shape = getattr(argument, 'shape', None)
-    return shape[0] if isinstance(shape, tuple) and shape else 0
 
 
 class LoopCallbacks:
@@ -203,14 +193,6 @@ class RankSync(keras.callbacks.Callback):
         self._trained: Any = None
         self._tested: list[float] | None = None
 
-    def check_lengths(self, loop: str, arguments: dict[str, Any]) -> None:
-        """Raise a RankBatchError unless every rank was given as many samples, for the name and arguments of a loop."""
-        if theano.config.mgpu.data != 'sharded':
-            names = 'x', 'validation_data'
-            of_ranks = self.ranks.handshake((SHARE,), [samples_of(arguments.get(name)) for name in names])
-            for name, lengths in zip(names, of_ranks.T):
-                check_lengths(self.ranks, '%s of %s()' % (name, loop), lengths)
-
     def share_random_states(self) -> None:
         """Give the other ranks the random numbers of rank 0, from which the order of samples is drawn.
 
@@ -223,6 +205,14 @@ class RankSync(keras.callbacks.Callback):
         if self.ranks.rank:
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+    def _check_samples(self, logs: Any = None) -> None:
+        """Raise a RankBatchError unless every rank was given as many samples, or they may differ."""
+        if theano.config.mgpu.data != 'sharded':
+            samples = all_gather_int(self.ranks, self.params.get('samples') or 0)
+            check_lengths(self.ranks, self.model.name, np.array(samples))
+
+    on_train_begin = on_predict_begin = _check_samples
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._trained = None
@@ -242,6 +232,7 @@ class RankSync(keras.callbacks.Callback):
                 logs.update(('val_' + name, value) for name, value in zip(names, self._tested))
 
     def on_test_begin(self, logs: Any = None) -> None:
+        self._check_samples()
         self._tested = None
         self._on('test', BatchFunction.begin)
 
