@@ -13,6 +13,7 @@ from ..devices.context_map import Context
 from ..errors import warn
 from ..graph.placement.propagation import is_placed
 from ..options import Options
+from ..utils import mpi_environment
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, PROFILED, EnabledFunction
 from .placed_function import NOT_PLACED, PlacedFunction
@@ -77,7 +78,7 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
     """
     if not callable(contexts):
         resolved = resolve_contexts(contexts)  # an error now, not with the first function
-        if contexts is None and has_one_cpu(resolved) and not always:
+        if contexts is None and has_one_cpu(resolved) and not (always or mpi_environment.started_by_rank()):
             tell(NOTHING_DIVIDED)
         contexts = functools.partial(resolve_contexts, contexts)
     report = FunctionReport()

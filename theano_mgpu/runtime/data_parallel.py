@@ -69,8 +69,9 @@ class DataParallel(SlicedRun):
 
     def _build(self, options: Options) -> None:
         super()._build(options)
+        has_rows = any(output.has_rows for output in self.plan.results)
         self._check_batch = BatchCheck(self.ranks, self.built.number, options.name, self.arguments, self.sharded,
-                                       options.internal.batch_of_rank_0, self.built.alike)
+                                       options.internal.batch_of_rank_0, has_rows, self.built.alike)
         for variable in self.built.variables:
             add_step_lock(variable, self.lock)
 
@@ -95,6 +96,8 @@ class DataParallel(SlicedRun):
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
+        if self.plan.machine.size > self.ranks.size:  # a fork of a rank computes alone what the ranks have shared
+            self._rebuild(self.options)
         with self.ranks.single_thread:
             began = time.perf_counter()
             self.timings.begin_call()
