@@ -69,6 +69,18 @@ def test_slices_of_a_sparse_data_set_are_divided(how, form, dtype, cpu2):
     assert report.usages[-1].calls == 3 and report.usages[-1].contexts == cpu2, report
 
 
+def test_slices_of_the_columns_of_a_sparse_data_set_are_no_batch(cpu2):
+    matrix, i = np.arange(24.).reshape(4, 6), T.lscalar('i')
+    data_set = theano.shared(csr_matrix(matrix), 'data')
+    report = mgpu.enable(always=True)
+    try:
+        f = theano.function([i], sparse.sp_sum(data_set[:, i * 2:(i + 1) * 2], axis=1), mode=PYTHON)
+    finally:
+        mgpu.disable()
+    np.testing.assert_array_equal(f(1), matrix[:, 2:4].sum(axis=1))
+    assert not report.usages[-1].contexts
+
+
 def test_samples_of_a_sparse_matrix_that_are_picked_by_their_place_are_not_divided(cpu2):
     s, i = sparse.csr_matrix('s', dtype='float64'), T.lvector('i')
     matrix = csr_matrix(np.eye(4))

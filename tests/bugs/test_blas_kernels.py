@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from theano_mgpu.cli import job_command
 from theano_mgpu.utils import blas, blas_check, processor
 
 import pytest
@@ -172,7 +173,9 @@ def test_ranks_have_the_same_kernels(machine, monkeypatch, tmp_path):
 
 
 def test_kernels_of_another_processor_are_dropped_and_old_processors_are_not_checked(monkeypatch, tmp_path):
-    """Ranks on other hosts are given the variables of the launcher."""
+    """Ranks on other hosts are given the variables of the launcher, and tell the user's choice from its own."""
+    carried = job_command.carry({blas.VARIABLE: 'SkylakeX', blas.OWN: 'SkylakeX'})
+    assert blas.VARIABLE in carried and blas.OWN in carried
     monkeypatch.setattr(subprocess, 'run', None)
     monkeypatch.setattr(processor, 'CPUINFO', str(tmp_path / 'cpuinfo'))
     for text in ('flags : sse2 avx\n', 'Features : fp asimd\n', None):

@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def key_of(n):
-    return (1,), ('CLinker.cmodule_key', 'md5:0', (theano.scalar.Scalar('float32'), n))
+    return (1,), ('CLinker.cmodule_key', ('-O2',), (), (), 'md5:0', (theano.scalar.Scalar('float32'), n))
 
 
 def add(folder, n, *more):

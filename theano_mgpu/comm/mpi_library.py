@@ -4,6 +4,7 @@ Processes that are not connected would each train by themselves: every one of th
 """
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import importlib
@@ -108,7 +109,7 @@ def started() -> Any:
         If mpi4py or the library is missing.
     """
     rc = importlib.import_module('mpi4py').rc
-    settings, rc.initialize, rc.finalize = (rc.initialize, rc.finalize), False, True
+    settings, rc.initialize, rc.finalize = (rc.initialize, rc.finalize), False, False
     try:
         mpi = importlib.import_module('mpi4py.MPI')
     finally:
@@ -118,6 +119,8 @@ def started() -> Any:
         if not can_find_ranks(library):
             raise MgpuError(mismatch(library, None))
         joining.start(mpi, getattr(mpi, 'THREAD_' + rc.thread_level.upper()))
+        # mpi4py would end it in each fork of this process, too.
+        atexit.register(lambda: mpi_environment.started_by_rank() or mpi.Is_finalized() or mpi.Finalize())
     mpi_environment.leave_ranks_to_this_process()
     return mpi
 
@@ -125,8 +128,8 @@ def started() -> Any:
 def leave() -> None:
     """Have MPI count as ended, in a fork of a process that has started it: its connections are of that process.
 
-    Otherwise mpi4py would end MPI at the exit of the fork, which waits there for ever, or crashes. Of other libraries
-    than Open MPI no such way is known.
+    Otherwise mpi4py would end MPI at the exit of the fork where a script has started it: the fork would wait for ever, or
+    crash. Of other libraries than Open MPI no such way is known.
     """
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized():

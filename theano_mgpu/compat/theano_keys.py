@@ -115,7 +115,7 @@ def _index(cache):
 
 
 class _Index:
-    """What a cache of modules knows of the entries whose keys it has not read.
+    """The knowledge that a cache of modules has of entries whose keys it has not read.
 
     The index is a hint: what counts is the file of keys in each entry. An entry that is not in the index is read as
     Theano does. So other processes, with this package or without, may add and remove entries at any time.
@@ -126,10 +126,10 @@ class _Index:
         self.words = self._read()  # name of an entry's folder -> the hash of its module, and a digest of each key
         self.examined = set()      # names from the index of the entries that Theano has read, or has tried to
         self.wanted = None         # names of the entries that a refresh of the cache is limited to
-        self._names = {}           # the inverse of `words`
+        self.names = {}            # the inverse of `words`
         for name, words in self.words.items():
             for word in words:
-                self._names.setdefault(word, []).append(name)
+                self.names.setdefault(word, []).append(name)
 
     def _read(self):
         """Return the words of each entry; none where no process has written them, or a file system damaged them."""
@@ -147,7 +147,7 @@ class _Index:
 
     def load(self, word):
         """Have Theano read the entries that have a word in the index."""
-        names = set(self._names.pop(word, ())).difference(self.examined)
+        names = set(self.names.pop(word, ())).difference(self.examined)
         if names:
             self.examined |= names
             with temporarily(self, 'wanted', names):
@@ -177,7 +177,7 @@ class _Lazy(dict):
         self._index, self._word_of = index, word_of
 
     def __contains__(self, key):
-        if not super().__contains__(key):
+        if self._index.names and not super().__contains__(key):
             self._index.load(self._word_of(key))
         return super().__contains__(key)
 
@@ -195,7 +195,8 @@ def _listed(cache, names):
 
 def _digest(key):
     """Return a digest that equal keys have in common in all processes."""
-    return '%08x' % zlib.crc32(_text(key).encode())
+    version, rest = key  # which begins with the options, libraries and folders for g++: long lists, and few
+    return '%08x' % zlib.crc32(_text([version, rest[4:]]).encode())
 
 
 def _text(part):

@@ -1,7 +1,7 @@
 """The BLAS libraries of this process: their versions, kernels and threads, by which products round; newer kernels.
 
-OpenBLAS chooses kernels for the processor when it is loaded. For one that is newer than the library, it may take those
-of 2004, which are several times slower. The import of this module then has it take others.
+OpenBLAS chooses kernels for the processor when it is loaded. For a processor that is newer than the library, it may
+take kernels of 2004, which are several times slower. The import of this module then has it take others.
 """
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _fitting(description):
 def choose_kernels() -> None:
     """Choose the kernels of each OpenBLAS that is loaded later, by OPENBLAS_CORETYPE, unless the user did.
 
-    Where those of its own choice are without AVX2, and the processor has it, the newest ones are chosen that pass a
-    check. The result is kept for each processor and library; processes of a host that start together wait for one.
+    Where the processor has AVX2, and the library's own choice does without, the newest kernels that pass a check are
+    chosen. The result is kept for each processor and library; processes of a host that start together wait for one.
     """
     global reason
     value, is_late = os.environ.get(VARIABLE), 'numpy' in sys.modules
@@ -120,7 +120,7 @@ def _tried(names, libraries):
 
 
 def _run_check(name, libraries):
-    """Return whether each OpenBLAS passes with its own kernels, or those of a name, and what the check printed."""
+    """Return whether each OpenBLAS passes with kernels of a name, or its own without one, and what it printed."""
     command = [sys.executable, os.path.join(os.path.dirname(__file__), 'blas_check.py'), name, libraries, *sys.path]
     environment = {**os.environ, 'OPENBLAS_NUM_THREADS': '2', **({VARIABLE: name} if name else {})}
     try:

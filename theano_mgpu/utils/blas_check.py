@@ -37,7 +37,7 @@ def main(kernels, libraries, *folders):
 
 
 def compare(library):
-    """Exit with a message if a product of a library is wrong."""
+    """End the program with a message if a product of a library is wrong."""
     import numpy as np
     pattern = next(each for each in NAMES if hasattr(library, each % 'sgemm'))
     random = np.random.RandomState(0)
