@@ -96,6 +96,7 @@ def build_theano(folder):
 NUMPY = ['numpy>=1.17,<1.25; python_version < "3.12"', 'scipy<1.11; python_version < "3.12"',
          'numpy>=1.26,<2; python_version == "3.12"', 'scipy>=1.11,<1.12; python_version == "3.12"',
          'numpy>=2.1,<2.3; python_version >= "3.13"', 'scipy>=1.14.1,<1.16; python_version >= "3.13"']
+BLAS = ['threadpoolctl>=3.5,<4']  # tells the kernels of the BLAS, and sets its threads; 3.5 is the last for Python 3.8
 KERAS = ['Keras==2.3.1', 'tqdm<5',  # tqdm: the bar of a prediction
          'h5py<3.12; python_version < "3.13"', 'h5py>=3.12,<3.15; python_version >= "3.13"']
 TENSORBOARD = ['tensorboardX>=2.6.2,<2.7']  # writes TensorBoard's files, without TensorFlow
@@ -126,7 +127,7 @@ setup(
     package_data={'': ['py.typed', '*.c', '*.cpp', '*.h', 'cuda_headers/*.h']},
     py_modules=['theano_mgpu_first'],
     cmdclass={'build_py': BuildPy},
-    install_requires=[theano_requirement(), *NUMPY],
+    install_requires=[theano_requirement(), *NUMPY, *BLAS],
     extras_require={
         'keras': KERAS,
         'mpi': ['mpi4py<5'],

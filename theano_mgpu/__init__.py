@@ -1,5 +1,5 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
-from .utils import command_path, second_import  # noqa: F401, I001  before anything else is imported
+from .utils import command_path, second_import, blas  # noqa: F401, I001  in this order, before NumPy is imported
 from . import compat
 from .utils import rank_process
 from .compat.theano_imports import is_command_line as _is_command_line

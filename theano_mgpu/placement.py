@@ -113,12 +113,12 @@ def _prepare():
 
 def _warn_if_placed(function, arguments):
     """Warn of a function of plain Theano that has placed ops; it may read variables that are placed."""
-    name = theano_functions.name_for_user(arguments)
-    if name is not None and any(variable.owner and isinstance(own_place(variable), str)
-                                for variable in ancestors(theano_functions.graph_of(function))):
+    if theano_functions.is_of_user(arguments) and any(
+            variable.owner and isinstance(own_place(variable), str)
+            for variable in ancestors(theano_functions.graph_of(function))):
         warn('%s is placed on devices, but plain Theano computes it on one. Make it with mgpu.function or '
              'mgpu.training_function, or call mgpu.enable() first; for a Keras model use multi_gpu_model'
-             % theano_functions.shown(name))
+             % function.mgpu_name)
 
 
 def place_name(name: Any) -> str:

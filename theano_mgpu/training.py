@@ -20,7 +20,7 @@ from .runtime.batches.prefetch import PeekableBatches
 from .runtime.building import warn_of_refusals
 from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
-from .runtime.state import training_state
+from .runtime.state import settings, training_state
 from .runtime.state.ledger import account_of, ledger_at
 from .runtime.state.lock import lock_file
 from .utils.mpi_environment import CHECKPOINT
@@ -249,7 +249,8 @@ class TrainingFunction(DividedFunction):
 
     def save_with(self, path: str, extra: Mapping[str, np.ndarray] | None = None, allow_nan: bool = False) -> None:
         """Save as `save` does, with further arrays."""
-        training_state.save(path, self.variables(), self.contexts, self.ranks, extra, allow_nan)
+        training_state.save(path, self.variables(), self.contexts, self.ranks, extra, allow_nan,
+                            settings.of_function(self.options))
 
     def load(self, path: str) -> None:
         """Load a file that `save` wrote, into a function of the same model; nothing is changed on an error.
@@ -263,8 +264,24 @@ class TrainingFunction(DividedFunction):
         ------
         ValueError
             If the file is not of this model, or damaged, and so is the one before it.
+
+        Warns
+        -----
+        MgpuWarning
+            If the file was written with other settings that results depend on, such as ``mgpu.logical_shards``.
         """
-        training_state.load(path, self.variables(), self.contexts, self.ranks)
+        self._load(path, functools.partial(self.check_saved, strict=False))
+
+    def _load(self, path, check):
+        """Read a file that the check allows, and take its state; return its content."""
+        saved = training_state.read(path, self.ranks, len(self.contexts), check)
+        saved.give(self.variables(), self.contexts)
+        return saved
+
+    def check_saved(self, saved: training_state.Saved, strict: bool = True) -> None:
+        """Check that a file has the variables and the settings of this function; with `strict`, for a checkpoint."""
+        saved.check(self.variables())
+        settings.check_same(saved.path, saved.settings, self.options, strict)
 
     def checkpoint(self, path: str, every: int, allow_nan: bool = False, ledger: str | None = None) -> int:
         """Save the training state every `every` steps; if the file exists, resume from it first.
@@ -290,7 +307,8 @@ class TrainingFunction(DividedFunction):
         Raises
         ------
         ValueError
-            If the file is of another model, or damaged, and so is the one before it.
+            If the file is of another model, or was written with another number of logical shards; or if it is damaged,
+            and so is the one before it.
         MgpuError
             If another job writes its checkpoints there.
         """
@@ -299,8 +317,7 @@ class TrainingFunction(DividedFunction):
         before = 0
         wait_until_needed()
         if on_rank_0(self.ranks, functools.partial(self._begin_checkpoints, path)):
-            completed = functools.partial(training_state.completed_steps, path)
-            before = completed(training_state.load(path, self.variables(), self.contexts, self.ranks, completed))
+            before = training_state.completed_steps(self._load(path, self._check_checkpoint))
         if ledger is not None:
             self._account = ledger_at(ledger, every, self.ranks).account(
                 self.options.name, [each.variable for each in self._state], self.ranks)
@@ -309,6 +326,11 @@ class TrainingFunction(DividedFunction):
         self._completed, self._checkpoint = before, (path, every, allow_nan)
         report(CHECKPOINT)
         return before
+
+    def _check_checkpoint(self, saved):
+        """Raise a ValueError if a file cannot be continued from."""
+        training_state.completed_steps(saved)
+        self.check_saved(saved)
 
     def _begin_checkpoints(self, path):
         """Keep a file to this process; return whether it exists."""

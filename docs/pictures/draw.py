@@ -2,9 +2,12 @@
 
 The pictures are 480 pixels wide, so that their text is readable on a phone.
 """
+import math
+import re
 from html import escape
 from pathlib import Path
 
+RESULTS = Path(__file__).resolve().parents[2] / 'benchmarks' / 'RESULTS.md'
 WIDTH = 480
 INK, GREY, PAPER = '#1f2933', '#7b8794', '#ffffff'
 BLUE, ORANGE, GREEN, PALE = '#cfe3f7', '#fbdcbc', '#cdebd3', '#eef1f4'
@@ -21,7 +24,7 @@ class Picture:
         """Add a box with centred lines of text."""
         self.elements.append('<rect x="%g" y="%g" width="%g" height="%g" rx="5" fill="%s" stroke="%s"/>'
                              % (x, y, width, height, fill, edge))
-        lines = text.split('\n')
+        lines = text.split('\n') if text else []
         for i, line in enumerate(lines):
             self.text(x + width / 2, y + height / 2 + (i - (len(lines) - 1) / 2) * (size + 4), line, size)
 
@@ -33,6 +36,17 @@ class Picture:
             % (x, y + size * 0.35, size, anchor, colour, weight,
                ' font-family="ui-monospace, Menlo, Consolas, \'DejaVu Sans Mono\', monospace"' * code,
                escape(text.strip('`'))))
+
+    def label(self, x, y, text, size):
+        """Add a line of text that begins at `x`, before a white ground that hides lines behind it."""
+        self.elements.append('<rect x="%g" y="%g" width="%g" height="%g" fill="%s"/>'
+                             % (x - 2, y - size * 0.7, len(text) * size * 0.56 + 4, size * 1.4, PAPER))
+        self.text(x, y, text, size, 'start')
+
+    def line(self, start, end, colour):
+        """Add a straight line between two points."""
+        self.elements.append('<line x1="%g" y1="%g" x2="%g" y2="%g" stroke="%s" stroke-width="1.5"/>'
+                             % (*start, *end, colour))
 
     def arrow(self, *points):
         """Add an arrow along some points."""
@@ -128,7 +142,49 @@ def automatic():
     return picture
 
 
-PICTURES = {'step.svg': step, 'pipeline.svg': pipeline, 'automatic.svg': automatic}
+def measured():
+    """Return the rows of the first table of RESULTS.md: a name, the ratio as a text, its lowest and highest."""
+    table = re.search(r'^\|.*\n\|[-|]+\n((?:\|.*\n)+)', RESULTS.read_text(encoding='utf-8'), re.MULTILINE).group(1)
+    rows = []
+    for line in table.splitlines():
+        compared, ratio = (cell.strip() for cell in line.split('|')[1:3])
+        number, lowest, highest = re.fullmatch(r'([\d.]+)(?: \(([\d.]+)–([\d.]+)\))?', ratio).groups()
+        rows.append((compared.replace('`', ''), number, (float(lowest), float(highest)) if lowest else ()))
+    return rows
+
+
+def ratios():
+    """Draw the first table of RESULTS.md: a bar from 1 to each ratio, on a logarithmic axis."""
+    rows = measured()
+    row, top, left, right = 44, 84, 14, 410
+    picture = Picture(top + row * len(rows) + 26, 'Ratios of times, theano_mgpu / others, as in benchmarks/RESULTS.md')
+    picture.text(left, 20, 'Our time / theirs: below 1, theano_mgpu is faster', weight='bold', anchor='start')
+    values = [value for _, number, spread in rows for value in (float(number), *spread)] + [1]
+    least, most = math.log(min(values) * 0.93), math.log(max(values) * 1.07)
+
+    def place(value):
+        return left + (right - left) * (math.log(value) - least) / (most - least)
+
+    for value in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20):
+        if not least < math.log(value) < most:
+            continue
+        picture.text(place(value), 66, '%g' % value, 13, colour=GREY)
+        picture.line((place(value), 76), (place(value), picture.height - 28), '#d5dae0' if value != 1 else INK)
+    picture.text(place(1) - 10, 44, '← faster', 13, 'end', GREY)
+    picture.text(place(1) + 10, 44, 'slower →', 13, 'start', GREY)
+    for index, (compared, number, spread) in enumerate(rows):
+        y, ratio = top + row * index, float(number)
+        picture.label(left, y + 9, compared, 13)
+        ends = sorted((place(1), place(ratio)))
+        picture.box(ends[0], y + 19, ends[1] - ends[0], 14, fill=GREEN if ratio <= 1 else ORANGE)
+        if spread:
+            picture.line((place(spread[0]), y + 26), (place(spread[1]), y + 26), INK)
+        picture.text(WIDTH - left, y + 26, number, 14, 'end', weight='bold')
+    picture.text(left, picture.height - 14, 'Thin lines: from the lowest round to the highest.', 13, 'start', GREY)
+    return picture
+
+
+PICTURES = {'step.svg': step, 'pipeline.svg': pipeline, 'automatic.svg': automatic, 'ratios.svg': ratios}
 
 if __name__ == '__main__':
     for name, draw in PICTURES.items():

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from scipy.sparse import csr_matrix
 from support.faulty_executor import faulty
 from support.modes import PYTHON
 from support.small_models import data, dense_model, momentum
+from theano import sparse
 from theano.configparser import change_flags
 from theano.printing import Print
 
@@ -26,6 +28,68 @@ def test_batches_of_one_input_are_taken_as_bare_arrays(cpu2):
     step = mgpu.training_function([x], T.dot(x, w).mean(), [w], lambda gradients: {w: w - gradients[0]},
                                   mode='FAST_COMPILE')
     assert len(list(step.over([data(9, 7)[0], data(5, 7)[0]]))) == 2
+
+
+@pytest.mark.parametrize('how, form', [
+    ('rows', 'csr'), ('rows', 'csc'), ('givens', 'csr'), ('structured', 'csr'), ('columns', 'csr'),
+    ('some columns', 'csc'), ('from the first', 'csr'), ('list', 'csr'), ('list', 'csc')])
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+def test_slices_of_a_sparse_data_set_are_divided(how, form, dtype, cpu2):
+    """They were listed as "no batch enters it", where slices of dense data sets are divided."""
+    x, y = data(23, 6)[0].astype(dtype), data(23, 3, seed=1)[0].astype(dtype)
+    data_set, targets = theano.shared(csr_matrix(x * (x > 0)).asformat(form), 'data'), theano.shared(y, 'targets')
+
+    def trained():
+        w, i, givens = theano.shared(np.ones((6, 3), dtype), 'w'), T.lscalar('i'), {}
+        rows = slice(None if how == 'from the first' else i * 5, (i + 1) * 5)
+        if how == 'list':
+            i = T.lvector('i')
+            total = T.sqr(sparse.dot(sparse.get_item_list(data_set, i), w) - targets[i]).mean()
+        elif how == 'givens':
+            batch, of_batch = sparse.csr_matrix('batch', dtype), T.matrix('of the batch', dtype)
+            givens = {batch: data_set[rows], of_batch: targets[rows]}
+            total = T.sqr(sparse.dot(batch, w) - of_batch).mean()
+        elif how == 'columns':
+            total = T.sqr(sparse.dot(data_set[rows, :4], w[:4])).sum()
+        elif how == 'some columns':
+            total = T.sqr(sparse.dot(data_set[rows][:, 1:5], w[:4])).sum()
+        else:
+            total = T.sqr((sparse.structured_dot if how == 'structured' else sparse.dot)(data_set[rows], w)).mean()
+        f = theano.function([i], total, updates=[(w, w - T.cast(0.1, dtype) * T.grad(total, w))], givens=givens,
+                            mode=PYTHON)
+        return [f(np.arange(n, n + 6) if how == 'list' else n) for n in (0, 3, 4)], w.get_value()
+    expected = trained()
+    report = mgpu.enable(always=True)
+    try:
+        found = trained()
+    finally:
+        mgpu.disable()
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5 if dtype == 'float32' else 1e-12)
+    assert report.usages[-1].calls == 3 and report.usages[-1].contexts == cpu2, report
+
+
+def test_slices_of_the_columns_of_a_sparse_data_set_are_no_batch(cpu2):
+    matrix, i = np.arange(24.).reshape(4, 6), T.lscalar('i')
+    data_set = theano.shared(csr_matrix(matrix), 'data')
+    report = mgpu.enable(always=True)
+    try:
+        f = theano.function([i], sparse.sp_sum(data_set[:, i * 2:(i + 1) * 2], axis=1), mode=PYTHON)
+    finally:
+        mgpu.disable()
+    np.testing.assert_array_equal(f(1), matrix[:, 2:4].sum(axis=1))
+    assert not report.usages[-1].contexts
+
+
+def test_samples_of_a_sparse_matrix_that_are_picked_by_their_place_are_not_divided(cpu2):
+    s, i = sparse.csr_matrix('s', dtype='float64'), T.lvector('i')
+    matrix = csr_matrix(np.eye(4))
+    with pytest.warns(mgpu.MgpuWarning, match='it slices along the samples'):
+        f = mgpu.function([s], s[1:] * 2, mode=PYTHON)
+    np.testing.assert_array_equal(f(matrix).toarray(), 2 * np.eye(4)[1:])
+    with pytest.warns(mgpu.MgpuWarning, match='other samples of the matrix would be asked for'):
+        f = mgpu.function([s, i], sparse.get_item_list(s, i) * 2, mode=PYTHON)
+    np.testing.assert_array_equal(f(matrix, [3, 1, 1, 0]).toarray(), 2 * np.eye(4)[[3, 1, 1, 0]])
 
 
 def quick_step(model):
@@ -136,7 +200,7 @@ def test_what_a_loop_prints_keeps_it_on_one_device(cpu2):
     x = T.matrix('x')
     sums, _ = theano.scan(lambda column, before: Print('sum', global_fn=lambda op, value: None)(before + column),
                           sequences=x.T, outputs_info=T.zeros_like(x[:, 0]))
-    with pytest.warns(mgpu.MgpuWarning, match='what a loop prints would be the part of a replica'):
+    with pytest.warns(mgpu.MgpuWarning, match='each replica would call Print'):
         f = mgpu.function([x], sums[-1], mode=PYTHON)
     np.testing.assert_array_equal(f(np.ones((5, 3), x.dtype)), [3] * 5)
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import theano_mgpu as mgpu
+from theano_mgpu.runtime.state import state_file
 
 import numpy as np
 import pytest
@@ -180,3 +181,79 @@ def test_a_checkpoint_of_another_job_is_refused(kind, contexts, tmp_path):
         with pytest.raises(mgpu.MgpuError, match='in use by another job, process %d on host' % other.pid):
             step.checkpoint(path, 1)
     assert step.checkpoint(path, 1) == 0
+
+
+def step_with(**flags):
+    """Return w and the quick step, made with some of the package's flags."""
+    with theano.configparser.change_flags(**{'mgpu.' + name: value for name, value in flags.items()}):
+        return counting_step()
+
+
+def checkpoint_of(path, **flags):
+    """Write a checkpoint after two steps of a function with some flags."""
+    _, step = step_with(**flags)
+    step.checkpoint(path, every=2)
+    for _ in range(2):
+        step(np.ones(4, theano.config.floatX))
+
+
+@pytest.mark.parametrize('before, after', [(4, 8), (4, 0), (0, 4)])
+def test_another_number_of_logical_shards_is_said(cpu2, tmp_path, before, after):
+    """The training went on without a word, and its bits were those of neither number."""
+    path = str(tmp_path / 'run.npz')
+    checkpoint_of(path, logical_shards=before)
+    w, step = step_with(logical_shards=after)
+    with pytest.raises(ValueError, match=r'run.npz was written with mgpu.logical_shards=%d, but this function has %d.* '
+                       'Set the flag to the number of the file to continue' % (before, after)):
+        step.checkpoint(path, every=2)
+    assert w.get_value() == 0
+    with pytest.warns(mgpu.MgpuWarning, match=r'logical_shards=%d, but this function has %d' % (before, after)):
+        step.load(path)
+    assert w.get_value() == 2
+    w, step = step_with(logical_shards=before)
+    assert (step.checkpoint(path, every=2), w.get_value()) == (2, 2)
+
+
+@pytest.mark.parametrize('name, before, after', [
+    ('batch_statistics', 'exact', 'local'), ('random', 'independent', 'exact'), ('exchange', 'float16', 'float32'),
+    ('tf32', 'False', 'True')])
+def test_other_settings_that_change_the_answer_are_said(cpu2, tmp_path, name, before, after, recwarn):
+    path = str(tmp_path / 'run.npz')
+    checkpoint_of(path, **{name: before})
+    with theano.configparser.change_flags(**{'mgpu.' + name: after}):
+        _, step = counting_step()
+        with pytest.warns(mgpu.MgpuWarning, match='mgpu.%s was %s and is %s' % (name, before, after)):
+            assert step.checkpoint(path, every=2) == 2
+
+
+@pytest.mark.parametrize('name, before, after, shards', [
+    ('update_on', 'device', 'host', 4), ('vector_math', 'auto', 'off', 4), ('update_on', 'device', 'host', 0),
+    ('shares', 'equal', '3:1', 4), ('collectives', 'auto', 'host', 4)])
+def test_settings_that_change_bits_are_said_where_bits_are_promised(cpu2, tmp_path, name, before, after, shards,
+                                                                    recwarn):
+    path = str(tmp_path / 'run.npz')
+    flags = {'mgpu.logical_shards': shards}
+    with theano.configparser.change_flags(**flags, **{'mgpu.' + name: before}):
+        checkpoint_of(path)
+    with theano.configparser.change_flags(**flags, **{'mgpu.' + name: after}):
+        mgpu.init('other0->cpu')
+        _, step = counting_step()
+        assert step.checkpoint(path, every=2) == 2
+    said = [str(each.message) for each in recwarn if 'other settings' in str(each.message)]
+    if shards and name not in ('shares', 'collectives'):
+        assert len(said) == 1 and 'mgpu.%s was %s and is %s. ' % (name, before, after) in said[0]
+    else:
+        assert said == []
+
+
+@pytest.mark.parametrize('shards', [0, 4])
+def test_a_checkpoint_without_a_record_of_settings_is_continued(cpu2, tmp_path, shards, recwarn):
+    """A version reads the files of every earlier one."""
+    path = str(tmp_path / 'run.npz')
+    checkpoint_of(path)
+    arrays = {name: array for name, array in state_file.read(path).items() if name not in ('format', 'settings')}
+    with open(path, 'w+b') as file:
+        state_file.write(file, arrays)
+    _, step = step_with(logical_shards=shards)
+    assert step.checkpoint(path, every=2) == 2
+    assert [str(each.message) for each in recwarn if 'it has no record' in str(each.message)] != [] or not shards

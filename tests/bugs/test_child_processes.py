@@ -9,7 +9,7 @@ from theano_mgpu.compat import theano_imports
 
 import pytest
 import theano
-from support.launch import launch
+from support.launch import INTERPRETED, launch
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -104,3 +104,106 @@ def test_a_process_that_a_rank_starts_is_no_rank(tmp_path):
     """The process started MPI in the rank's name: "Local abort before MPI_INIT completed", and all ranks ended."""
     (tmp_path / 'script.py').write_text(A_RANK_STARTS)
     launch(2, job=str(tmp_path / 'script.py'), flags='cxx=,optimizer=fast_compile')
+
+
+A_RANK_FORKS = """
+import multiprocessing, os, subprocess, sys, threading
+import numpy as np
+import theano_mgpu as mgpu
+import theano, theano.tensor as T
+
+X = np.arange(40, dtype='float32').reshape(10, 4) / 40
+x = T.matrix('x')
+
+
+def made():
+    w = theano.shared(np.arange(4, dtype='float32'), 'w')
+    return mgpu.training_function([x], T.sqr(T.dot(x, w) - 1).mean(), [w], lambda g: {w: w - g[0] / 9}), w
+
+
+def trained(step=None, w=None):
+    if step is None:
+        step, w = made()
+    for _ in range(3):
+        step(X)
+    return mgpu.rank(), w.get_value()
+
+
+def inherited():
+    return trained(step, w)
+
+
+def predicted():
+    return mgpu.rank(), predictor.predict(X, batch_size=3)
+
+
+def expected(n):
+    w = np.arange(4, dtype='float32')
+    for _ in range(n):
+        w = w - 2 / 9 * ((X.dot(w) - 1)[:, None] * X).mean(axis=0)
+    return w
+
+
+def check(found, values):
+    assert found[0] == mgpu.rank()
+    np.testing.assert_allclose(found[1], values, rtol=1e-4)
+
+
+def in_a_pool(function, kind='fork', n=2):
+    with multiprocessing.get_context(kind).Pool(n) as pool:
+        return [each.get(60) for each in [pool.apply_async(function) for _ in range(n)]]
+
+
+def in_a_fork(act):
+    process = os.fork()
+    if process == 0:
+        act()
+        sys.exit(7)
+    return os.waitpid(process, 0)[1] >> 8
+
+
+def raises():
+    raise ValueError('no error of the job')
+
+
+if __name__ == '__main__':
+    mgpu.init('a->cpu')
+    kinds = sys.argv[1:]
+    if 'fork' in kinds:
+        for found in in_a_pool(trained):
+            check(found, expected(3))
+    step, w = made()
+    check(trained(step, w), expected(3))
+    for kind in kinds:
+        for found in in_a_pool(trained, kind):
+            check(found, expected(3))
+    if 'fork' in kinds:
+        for found in in_a_pool(inherited, n=1):
+            check(found, expected(6))
+        predictor = mgpu.Predictor([x], 2 * x)
+        for found in in_a_pool(predicted, n=1):
+            check(found, 2 * X)
+        thread = threading.Thread(target=lambda: [step(X) for _ in range(20)])
+        thread.start()
+        for _ in range(3):
+            assert in_a_fork(trained) == 7
+        thread.join()
+        assert in_a_fork(raises) == 1
+        alone = 'from mpi4py import MPI; import theano_mgpu as mgpu; print(mgpu.rank(), MPI.COMM_WORLD.size); exit(5)'
+        done = subprocess.run([sys.executable, '-c', alone], preexec_fn=lambda: None, stdout=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stdout) == (5, '%d 1\\n' % mgpu.rank())
+    trained(step, w)
+    print('done')
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize('kinds', ['fork', *(pytest.param(kinds, marks=pytest.mark.slow)
+                                             for kinds in ('spawn', 'forkserver'))])
+def test_a_process_that_a_rank_forks_computes_alone(kinds, tmp_path):
+    """It used the rank's MPI: a crash, a pool that hung, or exit code 139 after the right output."""
+    (tmp_path / 'script.py').write_text(A_RANK_FORKS)
+    done = launch(2, kinds, job=str(tmp_path / 'script.py'), flags=INTERPRETED + ',mgpu.timeout=20')
+    assert done.stdout == 'done\n', done.stderr
+    if kinds == 'fork':
+        assert 'ValueError: no error of the job' in done.stderr

@@ -1,4 +1,5 @@
 """Bugs that were found and fixed, each under its symptom: bad input of the commands, and closed streams."""
+import importlib
 import json
 import os
 import subprocess
@@ -6,6 +7,7 @@ import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
+from theano_mgpu.utils.python2 import hint
 
 import pytest
 
@@ -174,3 +176,65 @@ def test_strict_beside_a_flag_with_other_results(monkeypatch, capsys):
     for command in (['run'], ['launch', '-n', '2', 'run']):
         assert main([*command, '--strict', __file__]) == 2
         assert 'which strict does not allow' in capsys.readouterr().err
+
+
+PYTHON_2 = {'print': 'print "x"', 'print a name': 'if 1: print os', 'exec': 'exec "x"', 'exec in': 'exec code in names',
+            'except': 'try:\n    pass\nexcept ValueError, error:\n    pass',
+            'except several': 'try:\n    pass\nexcept (IOError, os.error), error:\n    pass', 'backticks': 'x = `1`',
+            'octal': 'x = 0777', 'unequal': 'x = 1 <> 2', 'raise': 'raise ValueError, "x"', 'long': 'x = 10L',
+            'hexadecimal long': 'x = 0xFFL', 'raw unicode': "x = ur'a'", 'tuple': 'def f(a, (b, c)): pass',
+            'lambda of a tuple': 'x = lambda (a, b): a', 'tabs': 'if 1:\n        x = 1\n\ty = 2\n',
+            'tabs and print': 'if 1:\n        x = 1\n\tprint x\n'}
+OTHERS = {'paren': 'f("<>"\nx = 1\n', 'target': '1 = x', 'colon': 'if x\n  pass',
+          'literal with a backtick': 'x = "`" +\n',
+          'open text': '"""see `f`', 'quote in a literal': "x = 'it's `f`'", 'default': 'def f(a=(1, 2)\n  pass\n',
+          'tabs': 'if 1:\n    x = 1\n\ty = 2\n', 'raise': 'raise ValueError("a, b" x)', 'comment': 'x = ) # `a` <> b',
+          'except': 'try:\n    pass\nexcept (A, B) as e\n    pass', 'lambda': 'f(lambda x: (x, 1) y)',
+          'number': 'x = 08', 'small number': 'x = 1e-05 y', 'keyword': 'f(a=1, 2)',
+          'return': 'return 1', 'quotes': 'x = \u201ca\u201d'}
+
+
+@pytest.mark.parametrize('text, is_old', [(text, True) for text in PYTHON_2.values()] + [
+    (text, False) for text in OTHERS.values()], ids=[*PYTHON_2, *('no ' + name for name in OTHERS)])
+def test_a_script_of_python_2_is_named_as_such(text, is_old, tmp_path):
+    """There was a SyntaxError alone."""
+    script = tmp_path / 'train.py'
+    script.write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        main(['launch', '-n', '2', *['run'] * (is_old and len(text) % 2), str(script)])
+    lines = str(caught.value).splitlines()
+    assert lines[-1].startswith('theano-mgpu: ') == is_old
+    assert not is_old or '%s is written for Python 2' % script in lines[-1] and '-m lib2to3 -w %s' % script in lines[-1]
+    assert ('expand' in lines[-1]) == (is_old and '\t' in text)
+
+
+@pytest.mark.parametrize('text', ['print "x"', 'x = unicode(1)', 'import cPickle',
+                                  'import sys\nprint >>sys.stderr, "x"',
+                                  'from itertools import izip', '{}.iteritems()'])
+def test_a_module_of_python_2_is_named_as_such(text, tmp_path, monkeypatch):
+    (tmp_path / 'old_helper.py').write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(Exception) as caught:
+        importlib.import_module('old_helper')
+    assert hint(caught.value).startswith('%s is written for Python 2' % (tmp_path / 'old_helper.py'))
+    with pytest.raises(NameError) as caught:
+        exec('unknown', {})
+    assert not hint(caught.value)
+
+
+def test_a_run_names_a_module_of_python_2(tmp_path):
+    (tmp_path / 'train.py').write_text('import helper')
+    (tmp_path / 'helper.py').write_text('print "x"')
+    done = run('-m', 'theano_mgpu', 'run', str(tmp_path / 'train.py'))
+    assert done.returncode == 1 and '\nSyntaxError: Missing parentheses' in done.stderr
+    assert done.stderr.count('%s is written for Python 2' % (tmp_path / 'helper.py')) == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_module_of_python_2_under_launch_is_named_as_such(tmp_path):
+    (tmp_path / 'train.py').write_text('import theano\nimport helper')
+    (tmp_path / 'helper.py').write_text('print "x"')
+    for words in ['run'], []:
+        done = run('-m', 'theano_mgpu', 'launch', '-n', '2', *words, str(tmp_path / 'train.py'))
+        assert done.returncode and done.stderr.count('helper.py is written for Python 2') == 1, done.stderr

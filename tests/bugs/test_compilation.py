@@ -1,4 +1,5 @@
 """Bugs that were found and fixed, each under its symptom: waiting for compiled code."""
+import contextlib
 import os
 import socket
 import subprocess
@@ -10,11 +11,16 @@ import theano_mgpu as mgpu
 from theano_mgpu.runtime import compiler
 from theano_mgpu.utils import progress, rank_process
 
+import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from keras import backend as K
 from support.modes import PYTHON
+from theano.configparser import change_flags
 from theano.gof import Optimizer, cmodule, compilelock
+
+BATCH = np.ones((3, 2), 'float32')
 
 
 @pytest.fixture
@@ -81,6 +87,32 @@ def test_a_long_compilation_by_plain_theano_is_noted(cpu2, notes):
     finally:
         mgpu.disable()
     assert notes.texts == ['note: compiling doubled takes a while; the compiled code is kept for the next start']
+
+
+@pytest.mark.parametrize('make, is_divided', [
+    (lambda x: K.function([x], [x * 2]), True), (lambda x: theano.function([x], x * 2), True),
+    (lambda x: K.function([], [K.variable(1.) * 2]), False), (lambda x: K.eval(K.variable(1.) * 2), False)],
+    ids=['K.function', 'theano.function', 'no input', 'K.eval'])
+def test_a_function_without_a_name_is_named_after_the_line_of_the_script(make, is_divided, cpu2, monkeypatch):
+    """A note said "compiling .../keras/backend/theano_backend.py:1417 for a, b takes a while"."""
+    titles, x = [], T.matrix('x')
+    monkeypatch.setattr(progress, 'compiling', lambda title: titles.append(title) or contextlib.nullcontext())
+    report = mgpu.enable(always=True)
+    try:
+        with change_flags(mode='FAST_COMPILE'):
+            function = make(x)
+            line = 'compiling %s:%d' % (os.path.basename(__file__), make.__code__.co_firstlineno)
+            assert set(titles) == {line}
+            if is_divided:
+                function([BATCH] if hasattr(function, 'function') else BATCH)
+                assert titles[-1] == line + ' for host0, host1'
+                copy = getattr(function, 'function', function).copy()
+                copy(BATCH)
+                assert titles[-1] == line + ' copy for host0, host1'
+    finally:
+        mgpu.disable()
+    names = ['compiling ' + usage.name for usage in report.usages]
+    assert names[-2:] == [line, line + ' copy'] if is_divided else not names
 
 
 def test_c_code_of_a_gpu_is_the_same_in_each_process():

@@ -35,8 +35,12 @@ def save(path, found, **options):
     training_state.save(str(path), found, mgpu.contexts(), Alone(), **options)
 
 
-def load(path, found, *check):
-    return training_state.load(str(path), found, mgpu.contexts(), Alone(), *check)
+def load(path, found, check=lambda saved: None):
+    def check_all(saved):
+        saved.check(found)
+        check(saved)
+    contexts = mgpu.contexts()
+    training_state.read(str(path), Alone(), len(contexts), check_all).give(found, contexts)
 
 
 @pytest.fixture

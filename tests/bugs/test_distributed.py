@@ -199,3 +199,69 @@ def test_a_divided_update_is_that_of_one_process(job, divided_updates):
     """
     for ours, theirs in zip(*divided_updates(job)):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+RANKS_DIFFER = """
+import numpy as np
+import theano_mgpu as mgpu
+import keras, theano, theano.tensor as T
+
+n, X = 2 if mgpu.rank() else 9, np.ones((9, 4), 'float32')
+model = keras.Sequential([keras.layers.Dense(2, input_shape=(4,))])
+model.compile('sgd', 'mse')
+x = T.matrix('x')
+doubled, total = theano.function([x], 2 * x, name='doubled'), theano.function([x], x.sum(), name='total')
+divided, predictor = mgpu.function([x], 3 * x, name='divided'), mgpu.Predictor([x], 4 * x, name='predictor')
+
+
+def differ(call):
+    try:
+        print(call(X[:n]))
+    except mgpu.RankError as error:
+        print(error)
+
+
+differ(model.predict)
+differ(lambda x: model.evaluate(x, x[:, :2], verbose=0))
+differ(lambda x: model.fit(x, x[:, :2], verbose=0))
+differ(model.predict_on_batch)
+differ(doubled)
+differ(divided)
+differ(predictor.predict)
+print(float(total(X[:n])), np.ndim(model.train_on_batch(X[:n], X[:n, :2])))  # all ranks take the batch of rank 0
+print(model.predict(X.astype('float64') if n == 9 else X).shape)
+print(model.predict(X).shape, doubled(X).shape, divided(X).shape, predictor.predict(X).shape)
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_that_are_given_different_numbers_of_samples_name_them(tmp_path):
+    """"ValueError: could not broadcast input array from shape (9,2) into shape (2,2)"; or the rows of rank 0."""
+    (tmp_path / 'script.py').write_text(RANKS_DIFFER)
+    done = launch(2, '--always', tmp_path / 'script.py', job='run', flags=INTERPRETED + ',mgpu.timeout=10')
+    *errors, scalars, types, after = done.stdout.splitlines()
+    assert len(errors) == 7
+    for name, error in zip(['sequential_1'] * 3 + ['predict_function', 'doubled', 'divided', 'predictor'], errors):
+        host = os.uname().nodename
+        assert error.startswith('%s was given batches of different lengths on the ranks: rank 0 (host %s) 9 samples, '
+                                'rank 1 (host %s) 2 samples. Give each rank the whole batch' % (name, host, host))
+    assert (scalars, types, after) == ('36.0 0', '(9, 2)', '(9, 2) (9, 4) (9, 4) (9, 4)')
+
+
+ANOTHER_CALL = {  # what rank 0 and rank 1 do, and the beginning of the error
+    'another loop': ('model.evaluate(X, X[:, :2])', 'model.predict(X)', 'the ranks'),
+    'another function': ('f(X)', 'g(X)', 'the ranks do different things'),
+    'no call, then the end': ('f(X)', '', 'rank 1 (host {host}) ended while others go on'),
+    'no call': ('f(X)', 'time.sleep(60)', 'rank 0 (host {host}), in call 1 of f (number 0), has waited')}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize('case', [case if case == 'another function' else pytest.param(case, marks=pytest.mark.slow)
+                                  for case in ANOTHER_CALL])
+def test_ranks_whose_calls_differ_are_a_rank_error(case, tmp_path):
+    *calls, beginning = ANOTHER_CALL[case]
+    (tmp_path / 'script.py').write_text(RANKS_DIFFER.partition('def differ')[0].replace('divided, ', 'f, ').replace(
+        "name='divided'", "name='f'") + 'import time\ng = mgpu.function([x], 5 * x)\n%s if n == 9 else %s\n'
+        % tuple(call or 'None' for call in calls))
+    done = launch(2, '--always', tmp_path / 'script.py', job='run', flags=INTERPRETED + ',mgpu.timeout=5', expected=1)
+    assert 'RankError: ' + beginning.format(host=os.uname().nodename) in done.stderr

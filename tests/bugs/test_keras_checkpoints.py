@@ -301,3 +301,17 @@ def test_a_fit_continues_from_the_file_before_a_damaged_one(cpu2, tmp_path, forg
     with pytest.raises(ValueError, match='run.npz is damaged.*there is no intact .*run.npz.previous. Name another'):
         keras_fit(model, str(path))
     assert_bitwise(keras_state(model)[:len(before)], before)
+
+
+def test_a_fit_with_another_number_of_logical_shards_is_refused(cpu2, tmp_path, forgetful):
+    """It went on without a word, and its bits were those of neither number."""
+    path = str(tmp_path / 'run.npz')
+    with theano.configparser.change_flags(**{'mgpu.logical_shards': 4}):
+        with pytest.raises(KeyboardInterrupt):
+            keras_fit(keras_model(), path, interrupted_at=3, epochs=1)
+        forgetful()
+    model = keras_model()
+    before = model.get_weights()
+    with pytest.raises(ValueError, match='run.npz was written with mgpu.logical_shards=4, but this function has 0'):
+        keras_fit(model, path, epochs=1)
+    assert_bitwise(model.get_weights(), before)

@@ -14,6 +14,7 @@ from pathlib import Path
 from theano_mgpu.cli import job_folders
 
 import pytest
+from support.launch import launch
 from support.parameters import slow_but
 
 RULE = b'-' * 74 + b'\n'
@@ -329,6 +330,28 @@ def test_a_rank_that_ends_alone_ends_the_others_with_an_error(case, tmp_path):
                           env=dict(os.environ, THEANO_FLAGS='floatX=float32,cxx='))
     assert done.returncode == code, done.stderr
     assert text.format(host=os.uname().nodename) in ' '.join(done.stderr.split())  # Open MPI breaks lines
+
+
+@pytest.mark.mpi
+def test_a_rank_that_ends_before_it_joins_ends_a_job_of_mpirun(tmp_path):
+    """The others waited in MPI for ever: mpirun ends no job whose ranks end with exit code 0."""
+    (tmp_path / 'script.py').write_text(ENDS_EARLY)
+    done = launch(2, 'sys.exit()', 'before the import', '1', job=str(tmp_path / 'script.py'), mpirun=True, expected=1,
+                  flags='floatX=float32,cxx=')
+    assert done.stderr.count('rank 1 ended before it had imported theano_mgpu') == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize('seconds,flag,code,text', [
+    (33, '', 0, 'note: rank 0 has waited 30 s for rank 1 to import theano_mgpu'),
+    (60, ',mgpu.timeout=1', 1, 'rank 0 has waited 10 s for rank 1 to import theano_mgpu')])
+def test_a_rank_that_joins_late(seconds, flag, code, text, tmp_path):
+    """It is no fault at first, but a note names it, and in the end the job fails."""
+    (tmp_path / 'script.py').write_text(ENDS_EARLY)
+    done = launch(2, 'time.sleep(%d)' % seconds, 'before the import', '1', job=str(tmp_path / 'script.py'),
+                  flags='floatX=float32,cxx=' + flag, expected=code)
+    assert text in done.stderr
 
 
 def test_a_launcher_whose_faults_are_shown(fake_mpirun, tmp_path):

@@ -1,5 +1,6 @@
 """Bugs that were found and fixed, each under its symptom: shared variables and their copies on the contexts."""
 import copy
+import functools
 import pickle
 import threading
 
@@ -13,6 +14,7 @@ from models import plain_step
 from support.faulty_executor import faulty
 from support.parameters import SLOW_ON_GPU
 from support.small_models import data, dense_model, momentum
+from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 
 def with_rate(update_on, seed=0):
@@ -180,3 +182,85 @@ def test_every_door_to_a_variable_sets_it_on_each_context(contexts, kind, door):
     else:
         weights.container.data = value
     np.testing.assert_allclose(step(batch), batch.dot(value), rtol=1e-4, atol=1e-4)
+
+
+def by_product():
+    x, w = T.dmatrix('x'), theano.shared(np.ones(3), 'w')
+    loss = T.sqr(T.dot(x, w) - 1).mean()
+    new = w - .1 * T.grad(loss, w)
+    return theano.function([x], [loss, new], updates=[(w, new)], mode=IN_PLACE), w
+
+
+def by_index():
+    x, w = T.dmatrix('x'), theano.shared(np.ones(3), 'w')
+    new = T.inc_subtensor(w[:2], T.dot(x, w)[:2])
+    return theano.function([x], [T.exp(w).sum(), new], updates=[(w, new)], mode=IN_PLACE), w
+
+
+def by_draws():
+    x, streams = T.dmatrix('x'), MRG_RandomStreams(3)
+    drawn = streams.uniform((2,))
+    state, = (variable for variable in theano.gof.graph.ancestors([drawn]) if hasattr(variable, 'container'))
+    return theano.function([x], [x.sum() + drawn], mode=IN_PLACE), state
+
+
+def by_random_states():
+    x, streams = T.dmatrix('x'), T.shared_randomstreams.RandomStreams(3)
+    drawn = streams.uniform((2,))
+    return theano.function([x], [x.sum() + drawn], mode=IN_PLACE), drawn.rng
+
+
+IN_PLACE = theano.Mode(linker='vm', optimizer='fast_run')
+COPIES = {'copy': lambda f, w: f.copy(), 'one memory': lambda f, w: f.copy(share_memory=True),
+          "Python's copy": lambda f, w: copy.copy(f), 'copy of a copy': lambda f, w: f.copy().copy(),
+          'swapped and back': lambda f, w: f.copy(swap={w: like(w)}).copy(swap={like(w): w})}
+
+
+@functools.lru_cache(None)
+def like(variable):
+    return theano.shared(variable.get_value(), 'other')
+
+
+def calls(f, variable):
+    """Return the outputs of two calls, and the value of a shared variable after each."""
+    return [np.append(np.concatenate([np.ravel(each) for each in f(BATCH)]), numbers(variable)) for _ in range(2)]
+
+
+def numbers(variable):
+    value = variable.get_value()
+    return np.ravel(value.get_state()[1] if isinstance(value, np.random.RandomState) else value)
+
+
+BATCH = np.arange(12.).reshape(4, 3) / 10
+MODELS = [by_product, by_index, by_draws, by_random_states]
+
+
+@pytest.mark.parametrize('make', MODELS)
+@pytest.mark.parametrize('way', COPIES)
+def test_copies_of_functions_that_work_in_place(make, way):
+    """The copy ran its ops in an order in which some read what others had overwritten."""
+    expected = calls(*make())
+    f, variable = make()
+    np.testing.assert_array_equal(calls(COPIES[way](f, variable), variable), expected)
+
+
+@pytest.mark.parametrize('make', MODELS)
+@pytest.mark.parametrize('way', ['copy', 'one memory', 'copy of a copy'])
+def test_a_copy_without_updates_of_a_function_that_works_in_place(make, way):
+    """It wrote the new values into the memory of the variables all the same."""
+    f, variable = make()
+    before = numbers(variable).copy()
+    g = COPIES[way](f, variable).copy(share_memory=way == 'one memory', delete_updates=True)
+    first, second = calls(g, variable)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(numbers(variable), before)
+    np.testing.assert_array_equal(first[:-before.size], calls(f, variable)[0][:-before.size])
+
+
+def test_a_copy_of_a_function_with_a_state_that_works_in_place():
+    """The default of an input with an update grew in each call of a copy without updates."""
+    s = T.dvector('s')
+    f = theano.function([theano.In(s, value=np.ones(3), update=s * 2)], [s * 2], mode=IN_PLACE)
+    g = f.copy(delete_updates=True)
+    for _ in range(2):
+        np.testing.assert_array_equal(g(np.ones(3))[0], [2, 2, 2])

@@ -1,9 +1,11 @@
 """The model of scaling: against values computed by hand, at its limits, and where it has no answer."""
 import math
 
-from theano_mgpu.cli.bench import scaling
+from theano_mgpu.cli.bench import report, scaling
 from theano_mgpu.cli.bench.scaling import LINKS, MEMORY, CostModel, Link, Network, parse_network
 from theano_mgpu.errors import MgpuError
+from theano_mgpu.plan import Machine, Shares
+from theano_mgpu.runtime.gathered_sums import order_of
 
 import pytest
 
@@ -209,3 +211,53 @@ def test_as_fast_as_one():
     batch = over_hosts(COSTS).batch_that_pays(8, efficiency=1 / 8)
     assert over_hosts(COSTS).speedup(8, batch) >= 1
     assert batch < over_hosts(COSTS).batch_that_pays(8)
+
+# --- Logical shards --------------------------------------------------------------------------------
+
+OF_SHARDS = CostModel(0, 0.001, 0, 8e6, network=parse_network('1000:1'), scheme='gather', logical_shards=8)
+
+
+def shards_over(n, **others):
+    return OF_SHARDS._replace(**others).parts(n, 48)
+
+
+def test_gather_by_hand():
+    """A ring was predicted, in which each device sends twice (n - 1) / n of the gradients, not n - 1 times its sums."""
+    for n in 2, 4, 8:  # each device sends its sum of 8 MB to all others, over 1 GB/s
+        assert shards_over(n)['exchange'] == pytest.approx((n - 1) * (0.001 + 0.008))
+    # 3 + 3 + 2 shards leave 2 + 2 + 1 sums: 5/3 of 8 MB, sent twice
+    assert shards_over(3)['exchange'] == pytest.approx(2 * (0.001 + 5 / 3 * 0.008))
+    assert shards_over(1)['exchange'] == 0
+    slow = shards_over(8, network=HOSTS)['exchange']
+    assert slow == pytest.approx(7 * (0.001 + 0.008))  # between the hosts
+
+
+def test_gather_sends_what_the_devices_do():
+    """The plan's own shares and tree say how many sums each device sends."""
+    for n in 2, 3, 4, 5, 7, 8, 12:
+        shares = Shares(Machine(replicas=(n,)), logical_shards=8)
+        devices, _ = order_of(shares.shards_of_replicas([48]))
+        sent = len(devices) * (n - 1) / n  # by each device, on average, in a ring of broadcasts
+        assert shards_over(n)['exchange'] == pytest.approx((n - 1) * 0.001 + sent * 0.008)
+
+
+def test_logical_shards_through_the_host():
+    wire = parse_network('0:1')
+    assert shards_over(3, scheme='host', network=wire, reduce_bytes_per_s=1e9)['exchange'] == pytest.approx(
+        5 * 0.008 + 3 * 0.008 + 5 * 0.008)  # five sums come and are added, and one goes to each device
+
+
+def test_devices_beyond_the_number_of_logical_shards_have_nothing_to_do():
+    assert [round(shards_over(n)['compute'], 9) for n in (1, 2, 3, 8, 16)] == [0.048, 0.024, 0.018, 0.006, 0.006]
+    assert [round(shards_over(n, fixed_s=0.008)['dispatch'], 9) for n in (1, 2, 3, 16)] == [0.008, 0.004, 0.003, 0.001]
+    # Its host launches eight shards, whatever the number of devices: one device's are within its fixed time.
+    assert [round(shards_over(n, fixed_s=0.008, launch_s=0.008)['dispatch'], 9) for n in (1, 2, 3, 16)] == [0.008] * 4
+
+
+def test_a_prediction_with_logical_shards_has_a_gather_in_place_of_the_ring():
+    for number, scheme in ((0, 'ring'), (8, 'gather')):
+        predicted = scaling.predictions(COSTS._replace(logical_shards=number), 128, {'pcie4': parse_network('pcie4')})
+        assert {key[1] for key in predicted} == {'host', 'hierarchical', scheme}
+        table = report.prediction_table(predicted, {'pcie4': parse_network('pcie4')}, 'strong')
+        assert ('gather (NCCL)' in table, 'ring (NCCL)' in table) == (number == 8, number == 0)
+        assert report.predicted_answer(128, {'pcie4': parse_network('pcie4')}, predicted, scheme)

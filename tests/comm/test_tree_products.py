@@ -2,11 +2,11 @@
 from theano_mgpu.comm import tree_products
 from theano_mgpu.comm.tree import Tree
 from theano_mgpu.comm.tree_products import Product, add_products
-from theano_mgpu.utils import blas
 
 import numpy as np
 import pytest
 import theano
+from threadpoolctl import threadpool_limits
 
 SHAPES = [(3, 5), (150, 260), (128, 128), (300, 1)]
 WAYS = [pytest.param(True, marks=pytest.mark.needs_compiler, id='compiled'), pytest.param(False, id='NumPy')]
@@ -14,7 +14,7 @@ WAYS = [pytest.param(True, marks=pytest.mark.needs_compiler, id='compiled'), pyt
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    blas.use_threads(1)
+    threadpool_limits(1, user_api='blas')
 
 
 @pytest.fixture

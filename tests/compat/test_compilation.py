@@ -9,6 +9,7 @@ import time
 
 import theano_mgpu  # noqa: F401  before theano
 from theano_mgpu.compat import theano_cache
+from theano_mgpu.utils import processor
 from theano_mgpu.utils.collector import collector_paused
 
 import pytest
@@ -172,9 +173,9 @@ def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
     assert set(other) - set(found) == {'-DOTHER', '-march=x86-64'}
     cpuinfo = tmp_path / 'cpuinfo'
     cpuinfo.write_text('model name: another\n\n')
-    monkeypatch.setattr(theano_cache, 'CPUINFO', str(cpuinfo))
+    monkeypatch.setattr(processor, 'CPUINFO', str(cpuinfo))
     assert arguments() == (found, n_calls)
-    monkeypatch.setattr(theano_cache, 'CPUINFO', str(tmp_path / 'none'))
+    monkeypatch.setattr(processor, 'CPUINFO', str(tmp_path / 'none'))
     assert arguments() == arguments() == (found, n_calls)
 
 

@@ -187,6 +187,15 @@ def test_what_code_of_a_script_computes_is_not_kept(op, optimised):
     assert len(optimised) == 2
 
 
+def test_the_content_of_a_file_is_not_kept(optimised, tmp_path):
+    """The next start took what the file had held when the graph was optimised."""
+    path = str(tmp_path / 'array.npy')
+    for number in (1, 2):
+        np.save(path, np.full(3, float(number)))
+        f = theano.function([], 2 * T.load(path, 'float64', (False,)), mode=PY)
+        np.testing.assert_array_equal(f(), [2 * number] * 3)
+
+
 def mine(node):
     return None
 

@@ -1,5 +1,5 @@
 """Matrix products of Theano: each is computed once, and products of few rows in blocks."""
-from theano_mgpu.utils import blas as loaded_blas
+import theano_mgpu  # noqa: F401
 
 import keras
 import keras.backend as K
@@ -9,6 +9,7 @@ import theano
 import theano.tensor as T
 from support.compiled_ops import use_theanos_own
 from theano.tensor import blas
+from threadpoolctl import threadpool_limits
 
 PRODUCTS = blas.Dot22, blas.Dot22Scalar, blas.Gemm
 
@@ -78,7 +79,7 @@ def test_blocks_come_to_the_whole_product():
     a = T.fscalar('a')
     f = theano.function([x, y, w, a], [T.dot(x, w), T.dot(y, w.T), blas.gemm_no_inplace(T.tanh(y), a, x, w, a)])
     assert sum(isinstance(node.op, blas.GemmRelated) for node in f.maker.fgraph.apply_nodes) == 3
-    loaded_blas.use_threads(1)
+    threadpool_limits(1, user_api='blas')
     random = np.random.RandomState(0)
     for rows in (1, 3, 4, 16, 31, 32, 33, 50):
         for m, n in ((64, 64), (130, 261), (700, 129), (2100, 1030)):

@@ -58,6 +58,16 @@ def test_all_reduce_of_each_dtype():
                 np.testing.assert_allclose(first, ufunc.reduce(parts, dtype=dtype), tolerance, tolerance)
 
 
+@on_standin()
+def test_a_maximum_passes_over_nan():
+    """As NVIDIA's does, so that a test fails if the package leaves a maximum to NCCL."""
+    clique = Clique()
+    parts = [np.array(each, 'float32') for each in ([np.nan, 1, np.nan], [2, np.nan, np.nan])]
+    for op in 'max', 'min':
+        for found in clique.all_reduce(parts, op):
+            np.testing.assert_array_equal(found, [2, 1, np.nan])
+
+
 @on_standin(delay_us=300)
 def test_the_other_collectives():
     clique, n = Clique(), 2

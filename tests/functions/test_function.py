@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from scipy.sparse import csr_matrix
 from support.comparison import note_of
 from support.modes import PYTHON
 from support.small_models import data, host_indexing, shared
+from theano import sparse
 
 X = data(11, 5)[0]
 
@@ -63,6 +65,8 @@ def on_host(case):
     inputs, batch, updates, names = [index], numbers[rows], {}, ['data']
     if case == 'columns':
         batch = theano.shared(X.T.copy(), 'data')[1:, rows].T
+    elif case == 'sparse':
+        batch = sparse.dense_from_sparse(theano.shared(csr_matrix(X), 'data')[rows])
     elif case == 'two data sets':
         batch, names = batch * T.cast(labels, 'int32')[rows].dimshuffle(0, 'x'), ['data', 'labels']
     elif case == 'a counter':
@@ -80,7 +84,7 @@ def on_host(case):
 
 
 @pytest.mark.parametrize('micro_batches', [1, 2])
-@pytest.mark.parametrize('case', ['rows', 'columns', 'two data sets', 'a counter', 'read otherwise',
+@pytest.mark.parametrize('case', ['rows', 'columns', 'sparse', 'two data sets', 'a counter', 'read otherwise',
                                   'one read otherwise', 'changed', 'undivided'])
 def test_slices_of_data_sets_on_the_host(cpu2, case, micro_batches):
     """Data sets that devices need, anyway, stay there."""

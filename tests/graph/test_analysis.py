@@ -46,6 +46,11 @@ with change_flags(floatX='float64'):
     IN_TWO = theano.OpFromGraph([a, c], [a * c.dimshuffle(0, 'x'), a + 1])
 
 
+@theano.compile.ops.as_op([T.dvector], [T.dvector])
+def noisy(values):
+    return values + np.random.rand(len(values))
+
+
 def row(values):
     return values.dimshuffle('x', 0)
 
@@ -57,6 +62,9 @@ def loop(step, start, **options):
 @theano.compile.ops.as_op([T.dvector], [T.dvector])
 def doubled_and_sorted(values):
     return np.sort(2 * values)
+
+
+doubled_and_sorted.mgpu_pure = True
 
 
 def one_hot(indices):
@@ -290,7 +298,9 @@ def refused():
         'inverse of rows': (T.nlinalg.matrix_inverse(T.dot(x, x.T) + T.eye(n)), unknown % 'MatrixInverse'),
         'another diagonal': (T.diag(PAIRS, 1), 'not the main one'),
         'a shifted diagonal': (T.AllocDiag(1)(v), 'not the main'),
-        'sent': (io.MPISend(1, 2)(w)[0], 'each replica would send'),
+        'sent': (io.MPISend(1, 2)(w)[0], 'each replica would call MPISend'),
+        'of an unknown op': (noisy(w[0]), 'each replica would call FromFunctionOp.*set mgpu_pure = True'),
+        'of an unknown op, and sums': (noisy(x.sum(axis=0)), 'each replica would call'),
         'overwritten': (inplace.tanh_inplace(x.sum(axis=0)), 'it writes into'),
         'all but the last': (x[:n - 1], place), 'from one up to n': (x[1:n], place),
         'as many as a number': (x[:N], place), 'first': (x[0], place), 'reversed': (x[::-1], place),

@@ -223,6 +223,13 @@ def test_host_loops():
 
 @pytest.mark.needs_compiler
 @pytest.mark.slow
+def test_blas_kernels():
+    text = run('blas_kernels.py', '--size', '50', '--rounds', '2')
+    assert 'theano_mgpu has chosen' in text and text.count('GF/s') == 6
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
 def test_vector_math():
     lines = run('vector_math.py', '--functions', 'tanh', 'pow', '--elements', '1000', '--rounds', '1', '--block',
                 '0.001', '--batch-sizes', '2').splitlines()
@@ -235,6 +242,9 @@ def test_vector_math():
 def test_startup():
     lines = run('startup.py', '--models', 'mlp', '--rounds', '1', '--sides', 'plain', 'two contexts').splitlines()
     assert len(lines) == 4 and '; / plain: ' in lines[-1]
+    lines = run('startup.py', '--entries', '20', '40', '--rounds', '1').splitlines()
+    assert [line.split(',')[0] for line in lines] == [
+        each for each in ('first function', 'known module', 'new module', 'exit') for _ in range(2)]
 
 
 @pytest.mark.needs_compiler

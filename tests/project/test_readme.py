@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/guide/*.md'))
 DOCUMENTS = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/cuda.md',
-             'docs/upstream_tests.md', 'examples/README.md'] + GUIDE
+             'docs/tests.md', 'docs/upstream_tests.md', 'examples/README.md', 'benchmarks/RESULTS.md'] + GUIDE
 SITE = ['docs/index.md'] + sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/reference/*.md'))
 SAME = 'same answer: the largest difference is'
 QUICK = 'floatX=float32,mode=FAST_COMPILE'  # compiling would take most of the time

@@ -60,6 +60,19 @@ def looped():
                        T.zeros((x.shape[0], 40), 'float32'))
     return mgpu.training_function([x], T.sqr(h[-1]).mean(), [w], sgd, name='loop')
 
+def lstm(units=64, **options):
+    """Return a training step with an LSTM, whose loop keeps what its gradient needs."""
+    rng, x = np.random.RandomState(0), T.tensor3('x')
+    w, u = [theano.shared((rng.randn(size, 4 * units) / 10).astype('float32')) for size in (40, units)]
+    def step(part, output, cell):
+        gates = part + T.dot(output, u)
+        i, f, o = [T.nnet.sigmoid(gates[:, k * units:(k + 1) * units]) for k in range(3)]
+        cell = f * cell + i * T.tanh(gates[:, 3 * units:])
+        return o * T.tanh(cell), cell
+    zero = T.zeros((x.shape[0], units), 'float32')
+    (outputs, _), _ = theano.scan(step, T.dot(x, w).dimshuffle(1, 0, 2), [zero, zero])
+    return mgpu.training_function([x], T.sqr(outputs[-1]).mean(), [w, u], sgd, name='lstm', **options)
+
 def ratios(step, *shape):
     """Return the estimate of each device's peak as a part of it."""
     x = np.random.RandomState(1).rand(*shape).astype('float32')
@@ -99,7 +112,10 @@ class TestPeaks:
         pytest.param('ratios(wide(), 4000, 400)', 'allow_gc=False', marks=pytest.mark.slow),
         pytest.param('ratios(wide(), 16, 400)', 'mgpu.logical_shards=4', marks=pytest.mark.slow),
         pytest.param('ratios(wide(), 16, 400)', 'mgpu.logical_shards=4,mgpu.collectives=host', marks=pytest.mark.slow),
-        pytest.param('ratios(looped(), 800, 30, 40)', '', marks=pytest.mark.slow)])
+        pytest.param('ratios(looped(), 800, 30, 40)', '', marks=pytest.mark.slow),
+        pytest.param('ratios(lstm(), 200, 30, 40)', '', marks=pytest.mark.slow),
+        pytest.param('ratios(lstm(micro_batches=3), 200, 30, 40)', '', marks=pytest.mark.slow),
+        pytest.param('ratios(dropped(), 1000, 400)', 'mgpu.logical_shards=6', marks=pytest.mark.slow)])
     def test_the_estimate_is_near_the_peak(self, call, flags):
         near(ratios(call, flags=flags))
 

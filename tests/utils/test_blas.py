@@ -5,18 +5,16 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from threadpoolctl import threadpool_limits
 
 
 @pytest.mark.needs_compiler
-def test_threads_are_set_in_the_library_that_theano_links():
+def test_the_library_that_theano_links_is_told_with_its_threads():
     x = T.matrix('x')
     theano.function([x], T.dot(x, x))(np.ones((3, 3), theano.config.floatX))
     if not any('openblas' in name for name in blas.loaded()):
         pytest.skip('the BLAS here is not OpenBLAS')
-    try:
-        for number in '21':
-            blas.use_threads(int(number))
-            threads = [text for name, text in blas.loaded().items() if name.startswith('threads of')]
-            assert threads == [number] * len(threads)
-    finally:
-        blas.use_threads(2)
+    for number in (2, 1):
+        with threadpool_limits(number, user_api='blas'):
+            for text in blas.loaded().values():
+                assert text.endswith('threads=%d' % number)

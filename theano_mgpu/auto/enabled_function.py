@@ -6,7 +6,6 @@ import threading
 from typing import Any
 
 from ..comm.choice import choose_ranks
-from ..compat.theano_functions import shown
 from ..errors import LengthError, MgpuError, in_one_line
 from ..parallel_function import ParallelFunction
 from .chooser import Chooser, State, Way
@@ -70,7 +69,7 @@ class EnabledFunction:
 
     def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
         """Run a copy of the function over the contexts, too, unless it is profiled."""
-        usage = self._enabled.report.usage(shown(function.name))
+        usage = self._enabled.report.usage(function.mgpu_name)
         if function.profile:
             usage.run_on([], PROFILED)
             return
@@ -236,5 +235,5 @@ class EnabledFunction:
 
     def _compiled(self, inputs, outputs, updates, **options):
         return ParallelFunction(inputs, outputs, updates, no_default_updates=True, contexts=self._enabled.contexts(),
-                                mode=self._function.maker.mode, name=self._function.name, batch_of_rank_0=True,
+                                mode=self._function.maker.mode, name=self._usage.name, batch_of_rank_0=True,
                                 **options)

@@ -13,6 +13,7 @@ from ..devices.context_map import Context
 from ..errors import warn
 from ..graph.placement.propagation import is_placed
 from ..options import Options
+from ..utils import mpi_environment
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, PROFILED, EnabledFunction
 from .placed_function import NOT_PLACED, PlacedFunction
@@ -77,7 +78,7 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
     """
     if not callable(contexts):
         resolved = resolve_contexts(contexts)  # an error now, not with the first function
-        if contexts is None and has_one_cpu(resolved) and not always:
+        if contexts is None and has_one_cpu(resolved) and not (always or mpi_environment.started_by_rank()):
             tell(NOTHING_DIVIDED)
         contexts = functools.partial(resolve_contexts, contexts)
     report = FunctionReport()
@@ -129,10 +130,9 @@ class EnabledFunctions(Enabled):
         arguments : dict
             The arguments of `theano.function`.
         """
-        name = theano_functions.name_for_user(arguments)
-        if name is None:
+        if not theano_functions.is_of_user(arguments):
             return
-        usage = self.report.usage(theano_functions.shown(name))
+        usage = self.report.usage(function.mgpu_name)
         placed = is_placed(theano_functions.graph_of(function))
         obstacle = _obstacle(arguments, placed)
         if obstacle == OWN_SAMPLES:

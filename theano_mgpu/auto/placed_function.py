@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from ..compat.theano_functions import shown
 from ..errors import GraphError, MgpuError
 from ..options import Options
 from ..parallel_function import ParallelFunction
@@ -44,7 +43,7 @@ class PlacedFunction(EnabledFunction):
     def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
         super().copied(function, swap, delete_updates)
         if function.profile:
-            self._enabled.tell(NOT_PLACED % (shown(function.name), PROFILED))
+            self._enabled.tell(NOT_PLACED % (function.mgpu_name, PROFILED))
 
     def _is_plain(self, programs):
         return False

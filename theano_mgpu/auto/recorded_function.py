@@ -6,7 +6,6 @@ from typing import Any, Callable
 from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
-from ..compat.theano_functions import shown
 from ..graph.updates import pairs
 from ..runtime.state.ledger import Account, ledger
 
@@ -36,7 +35,7 @@ class RecordedFunction:
         if self.divided is not None:
             self.divided.copied(function, swap, delete_updates)  # type: ignore[attr-defined]
         if not delete_updates:
-            account = self._account.of_copy(shown(function.name), swap or {})
+            account = self._account.of_copy(function.mgpu_name, swap or {})
             function.mgpu_divided = RecordedFunction(function, function.mgpu_divided, account)
 
 

@@ -22,12 +22,11 @@ import re
 from typing import Any, NamedTuple
 
 from ..errors import MgpuError
-from ..utils.ledger_file import LedgerFile, read
+from ..utils.ledger_file import LedgerFile, flat, read
 from ..utils.tables import counted, table
 from .output import help_of, print_json
 
 SHOWN = 8  # names of variables, or of steps, in a line
-NOT_COMPARED = 'ledger', 'begun'
 
 
 class Difference(NamedTuple):
@@ -99,20 +98,9 @@ def _unnumbered(names):
 
 def differing_settings(a: LedgerFile, b: LedgerFile) -> list[tuple[str, str, str]]:
     """Return the name and both values of each setting in which the last starts of two runs differ."""
-    ours, theirs = (_flat(each.starts[-1]) for each in (a, b))
+    ours, theirs = (flat(each.starts[-1]) for each in (a, b))
     return [(name, ours.get(name, '-'), theirs.get(name, '-')) for name in {**ours, **theirs}
             if ours.get(name) != theirs.get(name)]
-
-
-def _flat(start):
-    """Return the settings of a start as texts, with a name for each member of a dict."""
-    flat = {}
-    for key, value in start.items():
-        if isinstance(value, dict):
-            flat.update(('%s: %s' % (key, name), str(each)) for name, each in value.items())
-        elif key not in NOT_COMPARED:
-            flat[key] = '; '.join(map(str, value)) if isinstance(value, list) else str(value)
-    return flat
 
 
 def _contents(ledger):

@@ -10,8 +10,6 @@ import stat
 import tempfile
 from typing import Iterator
 
-from ..utils import mpi_environment
-
 # Without these, all jobs of a user share one folder for temporary files. Open MPI removes it with the last job in it,
 # even if the next one is about to use it, which then ends with an error (open-mpi/ompi#8510).
 TEMPORARY = ['OMPI_MCA_orte_%stmpdir_base' % where for where in ('', 'local_', 'remote_')]
@@ -52,7 +50,6 @@ def job_folders(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], l
                 folder, lock = stack.enter_context(locked_folder(parent))
                 locks.append(lock)
                 environment.update(dict.fromkeys([names[0], names[-1]] if names is TEMPORARY else names, folder))
-                environment[mpi_environment.STARTED] = folder
         yield environment, locks
 
 

@@ -16,7 +16,9 @@ from typing import Any
 import theano_mgpu
 
 from .. import config
-from ..errors import MgpuError
+from ..errors import PREFIX, MgpuError
+from ..utils import rank_process
+from ..utils.python2 import hint
 
 PACKAGE = os.path.dirname(os.path.abspath(theano_mgpu.__file__)) + os.sep
 
@@ -61,7 +63,8 @@ def check_syntax(path: str) -> None:
             warnings.simplefilter('ignore')  # the script's own run shows them
             compile(file.read(), source, 'exec', dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        raise SystemExit(''.join(traceback.format_exception_only(type(error), error)).rstrip()) from None
+        lines = [''.join(traceback.format_exception_only(type(error), error)).rstrip(), hint(error)]
+        raise SystemExit(('\n' + PREFIX).join(filter(None, lines))) from None
 
 
 def run_script(path: str, args: list[str]) -> None:
@@ -128,6 +131,8 @@ class own_traceback(AbstractContextManager):
 
         def show(kind, error, traceback):
             hide_frames(error)
+            if hint(error):
+                rank_process.note(hint(error))
             hook(kind, error, error.__traceback__)
         sys.excepthook = show
 

@@ -24,8 +24,6 @@ from .output import note
 
 GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
 LOOK = 0.02  # seconds from one look at the processes of a job to the next
-RARE = 0.5   # seconds from one look after ranks that never started MPI to the next
-ABSENT = 4   # seconds without them until the job is ended: longer than mpirun takes where it ends the job itself
 SOONEST, LATEST = 30, 3600  # seconds until spare processes that have failed beside a job of fewer are tried again
 GROW = getattr(signal, 'SIGRTMIN', None)  # this signal asks a job of fewer processes to grow; Linux only
 ENDED, LOST, GROWS = 'ended', 'lost', 'grows'  # why the watch over a job ends
@@ -145,8 +143,6 @@ class Job:
                 environment[mpi_environment.SPARE] = os.path.join(folder, 'spare')
                 self._gate = folders.enter_context(open(environment[mpi_environment.SPARE], 'wb', buffering=0))
                 fcntl.flock(self._gate, fcntl.LOCK_EX)
-            self._started = environment.get(mpi_environment.STARTED) if self._is_watched else None
-            self._next_look, self._absent_since = 0., 0.
             # A number that no script prints by chance: the reports of rank 0 are taken out of the output.
             environment[mpi_environment.QUIET] = secrets.token_hex(8)
             self.output = JobOutput({what: mpi_environment.report_of(what, environment) for what in REPORTS},
@@ -190,12 +186,11 @@ class Job:
         while self.process.poll() is None and not signals.received:
             time.sleep(LOOK)
             look(self)
-            self._end_if_absent()
             if grows():
                 self._kill_all()
                 return GROWS
             if may_restart and self._is_watched and self.output.has(TOGETHER, STEP):
-                ranks = ranks or {process: _rank_and_size(process)[0] for process in ranks_of(self.process.pid)}
+                ranks = ranks or ranks_of(self.process.pid)
                 ended = list(filter(has_ended, ranks))
                 if ended:
                     time.sleep(LOOK)  # a report of rank 0 from before may be on its way, or a signal
@@ -205,21 +200,6 @@ class Job:
                         return LOST
         self.process.wait()
         return ENDED
-
-    def _end_if_absent(self):
-        """End a job in which some ranks wait in MPI for one that has ended without starting it; mpirun does not."""
-        now = time.monotonic()
-        if self._started is None or now < self._next_look:
-            return
-        self._next_look = now + RARE
-        ranks = absent(self.process.pid, self._started)
-        self._absent_since = self._absent_since or now if ranks else 0.
-        if ranks and now - self._absent_since > ABSENT:
-            note('rank %s ended before it had imported theano_mgpu, and the other ranks wait for it in MPI: the job is '
-                 'ended. Every rank has to make the same calls: look for an exit on some ranks only'
-                 % ', '.join(map(str, ranks)))
-            self._started = None
-            self.process.terminate()
 
     def release(self) -> None:
         """Let the ranks of a spare job continue, in place of those that have ended."""
@@ -441,41 +421,13 @@ def has_ended(process: int) -> bool:
         return True
 
 
-def absent(mpirun: int, started: str) -> list[int]:
-    """Return the ranks that have ended without starting MPI, while others that have started it go on.
-
-    Parameters
-    ----------
-    mpirun : int
-        Id of its process.
-    started : str
-        Folder with a file for each rank that has started MPI, see `comm.mpi_library.started`.
-    """
-    named = {int(name[len(mpi_environment.MARK):]) for name in os.listdir(started)
-             if name.startswith(mpi_environment.MARK)}
-    if not named:
-        return []
-    numbers = [_rank_and_size(process) for process in ranks_of(mpirun) if not has_ended(process)]
-    alive = {rank for rank, _ in numbers}
-    size = max((size for _, size in numbers), default=0)
-    return sorted(set(range(size)) - named - alive) if named & alive else []
-
-
-def _rank_and_size(process):
-    """Return the number of a rank, and of all; (-1, 0) if it has just ended."""
-    for text in _texts([Path('/proc/%d/environ' % process)]):
-        rank, size = [re.search(br'\0%s=(\d+)' % name.encode(), text) for name in mpi_environment.MPIRUN.variables[:2]]
-        if rank and size:
-            return int(rank[1]), int(size[1])
-    return -1, 0
-
-
-def ranks_of(mpirun: int) -> list[int]:
-    """Return the ids of the processes on this host that are ranks of an mpirun; none on other systems than Linux."""
+def ranks_of(mpirun: int) -> dict[int, int]:
+    """Return the processes on this host that are ranks of an mpirun, and the number of each; none but on Linux."""
     lists = _texts(Path('/proc').glob('%d/task/*/children' % mpirun))
     children = [int(child) for children in lists for child in children.split()]
-    return [child for child in children
-            if any(b'\0OMPI_COMM_WORLD_RANK=' in text for text in _texts([Path('/proc/%d/environ' % child)]))]
+    found = {child: re.search(br'\0OMPI_COMM_WORLD_RANK=(\d+)', text)
+             for child in children for text in _texts([Path('/proc/%d/environ' % child)])}
+    return {child: int(rank[1]) for child, rank in found.items() if rank}
 
 
 def _texts(paths: Iterable[Path]) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from ..errors import MgpuError, RankError
 from ..utils import mpi_environment, rank_process
 from . import mpi_library
 from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
+from .alone import Alone
 from .collectives import all_gather_object, split
 from .communicator import WIDTH, Communicator
 from .failures import description, known_to_all, packed, unpacked
@@ -40,6 +41,20 @@ def mpi_communicator() -> MpiCommunicator:
     return ranks
 
 
+def _leave():
+    """Make a fork of a rank a process alone, for whatever it inherits: the messages of the rank are not its own."""
+    if mpi_communicator.cache_info().currsize:
+        ranks: Any = mpi_communicator()
+        atexit.unregister(ranks.end)
+        ranks.__class__ = Alone  # for each function that refers to it
+        ranks.__init__()
+        mpi_communicator.cache_clear()
+    mpi_library.leave()
+
+
+os.register_at_fork(after_in_child=_leave)
+
+
 def end_together() -> None:
     """Have this rank tell the others when it ends, even if it has exchanged nothing with them.
 
@@ -52,8 +67,8 @@ def end_together() -> None:
 def _end_apart():
     """End a rank that has exchanged nothing yet: ranks that go on learn of it."""
     mpi = sys.modules.get('mpi4py.MPI')
-    if mpi_communicator.cache_info().currsize or os.environ.get(mpi_environment.RANK_PROCESS) != str(os.getpid()) \
-            or sys.exc_info()[0] is not None or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() \
+    if mpi_communicator.cache_info().currsize or not mpi_environment.is_rank() or sys.exc_info()[0] is not None \
+            or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() \
             or mpi.COMM_WORLD.size != mpi_environment.size():
         return
     if failed_unseen():

@@ -4,7 +4,9 @@ Processes that are not connected would each train by themselves: every one of th
 """
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import importlib
 import os
 import re
@@ -16,8 +18,10 @@ from typing import Any
 from ..errors import MgpuError
 from ..utils import mpi_environment
 from ..utils.mpi_environment import HYDRA, JSRUN, MPI_OF_SRUN, MPIRUN, PALS, PMI, SRUN, Launcher
+from . import joining
 
 OPEN_MPI = 'Open MPI'
+FINALIZED = 6  # above the last of Open MPI's states of a process
 # Where MPI starts without a launcher some implementations abort.
 PROBE = """
 import mpi4py
@@ -105,7 +109,7 @@ def started() -> Any:
         If mpi4py or the library is missing.
     """
     rc = importlib.import_module('mpi4py').rc
-    settings, rc.initialize, rc.finalize = (rc.initialize, rc.finalize), False, True
+    settings, rc.initialize, rc.finalize = (rc.initialize, rc.finalize), False, False
     try:
         mpi = importlib.import_module('mpi4py.MPI')
     finally:
@@ -114,11 +118,23 @@ def started() -> Any:
         library = mpi.Get_library_version()
         if not can_find_ranks(library):
             raise MgpuError(mismatch(library, None))
-        with contextlib.suppress(KeyError, OSError):  # without a launcher that looks; or its folder is gone
-            mark = mpi_environment.MARK + str(mpi_environment.rank())
-            open(os.path.join(os.environ[mpi_environment.STARTED], mark), 'w').close()
-        mpi.Init_thread(getattr(mpi, 'THREAD_' + rc.thread_level.upper()))
+        joining.start(mpi, getattr(mpi, 'THREAD_' + rc.thread_level.upper()))
+        # mpi4py would end it in each fork of this process, too.
+        atexit.register(lambda: mpi_environment.started_by_rank() or mpi.Is_finalized() or mpi.Finalize())
+    mpi_environment.leave_ranks_to_this_process()
     return mpi
+
+
+def leave() -> None:
+    """Have MPI count as ended, in a fork of a process that has started it: its connections are of that process.
+
+    Otherwise mpi4py would end MPI at the exit of the fork where a script has started it: the fork would wait for ever, or
+    crash. Of other libraries than Open MPI no such way is known.
+    """
+    mpi = sys.modules.get('mpi4py.MPI')
+    if mpi is not None and mpi.Is_initialized():
+        with contextlib.suppress(ValueError):  # another library
+            ctypes.c_int.in_dll(ctypes.CDLL(mpi.__file__), 'ompi_mpi_state').value = FINALIZED
 
 
 def can_find_ranks(library: str) -> bool:

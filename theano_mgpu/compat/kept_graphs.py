@@ -251,7 +251,7 @@ class _Description(pickle.Pickler):
         return self._number(op), type(op), op.inputs, op.outputs
 
     def _refuse(self, obj: Any) -> Any:
-        """Refuse an object that has values, or a graph in a state of its own."""
+        """Refuse an object that has values, or a graph in a state of its own, or reads a file."""
         raise CannotKeep('a %s is part of it' % type(obj).__name__)
 
     def _sorted_set(self, values: Any) -> Any:
@@ -274,12 +274,13 @@ def _describer(kind: Any) -> Any:
     from theano.misc.frozendict import frozendict
     from theano.scalar.basic import Composite
     from theano.scan_module.scan_op import Scan
-    ways = [(Variable, _Description._variable), (Apply, _Description._node), (Scan, _Description._scan),
+    from theano.tensor.io import LoadFromDisk
+    ways = [((Function, FunctionMaker, FunctionGraph, link.Container, LoadFromDisk), _Description._refuse),
+            (Variable, _Description._variable), (Apply, _Description._node), (Scan, _Description._scan),
             (Composite, _Description._composite),
             ((Optimizer, LocalOptimizer), _Description._optimizer), ((PureOp, Op, PureType), _Description._state),
             (FunctionType, _Description._function), (ModuleType, _Description._module),
-            ((set, frozenset), _Description._sorted_set), (frozendict, _Description._frozen),
-            ((Function, FunctionMaker, FunctionGraph, link.Container), _Description._refuse)]
+            ((set, frozenset), _Description._sorted_set), (frozendict, _Description._frozen)]
     return next((way for classes, way in ways if issubclass(kind, classes)), None)
 
 

@@ -1,23 +1,15 @@
-"""Theano's folder of compiled code, which all processes share: its lock, the keys of its entries, g++'s flags."""
+"""Theano's folder of compiled code, which all processes share: its lock, the versions of its code, g++'s flags."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
-import pickle
 import random
-import threading
 import zlib
-from types import ModuleType
 
-from ..utils import files, progress
-from ..utils.attributes import temporarily
-from ..utils.collector import collector_paused
+from ..utils import files, processor, progress
 from .wrapping import wrap
 
-CPUINFO = '/proc/cpuinfo'  # Linux has it
-_reading = threading.local()  # its attribute `keys` is true in a thread that reads the keys of all entries
 FALLBACKS = {'-march=corei7-avx', '-march=corei7', '-march=core2'}  # Theano's, where its trial of g++ fails
 
 
@@ -53,70 +45,6 @@ def _about_lock(folder):
         owner = 'another process'
     return ('waiting for %s, which compiles for Theano, too. This goes on by itself once that is done, or has ended. '
             'Only if that process hangs: end it, and remove the folder %s' % (owner, folder))
-
-
-def write_keys_whole() -> None:
-    """Write the keys of an entry under a temporary name first, so that no other process sees a part of them.
-
-    Theano 1.0.5 empties the file before it writes. A process that starts at that moment takes the entry for a broken
-    one, and deletes it. Without this, the process that uses the entry fails later: "No such file or directory:
-    '.../key.pkl'", and an AssertionError at each further function with the same code.
-    """
-    from theano.gof.cmodule import KeyData
-
-    @wrap(KeyData)
-    def save_pkl(original, self):
-        try:
-            keys = pickle.dumps(self, protocol=pickle.HIGHEST_PROTOCOL)
-        except pickle.PicklingError:
-            return original(self)  # it warns, and removes the file
-        with files.whole_file(self.key_pkl, flush=False) as unfinished, open(unfinished, 'wb') as file:
-            file.write(keys)
-
-
-def read_keys_without_the_collector() -> None:
-    """Pause Python's collector while the keys of all entries are read.
-
-    Without this, each process takes more than twice as long for that, half a second for 750 entries.
-    """
-    from theano.gof.cmodule import ModuleCache
-    ModuleCache.refresh = collector_paused()(ModuleCache.refresh)
-
-
-def read_keys_without_graphs() -> None:
-    """Leave out the graphs of fused ops while the keys of all entries are read: keys are compared by C code.
-
-    Theano makes each graph anew, and optimises it. Without this, each process takes more than twice as long for the
-    keys, a quarter of a second for 1,100 entries.
-    """
-    from theano.gof.cmodule import ModuleCache
-    from theano.scalar.basic import Composite
-
-    @wrap(ModuleCache)
-    def refresh(original, *args, **kwargs):
-        with temporarily(_reading, 'keys', True):
-            return original(*args, **kwargs)
-
-    @wrap(Composite)
-    def __setstate__(original, self, state):
-        if getattr(_reading, 'keys', None):
-            self.__dict__.update(state)
-        else:
-            original(self, state)
-
-    @wrap(Composite)
-    def __getstate__(original, self):  # the keys of a module are written again when it gets one more
-        return original(self) if 'fgraph' in self.__dict__ else dict(self.__dict__)
-
-
-def read_keys_without_devices(gpuarray_type: ModuleType) -> None:
-    """Leave the test value of a fused op on the host while the keys of all entries are read.
-
-    Without this, a process opens each device that an earlier process with ``compute_test_value`` has compiled for.
-    """
-    @wrap(gpuarray_type)
-    def GpuArray_unpickler(original, array, context_name):
-        return array if getattr(_reading, 'keys', None) else original(array, context_name)
 
 
 def keep_code_of_ops_without_props() -> None:
@@ -166,9 +94,10 @@ def keep_flags_of_the_processor() -> None:
 
     @wrap(GCC_compiler)
     def compile_args(original, march_flags=True):
-        if not march_flags or GCC_compiler.march_flags is not None or not os.path.exists(CPUINFO):
+        description = processor.description()
+        if not march_flags or GCC_compiler.march_flags is not None or not description:
             return original(march_flags)
-        machine = '\n'.join([config.cxx, gcc_version_str, config.gcc.cxxflags, _processor()])
+        machine = '\n'.join([config.cxx, gcc_version_str, config.gcc.cxxflags, description])
         path = os.path.join(config.compiledir, 'processor_%08x.flags' % zlib.crc32(machine.encode()))
         GCC_compiler.march_flags = known = _read_flags(path)
         arguments = original(march_flags)
@@ -185,10 +114,3 @@ def _read_flags(path):
     with contextlib.suppress(OSError), open(path) as file:
         flags = file.read().split('\n')
         return flags if all(flags) else None
-
-
-def _processor():
-    """Return Linux's description of the first core, but for its speeds, which vary."""
-    with open(CPUINFO) as file:
-        lines = list(itertools.takewhile(str.strip, file))
-    return ''.join(line for line in lines if not line.lower().startswith(('cpu mhz', 'bogomips')))

@@ -38,33 +38,36 @@ def plain_function(*args: Any, **kwargs: Any) -> Callable[..., Any]:
         return theano.function(*args, **kwargs)
 
 
-def name_for_user(arguments: Mapping[str, Any]) -> str | None:
-    """Return the name under which a new function is listed for the user.
+def is_of_user(arguments: Mapping[str, Any]) -> bool:
+    """Return whether a new function is listed for the user.
 
-    Theano names a function that has no name after the line that has called `theano.function`. Where that line is in
-    Keras, as for ``K.function``, the line that has called Keras is meant. Call it while the function is being made.
+    A function that Theano or Keras makes for its own use, such as `K.eval`, is not, nor is one that computes nothing.
 
     Parameters
     ----------
     arguments : dict
         The arguments of `theano.function`.
-
-    Returns
-    -------
-    str or None
-        None for a function that Theano or Keras makes for its own use, such as `K.eval`, and for one that computes
-        nothing.
     """
-    name = arguments['name'] or 'a function'
+    name = arguments['name'] or ''
     if not name.startswith(_folders('theano', 'keras')):
-        return name if arguments['params'] or arguments['outputs'] or arguments['updates'] else None
-    if not (arguments['params'] and name.startswith(_folders(os.path.join('keras', 'backend')))):
-        return None
+        return bool(arguments['params'] or arguments['outputs'] or arguments['updates'])
+    return bool(arguments['params'] and name.startswith(_folders(os.path.join('keras', 'backend'))))
+
+
+def _name_for_user(name):
+    """Return the name of the function that is being made, for messages.
+
+    Theano names a function that has no name after the line that has called `theano.function`. Where that line is in
+    Theano or Keras, as for ``K.function``, the line that has called Keras is meant. Folders are left out.
+    """
     frame: Any
     frame, others = sys._getframe(1), _folders('theano', 'keras', 'theano_mgpu')
-    while frame.f_code.co_filename.startswith(others):
-        frame = frame.f_back
-    return '%s:%d' % (frame.f_code.co_filename, frame.f_lineno)
+    if name and name.startswith(others):
+        while frame and frame.f_code.co_filename.startswith(others):
+            frame = frame.f_back
+        name = '%s:%d' % (frame.f_code.co_filename, frame.f_lineno) if frame else name
+    place, colon, line = (name or 'a function').rpartition(':')
+    return os.path.basename(place) + colon + line if colon else line
 
 
 @functools.lru_cache(None)
@@ -74,15 +77,6 @@ def _folders(*packages):
     own = os.path.dirname(os.path.dirname(__file__))
     return tuple(os.path.join(own if package == 'theano_mgpu' else os.path.join(installed, package), '')
                  for package in packages)
-
-
-def shown(name: str | None) -> str:
-    """Return a function's name for messages.
-
-    A function without a name has the file and line where it was made, without the folder.
-    """
-    place, colon, line = (name or 'a function').rpartition(':')
-    return os.path.basename(place) + colon + line if colon else line
 
 
 def graph_of(function: Any) -> list[Any]:
@@ -109,8 +103,9 @@ def after_each_function(attach: Callable[[Any, Mapping[str, Any]], Any], first: 
     ----------
     attach : callable
         ``attach(function, arguments)``: the new function, and a dict of the arguments of `theano.compile.pfunc.pfunc`.
-        It may set ``function.mgpu_divided``, a callable ``divided(args, kwargs)`` that then runs in place of the
-        function; ``function.plain_call`` is Theano's own. If it returns True, no further hook is called.
+        The attribute ``function.mgpu_name`` is its name for messages. The hook may set ``function.mgpu_divided``, a
+        callable ``divided(args, kwargs)`` that then runs in place of the function; ``function.plain_call`` is Theano's
+        own. If the hook returns True, no further one is called.
     first : bool
         Call it before the hooks that there are; after them by default.
     """
@@ -120,9 +115,11 @@ def after_each_function(attach: Callable[[Any, Mapping[str, Any]], Any], first: 
             with plain_functions() as is_within:
                 if is_within:
                     return original(*args, **kwargs)
-                with progress.compiling('compiling ' + shown(kwargs.get('name'))):
+                arguments = _arguments(original, *args, **kwargs)
+                name = _name_for_user(arguments['name'])
+                with progress.compiling('compiling ' + name):
                     function = original(*args, **kwargs)
-            arguments = _arguments(original, *args, **kwargs)
+            function.mgpu_name = name
             any(attach(function, arguments) for attach in _hooks)
             return function
     _hooks.insert(0 if first else len(_hooks), attach)
@@ -133,6 +130,25 @@ def _arguments(function, *args, **kwargs):
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
+
+
+def order_copies() -> None:
+    """Have the ops of a copied function run in an order in which none writes into what another one reads later.
+
+    `Function.copy` copies the optimised graph without its DestroyHandler, which orders ops that work in place. A copy
+    without updates also keeps the ops that write new values into the memory of shared variables: it gives them copies.
+    """
+    import theano
+
+    @wrap(theano.compile.FunctionMaker)
+    def __init__(original, self, inputs, outputs, *args, fgraph=None, **kwargs):
+        if fgraph is not None and not hasattr(fgraph, 'destroyers'):
+            fgraph.attach_feature(theano.gof.DestroyHandler())
+            for spec, variable in zip(inputs, fgraph.inputs):
+                if spec.update is None and spec.value is not None and fgraph.has_destroyers([variable]):
+                    for node, i in list(variable.clients):
+                        fgraph.change_input(node, i, theano.compile.deep_copy_op(variable))
+        original(self, inputs, outputs, *args, fgraph=fgraph, **kwargs)
 
 
 def divide_copies() -> None:
@@ -147,5 +163,6 @@ def divide_copies() -> None:
         function, divided = original(self, *args, **kwargs), self.mgpu_divided
         if divided is not None:
             arguments = _arguments(original, self, *args, **kwargs)
+            function.mgpu_name = arguments['name'] or self.mgpu_name + ' copy'
             divided.copied(function, arguments['swap'], arguments['delete_updates'])
         return function

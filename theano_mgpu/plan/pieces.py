@@ -12,6 +12,7 @@ from theano.tensor.elemwise import DimShuffle
 from ..devices.mesh import Mesh
 from ..graph.graph import substitute
 from ..graph.placement.tags import place_of
+from ..graph.repeatable import unrepeatable
 from ..graph.saved_values import missing_for
 from ..graph.traces import keep_trace
 
@@ -118,7 +119,7 @@ class _Cutter:
         nodes = io_toposort(self._given, outputs)
         needed = _first_needed(nodes, buckets)
         for node in nodes:
-            if all(isinstance(v, theano.Constant) or v in constants for v in node.inputs):
+            if all(isinstance(v, theano.Constant) or v in constants for v in node.inputs) and not unrepeatable(node.op):
                 constants.update(node.outputs)
                 continue
             place = place_of(node.outputs[0])
@@ -174,7 +175,7 @@ class _Cutter:
 
     def _is_here(self, variable, key):
         level, place = self._keys[variable]
-        return place == key[1] and (self._recompute or level == key[0])
+        return place == key[1] and (level == key[0] or self._recompute and not unrepeatable(variable.owner.op))
 
     def _is_there(self, taken, place, variable):
         """Return whether a piece takes a variable, or every piece of its place has it or can compute it."""

@@ -155,7 +155,7 @@ class RankPool:
 
     def _receive(self):
         """Take the messages of other ranks."""
-        message = self._mailbox.take()
+        message = None if self._ranks.size == 1 else self._mailbox.take()  # in a fork of rank 0 there are no others
         while message is not None:
             self._heard = time.monotonic()
             rank, (kind, index, content) = message

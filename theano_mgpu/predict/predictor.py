@@ -21,6 +21,7 @@ from ..errors import MgpuError, MgpuWarning, PredictionError
 from ..graph.random_streams import replica_state
 from ..runtime.batches.sub_batches import Rows, batch_length
 from ..runtime.consensus import check_same_graph
+from ..runtime.consistency import check_lengths
 from ..runtime.executable import compiling
 from ..runtime.replicas.replicated import replicated
 from ..utils import mpi_environment, progress, rank_process
@@ -279,6 +280,8 @@ class Predictor:
     def _rows(self, batches, length, verbose, n_batches=None, pool=None):
         """Return the outputs of all batches together, one array for each output; the same on each rank."""
         rows, error = [], None
+        lengths = self._ranks.handshake((CALL, self._number, self._calls), [length or 0])[:, 0]
+        check_lengths(self._ranks, self._graph.name or 'a Predictor', lengths)
         if self._ranks.rank:
             list(self.map(()))
         else:

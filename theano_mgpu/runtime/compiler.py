@@ -24,8 +24,9 @@ from .retarget import CannotRetarget, link, optimise
 
 _logger = logging.getLogger('theano_mgpu')
 
-# The kernel of top-k uses __ballot, which devices from compute capability 7.0 on do not have: it stays on the host.
-NOT_ON_GPU = ('local_gpua_topkop',)
+# The kernel of top-k uses __ballot, which devices from compute capability 7.0 on do not have: it stays on the host. So
+# does a maximum with its place: libgpuarray's kernel passes over NaN, which Theano keeps.
+NOT_ON_GPU = ('local_gpua_topkop', 'local_gpu_maxandargmax')
 # Optimisations that must not be used on OpenCL. Theano 1.0.5 registers them for any GPU, but:
 #   the first one's kernel does not build there (clBuildProgram error);
 #   scan's pure-Python loop reads CUDA's own attributes ("This is for CUDA arrays");

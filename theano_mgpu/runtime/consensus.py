@@ -6,6 +6,7 @@ from typing import Sequence
 
 import numpy as np
 import theano
+import threadpoolctl
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.cmodule import GCC_compiler
 
@@ -68,7 +69,7 @@ def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
     """
     if theano.config.cxx:
         tree_products.compiled(theano.config.cxx)  # before the next line, since it loads Theano's BLAS
-        blas.use_threads(1)
+        threadpoolctl.threadpool_limits(1, user_api='blas')
     kinds = {context.kind for context in mesh.contexts}
     if 'cuda' in kinds:
         check_algorithms()

@@ -34,15 +34,18 @@ class BatchCheck:
         Whether each rank is given samples of its own.
     batch_of_rank_0 : bool
         Whether all ranks take the arguments of rank 0 where others differ; else a difference is an error.
+    has_rows : bool
+        Whether an output has a row a sample: the rows of rank 0's samples are no answer for fewer, or more, samples.
     variables : list of Replicated
         The variables that are the same on each rank.
     """
 
     def __init__(self, ranks: Communicator, number: int, name: str | None, arguments: Any, sharded: bool,
-                 batch_of_rank_0: bool, variables: Sequence[Replicated]) -> None:
+                 batch_of_rank_0: bool, has_rows: bool, variables: Sequence[Replicated]) -> None:
         self._ranks, self._number, self._name = ranks, number, name
         self._inputs, self._split = arguments.inputs, arguments.split
         self._sharded, self._batch_of_rank_0, self._variables = sharded, batch_of_rank_0, variables
+        self._has_one_length = not sharded and (has_rows or not batch_of_rank_0)
 
     def __call__(self, calls: int, length: int, values: Sequence[Any] | None) -> tuple[list[int], Sequence[Any] | None]:
         """Compare one call with the calls of the other ranks.
@@ -75,6 +78,8 @@ class BatchCheck:
         alike = [value for value, split in zip(values or [], self._split) if not (sharded and split)]
         ours = [length, checksum([checksum(variable.value()) for variable in touched]), sampled_checksum(alike)]
         lengths, of_variables, of_values = ranks.handshake((CALL, self._number, calls), ours).T
+        if self._has_one_length:
+            check_lengths(ranks, self._name or 'a function', lengths)
         if sharded:
             _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), RankBatchError,
                          'the ranks were given different values of inputs that have no samples', 'checksum %d',
@@ -84,7 +89,7 @@ class BatchCheck:
             if (lengths != lengths[0]).any() or (of_values != of_values[0]).any():
                 values, lengths = arguments_of_rank_0(ranks, values, self._name), np.full_like(lengths, lengths[0])
         else:
-            self._check_alike(lengths, of_values, length, values)
+            self._check_alike(of_values, length, values)
         if (of_variables != of_variables[0]).any():
             raise RankError('ranks have set variables to different values since the last step: %s. Set the same values '
                             'on every rank' % self._differing_variables())
@@ -92,10 +97,8 @@ class BatchCheck:
             variable.touched = False
         return lengths.tolist(), values
 
-    def _check_alike(self, lengths, of_values, length, values):
+    def _check_alike(self, of_values, length, values):
         """Raise a RankBatchError unless all ranks were given the same whole batch."""
-        _check_equal(self._ranks, lengths, RankBatchError, 'the ranks were given batches of different lengths',
-                     '%d samples', 'Give each rank the whole batch, or set mgpu.data=sharded if each has its own part')
         if (of_values != of_values[0]).any():
             text = 'the ranks were given different batches of %d samples, which differ in %s'
             _check_equal(self._ranks, of_values, RankBatchError, text % (length, self._differing(values)),
@@ -146,6 +149,8 @@ class LeadingInputs:
     ranks : Communicator
     name : str
         Of the function, for messages.
+    has_rows : bool
+        As for `BatchCheck`.
 
     Attributes
     ----------
@@ -154,9 +159,9 @@ class LeadingInputs:
         of each call from then on.
     """
 
-    def __init__(self, ranks: Communicator, name: str) -> None:
+    def __init__(self, ranks: Communicator, name: str, has_rows: bool) -> None:
         self._ranks, self._name, self._number = ranks, name, ranks.functions.add(name)
-        self._calls = 0
+        self._has_rows, self._calls = has_rows, 0
         self.differ = False
 
     def agree(self, inputs: Any, samples: int) -> Any:
@@ -174,6 +179,8 @@ class LeadingInputs:
         ours = [samples, sampled_checksum(inputs)]
         of_ranks = self._ranks.handshake((INPUTS, self._number, self._calls), ours)
         self._calls += 1
+        if self._has_rows:
+            check_lengths(self._ranks, self._name, of_ranks[:, 0])
         if (of_ranks == of_ranks[0]).all():
             return inputs
         self.differ = True
@@ -270,6 +277,13 @@ def take_values_of_first(ranks: Communicator, variables: Iterable[Replicated]) -
         give_value(variable.variable, value)
         variable.after_write()
         variable.touched = False
+
+
+def check_lengths(ranks: Communicator, name: str, lengths: np.ndarray) -> None:
+    """Raise a RankBatchError unless all ranks were given batches of one length."""
+    _check_equal(ranks, lengths, RankBatchError, '%s was given batches of different lengths on the ranks' % name,
+                 '%d samples', 'Give each rank the whole batch; or set mgpu.data=sharded if each has its own part, '
+                 'mgpu.executor=threads if each works by itself')
 
 
 def _check_equal(ranks, numbers, error, text, form, remedy):

@@ -9,7 +9,7 @@ from ..comm.activities import ADD
 from ..comm.collectives import all_gather_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
-from ..devices.cuda_libraries.nccl import DTYPES, OPS
+from ..devices.cuda_libraries.nccl import DTYPES, SUM
 from ..devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
 from ..errors import ExchangeError, GraphError, warn
 from .batch import DeviceSum, Shard, Values
@@ -72,7 +72,7 @@ class Layout:
         self.counts = np.array([size for _, size in flat] + [sizes[i] for i in self.large], 'uint64')
         self.names = self.flat_dtypes + [like[i][1].name for i in self.large]
         self.dtypes = np.array([DTYPES[name] for name in self.names], 'int32')
-        self.ops = np.full(len(self.names), OPS['sum'], 'int32')
+        self.ops = np.full(len(self.names), SUM, 'int32')
         self.roots = np.array([EVERY] * len(flat) + [self.owners.get(i, EVERY) for i in self.large], 'int32')
 
     def received(self, memory: DeviceMemory, place: int) -> Received:
@@ -238,7 +238,8 @@ class DeviceSums(HostSums):
         self._parts: Parts | None = None     # until they are added
         self._arrays: list[list[Any]] = []   # the parts of every context of the communicator
         self._received: list[Received] = []  # memory for their sums
-        self._reduced: Reduced | None = None  # of the step that is under way
+        self._reduced: Reduced | None = None  # of the step that is under way, until they are taken
+        self._taken: Reduced | None = None    # until the step waits for them for the last time
 
     @property
     def is_ready(self) -> bool:
@@ -254,18 +255,19 @@ class DeviceSums(HostSums):
     def taken(self) -> Values:
         if self._reduced is None:
             return super().taken()
-        return {variable: DeviceSum(i, self._reduced) for i, variable in enumerate(self._placeholders)}
+        self._taken, self._reduced = self._reduced, None
+        return {variable: DeviceSum(i, self._taken) for i, variable in enumerate(self._placeholders)}
 
     def finish(self) -> None:
         """Wait until the devices have added the sums; raise the error as `Reduced.wait` does."""
-        reduced, self._reduced = self._reduced, None
-        if reduced is not None:
+        for reduced in filter(None, (self._reduced, self._taken)):
             reduced.wait()
+        self._taken = None
 
     def drop(self) -> None:
         super().drop()
         self._take_parts()
-        self._reduced = None
+        self._reduced = self._taken = None
 
     def add_over(self, ranks: Communicator) -> None:
         if self._parts is None:

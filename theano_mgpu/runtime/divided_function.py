@@ -140,8 +140,9 @@ class DividedFunction:
         self.n_replicas, self.sharded = self.plan.shares.n_replicas, self.plan.shares.is_sharded
         self._example = Example(self.arguments, ranks)
         self._runner = Runner(self.built, options, self.look_ahead, self._check)
+        has_rows = any(output.has_rows for output in self.plan.results)
         self._check_batch = BatchCheck(ranks, self.built.number, options.name, self.arguments, self.sharded,
-                                       options.internal.batch_of_rank_0, self.built.alike)
+                                       options.internal.batch_of_rank_0, has_rows, self.built.alike)
         for variable in self.built.variables:
             add_step_lock(variable, self.lock)
 
@@ -220,6 +221,8 @@ class DividedFunction:
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
+        if self.plan.machine.size > self.ranks.size:  # a fork of a rank computes alone what the ranks have shared
+            self._rebuild(self.options)
         with self.ranks.single_thread:
             began = time.perf_counter()
             self.timings.begin_call()

@@ -10,6 +10,7 @@ from ..comm.failures import common_error, raise_error
 from ..devices.context_map import describe
 from ..errors import ReplicaError, noted
 from ..graph.graph import shared_variables
+from ..graph.repeatable import unrepeatable_in
 from ..options import AUTO, Options
 from ..plan.explain import bytes_text
 from ..plan.record import note_change
@@ -69,6 +70,9 @@ class Remedies:
             The error of all ranks, if it is not for lack of memory, or no remedy is left.
         """
         common, key = self._common(error, options), built.splitter.key(lengths)
+        unknown = unrepeatable_in(built.definition.whole)
+        if unknown:
+            raise_error(noted(common, 'not computed again: that would call %s twice' % type(unknown).__name__), error)
         self._tried.append(_way(key, built, options) + _bytes_needed(common, key, built))
         slices_help = self._slices_help(common, key, built)
         of_samples = slices_help and common.samples is not None

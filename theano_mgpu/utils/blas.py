@@ -1,51 +1,136 @@
-"""The BLAS libraries of this process: their versions, kernels and threads, by which products round."""
+"""The BLAS libraries of this process: their versions, kernels and threads, by which products round; newer kernels.
+
+OpenBLAS chooses kernels for the processor when it is loaded. For a processor that is newer than the library, it may
+take kernels of 2004, which are several times slower. The import of this module then has it take others.
+"""
 from __future__ import annotations
 
-import contextlib
-import ctypes
+import fcntl
 import os
-import re
-from typing import Any, Iterator
+import subprocess
+import sys
+import zlib
+from importlib.machinery import PathFinder
 
-KNOWN = re.compile(r'lib\w*(openblas|mkl_rt|blis|atlas)[^/]*\.so[^/]*$')
-OPENBLAS = 'openblas_%s', 'openblas_%s64_', 'scipy_openblas_%s64_'  # as built by distributions, and in NumPy's wheels
-SETTERS = (*[name % 'set_num_threads' for name in OPENBLAS], 'MKL_Set_Num_Threads', 'bli_thread_set_num_threads')
+from .. import config
+from ..errors import MgpuError
+from . import processor, rank_process
+
+VARIABLE = 'OPENBLAS_CORETYPE'  # OpenBLAS reads it when it is loaded
+OWN = 'MGPU_CORETYPE'  # the value that this package has given it, here or in the process that started this one
+# The kernels to try, the newest first, and what the processor needs for them. Every OpenBLAS since 2018 knows them.
+# Those for later processors multiply float32 and float64 as SkylakeX does.
+KERNELS = {'SkylakeX': 'avx512f avx512cd avx512bw avx512dq avx512vl avx2 fma', 'Haswell': 'avx2 fma'}
+# Those that do without AVX2.
+OLD = ('katmai coppermine northwood prescott banias core2 penryn dunnington nehalem sandybridge atom nano athlon '
+       'opteron opteron_sse3 barcelona bobcat bulldozer piledriver steamroller').split()
+SECONDS = 30  # after which a check has failed
+PLACES = '/etc/ld.so.cache', '/etc/alternatives'  # they change when another library takes the place of one
+
+reason = 'its own choice'  # of the kernels, for `theano-mgpu doctor`
 
 
 def loaded() -> dict[str, str]:
-    """Return the version and kernel of each BLAS that is loaded, and its number of threads. Linux only.
+    """Return the name, version, kernels and threads of each BLAS that is loaded, under the name of its file."""
+    from threadpoolctl import threadpool_info
+    facts = 'internal_api', 'version', 'architecture', 'threading_layer'
+    return {os.path.basename(each['filepath']): ' '.join([*filter(None, map(each.get, facts)),
+                                                          'threads=%d' % each['num_threads']])
+            for each in threadpool_info() if each['user_api'] == 'blas'}
 
-    Both are known for OpenBLAS, under its file and under ``threads of FILE``; of another BLAS its path is.
+
+def outdated() -> str:
+    """Return the version and kernels of each loaded OpenBLAS that could use AVX2, and does not; empty if none is."""
+    return _old(loaded().values()) if _fitting(processor.description()) else ''
+
+
+def _old(texts):
+    return ' and '.join(text for text in texts if set(text.lower().split()).intersection(OLD))
+
+
+def _fitting(description):
+    """Return the names of the kernels that a processor can run, the newest first."""
+    return [name for name, needed in KERNELS.items() if set(needed.split()) <= set(description.split())]
+
+
+def choose_kernels() -> None:
+    """Choose the kernels of each OpenBLAS that is loaded later, by OPENBLAS_CORETYPE, unless the user did.
+
+    Where the processor has AVX2, and the library's own choice does without, the newest kernels that pass a check are
+    chosen. The result is kept for each processor and library; processes of a host that start together wait for one.
     """
-    found = {}
-    for path, library in _libraries():
-        name = os.path.basename(path)
-        config, threads = (_function(library, [each % what for each in OPENBLAS])
-                           for what in ('get_config', 'get_num_threads'))
-        found[name] = path
-        if config and threads:
-            config.restype = ctypes.c_char_p
-            found[name] = re.sub(r' MAX_THREADS=\d+', '', config().decode())
-            found['threads of ' + name] = str(threads())
-    return found
+    global reason
+    value, is_late = os.environ.get(VARIABLE), 'numpy' in sys.modules
+    if value is not None and value != os.environ.get(OWN):
+        reason = '%s=%s in the environment' % (VARIABLE, value)
+        return
+    os.environ.pop(VARIABLE, None)  # of the process that started this one, perhaps on another processor
+    names, found = _fitting(processor.description()), PathFinder.find_spec('numpy')
+    if not names or not found:
+        return
+    try:
+        chosen, reason, is_new = _result(names, str(found.origin))
+    except (OSError, MgpuError) as error:
+        chosen, reason, is_new = '', 'no newer ones are tried: %s. Set %s=%s' % (error, VARIABLE, names[-1]), True
+    if chosen:
+        os.environ[VARIABLE] = os.environ[OWN] = chosen
+    if chosen and is_late:
+        reason = 'NumPy was imported first. Import theano_mgpu before NumPy, or set %s=%s' % (VARIABLE, chosen)
+    if is_late if chosen else is_new:
+        import numpy  # noqa: F401  loads its BLAS
+        old = outdated()
+        if old:
+            rank_process.note('the kernels of %s are slow on this processor: %s' % (old, reason))
 
 
-def use_threads(number: int) -> None:
-    """Have each BLAS that this process has loaded compute in a number of threads."""
-    for _, library in _libraries():
-        function = _function(library, SETTERS)
-        if function:
-            function(number)
+def _result(names, numpy):
+    """Return the chosen kernels, the reason, and whether they were checked only now."""
+    flags = config.flag('blas.ldflags', '-lopenblas').split()
+    libraries = ' '.join('lib%s.so' % flag[2:] for flag in flags if flag.startswith('-l'))
+    key = [processor.description(), numpy, libraries, *map(os.environ.get, ('LD_PRELOAD', 'LD_LIBRARY_PATH')),
+           *[os.stat(each).st_mtime_ns for each in (numpy, *PLACES) if os.path.exists(each)]]
+    folder = os.path.join(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'), 'theano_mgpu')
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, 'blas_kernels_%08x' % zlib.crc32(repr(key).encode()))
+    with open(path, 'a+', errors='replace') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        chosen, _, why = file.read().partition('\n')
+        is_new = not why or chosen not in ['', *names]
+        if is_new:
+            chosen, why = _tried(names, libraries)
+            file.truncate(0)
+            file.write(chosen + '\n' + why)
+    return chosen, why, is_new
 
 
-def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
-    paths: set[str] = set()
-    with contextlib.suppress(OSError), open('/proc/self/maps') as file:
-        paths = {line.split(None, 5)[-1].strip() for line in file if KNOWN.search(line.strip())}
-    for path in sorted(paths):
-        yield path, ctypes.CDLL(path)
+def _tried(names, libraries):
+    """Return the newest kernels that pass the check, or '', and the reason."""
+    passed, text = _run_check('', libraries)
+    old = _old(text.split('\n')) if passed else ''
+    if not old:
+        return '', reason if passed else 'no newer ones are tried: ' + text
+    failures = []
+    for name in names:
+        passed, text = _run_check(name, libraries)
+        if passed:
+            return name, 'chosen by theano_mgpu in place of ' + old
+        failures.append('%s: %s' % (name, text))
+    return '', 'newer ones fail their check (%s). Install a newer OpenBLAS' % '; '.join(failures)
 
 
-def _function(library: ctypes.CDLL, names: Any) -> Any:
-    """Return the first function of these names that a library has, or None."""
-    return next((getattr(library, name) for name in names if hasattr(library, name)), None)
+def _run_check(name, libraries):
+    """Return whether each OpenBLAS passes with kernels of a name, or its own without one, and what it printed."""
+    command = [sys.executable, os.path.join(os.path.dirname(__file__), 'blas_check.py'), name, libraries, *sys.path]
+    environment = {**os.environ, 'OPENBLAS_NUM_THREADS': '2', **({VARIABLE: name} if name else {})}
+    try:
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              errors='replace', timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return False, 'no result within %d s' % SECONDS
+    if done.returncode:
+        return False, done.stderr.strip().rpartition('\n')[2] or 'its process ended with %d' % done.returncode
+    return True, done.stdout
+
+
+choose_kernels()

@@ -13,6 +13,7 @@ from ..errors import MgpuError
 from .files import target_of
 
 VERSION = 1
+NOT_COMPARED = 'ledger', 'begun'
 
 
 class Repeated(NamedTuple):
@@ -80,6 +81,23 @@ def read(path: str) -> LedgerFile:
             again.steps.append(step)
             again.different.extend([step] * (before['digest'] != line['digest']))
     return LedgerFile(path, starts, steps, list(repeated.values()), bool(last))
+
+
+def flat(start: dict[str, Any]) -> dict[str, str]:
+    """Return the settings of a start as texts, with a name for each member of a dict.
+
+    Examples
+    --------
+    >>> flat({'ledger': 1, 'ranks': 2, 'flags': {'floatX': 'float32'}})
+    {'ranks': '2', 'flags: floatX': 'float32'}
+    """
+    found: dict[str, str] = {}
+    for key, value in start.items():
+        if isinstance(value, dict):
+            found.update(('%s: %s' % (key, name), str(each)) for name, each in value.items())
+        elif key not in NOT_COMPARED:
+            found[key] = '; '.join(map(str, value)) if isinstance(value, list) else str(value)
+    return found
 
 
 def open_to_continue(path: str) -> BinaryIO:

@@ -35,11 +35,9 @@ MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: the value of its --mpi
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`, to a number of the job: only rank 0 prints
 SEED = 'MGPU_SEED'  # set by `theano-mgpu launch`: the random numbers that a script draws without a seed
 SPARE = 'MGPU_SPARE'  # set by `theano-mgpu launch` for spare processes: the file on which they wait, see `utils.spare`
-STARTED = 'MGPU_STARTED'  # set by `theano-mgpu launch` on one host: a folder with a file for each rank that starts MPI
-MARK = 'rank.'  # the beginning of the name of such a file; the number of the rank follows
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
-# Read once: a fork of a rank counts as that rank.
-_started_by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())
+# The beginnings of variables by which MPI finds the launcher of this process.
+CONNECTION = 'PMIX_', 'OMPI_MCA_ess', 'OMPI_MCA_orte_', 'OMPI_MCA_pmix', 'PMI_FD', 'PMI_PORT'
 
 
 # What rank 0 reports to `theano-mgpu launch`, each once.
@@ -146,16 +144,23 @@ def size() -> int:
 
 
 def started_by_rank() -> bool:
-    """Return whether a rank started this process, as multiprocessing's spawn does.
+    """Return whether a rank forked or started this process, as multiprocessing does.
 
     Such a process inherits the environment of a rank but is not a rank: MPI can be started only once for each rank.
     """
-    return _started_by_rank
+    return os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())
+
+
+def leave_ranks_to_this_process() -> None:
+    """Have processes that this one forks or starts be no ranks; each of them may start an MPI of its own."""
+    os.environ[RANK_PROCESS] = str(os.getpid())
+    for name in [name for name in os.environ if name.startswith(CONNECTION)]:
+        del os.environ[name]
 
 
 def is_rank() -> bool:
     """Return whether this process is a rank of an MPI job with several processes."""
-    return size() > 1 and not _started_by_rank
+    return size() > 1 and not started_by_rank()
 
 
 def trains_together() -> bool:

@@ -14,10 +14,11 @@ import tempfile
 import threading
 import time
 import traceback
-from typing import IO
+from typing import IO, Iterator
 
 from ..errors import PREFIX, MgpuError
 from . import mpi_environment
+from .python2 import hint
 
 SHOWN = 4000     # characters of a quiet rank's output that are shown when it fails
 HEAD_START = 1.0  # seconds in which rank 0 may report an error that occurs on several ranks, so that it is shown once
@@ -53,18 +54,22 @@ def end_with(parent: int, number: int) -> None:
             os.kill(os.getpid(), number)
 
 
-def _is_started_by_mpi(parent):
-    try:
-        with open('/proc/%d/comm' % parent) as file:
-            return file.read().strip() in STARTERS
-    except OSError:  # not Linux, or the process has ended
-        return False
+def parents() -> Iterator[str]:
+    """Yield the name of the program that started this process, then of the one that started that one, ... Linux only.
+    """
+    parent = os.getppid()
+    with contextlib.suppress(OSError):  # not Linux, or the process has ended
+        while parent:
+            with open('/proc/%d/stat' % parent, errors='replace') as file:
+                name, _, fields = file.read().partition('(')[2].rpartition(')')
+            yield name
+            parent = int(fields.split()[1])
 
 
 def install() -> None:
     """Make an uncaught exception end the whole job; capture the output of ranks above 0 if the launcher asks for it."""
     global _terminal, _output
-    if _is_started_by_mpi(os.getppid()):
+    if next(parents(), '') in STARTERS:
         end_with(os.getppid(), signal.SIGKILL)  # a killed mpirun would leave its ranks running
     if not mpi_environment.is_rank() or _terminal is not None:
         return
@@ -110,14 +115,13 @@ def show_output() -> None:
 @functools.lru_cache(maxsize=None)
 def report(what: str) -> None:
     """Report to the launcher, on rank 0 and once, what this job has come to; see `mpi_environment.REPORTS`."""
-    if mpi_environment.rank() == 0 and os.environ.get(mpi_environment.QUIET):
+    if mpi_environment.rank() == 0 and os.environ.get(mpi_environment.QUIET) and not mpi_environment.started_by_rank():
         os.write(2 if _terminal is None else _terminal.fileno(), mpi_environment.report_of(what, os.environ))
 
 
 def _note_if_alone():
     """Note at the end of a rank if it has exchanged nothing with the others, as in a plain Keras script."""
-    if mpi_environment.size() > 1 and os.environ.get(mpi_environment.RANK_PROCESS) == str(os.getpid()) \
-            and 'theano' in sys.modules and not _joined:
+    if mpi_environment.is_rank() and 'theano' in sys.modules and not _joined:
         note('the %d processes did not work together: each ran the whole script by itself. They share the functions of '
              'theano_mgpu, and the Keras models and Theano functions of a script that is started by "theano-mgpu '
              'launch -n %d run SCRIPT"'
@@ -132,6 +136,8 @@ def note_joined() -> None:
 
 def _fail(kind, error, trace):
     """Print one message and end all ranks, even if printing fails: the excepthook of a rank."""
+    if not mpi_environment.is_rank():  # a fork of one
+        return sys.__excepthook__(kind, error, trace)
     try:
         if issubclass(kind, KeyboardInterrupt):
             abort(130)
@@ -145,6 +151,8 @@ def _fail(kind, error, trace):
 
 
 def _report(kind, error, trace):
+    if hint(error):
+        note(hint(error))
     text = 'rank %d of %d (host %s, process %d) failed:\n%s' % (
         mpi_environment.rank(), mpi_environment.size(), host(), os.getpid(),
         ''.join(traceback.format_exception(kind, error, trace)).rstrip())
@@ -172,7 +180,7 @@ def end_all(code: int) -> None:
 
 def _fail_in_thread(arguments):
     """End the job if the error of a thread is of this package, since other ranks would wait: the hook of threads."""
-    if issubclass(arguments.exc_type, MgpuError):
+    if issubclass(arguments.exc_type, MgpuError) and mpi_environment.is_rank():
         _fail(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
     _thread_hook(arguments)
 

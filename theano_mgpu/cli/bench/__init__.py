@@ -12,10 +12,10 @@ Then it reports whether the model scales, what limits it, and from which batch s
 speedup / N, is then at least 70 %. On GPUs it also says which batch size fits in their memory. The prediction for 2 to
 1024 devices comes from a cost model (described in theano_mgpu/cli/bench/scaling.py): the measured costs of a step, on
 devices that share no hardware, and the latency and bandwidth of --link. Its columns are three ways to add gradients:
-through the host; a ring of all devices, as by NCCL, between CUDA devices; hierarchical, within a host, then between
-hosts. The answer names the one that runs here. Measurement and prediction follow the flags mgpu.update_on,
-mgpu.exchange, mgpu.collectives and mgpu.overlap, which is predicted to hide as much as it can; of a placed model, only
-the measurement does.
+through the host; a ring of all devices, as by NCCL, between CUDA devices, or with mgpu.logical_shards a gather;
+hierarchical, within a host, then between hosts. The answer names the one that runs here. Measurement and prediction
+follow the flags mgpu.update_on, mgpu.exchange, mgpu.collectives, mgpu.logical_shards and mgpu.overlap, which is
+predicted to hide as much as it can; of a placed model, only the measurement does.
 
 examples:
   theano-mgpu bench --model mlp
@@ -220,7 +220,8 @@ def measure_all(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Con
     flags = theano.config.mgpu
     return Findings(rounds, batch_size, trainee.n_bytes, [most_sharing(contexts[:n + 1]) for n in range(len(contexts))],
                     link_to(contexts[0], trainee.n_bytes), Options().updates_on(contexts), flags.exchange == 'float16',
-                    flags.overlap == 'True', trainee.scheme, trainee.fits)
+                    flags.overlap == 'True' and not flags.logical_shards, trainee.scheme, trainee.fits,
+                    int(flags.logical_shards))
 
 
 def show(args: argparse.Namespace, setting: dict[str, Any], findings: Findings, networks: dict[str, Network]) -> None:

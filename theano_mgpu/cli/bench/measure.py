@@ -46,7 +46,8 @@ class Trainee:
     @property
     def scheme(self) -> str:
         """The scheme of `scaling.SCHEMES` in which the contexts add gradients."""
-        return 'ring' if self.model.train_function.function.plan.sums_by_nccl else 'host'
+        plan = self.model.train_function.function.plan
+        return 'host' if not plan.sums_by_nccl else 'gather' if plan.shares.logical_shards else 'ring'
 
     @property
     def fits(self) -> str:

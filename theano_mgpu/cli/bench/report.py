@@ -16,7 +16,7 @@ REMEDIES = {
               'batch spreads it over more samples',
     'input': 'give samples that are float32 already, or use --sharded ranks that read their own samples',
 }
-SUMS = {'host': 'through the host', 'ring': 'by NCCL'}  # of gradients, as they are added here
+SUMS = {'host': 'through the host', 'ring': 'by NCCL', 'gather': 'by NCCL'}  # of gradients, as they are added here
 UPDATES = {'device': 'each does the whole update', 'sharded': 'each does a part of the update',
            'host': 'one update serves all'}
 
@@ -111,10 +111,11 @@ def predicted_answer(batch_size: int, networks: dict[str, Network], predicted: d
 
 def prediction_table(predicted: dict[Any, Row], networks: dict[str, Network], scaling: str) -> str:
     """Return speedups of 2 to 1024 devices over each network with each scheme, as text."""
+    schemes = list(dict.fromkeys(scheme for _, scheme, *_ in predicted))
     lines = [['devices'] + [text for name in networks for text in (name, '', '')],
-             [''] + [*SCHEMES.values()] * len(networks)]
+             [''] + [SCHEMES[scheme] for scheme in schemes] * len(networks)]
     for n in NUMBERS:
-        cells = [predicted[name, scheme, scaling, n] for name in networks for scheme in SCHEMES]
+        cells = [predicted[name, scheme, scaling, n] for name in networks for scheme in schemes]
         lines.append([str(n)] + ['%.1f %s' % (cell['speedup'], cell['limit']) for cell in cells])
     return table(lines, {0})
 
@@ -140,9 +141,9 @@ def draw(path: str, title: str, rows: Sequence[Row], predicted: dict[Any, Row], 
     figure, axis = plt.subplots(figsize=(9.5, 5.2), constrained_layout=True)
     axis.loglog(numbers, numbers, base=2, color='grey', linewidth=1, label='ideal')
     for number, (name, network) in enumerate(networks.items()):
-        for style, (scheme, scheme_title) in zip(('-', '--', ':'), SCHEMES.items()):
+        for style, scheme in zip(('-', '--', ':'), dict.fromkeys(key[1] for key in predicted)):
             axis.plot(NUMBERS, [predicted[name, scheme, scaling, n]['speedup'] for n in NUMBERS], style,
-                      color='C%d' % number, label='predicted: %s, %s' % (network.name, scheme_title))
+                      color='C%d' % number, label='predicted: %s, %s' % (network.name, SCHEMES[scheme]))
     for kind, style, legend in ('contexts', 'ok', 'contexts of a process'), ('ranks', 'sr', 'ranks, one context each'):
         points = [(row['n'], row['speedup']) for row in rows if row['kind'] == kind]
         if points:

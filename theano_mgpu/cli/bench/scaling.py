@@ -15,6 +15,7 @@ A message of B bytes takes ``alpha + B / beta`` seconds, with a latency alpha an
 communication challenge for MPP, 1994). An all_reduce of gradients of B bytes takes
 
     ring              2 (n-1) alpha + 2 (n-1)/n B / beta
+    gather            (n-1) (alpha + k B / beta)
     hierarchical      2 ((d-1) alpha_in + B / beta_in) + a ring over the h hosts
     through the host  2 d (alpha_host + B / beta_host) + d B / gamma + a ring over the h hosts
 
@@ -23,6 +24,11 @@ hierarchical scheme reduces on each host, uses a ring of the hosts, and broadcas
 NCCL, which uses rings, where each context has a CUDA device of its own. Elsewhere it works through the host: the host
 fetches the buffers of its devices one after the other, adds them, reading gamma bytes a second, and sends the sum to
 each device; hosts, or processes, exchange by MPI.
+
+With logical shards, the busiest device computes more than 1/n of each batch where n does not divide their number, and
+takes this share of f alone; a host launches as many for its devices as for one. Each device has k sums for the others,
+one for each group of its shards that the tree adds first; k is 1 without logical shards. By gather, NCCL sends the sums
+of each device to all others. Through the host, k sums come, and one goes back.
 
 With overlap the backward pass is computed in p pieces, and the gradients of each but the last one are exchanged while
 the next ones are computed. That hides (p - 1) / p of the exchange at most, and no more than (p - 1) / p of the backward
@@ -35,6 +41,7 @@ samples in a step change the training.
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
@@ -45,7 +52,8 @@ from ...errors import MgpuError
 from ...parsing import shown
 
 PARTS = ('input', 'dispatch', 'compute', 'exchange', 'update')
-SCHEMES = {'host': 'through the host', 'ring': 'ring (NCCL)', 'hierarchical': 'hierarchical'}  # names, and titles
+SCHEMES = {'host': 'through the host', 'ring': 'ring (NCCL)', 'gather': 'gather (NCCL)',
+           'hierarchical': 'hierarchical'}  # names, and titles
 # The part that each phase of a measured step belongs to; the time outside all phases is the host's own work.
 PART_OF = {'scatter': 'input', 'host_to_device': 'input', 'launch': 'compute', 'run': 'compute',
            'device_to_host': 'exchange', 'wait': 'exchange', 'all_reduce': 'exchange', 'exchange': 'exchange',
@@ -179,6 +187,25 @@ def ring_all_reduce(n: int, n_bytes: float, link: Link, reduce_bytes_per_s: floa
     return 2 * (n - 1) * link.latency_s + (n - 1) / n * n_bytes * (2 / link.bytes_per_s + 1 / reduce_bytes_per_s)
 
 
+@functools.lru_cache(maxsize=None)
+def division(n: int, logical_shards: int) -> tuple[int, int, float]:
+    """Return the parts that a batch has on n devices, those of the busiest one, and the sums of each for the others.
+
+    0 logical shards are one part a device. The number of sums (k) is the mean over the devices.
+
+    Examples
+    --------
+    >>> division(4, 6), division(8, 4), division(2, 0)
+    ((6, 2, 1.0), (4, 1, 0.5), (2, 1, 1))
+    """
+    if not logical_shards:
+        return n, 1, 1
+    from ...comm.tree import Tree  # not above: they import Theano, which commands do not wait for
+    from ...plan import Machine, Shares
+    tree = Tree(0, Shares(Machine(replicas=(n,)), logical_shards=logical_shards).shards_of_replicas([logical_shards]))
+    return logical_shards, max(tree.counts), sum(len(tree.nodes_of(i)) for i in range(n)) / n
+
+
 class CostModel(NamedTuple):
     """The time of a step on n devices like a measured one, each with hardware of its own or not.
 
@@ -209,8 +236,10 @@ class CostModel(NamedTuple):
         How many devices share one piece of hardware (s): 1 if each has its own.
     network : Network
         By default devices share the host's memory.
-    scheme : {'host', 'ring', 'hierarchical'}
+    scheme : {'host', 'ring', 'gather', 'hierarchical'}
         The way in which gradients are added.
+    logical_shards : int
+        Parts that a batch is divided into; 0 for one part a device.
 
     Examples
     --------
@@ -237,32 +266,40 @@ class CostModel(NamedTuple):
     sharing: float = 1
     network: Network = ONE_HOST
     scheme: str = 'host'
+    logical_shards: int = 0
 
     def all_reduce(self, n: int) -> float:
         """Return the seconds of an all_reduce over n devices; only hosts take time to add."""
         hosts, devices = self.network.divided(n)
         inner, outer = self.network.inner, self.network.outer or self.network.inner
-        if self.scheme == 'ring':
+        *_, sums = division(n, self.logical_shards)
+        if self.scheme in ('ring', 'gather'):
             used = [inner, outer] if hosts > 1 else [inner]
             slowest = Link('', max(link.latency_s for link in used), min(link.bytes_per_s for link in used))
+            if self.scheme == 'gather':
+                return (n - 1) * (slowest.latency_s + sums * self.n_bytes / slowest.bytes_per_s)
             return ring_all_reduce(n, self.n_bytes, slowest)
         if self.scheme == 'hierarchical':  # reduce and broadcast are pipelined chains
             chain = (devices - 1) * inner.latency_s + self.n_bytes / inner.bytes_per_s if devices > 1 else 0.0
             return 2 * chain + ring_all_reduce(hosts, self.n_bytes, outer)
         to_host = TO_HOST.get(inner, inner)
-        adding = devices * self.n_bytes / self.reduce_bytes_per_s if n > 1 else 0.0
-        return (2 * devices * (to_host.latency_s + self.n_bytes / to_host.bytes_per_s) + adding
+        adding = devices * sums * self.n_bytes / self.reduce_bytes_per_s if n > 1 else 0.0
+        return ((1 + sums) * devices * (to_host.latency_s + self.n_bytes / to_host.bytes_per_s) + adding
                 + ring_all_reduce(hosts, self.n_bytes, outer, self.reduce_bytes_per_s))
 
     def parts(self, n: int, batch: int) -> dict[str, float]:
         """Return the seconds of each of `PARTS` of a step of n devices; `batch` has the samples of all."""
         hosts, devices = self.network.divided(n)
-        compute = self.sharing * self.sample_s * -(-batch // n)
+        parts, busiest, _ = division(n, self.logical_shards)
+        # One device launches all logical shards; several launch as many together.
+        own, each = (busiest / parts, 1 / n) if self.logical_shards else (1, 1)
+        launches = max(0.0, devices * each - own)  # of others
+        compute = self.sharing * self.sample_s * -(-batch * busiest // parts)
         exchange = self.all_reduce(n)
         if self.sharing == 1:
             exchange -= (1 - 1 / self.pieces) * min(exchange, BACKWARD * compute)
         return {'input': self.input_s * batch / hosts,
-                'dispatch': self.host_s + (devices - 1) * self.launch_s + self.sharing * self.fixed_s,
+                'dispatch': self.host_s + launches * self.launch_s + self.sharing * own * self.fixed_s,
                 'compute': compute,
                 'exchange': exchange,
                 'update': self.sharing * self.update_s / (n if self.divides_update else 1)}
@@ -315,9 +352,8 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, flo
     weights = 1 / np.square(seconds)
     x, y = np.average([sizes, seconds], axis=1, weights=weights)
     slope = float(np.sum(weights * (sizes - x) * (seconds - y)) / np.sum(weights * (sizes - x) ** 2))
-    if y - slope * x < 0:
-        return 0.0, float(y / x)
-    return float(y - max(slope, 0.0) * x), max(slope, 0.0)
+    slope = min(max(slope, 0.0), float(y / x))
+    return float(y - slope * x), slope
 
 
 def limit(parts: dict[str, float]) -> str:
@@ -350,7 +386,8 @@ def predictions(model: CostModel, batch_size: int, networks: dict[str, Network])
         pays, in samples.
     """
     predicted = {}
-    for key in itertools.product(networks, SCHEMES, ('strong', 'weak'), NUMBERS):
+    schemes = [scheme for scheme in SCHEMES if scheme != ('ring' if model.logical_shards else 'gather')]  # as by NCCL
+    for key in itertools.product(networks, schemes, ('strong', 'weak'), NUMBERS):
         name, scheme, scaling, n = key
         model = model._replace(network=networks[name], scheme=scheme)
         parts = model.parts(n, batch_size * (n if scaling == 'weak' else 1))
@@ -449,10 +486,12 @@ class Findings(NamedTuple):
         Whether ranks exchange gradients in half precision.
     overlaps : bool
         Whether gradients are exchanged while others are computed.
-    scheme : {'host', 'ring'}
+    scheme : {'host', 'ring', 'gather'}
         The way in which contexts add gradients: through the host, or by NCCL.
     fits : str
         A sentence on the batches that fit in the memory of all devices; empty if it is not known.
+    logical_shards : int
+        Parts that a batch is divided into; 0 for one part a device.
     """
 
     rounds: Sequence[Dict[Key, Block]]
@@ -465,6 +504,7 @@ class Findings(NamedTuple):
     overlaps: bool = False
     scheme: str = 'host'
     fits: str = ''
+    logical_shards: int = 0
 
     @property
     def medians(self) -> dict[Key, Block]:
@@ -489,7 +529,8 @@ class Findings(NamedTuple):
         figures = blocks[kind, n, self.batch_size].figures
         model = costs_of([block for block in blocks.values() if block[:2] == single], self.n_bytes,
                          figures.get('reduce_bytes_per_s', math.inf))._replace(
-            divides_update=self.updates_on == 'sharded', pieces=most_buckets(self.n_bytes) if self.overlaps else 1)
+            divides_update=self.updates_on == 'sharded', logical_shards=self.logical_shards,
+            pieces=most_buckets(self.n_bytes) if self.overlaps else 1)
         if kind == 'ranks':
             network = Network(MEMORY, Link('between ranks', figures['latency_s'], figures['bytes_per_s']), 1)
             return model._replace(network=in_half(network) if self.in_half else network)

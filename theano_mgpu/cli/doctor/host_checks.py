@@ -21,6 +21,7 @@ from ...compat import kept_graphs
 from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
+from ...utils import blas
 from ..output import quietly
 
 OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'
@@ -159,7 +160,7 @@ def check_compiler(setup: Setup) -> Finding:
 
 
 def check_blas(setup: Setup) -> Finding:
-    """Check that gemm through BLAS agrees with NumPy."""
+    """Check that gemm through BLAS agrees with NumPy, and whether its kernels fit the processor."""
     import numpy as np
     import theano
     import theano.tensor as T
@@ -179,7 +180,11 @@ def check_blas(setup: Setup) -> Finding:
     if not np.allclose(result, np.dot(a, b), rtol=1e-4, atol=1e-4):
         return Finding(FAIL, 'blas.ldflags=%s: gemm is wrong by up to %.2g'
                        % (flags, np.abs(result - np.dot(a, b)).max()), remedy)
-    return Finding(OK, "%s: gemm agrees with NumPy's" % flags)
+    text = "%s: gemm agrees with NumPy's; %s; kernels: %s" % (flags, ' and '.join(blas.loaded().values()), blas.reason)
+    if blas.outdated():
+        return Finding(WARN, text + ', slow on this processor',
+                       'Unset %s, or install an OpenBLAS that knows this processor' % blas.VARIABLE)
+    return Finding(OK, text)
 
 
 def check_kept_graphs(setup: Setup) -> Finding:

@@ -16,6 +16,7 @@ from theano.tensor.signal.pool import DownsampleFactorMaxGradGrad, MaxPoolGrad, 
 from theano.tensor.subtensor import Subtensor
 
 from ..placement.tags import place_of_node, placed_on
+from ..repeatable import unrepeatable
 from ..traces import keep_trace_above, line_of
 from .reductions import Gather
 from .shard_graph import NOT_DIVISIBLE, CannotCut, ShardGraph, merge_axis, split_axis
@@ -191,10 +192,14 @@ class Shards(ShardGraph):
         check_limits(node.op, values)
         if getattr(node.op, 'destroy_map', None):
             self.refuse(node, 'it writes into what it is given')
+        unknown = unrepeatable(node.op)
+        if unknown and (unknown is not node.op or not has_rows(values)):
+            self.refuse(node, 'each replica would call %s, which may give other results each time; if it does not, set '
+                              'mgpu_pure = True in its class' % type(unknown).__name__)
         if _compares(node):
             self.compared.update(value.variable for value in values)
         function, of, reads_averages = next(
-            (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(_unknown, PARTIAL, False))
+            (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(_unknown, ROWS, False))
         if not reads_averages:
             self.check_averages(node, values)
         if of == ROWS and not has_rows(values):
@@ -250,10 +255,8 @@ class Shards(ShardGraph):
 
 
 def _unknown(shards, node, values):
-    """Refuse samples of an op without a rule. Of constants, any op is a function."""
-    if has_rows(values):
-        shards.refuse(node, 'it is not known how %s depends on single samples' % type(node.op).__name__)
-    return shards.constant(node, shards.wholes(values))
+    """Refuse samples of an op without a rule."""
+    shards.refuse(node, 'it is not known how %s depends on single samples' % type(node.op).__name__)
 
 
 def check_limits(op: theano.Op | None, values: list[Value]) -> None:

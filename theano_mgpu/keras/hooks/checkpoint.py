@@ -69,8 +69,9 @@ class Checkpoint(keras.callbacks.Callback):
     ------
     ValueError
         If `every` is less than 1. In `fit`, if the file and the one before it are damaged; or if the file belongs to
-        another model, or to a fit with other epochs, steps, samples, batches or data. If a generator gives the data,
-        there is only a warning about other batches than before, since it may draw them at random.
+        another model, to a fit with other epochs, steps, samples, batches or data, or to one with another number of
+        logical shards. If a generator gives the data, there is only a warning about other batches than before, since
+        it may draw them at random. Other settings that results depend on, such as ``mgpu.tf32``, are a warning, too.
 
     Notes
     -----
@@ -254,7 +255,7 @@ class Checkpoint(keras.callbacks.Callback):
             raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % saved.path)
         record = FitRecord.from_arrays(saved.extra)
         if not self._run.finished or self._run.id == record.run:
-            saved.check(self._step.variables())
+            self._step.check_saved(saved)
 
     def _save(self):
         self._done.stopped = self.model.stop_training

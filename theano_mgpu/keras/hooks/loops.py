@@ -15,10 +15,11 @@ import numpy as np
 import theano
 from keras import callbacks as keras_callbacks
 
-from ...comm.collectives import all_gather_object, broadcast_object
+from ...comm.collectives import all_gather_int, all_gather_object, broadcast_object
 from ...comm.failures import failing_together
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import on_rank_0
+from ...runtime.consistency import check_lengths
 from ...utils import mpi_environment
 from ...utils.spare import wait_until_needed
 from ..model.functions import BatchFunction
@@ -205,6 +206,14 @@ class RankSync(keras.callbacks.Callback):
             random.setstate(states[0])
             np.random.set_state(states[1])
 
+    def _check_samples(self, logs: Any = None) -> None:
+        """Raise a RankBatchError unless every rank was given as many samples, or they may differ."""
+        if theano.config.mgpu.data != 'sharded':
+            samples = all_gather_int(self.ranks, self.params.get('samples') or 0)
+            check_lengths(self.ranks, self.model.name, np.array(samples))
+
+    on_train_begin = on_predict_begin = _check_samples
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._trained = None
         self._on('train', BatchFunction.begin)
@@ -223,6 +232,7 @@ class RankSync(keras.callbacks.Callback):
                 logs.update(('val_' + name, value) for name, value in zip(names, self._tested))
 
     def on_test_begin(self, logs: Any = None) -> None:
+        self._check_samples()
         self._tested = None
         self._on('test', BatchFunction.begin)
 

@@ -141,7 +141,7 @@ class BatchFunction(ModelFunction):
         self._values = [] if kind == 'predict' else metric_values(model)  # read after the batch, as further outputs
         self._kind, self._mode = kind, options_of(model).get('mode')
         self.make_plain = _plain_maker(model, kind, self.optimizer_updates)
-        self.leading = LeadingInputs(choose_ranks(None), '%s_function' % kind)
+        self.leading = LeadingInputs(choose_ranks(None), '%s_function' % kind, kind == 'predict')
         self.compared: ComparedFunction | None = None
         self._weights, book = model.weights, ledger(choose_ranks(None)) if kind == 'train' else None
         super().__init__(self._state.steps(kind, self) + [self._compute], self.open_account(book) if book else None)

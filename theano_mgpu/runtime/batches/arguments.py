@@ -175,6 +175,8 @@ def no_samples(inputs: Sequence[theano.Variable]) -> GraphError:
 
 def moved(variable: theano.Variable, source: int, target: int) -> theano.Variable:
     """Return a variable with one axis moved, as `numpy.moveaxis`."""
+    if source == target:
+        return variable
     order = list(range(variable.ndim))
     order.insert(target, order.pop(source))
     return variable.dimshuffle(order)

@@ -18,12 +18,15 @@ import theano.tensor as T
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 from theano.gpuarray.type import GpuArrayType
+from theano.sparse import GetItem2d
+from theano.tensor.opt import Shape_i
 from theano.tensor.subtensor import Subtensor, get_idx_list
 
 from ...compat.theano_functions import plain_function
-from ...graph.graph import host_type, shared_variables, substitute
+from ...graph.graph import host_type, is_sparse, shared_variables, substitute
 from ...graph.own_flags import builds_graphs
 from ...graph.random_streams import DRAWS
+from ...graph.repeatable import unrepeatable_in
 from ...plan import Program, expressed
 from .arguments import moved
 
@@ -58,8 +61,8 @@ class Slices:
                  sharded: bool = False) -> None:
         self._inputs, self._outputs, self._updated, self._sharded = list(inputs), outputs, updated, sharded
         slices = _slices(inputs, outputs, updated)
-        self.stand_ins = {v: host_type(moved(v, axis, 0))('%s of the batch' % (v.owner.inputs[0].name or 'rows'))
-                          for v, (_, axis) in slices.items()}
+        self.stand_ins = {v: (v.type if is_sparse(v) else host_type(moved(v, axis, 0)))(
+            '%s of the batch' % (v.owner.inputs[0].name or 'rows')) for v, (_, axis) in slices.items()}
         self.replacements = {v: moved(self.stand_ins[v], 0, axis) for v, (_, axis) in slices.items()}
         self._first = {v: moved(v, axis, 0) for v, (_, axis) in slices.items()}
         self._taken = {v: moved(_never_empty(v, index), axis, 0) for v, (index, axis) in slices.items()} \
@@ -90,7 +93,7 @@ class Slices:
         if not self:
             return {}
         if self._length_function is None:
-            self._length_function = self._on_host_of([first.shape[0] for first in self._first.values()])
+            self._length_function = self._on_host_of([Shape_i(0)(first) for first in self._first.values()])
         return dict(zip(self._first, map(int, self._length_function(*values))))
 
     def named(self, values: Sequence[Any]) -> list[tuple[int, str]]:
@@ -157,10 +160,11 @@ def _slices(inputs, outputs, updated):
     slices, known = {}, {}
     for variable in ancestors(outputs):
         node = variable.owner
-        if node is None or not isinstance(node.op, Subtensor) or not _is_data_set(node.inputs[0], known, inputs):
+        if node is None or not isinstance(node.op, (Subtensor, GetItem2d)) or \
+                not _is_data_set(node.inputs[0], known, inputs) or unrepeatable_in(node.inputs):
             continue
         axis = 0
-        for number, index in enumerate(get_idx_list(node.inputs, node.op.idx_list)):
+        for number, index in enumerate(_indices(node)[:1 if is_sparse(variable) else None]):
             if not isinstance(index, slice):
                 continue  # an integer: this axis is gone
             bounds = [v for v in (index.start, index.stop) if isinstance(v, theano.Variable)]
@@ -171,15 +175,22 @@ def _slices(inputs, outputs, updated):
     return slices
 
 
+def _indices(node):
+    """Return the indices of a node, which may slice a sparse matrix."""
+    if isinstance(node.op, GetItem2d):
+        bounds = [None if getattr(v, 'data', v) is None else v for v in node.inputs[1:]]
+        return [slice(*bounds[:3]), slice(*bounds[3:])]
+    return list(get_idx_list(node.inputs, node.op.idx_list))
+
+
 def _never_empty(variable, number):
     """Return a slice that has at least one row.
 
     A process whose part of the data has ended takes part with one sample that does not count.
     """
-    data, *_ = variable.owner.inputs
-    indices = list(get_idx_list(variable.owner.inputs, variable.owner.op.idx_list))
+    data, indices = variable.owner.inputs[0], _indices(variable.owner)
     start, stop = indices[number].start, indices[number].stop
-    start = T.minimum(0 if start is None else start, data.shape[number] - 1)
+    start = T.minimum(0 if start is None else start, Shape_i(number)(data) - 1)
     if stop is not None:  # a negative one counts from the end
         stop = T.switch(T.lt(stop, 0), stop, T.maximum(stop, start + 1))
     indices[number] = slice(start, stop)

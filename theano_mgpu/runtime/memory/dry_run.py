@@ -240,7 +240,7 @@ class _DeviceSums(DeviceSums, _Sums):
     """Sums that devices add."""
 
     def finish(self):
-        self._reduced = None
+        self._taken = None
 
     def _enqueue(self, arrays, received):
         pass

@@ -8,7 +8,7 @@ import theano
 import theano.tensor as T
 from theano.compile.ops import DeepCopyOp, Shape, Shape_i
 from theano.gof.graph import Apply, io_toposort
-from theano.gpuarray import basic_ops, blas, extra_ops, nnet, reduction, subtensor
+from theano.gpuarray import basic_ops, blas, extra_ops, nnet, subtensor
 from theano.gpuarray.elemwise import GpuCAReduceCuda, GpuDimShuffle, GpuElemwise
 from theano.gpuarray.type import GpuArrayType
 from theano.ifelse import IfElse
@@ -260,12 +260,6 @@ def _drawn(node, shapes):
     return [shapes[0], tuple(node.inputs[1][i] for i in range(node.outputs[1].ndim))]
 
 
-def _largest(node, shapes):
-    axes = node.op.axis
-    kept = tuple(size for i, size in enumerate(shapes[0]) if i not in axes)
-    return [kept, kept]
-
-
 RULES: dict[type, Callable[[Apply, Symbolic], Symbolic]] = {
     basic_ops.GpuContiguous: _of_input(0), DeepCopyOp: _of_input(0),
     blas.GpuGemv: _of_input(0), blas.GpuGemm: _of_input(0), blas.GpuGer: _of_input(0), blas.GpuGemmBatch: _of_input(0),
@@ -276,6 +270,5 @@ RULES: dict[type, Callable[[Apply, Symbolic], Symbolic]] = {
     extra_ops.GpuCumOp: _of_input(0), IfElse: _of_branches,
     nnet.GpuCrossentropySoftmaxArgmax1HotWithBias: _of_input(2, 0, 2),
     nnet.GpuCrossentropySoftmax1HotWithBiasDx: _of_input(1),
-    reduction.GpuMaxAndArgmax: _largest,
     rng_mrg.mrg_uniform_base: _drawn,
     subtensor.GpuAdvancedIncSubtensor1: _of_input(0)}

@@ -8,7 +8,6 @@ import errno
 import functools
 import json
 import os
-import platform
 import sys
 import threading
 import time
@@ -18,7 +17,6 @@ from typing import Any, Iterable, Mapping, Sequence
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
-from ... import config
 from ...comm.alone import Alone
 from ...comm.communicator import Communicator
 from ...comm.failures import failing_together
@@ -27,17 +25,10 @@ from ...compat.shared_variables import watcher_of
 from ...devices.contexts import chosen, gpu_context
 from ...devices.discovery import status
 from ...errors import MgpuError
-from ...utils import blas, ledger_file, mpi_environment
+from ...utils import ledger_file, mpi_environment
 from ...utils.checksums import digest
+from . import settings
 from .lock import LEDGER, lock_file
-
-# Theano's flags that change how results round. The package's own are all there but for `OTHERS`.
-FLAGS = ('floatX', 'mode', 'linker', 'optimizer', 'optimizer_excluding', 'optimizer_including', 'cxx', 'gcc.cxxflags',
-         'blas.ldflags', 'openmp', 'deterministic', 'dnn.conv.algo_fwd', 'dnn.conv.algo_bwd_data',
-         'dnn.conv.algo_bwd_filter', 'contexts', 'device')
-PACKAGES = 'theano_mgpu', 'theano', 'numpy', 'scipy', 'keras', 'pygpu'
-OTHERS = ('mgpu.ledger', 'mgpu.ledger_every', 'mgpu.check', 'mgpu.timeline', 'mgpu.timeout', 'mgpu.compile_jobs',
-          'mgpu.opencl_cache', 'mgpu.verify', 'mgpu.executor')
 
 _open: dict[str, Ledger] = {}  # by path
 
@@ -214,19 +205,7 @@ def _current(variable):
 
 def _start(every):
     """Return the line of a start of the run."""
-    modules = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
-    versions = {'python': platform.python_version(),
-                **{name: module.__version__ for name, module in modules.items() if hasattr(module, '__version__')}}
     devices = {context.name: '%s (%s)' % (context.device, status(context.device, gpu_context(context)).name)
                for context in chosen()}
-    flags = {name: _flag(name) for name in [*FLAGS, *config.OWN_FLAGS] if name not in OTHERS}
     return {'ledger': ledger_file.VERSION, 'every': every, 'begun': time.strftime('%Y-%m-%d %H:%M:%S'),
-            'program': sys.argv, 'ranks': mpi_environment.size(), 'devices': devices, 'versions': versions,
-            'blas': blas.loaded(), 'flags': flags}
-
-
-def _flag(name):
-    """Return the value of a flag, as text; of the contexts, the map of the user."""
-    if name == 'contexts':
-        return config.flag(name, '')
-    return str(functools.reduce(getattr, name.split('.'), theano.config))
+            'program': sys.argv, 'ranks': mpi_environment.size(), 'devices': devices, **settings.of_process()}

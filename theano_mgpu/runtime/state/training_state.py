@@ -28,7 +28,8 @@ _not_finite: set[str] = set()  # files whose non-finite values the user has been
 
 
 def save(path: str, variables: Sequence[Replicated], contexts: Sequence[Context], ranks: Communicator,
-         extra: Mapping[str, np.ndarray] | None = None, allow_nan: bool = False) -> None:
+         extra: Mapping[str, np.ndarray] | None = None, allow_nan: bool = False,
+         settings: Mapping[str, str] | None = None) -> None:
     """Write variables to an .npz file. Every rank has to call it; rank 0 writes.
 
     An interrupted write leaves the old file intact. The old content stays as ``path + '.previous'``.
@@ -45,6 +46,8 @@ def save(path: str, variables: Sequence[Replicated], contexts: Sequence[Context]
     allow_nan : bool
         Also write values that are infinite or not a number. Otherwise a warning names them, and the file is not
         written.
+    settings : dict of str to str, optional
+        The settings that the values depend on.
 
     Raises
     ------
@@ -52,16 +55,16 @@ def save(path: str, variables: Sequence[Replicated], contexts: Sequence[Context]
         If the file cannot be written, on every rank.
     """
     streams = all_gather_object(ranks, [list(map(to_array, _states(variable, contexts))) for variable in variables])
-    on_rank_0(ranks, lambda: _write(path, variables, streams, extra or {}, allow_nan))
+    on_rank_0(ranks, lambda: _write(path, variables, streams, extra or {}, allow_nan, settings or {}))
 
 
-def _write(path, variables, streams, extra, allow_nan):
+def _write(path, variables, streams, extra, allow_nan, settings):
     path = os.path.realpath(path)  # a link stays: its target is written
     names, values = list(map(_name, variables)), [to_array(variable.value()) for variable in variables]
     if not allow_nan and not _all_finite(path, names, values):
         return
     arrays = {'extra/' + name: array for name, array in extra.items()}
-    arrays['names'] = np.array(names)
+    arrays.update(names=np.array(names), settings=np.array(json.dumps(settings)))
     for i, value in enumerate(values):
         arrays['value/%d' % i] = value
         states = itertools.chain.from_iterable(of_rank[i] for of_rank in streams)
@@ -92,39 +95,6 @@ def _states(variable, contexts):
         return []
     variable.refresh(contexts)
     return [host_value(variable.copies[context]) for context in contexts]
-
-
-def load(path: str, variables: Sequence[Replicated], contexts: Sequence[Context], ranks: Communicator,
-         check_extra: Callable[[dict[str, np.ndarray]], Any] | None = None) -> dict[str, np.ndarray]:
-    """Read variables from a file that `save` wrote. Every rank has to call it; rank 0 reads.
-
-    Contexts that the file has no random streams for derive theirs from the master's.
-
-    Parameters
-    ----------
-    path, variables, contexts, ranks
-        As for `save`; the contexts may differ.
-    check_extra : callable, optional
-        Called with the file's `extra`; raises a ValueError if the file cannot be used.
-
-    Returns
-    -------
-    dict of str to ndarray
-        The file's `extra`.
-
-    Raises
-    ------
-    ValueError
-        If the file is not a training state, has other variables, or is damaged and so is the one before it. Nothing is
-        changed then, nor after any other error.
-    """
-    def check(saved):
-        saved.check(variables)
-        if check_extra:
-            check_extra(saved.extra)
-    saved = read(path, ranks, len(contexts), check)
-    saved.give(variables, contexts)
-    return saved.extra
 
 
 def read(path: str, ranks: Communicator, n_contexts: int, check: Callable[[Saved], Any]) -> Saved:
@@ -182,12 +152,16 @@ class Saved:
     Attributes
     ----------
     extra : dict of str to ndarray
+    settings : dict of str to str
+        The settings of the function that wrote it; empty in files of earlier versions.
     """
 
     def __init__(self, path: str, arrays: dict[str, np.ndarray], first: int = 0) -> None:
         self.path = path
         self._arrays, self._first = arrays, first
         self.extra = {key[len('extra/'):]: value for key, value in arrays.items() if key.startswith('extra/')}
+        with parsing('the record of settings'):
+            self.settings: dict[str, str] = dict(json.loads(str(arrays.get('settings', '{}'))))
 
     def give(self, variables: Sequence[Replicated], contexts: Sequence[Context]) -> None:
         """Set the values of variables, all or none; if the file has other variables, raise a ValueError."""
@@ -238,12 +212,12 @@ def _kind(value):
     return 'the state of a random stream' if isinstance(value, np.random.RandomState) else None
 
 
-def completed_steps(path: str, extra: Mapping[str, np.ndarray]) -> int:
-    """Return the number of steps after which `TrainingFunction.checkpoint` wrote a file, given its `extra`."""
-    if 'calls' not in extra:
+def completed_steps(saved: Saved) -> int:
+    """Return the number of steps after which `TrainingFunction.checkpoint` wrote a file."""
+    if 'calls' not in saved.extra:
         raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint wrote, or '
-                         'load this one with step.load' % path)
-    return int(extra['calls'])
+                         'load this one with step.load' % saved.path)
+    return int(saved.extra['calls'])
 
 
 def _unnumbered(names):

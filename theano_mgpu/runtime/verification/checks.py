@@ -5,6 +5,7 @@ import time
 from typing import Any, Mapping, Sequence
 
 from ...errors import MgpuError
+from ...graph.repeatable import unrepeatable_in
 from .. import run
 from .comparison import Verification
 from .report import VerificationReport
@@ -36,7 +37,7 @@ def _undone_step(function, args, kwargs):
 def is_divided_for(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether several contexts compute a call that one device could compute."""
     if function.sharded or len(function.mesh.places) > 1:
-        return not function.sharded
+        return not function.sharded and not unrepeatable_in(function.built.definition.whole)
     length = function.inputs.length(function.arguments.bind(args, kwargs))
     return len(sum(function.built.splitter.rounds(length), [])) > 1
 

@@ -30,8 +30,8 @@ typedef std::vector<const char *> Sources;  // one for each rank
 template <class T> T combined(int op, T a, T b) {
   switch (op) {
   case ncclProd: return (T)(a * b);
-  case ncclMax: return b > a ? b : a;
-  case ncclMin: return b < a ? b : a;
+  case ncclMax: return a != a || b > a ? b : a;  // NaN is passed over, as by NVIDIA's
+  case ncclMin: return a != a || b < a ? b : a;
   default: return (T)(a + b);
   }
 }

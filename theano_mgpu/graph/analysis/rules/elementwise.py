@@ -1,10 +1,9 @@
 """Elementwise ops."""
-import theano
 from theano import sparse
 from theano.compile import ops as compile_ops
 from theano.gradient import DisconnectedGrad, GradClip, ZeroGrad
 from theano.scalar import basic as scalar
-from theano.tensor import basic, elemwise, io, opt
+from theano.tensor import basic, elemwise, opt
 from theano.tensor.nnet import bn
 
 from ..reductions import MAX, MIN, SUM
@@ -27,17 +26,6 @@ def _same(shards, node, values):
 def _transposed(shards, node, values):
     state = values[0].state
     return shards.apply(node, values, state._replace(axis=1 - state.axis) if state.kind == ROWS else state)
-
-
-@rule(theano.printing.Print, of=CONSTANT)
-def _printed(shards, node, values):
-    # `graph.prints` removes the prints outside of loops; a print in a loop would print in the middle of a stage.
-    shards.refuse(node, 'what a loop prints would be the part of a replica')
-
-
-@rule(io.MPIRecv, io.MPIRecvWait, io.MPISend, io.MPISendWait, of=CONSTANT)
-def _messages(shards, node, values):
-    shards.refuse(node, 'each replica would send or receive')
 
 
 @rule(opt.Assert)

@@ -1,6 +1,7 @@
 """Indexing, joining and splitting."""
 import theano
 import theano.tensor as T
+from theano import sparse
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
@@ -281,6 +282,20 @@ def _advanced_subtensor(shards, node, values):
     else:
         index, state = indexed.own_places(x, index)
     return shards.apply(node, [x] + index, state)
+
+
+@rule(sparse.GetItemList, of=ROWS)
+def _rows_of_sparse(shards, node, values):
+    base.refuse_rows(shards, node, values[:1], 'other samples of the matrix would be asked for')
+    return shards.apply(node, values, values[1].state)
+
+
+@rule(sparse.GetItem2d, of=ROWS)
+def _slices_of_sparse(shards, node, values):
+    x, *bounds = values
+    if has_rows(bounds) or any(getattr(v, 'data', v) is not None for v in node.inputs[1 + 3 * x.axis:4 + 3 * x.axis]):
+        shards.refuse(node, 'it slices along the samples')
+    return shards.apply(node, values, x.state)
 
 
 @rule(subtensor.AdvancedIncSubtensor1, subtensor.AdvancedIncSubtensor)

@@ -1,0 +1,87 @@
+"""The settings of a run that results depend on: a ledger lists them, and checkpoints are continued with the same."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import platform
+import sys
+
+import theano
+
+from ... import config
+from ...devices.contexts import chosen, type_name
+from ...errors import warn
+from ...options import Options
+from ...utils import blas, ledger_file
+
+# Theano's flags that change how results round. The package's own are all there but for `OTHERS`.
+FLAGS = ('floatX', 'mode', 'linker', 'optimizer', 'optimizer_excluding', 'optimizer_including', 'cxx', 'gcc.cxxflags',
+         'blas.ldflags', 'openmp', 'deterministic', 'dnn.conv.algo_fwd', 'dnn.conv.algo_bwd_data',
+         'dnn.conv.algo_bwd_filter', 'contexts', 'device')
+PACKAGES = 'theano_mgpu', 'theano', 'numpy', 'scipy', 'keras', 'pygpu'
+OTHERS = ('mgpu.ledger', 'mgpu.ledger_every', 'mgpu.check', 'mgpu.timeline', 'mgpu.timeout', 'mgpu.compile_jobs',
+          'mgpu.opencl_cache', 'mgpu.verify', 'mgpu.executor')
+# Flags that change more than rounding, and flags that do not change the bits of logical shards.
+ANSWER = ('floatX', 'mgpu.tf32', *config.INEXACT)
+LAYOUT = ('contexts', 'device', 'mgpu.data', 'mgpu.shares', 'mgpu.collectives', 'mgpu.overlap', 'mgpu.keep_graphs',
+          'mgpu.micro_batches', 'mgpu.recompute')
+SHARDS = 'flags: mgpu.logical_shards'
+
+
+def of_process() -> dict[str, dict[str, str]]:
+    """Return the versions of packages, the BLAS and the flags of this process."""
+    modules = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
+    versions = {'python': platform.python_version(),
+                **{name: module.__version__ for name, module in modules.items() if hasattr(module, '__version__')}}
+    return {'versions': versions, 'blas': blas.loaded(),
+            'flags': {name: _flag(name) for name in [*FLAGS, *config.OWN_FLAGS] if name not in OTHERS}}
+
+
+def _flag(name):
+    """Return the value of a flag, as text; of the contexts, the map of the user."""
+    if name == 'contexts':
+        return config.flag(name, '')
+    return str(functools.reduce(getattr, name.split('.'), theano.config))
+
+
+def of_function(options: Options) -> dict[str, str]:
+    """Return the settings of a function, by name: its flags are those with which it was made."""
+    found = of_process()
+    own = {**dataclasses.asdict(options.flags), 'update_on': options.update_on}
+    found['flags'].update(('mgpu.' + name, str(value)) for name, value in own.items() if 'mgpu.' + name not in OTHERS)
+    return ledger_file.flat({**found, 'types of devices': sorted(set(map(type_name, chosen())))})
+
+
+def check_same(path: str, theirs: dict[str, str], options: Options, strict: bool) -> None:
+    """Check that a function has the settings of the one that wrote a training state, as far as results depend on them.
+
+    Parameters
+    ----------
+    path : str
+        The file, for messages.
+    theirs : dict of str to str
+        The settings that it has recorded; none in files of earlier versions.
+    options : Options
+        Of the function that goes on from the file.
+    strict : bool
+        Whether another number of logical shards is an error; else there is a warning, as for other settings.
+
+    Raises
+    ------
+    ValueError
+    """
+    ours = of_function(options)
+    number, before = ours[SHARDS], theirs.get(SHARDS)
+    text = '%s was written with mgpu.logical_shards=%s, but this function has %s: from here on, the bits would be ' \
+           'those of neither. Set the flag to the number of the file' % (path, before or '? (it has no record)', number)
+    if strict and before not in (None, number):
+        raise ValueError(text + ' to continue; to train from the beginning, remove the file or name another one')
+    if number != (before or '0'):
+        warn(text + ' for the same bits')
+    keeps_bits = number == before != '0'
+    different = ['%s was %s and is %s' % (name, value, ours.get(name, '-')) for name, value in theirs.items()
+                 if ours.get(name) != value and name != SHARDS and (
+                     name.rpartition(' ')[2] in ANSWER or keeps_bits and name.rpartition(' ')[2] not in LAYOUT)]
+    if different:
+        warn('%s was written with other settings: %s. The training goes on, but its result is not that of an '
+             'uninterrupted one' % (path, '; '.join(different)))
