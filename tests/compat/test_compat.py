@@ -19,6 +19,7 @@ from theano_mgpu.utils import mpi_environment
 import numpy as np
 import pytest
 import theano
+import yaml
 from support.patches import WITHOUT_PATCH
 from theano.gof import compilelock
 
@@ -42,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'cuda_contexts.stream_of',
               'cudnn.problem_and_remedy', 'kept_graphs.store', 'kept_graphs.why_off',
+              'keras_versions.backend', 'keras_versions.is_hooked', 'keras_versions.version',
               'named_contexts.replace_in_gpuarray', 'numpy2.is_needed', 'opencl_programs.driver_tables',
               'shared_variables.add_step_lock', 'shared_variables.watch', 'shared_variables.watcher_of',
               'theano_contexts.compiling_for', 'theano_contexts.infer_context_name', 'theano_contexts.pinned',
@@ -85,12 +87,16 @@ def test_patches_are_applied_once():
 def needs(fix):
     """Return an expression that is true on the versions where a fix is needed."""
     return {'restore_numpy_aliases': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 24),
+            'restore_getargspec': sys.version_info >= (3, 11),
+            'load_yaml_without_a_loader': int(yaml.__version__.split('.')[0]) >= 6,
             'restore_collections_abcs': sys.version_info >= (3, 10)}[fix]
 
 
 @pytest.mark.parametrize('fix,code,symptom', [
     ('restore_numpy_aliases', 'import theano_mgpu, theano; theano.scalar.mod.impl(5, 3)', 'AttributeError'),
     ('restore_collections_abcs', 'import theano_mgpu, keras', 'collections'),
+    ('load_yaml_without_a_loader', 'import theano_mgpu, yaml; assert yaml.load("a: 1") == {"a": 1}', 'Loader'),
+    ('restore_getargspec', 'import theano_mgpu, inspect; inspect.getargspec(lambda a, *b, c=2, **d: a)', 'getargspec'),
 ])
 def test_without_a_fix_its_symptom_is_back(fix, code, symptom):
     if not needs(fix):

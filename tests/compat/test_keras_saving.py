@@ -1,6 +1,7 @@
 """Keras's files with h5py 3, by the patches alone."""
 import importlib.util
 import io
+import pickle
 import subprocess
 import sys
 import types
@@ -175,20 +176,35 @@ def test_attributes_of_either_h5py_are_read(convert, trained, tmp_path):
 
 @pytest.mark.skipif(not H5PY_3, reason='h5py 2 needs no patch')
 def test_without_the_mend_keras_fails(trained, tmp_path, monkeypatch):
-    path = str(tmp_path / 'm.h5')
+    path, weights = str(tmp_path / 'm.h5'), str(tmp_path / 'w.h5')
     trained.save(path)
+    trained.save_weights(weights)
     monkeypatch.setattr(saving.H5Dict, '__getitem__', saving.H5Dict.__getitem__.__wrapped__)
-    with pytest.raises(AttributeError, match='decode'):
+    with pytest.raises(ValueError, match='truth value'):
         keras.models.load_model(path)
     monkeypatch.undo()
-    monkeypatch.setattr(saving, 'load_weights_from_hdf5_group', saving.load_weights_from_hdf5_group.__wrapped__)
+    monkeypatch.setattr(h5py.AttributeManager, '__getitem__', h5py.AttributeManager.__getitem__.__wrapped__)
     with pytest.raises(AttributeError, match='decode'):
-        trained.load_weights(path)
+        keras.models.load_model(path)
+    with pytest.raises(AttributeError, match='decode'):
+        trained.load_weights(weights)
+
+
+@pytest.mark.skipif(not H5PY_3, reason='h5py 2 needs no patch')
+def test_texts_of_attributes_are_texts_that_can_be_decoded(tmp_path):
+    with h5py.File(str(tmp_path / 'a.h5'), 'w') as f:
+        f.attrs['one'], f.attrs['number'] = 'a\u00e9', 3
+        f.attrs.create('several', ['b', 'c'], dtype=h5py.string_dtype())
+        assert f.attrs['one'] == f.attrs['one'].decode('utf8') == f.attrs.get('one').decode() == 'a\u00e9'
+        assert [each.decode('utf8') for each in f.attrs['several']] == ['b', 'c'] and f.attrs['number'] == 3
+        assert type(pickle.loads(pickle.dumps(f.attrs['one']))) is str
+        f.attrs['copy'] = f.attrs['one']
+        assert f.attrs['copy'] == 'a\u00e9'
 
 
 def test_keras_is_mended_when_somebody_imports_it():
     code = ('import sys, theano_mgpu; assert "keras" not in sys.modules\n'
-            'import keras; assert hasattr(keras.engine.saving.H5Dict.__getitem__, "__wrapped__")')
+            'import keras, h5py; assert hasattr(h5py.AttributeManager.__getitem__, "__wrapped__")')
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -5,31 +5,99 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
-KERASES = HERE.parents[1] / 'build' / 'kerases'  # `.ci/setup` installs them there
+KERASES = Path(sys.prefix) / 'kerases'  # `.ci/setup` installs them there
 VERSIONS = '0.3.3', '1.2.2', '2.0.9', '2.1.6', '2.2.4'
 KINDS = 'of_sequences', 'of_masked_sequences', 'of_two_branches', 'of_weighted_classes', 'with_a_state'
-TOLERANCE = 1e-10  # of float64; the six optimizer steps of a model amplify its rounding
+QUICK = 'floatX=float64,cxx=,optimizer=fast_compile'
+TOLERANCE = 1e-10  # of float64; the optimizer amplifies the rounding of sums
+# An embedded word: a script of its time, which names no device and no version.
+SAVED = """
+import sys
+import theano_mgpu as mgpu
+import keras
+import numpy as np
+from keras.layers.core import Dense
+from keras.models import Sequential, model_from_json, model_from_yaml
+model = Sequential()
+model.add(Dense(3, input_dim=2))
+model.add(Dense(1))
+model.compile(optimizer='sgd', loss='mse')
+model.save_weights(sys.argv[1], overwrite=True)
+expected = [weight + 0 for weight in model.get_weights()]
+model.set_weights([weight * 0 for weight in expected])
+model.load_weights(sys.argv[1])
+assert all((a == b).all() for a, b in zip(model.get_weights(), expected))
+for copy in (model_from_json(model.to_json()), model_from_yaml(model.to_yaml())):
+    copy.set_weights(expected)
+    x = np.ones((4, 2))
+    copy.compile(optimizer='sgd', loss='mse')
+    assert (copy.predict(x) == model.predict(x)).all()
+if keras.__version__ > '1':
+    from keras.models import load_model
+    model.save(sys.argv[1])
+    assert all((a == b).all() for a, b in zip(load_model(sys.argv[1]).get_weights(), expected))
+"""
 
 
-def run(version, *words, flags='cxx=,optimizer=fast_compile', launcher=()):
-    """Return what the zoo prints with a Keras of one version."""
+def python(version, *words, flags=QUICK):
+    """Return what a program prints with a Keras of one version."""
     folder = KERASES / version
     if not folder.exists():
-        pytest.skip('Keras %s is not installed in %s: make setup' % (version, KERASES))
-    environment = dict(os.environ, KERAS_BACKEND='theano', THEANO_FLAGS='floatX=float64,' + flags,
+        pytest.skip('Keras %s is not in %s: make setup' % (version, KERASES))
+    environment = dict(os.environ, KERAS_BACKEND='theano', THEANO_FLAGS=flags,
                        PYTHONPATH=os.pathsep.join([str(folder), os.environ.get('PYTHONPATH', '')]))
-    done = subprocess.run([sys.executable, *launcher, str(HERE / 'zoo.py'), *words], env=environment,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    done = subprocess.run([sys.executable, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          universal_newlines=True)
     assert not done.returncode, done.stderr[-3000:]
-    return done.stdout
+    return done
 
 
-def check(version, kinds, **options):
-    found = json.loads(run(version, *kinds, **options).splitlines()[-1])
+def check_equal(version, kinds, **options):
+    found = json.loads(python(version, str(HERE / 'zoo.py'), *kinds, **options).stdout.splitlines()[-1])
     assert found['version'] == version
     assert max(found['differences'].values()) < TOLERANCE, found
     assert found['divided'] >= 3 * len(kinds), found  # train, test, predict
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+def test_a_model_is_divided_as_on_one_device(version):
+    """The import of Keras ended with an AttributeError or an ImportError of this package."""
+    check_equal(version, ['of_weighted_classes'])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('version', VERSIONS)
+def test_all_kinds_of_models(version):
+    check_equal(version, KINDS)
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize('version', VERSIONS)
+def test_images(version):
+    check_equal(version, ['of_images'], flags='floatX=float64')
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+def test_files_come_back(version, tmp_path):
+    python(version, '-c', SAVED, str(tmp_path / 'm.h5'))
+
+
+def test_an_unchanged_script_under_run(tmp_path):
+    """Those of `theano_mgpu.keras` are for Keras 2.3.1; its own functions are divided all the same."""
+    done = python('1.2.2', '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', '--always', str(HERE / 'zoo.py'),
+                  '--write', str(tmp_path / 'results.npz'), 'of_weighted_classes')
+    assert '3 of 3 Theano functions on 2 contexts' in done.stderr, done.stderr
+
+
+def test_the_add_on_names_the_version_that_it_is_for():
+    done = python('2.2.4', '-c', """
+try:
+    import theano_mgpu.keras
+except ImportError as error:
+    print(error)
+""")
+    assert 'for Keras 2.3.1, but Keras 2.2.4 is installed' in done.stdout and 'theano-mgpu run' in done.stdout

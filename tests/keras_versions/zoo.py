@@ -1,7 +1,7 @@
 """Six kinds of models that Keras 0.3 to 2.3 can train, with the names of the installed version.
 
-    python zoo.py KIND...                   plain, then over two contexts of the CPU; prints the largest differences as JSON
-    python zoo.py --write FILE KIND...      as this process computes them, into a file of arrays
+    python zoo.py KIND...               plain, then over two contexts of the CPU; the largest differences, as JSON
+    python zoo.py --write FILE KIND...  as this process computes them, into a file of arrays
 
 Each model is trained for two epochs of ragged batches, evaluated, and asked for predictions. Its results are these, its
 weights, and the state of its optimizer.
@@ -22,6 +22,7 @@ from keras.models import Sequential
 from keras.optimizers import SGD, Adam, RMSprop
 
 VERSION = tuple(int(number) for number in keras.__version__.split('.')[:2])
+K.set_floatx('float64')
 OF_2 = VERSION >= (2, 0)
 EPOCHS = 'epochs' if OF_2 else 'nb_epoch'
 N = 21  # samples, in batches of 8

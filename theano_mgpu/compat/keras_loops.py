@@ -26,8 +26,8 @@ def report_queues(data_utils: Any) -> None:
 
     A Feed of theano_mgpu.keras.feed sends each batch that is taken from its queue to other processes.
     """
-    enqueuers = [getattr(data_utils, name, None) for name in ('OrderedEnqueuer', 'GeneratorEnqueuer')]
-    for enqueuer in filter(None, enqueuers):  # Keras 1 has none
+    names = 'OrderedEnqueuer', 'GeneratorEnqueuer'  # Keras 1 has neither
+    for enqueuer in [vars(data_utils)[name] for name in names if name in vars(data_utils)]:
         @wrap(enqueuer)
         def get(original, self):
             taken_from = getattr(getattr(self, 'sequence', None), 'taken_from', None)  # not before Keras 2.2

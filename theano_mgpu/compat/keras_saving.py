@@ -76,6 +76,20 @@ def read_texts_that_can_be_decoded(h5py: Any) -> None:
         return _decodable(value)
 
 
+def read_names_as_lists(saving: Any) -> None:
+    """Return the names that an attribute has as a list: Keras 2.2.3 and later ask whether there are any.
+
+    Without this, load_model ends with "The truth value of an array with more than one element is ambiguous".
+    """
+    if not hasattr(saving, 'H5Dict') or not _is_3(saving.h5py):
+        return
+
+    @wrap(saving.H5Dict)
+    def __getitem__(original, self, attr):
+        value = original(self, attr)
+        return value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
+
+
 def _is_3(h5py):
     return h5py is not None and int(h5py.__version__.split('.')[0]) >= 3
 

@@ -16,5 +16,5 @@ def backend() -> str:
 
 
 def is_hooked() -> bool:
-    """Return whether `theano_mgpu.keras` knows the methods of this Keras; the functions of others are Theano's alone."""
+    """Return whether `theano_mgpu.keras` knows the methods of this Keras; those of others are functions of Theano."""
     return version().startswith('2.3.')

@@ -31,10 +31,10 @@ def restore_getargspec() -> None:
     """Restore ``inspect.getargspec``, which Python 3.11 removed; Keras 1 and earlier, Lasagne and others call it."""
     if hasattr(inspect, 'getargspec'):
         return
-    specification = collections.namedtuple('ArgSpec', 'args varargs keywords defaults')
+    ArgSpec = collections.namedtuple('ArgSpec', 'args varargs keywords defaults')
 
     def getargspec(func):
-        return specification(*inspect.getfullargspec(func)[:4])
+        return ArgSpec(*inspect.getfullargspec(func)[:4])
     inspect.getargspec = getargspec  # type: ignore[attr-defined]
 
 
