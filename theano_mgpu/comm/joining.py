@@ -36,7 +36,7 @@ def start(mpi: Any, level: int) -> None:
 
 
 def _watch(has_started):
-    """Look for ranks that do not come, until all have come."""
+    """Wait until all ranks have come; note, or end this process, where one does not."""
     waited = absent = 0.0
     limit, host = PATIENT * own_flag('mgpu.timeout'), rank_process.host()
     while not has_started.wait(LOOK):
