@@ -40,7 +40,7 @@ if sys.argv[2] == 'contexts':
 model.compile('adam', 'sparse_categorical_crossentropy', metrics=['accuracy'])
 model.train_on_batch(np.ones((32,) + model.input_shape[1:]), np.zeros((32, 1)))
 '''
-# An op whose code is that of no other one.
+# An op with code of its own.
 NEW_OP = '''
 import glob, json, os, pickle, random, shutil, sys, time
 import theano_mgpu, theano, theano.tensor as T
@@ -79,7 +79,7 @@ for op in new:
 found['new module'] = sum(seconds([op(x)]) for op in new) / len(new)
 print(json.dumps([found, time.perf_counter()]))
 '''
-# Copies what is there, under other keys.
+# Copies the compiled code, under other keys.
 FILL = NEW_OP + '''
 real = [(os.path.dirname(path), pickle.load(open(path, 'rb')))
         for path in glob.glob(os.path.join(theano.config.compiledir, 'tmp*', 'key.pkl'))]

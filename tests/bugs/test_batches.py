@@ -78,7 +78,7 @@ def test_slices_of_the_columns_of_a_sparse_data_set_are_no_batch(cpu2):
     finally:
         mgpu.disable()
     np.testing.assert_array_equal(f(1), matrix[:, 2:4].sum(axis=1))
-    assert not report.usages[-1].contexts
+    assert not report.usages[-1].contexts and report.usages[-1].why == 'no batch enters it'
 
 
 def test_samples_of_a_sparse_matrix_that_are_picked_by_their_place_are_not_divided(cpu2):

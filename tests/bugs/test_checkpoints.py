@@ -199,12 +199,12 @@ def checkpoint_of(path, **flags):
 
 @pytest.mark.parametrize('before, after', [(4, 8), (4, 0), (0, 4)])
 def test_another_number_of_logical_shards_is_said(cpu2, tmp_path, before, after):
-    """The training went on without a word, and its bits were those of neither number."""
+    """The training went on without a word, and had the bits of neither number."""
     path = str(tmp_path / 'run.npz')
     checkpoint_of(path, logical_shards=before)
     w, step = step_with(logical_shards=after)
     with pytest.raises(ValueError, match=r'run.npz was written with mgpu.logical_shards=%d, but this function has %d.* '
-                       'Set the flag to the number of the file to continue' % (before, after)):
+                       'Set the flag to that of the file to continue' % (before, after)):
         step.checkpoint(path, every=2)
     assert w.get_value() == 0
     with pytest.warns(mgpu.MgpuWarning, match=r'logical_shards=%d, but this function has %d' % (before, after)):

@@ -137,6 +137,10 @@ def predicted():
     return mgpu.rank(), predictor.predict(X, batch_size=3)
 
 
+def of_all_ranks():
+    return v.get_value()
+
+
 def expected(n):
     w = np.arange(4, dtype='float32')
     for _ in range(n):
@@ -183,6 +187,16 @@ if __name__ == '__main__':
         predictor = mgpu.Predictor([x], 2 * x)
         for found in in_a_pool(predicted, n=1):
             check(found, 2 * X)
+        v = theano.shared(np.zeros(4, 'float32'), 'v')
+        divided = mgpu.training_function([x], T.sqr(T.dot(x, w)).mean(), [w],
+                                         lambda g: {v: v + g[0], w: w - v}, update_on='sharded')
+        divided(X)
+        try:
+            in_a_pool(of_all_ranks, n=1)
+            raise AssertionError('an old value')
+        except mgpu.RankError as error:
+            assert str(error).startswith('v is divided among 2 ranks'), error
+        v.get_value()
         thread = threading.Thread(target=lambda: [step(X) for _ in range(20)])
         thread.start()
         for _ in range(3):

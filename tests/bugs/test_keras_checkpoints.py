@@ -304,7 +304,7 @@ def test_a_fit_continues_from_the_file_before_a_damaged_one(cpu2, tmp_path, forg
 
 
 def test_a_fit_with_another_number_of_logical_shards_is_refused(cpu2, tmp_path, forgetful):
-    """It went on without a word, and its bits were those of neither number."""
+    """The fit went on without a word, and had the bits of neither number."""
     path = str(tmp_path / 'run.npz')
     with theano.configparser.change_flags(**{'mgpu.logical_shards': 4}):
         with pytest.raises(KeyboardInterrupt):

@@ -60,7 +60,7 @@ def test_all_reduce_of_each_dtype():
 
 @on_standin()
 def test_a_maximum_passes_over_nan():
-    """As NVIDIA's does, so that a test fails if the package leaves a maximum to NCCL."""
+    """NVIDIA's does so, too: a test fails if the package leaves a maximum to NCCL."""
     clique = Clique()
     parts = [np.array(each, 'float32') for each in ([np.nan, 1, np.nan], [2, np.nan, np.nan])]
     for op in 'max', 'min':

@@ -17,11 +17,13 @@ def test_contexts_on_the_host(cpu2, flags, options):
         extremes.check(PYTHON, **options)
 
 
+@pytest.mark.mpi
 def test_two_processes():
     launch(2, flags=INTERPRETED, job=extremes.__file__)
 
 
 @pytest.mark.slow
+@pytest.mark.mpi
 def test_two_processes_with_logical_shards():
     launch(2, flags=INTERPRETED + ',mgpu.logical_shards=6', job=extremes.__file__)
 

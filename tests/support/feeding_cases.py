@@ -108,7 +108,7 @@ def in_a_loop(model):
         rows = np.random.randint(0, 22, np.random.randint(4, 9))
         losses += list(model.train_on_batch(X[rows], Y[rows], sample_weight=np.random.rand(len(rows))))
         losses += list(model.test_on_batch(X[rows] + np.random.rand(), Y[rows]))
-        losses.append(model.predict_on_batch(X[rows] * np.random.rand()).sum())
+        losses.append(model.predict_on_batch(X[rows[:4]] * np.random.rand()).sum())  # as many rows on each rank
     return losses
 
 

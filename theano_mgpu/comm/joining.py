@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ..config import own_flag
+from ..config import own_flag, parse_flags
 from ..utils import mpi_environment, rank_process
 from ..utils.mpi_environment import local_size, rank, size
 from .activities import PATIENT
@@ -21,6 +21,7 @@ LOOK = 0.5     # seconds from one look at the processes of the job to the next
 ABSENT = 4     # seconds without a rank until the job is ended: a launcher that ends it itself takes less
 NOTED = 30     # seconds of waiting until the user is told: far more than an import takes
 LAUNCHERS = (*rank_process.STARTERS, 'slurmstepd', 'hydra_pmi_proxy')  # the programs whose children are the ranks
+FLAGS = os.environ.get('THEANO_FLAGS', '')  # while Theano is imported, they are without this package's own
 JOB = 'PMIX_NAMESPACE', 'SLURM_JOB_ID', 'SLURM_STEP_ID'  # variables that tell jobs apart
 
 
@@ -36,9 +37,10 @@ def start(mpi: Any, level: int) -> None:
 
 
 def _watch(has_started):
-    """Look for ranks that do not come, until all have come."""
+    """Wait until all ranks have come; note, or end this process, where one does not."""
     waited = absent = 0.0
-    limit, host = PATIENT * own_flag('mgpu.timeout'), rank_process.host()
+    limit = PATIENT * int(parse_flags(FLAGS).get('mgpu.timeout', own_flag('mgpu.timeout')))
+    host = rank_process.host()
     while not has_started.wait(LOOK):
         waited += LOOK
         here = ranks_here()

@@ -128,8 +128,8 @@ def started() -> Any:
 def leave() -> None:
     """Have MPI count as ended, in a fork of a process that has started it: its connections are of that process.
 
-    Otherwise mpi4py would end MPI at the exit of the fork where a script has started it: the fork would wait for ever, or
-    crash. Of other libraries than Open MPI no such way is known.
+    Where a script has started MPI, mpi4py would end it at the exit of the fork, which would wait for ever, or crash. Of
+    other libraries than Open MPI no such way is known.
     """
     mpi = sys.modules.get('mpi4py.MPI')
     if mpi is not None and mpi.Is_initialized():

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..comm.activities import GATHER, READ
 from ..comm.communicator import Communicator
-from ..errors import GraphError
+from ..errors import GraphError, RankError
 from ..plan import DividedUpdate
 from .replicas.replicated import Replicated, replicated
 from .replicas.transfers import fetch
@@ -27,7 +27,7 @@ class UpdateOwners:
     """
 
     def __init__(self, ranks: Communicator, divided: DividedUpdate):
-        self._ranks = ranks
+        self._ranks, self._n_shares = ranks, len(divided.shares)
         owned = [(replicated(v), owner) for owner, share in enumerate(divided.shares) for v in share]
         self._sent = [(variable, owner) for variable, owner in owned if variable.variable in divided.sent]
         self._left = [(variable, owner) for variable, owner in owned if variable.variable not in divided.sent]
@@ -48,6 +48,9 @@ class UpdateOwners:
 
     def gather(self) -> None:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""
+        if self._n_shares > self._ranks.size:
+            raise RankError("%s is divided among %d ranks (update_on='sharded'), and this process is a fork of one of "
+                            'them: read it on every rank before the fork' % (self._left[0][0].variable, self._n_shares))
         self._ranks.handshake((READ,))
         values = {variable: variable.latest() for variable, owner in self._left if owner == self._ranks.rank}
         of_others = self._gathered(self._left, values)

@@ -189,7 +189,7 @@ def ring_all_reduce(n: int, n_bytes: float, link: Link, reduce_bytes_per_s: floa
 
 @functools.lru_cache(maxsize=None)
 def division(n: int, logical_shards: int) -> tuple[int, int, float]:
-    """Return the parts that a batch has on n devices, those of the busiest one, and the sums of each for the others.
+    """Return the parts of a batch for n devices, the parts of the busiest one, and the sums of each for the others.
 
     0 logical shards are one part a device. The number of sums (k) is the mean over the devices.
 

@@ -73,7 +73,7 @@ def check_same(path: str, theirs: dict[str, str], options: Options, strict: bool
     ours = of_function(options)
     number, before = ours[SHARDS], theirs.get(SHARDS)
     text = '%s was written with mgpu.logical_shards=%s, but this function has %s: from here on, the bits would be ' \
-           'those of neither. Set the flag to the number of the file' % (path, before or '? (it has no record)', number)
+           'of neither number. Set the flag to that of the file' % (path, before or '? (it has no record)', number)
     if strict and before not in (None, number):
         raise ValueError(text + ' to continue; to train from the beginning, remove the file or name another one')
     if number != (before or '0'):
