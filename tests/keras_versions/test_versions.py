@@ -12,7 +12,7 @@ KERASES = Path(sys.prefix) / 'kerases'  # `.ci/setup` installs them there
 VERSIONS = '0.3.3', '1.2.2', '2.0.9', '2.1.6', '2.2.4'
 KINDS = 'of_sequences', 'of_masked_sequences', 'of_two_branches', 'of_weighted_classes', 'with_a_state'
 QUICK = 'floatX=float64,cxx=,optimizer=fast_compile'
-TOLERANCE = 1e-10  # of float64; the optimizer amplifies the rounding of sums
+TOLERANCE = {'0.3.3': 1e-5}  # Keras 0.3 computes in float32; the others in float64, to 1e-10
 # An embedded word: a script of its time, which names no device and no version.
 SAVED = """
 import sys
@@ -58,7 +58,7 @@ def python(version, *words, flags=QUICK):
 def check_equal(version, kinds, **options):
     found = json.loads(python(version, str(HERE / 'zoo.py'), *kinds, **options).stdout.splitlines()[-1])
     assert found['version'] == version
-    assert max(found['differences'].values()) < TOLERANCE, found
+    assert max(found['differences'].values()) < TOLERANCE.get(version, 1e-10), found
     assert found['divided'] >= 3 * len(kinds), found  # train, test, predict
 
 

@@ -70,21 +70,25 @@ def read_texts_that_can_be_decoded(h5py: Any) -> None:
     def __getitem__(original, self, name):
         value = original(self, name)
         if isinstance(value, np.ndarray) and value.dtype == object:
-            texts = np.empty(value.shape, object)
+            texts = np.empty_like(value)  # of the same type of HDF5
             texts.flat = [_decodable(each) for each in value.flat]
             return texts
         return _decodable(value)
 
+    @wrap(h5py.AttributeManager)
+    def create(original, self, name, data, *args, **kwargs):  # h5py writes no other type than str itself
+        return original(self, name, str(data) if type(data) is Text else data, *args, **kwargs)
 
-def read_names_as_lists(saving: Any) -> None:
-    """Return the names that an attribute has as a list: Keras 2.2.3 and later ask whether there are any.
+
+def read_names_as_lists(io_utils: Any) -> None:
+    """Return the names that an attribute has as a list: Keras 2.2.3 and 2.2.4 ask whether there are any.
 
     Without this, load_model ends with "The truth value of an array with more than one element is ambiguous".
     """
-    if not hasattr(saving, 'H5Dict') or not _is_3(saving.h5py):
+    if not hasattr(io_utils, 'H5Dict') or not _is_3(io_utils.h5py):
         return
 
-    @wrap(saving.H5Dict)
+    @wrap(io_utils.H5Dict)
     def __getitem__(original, self, attr):
         value = original(self, attr)
         return value.tolist() if isinstance(value, np.ndarray) and value.dtype == object else value
