@@ -74,9 +74,10 @@ def choose_kernels() -> None:
         chosen, reason, is_new = '', 'no newer ones are tried: %s. Set %s=%s' % (error, VARIABLE, names[-1]), True
     if chosen:
         os.environ[VARIABLE] = os.environ[OWN] = chosen
-    if chosen and is_late:
-        reason = 'NumPy was imported first. Import theano_mgpu before NumPy, or set %s=%s' % (VARIABLE, chosen)
-    if is_late if chosen else is_new:
+        if is_late:
+            reason = 'NumPy was imported first. Import theano_mgpu before NumPy, or set %s=%s' % (VARIABLE, chosen)
+    has_news = is_late if chosen else is_new  # the user is told once why no others were chosen
+    if has_news:
         import numpy  # noqa: F401  loads its BLAS
         old = outdated()
         if old:
