@@ -9,6 +9,7 @@ import numpy as np
 import theano
 
 from ..comm.alone import Alone
+from ..comm.collectives import broadcast_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
 from ..graph.analysis import SAME, STACK, Reduction
@@ -111,11 +112,12 @@ class StepRun:
         self._launched: list[Launched] = []
         self._underway: list[Any] = [] if batch.alone else list(executable.device_sums)  # of exchanges by NCCL
         self._began = time.perf_counter()
+        self._follows = executable.of_rank_0 and executable.communicator.rank > 0
 
     def start(self) -> None:
         """Compute all stages; the last one may still be under way on the devices."""
         self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
-        for stage in self._plan.stages:
+        for stage in () if self._follows else self._plan.stages:
             self._exchange(stage.boundary)
             for shard in self._batch.shards if stage.saved else ():
                 shard.values.update([(variable, shard.values[source]) for variable, source in stage.saved.items()])
@@ -125,6 +127,19 @@ class StepRun:
 
     def finish(self) -> StepResult:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
+        executable = self._executable
+        if self._follows:
+            outputs, values = broadcast_object(executable.communicator)
+            for i, value in values:
+                self._transaction.store_rows(executable.variables[i].variable, value)
+            return StepResult(outputs, self._transaction, self._batch.samples, time.perf_counter() - self._began)
+        result = self._computed()
+        if executable.of_rank_0:
+            values = [(executable.variables.index(each.variable), fetch(each.values[0])) for each in self._new]
+            broadcast_object(executable.communicator, (result.outputs, values))
+        return result
+
+    def _computed(self) -> StepResult:
         of_update = self._update()
         self._wait_for_exchanges()
         results = list(dict.fromkeys(self._plan.results))
