@@ -35,6 +35,7 @@ class NextBatch(theano.Op):
 
     def perform(self, node, inputs, outputs):
         NextBatch.draws += 1
+        np.random.rand()  # of the numbers that a script draws, too
         outputs[0][0] = np.random.RandomState(NextBatch.seed + NextBatch.draws).rand(3)
 
     def do_constant_folding(self, node):
@@ -188,14 +189,18 @@ def train(path):
     mgpu.init('a->cpu;b->cpu')
     warnings.simplefilter('ignore')
     NextBatch.seed = 1000 * mgpu.rank()
+    np.random.seed(0)
     ways = {'mgpu.function': dict(outcomes(mgpu.function), placed=placed()),
             'sharded update': outcomes(mgpu.function, FEW, update_on='sharded')}
+    random = [np.random.rand()]
     found = {'queue': of_a_queue(mgpu.function)}
     for always in False, True:
         mgpu.enable(always=always, tell=str)
         mgpu.keras.enable(always=always, tell=str)
         ways['enabled, always=%s' % always] = dict(outcomes(theano.function, FEW), keras=of_keras())
-    found.update({'enabled queue': of_a_queue(theano.function), 'state': with_a_state(), 'alone': alone()}, ways=ways)
+        random.append(np.random.rand())
+    found.update({'enabled queue': of_a_queue(theano.function), 'state': with_a_state(), 'alone': alone(),
+                  'ways': ways, 'random': random})
     with open('%s.%d' % (path, mgpu.rank()), 'w') as file:
         json.dump(found, file)
 

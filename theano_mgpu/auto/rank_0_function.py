@@ -1,6 +1,8 @@
 """Plain Theano's calls in several processes, of functions with an op that may give other results each time."""
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 from typing import Any
 
@@ -17,8 +19,9 @@ from ..runtime.replicas.transfers import fetch
 class RankZeroFunction:
     """A callable in place of the `plain_call` of a `theano.function`: all ranks get what it gives on rank 0.
 
-    These are the outputs, and the new values of shared variables and of inputs with an update. Threads other than the
-    main one call the function in each process, as they come in any order.
+    These are the outputs, and the new values of shared variables and of inputs with an update. The other ranks call the
+    function, too, for what its ops change in the process. A call that one rank makes alone, or in a thread other than
+    the main one, is one of this process.
 
     Parameters
     ----------
@@ -34,17 +37,19 @@ class RankZeroFunction:
         self._updated = [container for spec, container in inputs if spec.update is not None]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        def call():
-            return type(self._function).plain_call(self._function, *args, **kwargs)
-
+        call = functools.partial(type(self._function).plain_call, self._function, *args, **kwargs)
+        is_first = self._ranks.rank == 0
         if threading.current_thread() is not threading.main_thread():
             return call()
         for watcher in [each for each in map(watcher_of, self._shared) if each is not None]:
             watcher.before_read()  # all ranks gather a value of which each has a part
-        results, new = done_by_rank_0(self._ranks, 'call ' + self._name, lambda: (call(), [
-            fetch(container.storage[0]) for container in self._updated]))
-        for container, value in zip(self._updated, new if self._ranks.rank else ()):
-            container.value = value
+        results, new = done_by_rank_0(self._ranks, 'call ' + self._name, lambda: (
+            call(), [fetch(each.storage[0]) for each in self._updated] if is_first else None))
+        if not is_first and new is not None:
+            with contextlib.suppress(Exception):  # the values of rank 0 count, see below
+                call()  # for what ops change, such as the state of NumPy's random numbers: it stays as on rank 0
+            for container, value in zip(self._updated, new):
+                container.value = value
         return results
 
     def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:

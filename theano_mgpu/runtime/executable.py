@@ -155,8 +155,7 @@ class Executable:
     broadcasts : DeviceBroadcasts or None
         If devices send each other new values.
     of_rank_0 : bool
-        Whether rank 0 alone computes the steps, since an op may give other results on each rank. All ranks get its
-        outputs and new values.
+        Whether the outputs and new values of rank 0 count, since an op may give other results on each rank.
     launcher : Launcher
     on_devices : bool
         Whether any context is on a device other than the CPU.
