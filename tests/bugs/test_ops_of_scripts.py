@@ -1,6 +1,8 @@
 """Bugs that were found and fixed, each under its symptom: ops of a script that give other results at each call."""
 import contextlib
 import itertools
+import json
+import os
 
 import theano_mgpu as mgpu
 
@@ -9,68 +11,10 @@ import pytest
 import theano
 import theano.tensor as T
 from support.faulty_executor import faulty
+from support.launch import INTERPRETED, launch
 from support.parameters import slow_but
+from support.rank_op_jobs import FOLDS, PLACES, NextBatch, X, made, outcomes
 from theano.configparser import change_flags
-from theano.ifelse import ifelse
-
-FOLDS = theano.Mode(linker='py', optimizer='fast_run')
-X = np.arange(18.).reshape(6, 3) / 10
-
-
-class NextBatch(theano.Op):
-    """An op that takes the next batch, whatever its inputs are."""
-
-    __props__ = ('folds',)
-    draws = 0
-
-    def __init__(self, folds=False):
-        self.folds = folds
-
-    def make_node(self, *inputs):
-        return theano.Apply(self, list(map(T.as_tensor_variable, inputs)), [T.dvector()])
-
-    def perform(self, node, inputs, outputs):
-        NextBatch.draws += 1
-        outputs[0][0] = np.random.RandomState(NextBatch.draws).rand(3)
-
-    def do_constant_folding(self, node):
-        return self.folds
-
-    def grad(self, inputs, gradients):
-        return [T.zeros_like(v) for v in inputs]
-
-
-def in_graph(x, w, drawn):
-    a = T.dmatrix()
-    return theano.OpFromGraph([a], [a + drawn()])(x)
-
-
-PLACES = {
-    'without inputs': lambda x, w, drawn: x + drawn(), 'of a constant': lambda x, w, drawn: x + drawn(np.ones(2)),
-    'of weights': lambda x, w, drawn: x + drawn(w), 'of a sum': lambda x, w, drawn: x + drawn(x.sum(axis=0)),
-    'in a loop': lambda x, w, drawn: theano.scan(lambda s: s * drawn()[0], outputs_info=x, n_steps=3)[0][-1],
-    'in a loop of weights': lambda x, w, drawn: x + theano.scan(lambda s: s * drawn(), outputs_info=w, n_steps=2)[0][1],
-    'in a loop over samples': lambda x, w, drawn: theano.map(lambda row: row + drawn(), [x])[0],
-    'in a branch': lambda x, w, drawn: x + ifelse(T.gt(x.sum(), 0), drawn(), drawn(w)), 'in an op of a graph': in_graph}
-
-
-def made(make, place, folds=False, **options):
-    """Return a function, made by `theano.function` or the like, that draws at a place; and its weights."""
-    x, w, state = T.dmatrix('x'), theano.shared(np.ones(3), 'w'), theano.shared(np.zeros(3), 'state')
-    drawn, outputs, new = NextBatch(folds), [], 0
-    inner = PLACES[place](x, w, drawn) if place in PLACES else x
-    if place == 'an output':
-        outputs.append(drawn())
-    elif place == 'a given':
-        inner, options['givens'] = x + state, {state: drawn()}
-    elif place == 'an update':
-        new = drawn()
-    elif place == 'a default update':
-        state.default_update = state + drawn()
-        inner = x * state.sum()
-    loss = T.sqr(T.dot(inner, w) - 1).mean()
-    updates = [(w, w - .05 * T.grad(loss, w) + new)]
-    return make([x], [loss] + outputs, updates=updates, mode=FOLDS, name='train', **options), w
 
 
 def calls(make, *arguments, **options):
@@ -132,6 +76,17 @@ def test_the_index_of_a_batch_is_drawn_once(cpu2):
     assert 'each replica would call NextBatch' in str(report)
 
 
+@pytest.mark.parametrize('module, name, is_divided', [
+    ('pymc3.math', 'LogDet', True), ('lasagne.theano_extensions', 'Op', True), ('blocks.bricks', 'Op', True),
+    ('keras.layers', 'Op', True), ('pymc3.theanof', 'GeneratorOp', False), ('pymc3_of_mine', 'LogDet', False)])
+def test_an_op_of_a_library_on_theano_is_a_function_but_for_generators(cpu2, module, name, is_divided):
+    """Models of PyMC3 ran whole on one device, since it defines the determinant and the like as ops of its own."""
+    op = type(name, (NextBatch,), {'__module__': module})()
+    x = T.dmatrix('x')
+    with contextlib.nullcontext() if is_divided else pytest.warns(mgpu.MgpuWarning, match='would call ' + name):
+        assert mgpu.function([x], x.sum() + op(), mode=FOLDS).n_replicas == 1 + is_divided
+
+
 def test_an_op_that_says_that_it_is_a_function_is_divided(cpu2, recwarn, monkeypatch):
     monkeypatch.setattr(NextBatch, 'mgpu_pure', True, raising=False)
     f, _ = made(mgpu.function, 'of weights')
@@ -181,3 +136,22 @@ def test_a_step_that_draws_is_not_computed_again_for_lack_of_memory(gpu2):
     assert executor.struck and NextBatch.draws == 2
     assert 'not computed again: that would call NextBatch twice' in str(caught.value) + str(
         getattr(caught.value, '__notes__', ''))
+
+
+@pytest.mark.mpi
+def test_all_ranks_have_what_an_op_gives_on_rank_0(cpu2, tmp_path):
+    """Each rank drew values of its own, and trained other weights, without a word."""
+    from support import rank_op_jobs
+    plain = dict(outcomes(theano.function), keras=rank_op_jobs.of_keras(),
+                 placed=rank_op_jobs.placed(contextlib.nullcontext, theano.function))
+    launch(2, tmp_path / 'drawn', job=os.path.abspath(rank_op_jobs.__file__), flags=INTERPRETED,
+           options=['--gpus-per-process', '2'])
+    of_ranks = [json.loads((tmp_path / ('drawn.%d' % rank)).read_text()) for rank in range(2)]
+    for way, outcomes_of_way in of_ranks[0].pop('ways').items():
+        others = of_ranks[1]['ways'][way]
+        for name, (figures, draws) in outcomes_of_way.items():
+            assert others[name] == [figures, draws] and draws == plain[name][1], (way, name)
+            np.testing.assert_allclose(figures, plain[name][0], 1e-6, err_msg=way + name)
+    del of_ranks[1]['ways']
+    assert of_ranks[0].pop('random') == of_ranks[1].pop('random')
+    assert of_ranks == rank_op_jobs.FOUND

@@ -17,6 +17,7 @@ from ..utils import mpi_environment
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, PROFILED, EnabledFunction
 from .placed_function import NOT_PLACED, PlacedFunction
+from .rank_0_function import draw_on_rank_0
 from .recorded_function import record
 from .report import FunctionReport
 
@@ -148,6 +149,7 @@ class EnabledFunctions(Enabled):
                 self.tell(NOT_PLACED % (usage.name, obstacle))
         else:
             function.mgpu_divided = (PlacedFunction if placed else EnabledFunction)(self, function, usage)
+        draw_on_rank_0(function, usage.name)
         record(function, arguments, usage.name, choose_ranks(None))
 
 

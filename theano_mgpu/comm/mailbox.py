@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from typing import Any, ContextManager
 
-# Tags of messages: handshakes; posted batches, files and values; parts of collectives.
+# Tags of messages: handshakes; posted batches, and results of actions; parts of collectives.
 HANDSHAKE = 0x6d67
-MAIL, WRITTEN, PARTS, SENT = range(HANDSHAKE + 1, HANDSHAKE + 5)
+MAIL, DONE, PARTS = range(HANDSHAKE + 1, HANDSHAKE + 4)
 
 
 class Mailbox:

@@ -183,7 +183,7 @@ def _wrap_function_call(cls):
     @functools.wraps(original)
     def dispatched(self, *args, **kwargs):
         if self.mgpu_divided is None:
-            return __call__(self, *args, **kwargs)
+            return self.plain_call(*args, **kwargs)
         return self.mgpu_divided(args, kwargs)
 
     cls.unwatched_call, cls.plain_call, cls.mgpu_divided = original, __call__, None

@@ -105,7 +105,7 @@ def after_each_function(attach: Callable[[Any, Mapping[str, Any]], Any], first: 
         ``attach(function, arguments)``: the new function, and a dict of the arguments of `theano.compile.pfunc.pfunc`.
         The attribute ``function.mgpu_name`` is its name for messages. The hook may set ``function.mgpu_divided``, a
         callable ``divided(args, kwargs)`` that then runs in place of the function; ``function.plain_call`` is Theano's
-        own. If the hook returns True, no further one is called.
+        own, unless a callable with a method `copied` is set there. If the hook returns True, no further one is called.
     first : bool
         Call it before the hooks that there are; after them by default.
     """
@@ -160,9 +160,9 @@ def divide_copies() -> None:
 
     @wrap(Function)
     def copy(original, self, *args, **kwargs):
-        function, divided = original(self, *args, **kwargs), self.mgpu_divided
-        if divided is not None:
+        function, ways = original(self, *args, **kwargs), [self.mgpu_divided, vars(self).get('plain_call')]
+        for way in filter(None, ways):
             arguments = _arguments(original, self, *args, **kwargs)
             function.mgpu_name = arguments['name'] or self.mgpu_name + ' copy'
-            divided.copied(function, arguments['swap'], arguments['delete_updates'])
+            way.copied(function, arguments['swap'], arguments['delete_updates'])
         return function

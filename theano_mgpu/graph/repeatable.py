@@ -10,22 +10,35 @@ from theano.gof.graph import ancestors
 from theano.scan_module.scan_op import Scan
 from theano.tensor import io
 
-# The ops of Theano, and of this package, are functions of their inputs, but for these.
-UNKNOWN = FromFunctionOp, theano.printing.Print, io.LoadFromDisk, io.MPIRecv, io.MPIRecvWait, io.MPISend, io.MPISendWait
+# The ops of Theano, of this package, and of libraries on Theano are functions of their inputs, but for those below.
+KNOWN = 'theano', 'theano_mgpu', 'keras', 'lasagne', 'blocks', 'pymc3'
+OF_EACH_PROCESS = theano.printing.Print, io.MPIRecv, io.MPIRecvWait, io.MPISend, io.MPISendWait
+UNKNOWN = FromFunctionOp, io.LoadFromDisk, *OF_EACH_PROCESS
+UNKNOWN_NAMES = 'pymc3.theanof.GeneratorOp',  # of libraries that are not imported here
 
 
-def unrepeatable(op: theano.Op) -> theano.Op | None:
+def unrepeatable(op: theano.Op, but: tuple[type, ...] = ()) -> theano.Op | None:
     """Return the op that may give other results for the same inputs: the given one, or one in its graph; else None.
 
     An op of a script may read a queue, a clock, or random numbers of Python. It is known to be a function of its inputs
-    by an attribute, ``mgpu_pure = True``.
+    by an attribute, ``mgpu_pure = True``. Ops of the classes `but` do not count.
     """
     if isinstance(op, (Scan, OpFromGraph)):
-        return unrepeatable_in(op.outputs if isinstance(op, Scan) else op.local_outputs)
-    is_known = type(op).__module__.partition('.')[0] in ('theano', 'theano_mgpu') and not isinstance(op, UNKNOWN)
-    return None if is_known or getattr(op, 'mgpu_pure', False) else op
+        return unrepeatable_in(op.outputs if isinstance(op, Scan) else op.local_outputs, but)
+    cls = type(op)
+    is_known = cls.__module__.partition('.')[0] in KNOWN and not isinstance(op, UNKNOWN) and \
+        '%s.%s' % (cls.__module__, cls.__name__) not in UNKNOWN_NAMES
+    return None if is_known or isinstance(op, but) or getattr(op, 'mgpu_pure', False) else op
 
 
-def unrepeatable_in(outputs: Sequence[theano.Variable]) -> theano.Op | None:
+def unrepeatable_in(outputs: Sequence[theano.Variable], but: tuple[type, ...] = ()) -> theano.Op | None:
     """Return the first such op of a graph; else None."""
-    return next(filter(None, [unrepeatable(v.owner.op) for v in ancestors(outputs) if v.owner]), None)
+    return next(filter(None, [unrepeatable(v.owner.op, but) for v in ancestors(outputs) if v.owner]), None)
+
+
+def draws(outputs: Sequence[theano.Variable]) -> bool:
+    """Return whether a graph has such an op whose results several processes have to share.
+
+    Each process prints by itself, and sends messages of its own by the ops of `theano.tensor.io`.
+    """
+    return unrepeatable_in(outputs, OF_EACH_PROCESS) is not None

@@ -17,6 +17,7 @@ from ..devices.contexts import contexts as active_contexts
 from ..devices.nccl import communicator_of
 from ..graph import graph
 from ..graph.products import factors_of
+from ..graph.repeatable import draws
 from ..plan import DeviceGather, DeviceReduce, Part, Program, StepPlan, SumGroup
 from ..utils import progress
 from . import compiler
@@ -153,6 +154,8 @@ class Executable:
         If ranks divide the update.
     broadcasts : DeviceBroadcasts or None
         If devices send each other new values.
+    of_rank_0 : bool
+        Whether the outputs and new values of rank 0 count, since an op may give other results on each rank.
     launcher : Launcher
     on_devices : bool
         Whether any context is on a device other than the CPU.
@@ -198,6 +201,8 @@ class Executable:
         self.over_ranks = OverRanks(communicator, timings, plan.overlaps)
         self.owners = UpdateOwners(communicator, plan.divided) if plan.divided else None
         self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator) if plan.broadcasts else None
+        self.of_rank_0 = communicator.size > 1 and not plan.shares.is_divided and \
+            draws([each for part in plan.parts for each in [*part.graphs, *part.updates.values()]])
         self.update_buffers = {context: DeviceBuffers(context) for part in plan.update for context in part.contexts}
 
     def outbox(self) -> Outbox:

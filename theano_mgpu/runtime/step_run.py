@@ -1,6 +1,7 @@
 """A step: stage after stage of a compiled plan on a batch, with an exchange before each, then the update."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from typing import Any, NamedTuple, Sequence
@@ -9,6 +10,7 @@ import numpy as np
 import theano
 
 from ..comm.alone import Alone
+from ..comm.collectives import broadcast_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
 from ..graph.analysis import SAME, STACK, Reduction
@@ -111,20 +113,39 @@ class StepRun:
         self._launched: list[Launched] = []
         self._underway: list[Any] = [] if batch.alone else list(executable.device_sums)  # of exchanges by NCCL
         self._began = time.perf_counter()
+        # The results of rank 0 count, also where an op fails here, such as one whose queue ends earlier.
+        self._own: Any = contextlib.suppress(Exception) if executable.of_rank_0 and executable.communicator.rank else \
+            contextlib.nullcontext()
 
     def start(self) -> None:
         """Compute all stages; the last one may still be under way on the devices."""
         self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
-        for stage in self._plan.stages:
-            self._exchange(stage.boundary)
-            for shard in self._batch.shards if stage.saved else ():
-                shard.values.update([(variable, shard.values[source]) for variable, source in stage.saved.items()])
-            self._compute(stage.parts, 1 if stage.once else len(self._batch.rounds))
-            if stage.once:
-                self._batch.share(stage.parts)
+        with self._own:
+            for stage in self._plan.stages:
+                self._exchange(stage.boundary)
+                for shard in self._batch.shards if stage.saved else ():
+                    shard.values.update([(variable, shard.values[source]) for variable, source in stage.saved.items()])
+                self._compute(stage.parts, 1 if stage.once else len(self._batch.rounds))
+                if stage.once:
+                    self._batch.share(stage.parts)
 
     def finish(self) -> StepResult:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
+        result = StepResult([], self._transaction, self._batch.samples, 0.0)
+        with self._own:
+            result = self._computed()
+        return self._of_rank_0(result) if self._executable.of_rank_0 else result
+
+    def _of_rank_0(self, result: StepResult) -> StepResult:
+        """Return the result with rank 0's outputs, and store rank 0's new values."""
+        variables, ranks = self._executable.variables, self._executable.communicator
+        new = [(variables.index(each.variable), fetch(each.values[0])) for each in self._new]
+        outputs, new = broadcast_object(ranks, (result.outputs, new))
+        for i, value in new if ranks.rank else ():
+            self._transaction.store_rows(variables[i].variable, value)
+        return result._replace(outputs=outputs)
+
+    def _computed(self) -> StepResult:
         of_update = self._update()
         self._wait_for_exchanges()
         results = list(dict.fromkeys(self._plan.results))

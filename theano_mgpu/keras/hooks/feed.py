@@ -16,7 +16,7 @@ from ...comm.activities import FEED
 from ...comm.collectives import broadcast_object
 from ...comm.communicator import Communicator
 from ...comm.failures import known_to_all, packed, unpacked
-from ...comm.rank_0 import sent_by_rank_0
+from ...comm.rank_0 import done_by_rank_0
 from ...compat import keras_loops
 
 ITEM, ANNOUNCED, ERROR = range(3)  # a message has a batch; or the batch came with the last message; or it has an error
@@ -108,7 +108,8 @@ class FedSequence(Feed, keras.utils.Sequence):
     def __len__(self):
         if threading.get_ident() != self._thread:  # one of Keras's, on rank 0
             return len(self._source)
-        return sent_by_rank_0(self._ranks, lambda: len(self._source))  # Keras's thread begins an epoch meanwhile
+        # Rank 0 does not wait: Keras's thread begins an epoch meanwhile.
+        return done_by_rank_0(self._ranks, 'count its batches', lambda: len(self._source))
 
     def __getitem__(self, index):
         return self._source[index]

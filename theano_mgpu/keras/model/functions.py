@@ -12,6 +12,7 @@ from keras import backend as K
 from keras.backend import theano_backend
 
 from ...auto.fallback import by_plain, is_for_plain
+from ...auto.rank_0_function import draw_on_rank_0
 from ...comm.choice import choose_ranks
 from ...compat import keras_loops, theano_functions
 from ...devices.context_map import Context
@@ -290,6 +291,7 @@ def _plain_maker(model, kind, optimizer_updates):
         setattr(now, name, None)
         with theano_functions.plain_functions():
             _PLAIN[kind](now)
+        draw_on_rank_0(getattr(now, name).function, name)
         return getattr(now, name)
     return make
 

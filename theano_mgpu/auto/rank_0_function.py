@@ -1,0 +1,70 @@
+"""Plain Theano's calls in several processes, of functions with an op that may give other results each time."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from typing import Any
+
+from ..comm.choice import choose_ranks
+from ..comm.communicator import Communicator
+from ..comm.rank_0 import done_by_rank_0
+from ..compat import theano_functions
+from ..compat.shared_variables import watcher_of
+from ..graph.repeatable import draws
+from ..options import Options
+from ..runtime.replicas.transfers import fetch
+
+
+class RankZeroFunction:
+    """A callable in place of the `plain_call` of a `theano.function`: all ranks get what it gives on rank 0.
+
+    These are the outputs, and the new values of shared variables and of inputs with an update. The other ranks call the
+    function, too, for what its ops change in the process. A call that one rank makes alone, or in a thread other than
+    the main one, is one of this process.
+
+    Parameters
+    ----------
+    function : theano.compile.function_module.Function
+    name : str
+    ranks : Communicator
+    """
+
+    def __init__(self, function: Any, name: str, ranks: Communicator) -> None:
+        self._function, self._name, self._ranks = function, name, ranks
+        inputs = list(zip(function.maker.expanded_inputs, function.input_storage))
+        self._shared = [spec.variable for spec, _ in inputs if spec.shared]
+        self._updated = [container for spec, container in inputs if spec.update is not None]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(type(self._function).plain_call, self._function, *args, **kwargs)
+        is_first = self._ranks.rank == 0
+        if threading.current_thread() is not threading.main_thread():
+            return call()
+        for watcher in [each for each in map(watcher_of, self._shared) if each is not None]:
+            watcher.before_read()  # all ranks gather a value of which each has a part
+        results, new = done_by_rank_0(self._ranks, 'call ' + self._name, lambda: (
+            call(), [fetch(each.storage[0]) for each in self._updated] if is_first else None))
+        if not is_first and new is not None:
+            with contextlib.suppress(Exception):  # the values of rank 0 count, see below
+                call()  # for what ops change, such as the state of NumPy's random numbers: it stays as on rank 0
+            for container, value in zip(self._updated, new):
+                container.value = value
+        return results
+
+    def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
+        """Run a copy of the function in the same way."""
+        function.plain_call = RankZeroFunction(function, function.mgpu_name, self._ranks)
+
+
+def draw_on_rank_0(function: Any, name: str) -> None:
+    """Have all ranks get what a new function gives on rank 0, if its graph has an op that may give other results.
+
+    Parameters
+    ----------
+    function : theano.compile.function_module.Function
+    name : str
+    """
+    ranks = choose_ranks(None)
+    if ranks.size > 1 and not Options().is_sharded(ranks.size) and draws(theano_functions.graph_of(function)):
+        function.plain_call = RankZeroFunction(function, name, ranks)
