@@ -17,7 +17,6 @@ from .api.plot import plot_model
 from .api.predictor import Predictor
 from .api.verification import verify
 from .hooks.checkpoint import Checkpoint
-from .hooks.learning_rate import LearningRateWarmup
 
-__all__ = ['Checkpoint', 'LearningRateWarmup', 'Predictor', 'balance', 'disable', 'enable', 'multi_gpu_model', 'place',
-           'plot_model', 'verify']
+__all__ = ['Checkpoint', 'Predictor', 'balance', 'disable', 'enable', 'multi_gpu_model', 'place', 'plot_model',
+           'verify']

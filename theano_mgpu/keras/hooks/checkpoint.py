@@ -77,8 +77,8 @@ class Checkpoint(keras.callbacks.Callback):
     -----
     Other callbacks are not called during the replay, so that files which they wrote stay as they are; the exception is
     a CSVLogger that begins its file anew. The values that callbacks put into `logs` are saved, and so are the states of
-    EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and LearningRateWarmup. A callback of your own sees only the
-    batches after the restart. Remove the file to train from the beginning.
+    EarlyStopping, ReduceLROnPlateau and ModelCheckpoint. A callback of your own sees only the batches after the
+    restart. Remove the file to train from the beginning.
     """
 
     def __init__(self, path: str, every: int = 100, allow_nan: bool = False, ledger: str | None = None) -> None:
