@@ -102,10 +102,6 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
     'mgpu.verify': ('False', ('False', 'True'),
                     'Whether the first batch of each function is computed on one device, too, and a difference beyond '
                     'rounding is an error.'),
-    'mgpu.opencl_cache': ('False', ('False', 'True'),
-                          'Whether OpenCL programs are built once for all functions, devices of one type and '
-                          "processes, and kept in a folder. This rewrites the OpenCL driver's dispatch table in "
-                          'memory.'),
     'mgpu.tf32': ('False', ('False', 'True'),
                   'Whether cuDNN 8 and later may compute convolutions of float32 as TF32, which keeps 11 bits of '
                   'precision and is faster, on compute capability 8.0 and later.'),

@@ -42,9 +42,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'cuda_contexts.stream_of',
               'cudnn.problem_and_remedy', 'kept_graphs.store', 'kept_graphs.why_off',
-              'named_contexts.replace_in_gpuarray', 'numpy2.is_needed', 'opencl_programs.driver_tables',
-              'shared_variables.add_step_lock', 'shared_variables.watch', 'shared_variables.watcher_of',
-              'theano_contexts.compiling_for', 'theano_contexts.infer_context_name', 'theano_contexts.pinned',
+              'named_contexts.replace_in_gpuarray', 'numpy2.is_needed', 'shared_variables.add_step_lock',
+              'shared_variables.watch', 'shared_variables.watcher_of', 'theano_contexts.compiling_for',
+              'theano_contexts.infer_context_name', 'theano_contexts.pinned',
               'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_functions.graph_of',
               'theano_functions.is_of_user', 'theano_functions.plain_function', 'theano_functions.plain_functions',
               'theano_imports.is_command_line', 'theano_imports.own_command',

@@ -20,7 +20,7 @@ FLAGS = ('floatX', 'mode', 'linker', 'optimizer', 'optimizer_excluding', 'optimi
          'dnn.conv.algo_bwd_filter', 'contexts', 'device')
 PACKAGES = 'theano_mgpu', 'theano', 'numpy', 'scipy', 'keras', 'pygpu'
 OTHERS = ('mgpu.ledger', 'mgpu.ledger_every', 'mgpu.check', 'mgpu.timeline', 'mgpu.timeout', 'mgpu.compile_jobs',
-          'mgpu.opencl_cache', 'mgpu.verify', 'mgpu.executor')
+          'mgpu.verify', 'mgpu.executor')
 # Flags that change more than rounding, and flags that do not change the bits of logical shards.
 ANSWER = ('floatX', 'mgpu.tf32', 'mgpu.random', *config.INEXACT)
 LAYOUT = ('contexts', 'device', 'mgpu.data', 'mgpu.shares', 'mgpu.collectives', 'mgpu.overlap', 'mgpu.keep_graphs',
