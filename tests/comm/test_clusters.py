@@ -177,7 +177,7 @@ def test_the_command_in_a_slurm_without_pmix(environ, programs, capsys):
     (2, ['-n', '2', '--hosts', 'a'], 2, '--hosts a: the hosts of this job are those of its allocation (Slurm: 3'),
     (1, [], 0, '--host localhost:3 --mca ras ^slurm --mca oob_')])
 def test_a_slurm_without_srun(nodes, arguments, code, message, environ, programs, capsys, monkeypatch, tmp_path):
-    """As in a container. Such jobs are never started by ssh: a scheduler neither counts nor ends its processes."""
+    """Jobs in a container are never started by ssh: a scheduler neither counts nor ends its processes."""
     (tmp_path / 'bin' / 'srun').unlink()
     monkeypatch.setenv('PATH', str(tmp_path / 'bin'))
     environ(**BATCH)

@@ -1,4 +1,4 @@
-"""Random streams: those of one device, and jumps in them."""
+"""Random streams: the streams of one device, and jumps in them."""
 import functools
 
 import theano_mgpu as mgpu

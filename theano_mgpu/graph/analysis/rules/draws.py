@@ -1,4 +1,4 @@
-"""Random numbers: every replica draws those of the whole batch."""
+"""Random numbers: every replica draws the numbers of the whole batch."""
 from __future__ import annotations
 
 import theano.tensor as T
