@@ -1,16 +1,14 @@
 #!/usr/bin/env python
 """The cost of exactness: training steps with the results of one device, against steps with a flag that gives them up.
 
-  resnet   a ResNet-20: batch normalisation by the whole batch, against mgpu.batch_statistics=local
-  dropout  784-1024-1024-10: each replica draws for the whole batch, against mgpu.random=independent
+The model is a ResNet-20: batch normalisation by the whole batch, against mgpu.batch_statistics=local. Both take turns,
+and so does a single context where there is one process. With several processes all do each step together.
 
-Both take turns, and so does a single context where there is one process. With several processes all do each step
-together.
 Examples:
 
-  python benchmarks/exactness.py resnet --contexts 'a->opencl0:0;b->opencl0:1'
-  python tests/cuda_on_cpu run python benchmarks/exactness.py resnet --contexts 'a->cuda0;b->cuda1'
-  theano-mgpu launch -n 2 benchmarks/exactness.py dropout
+  python benchmarks/exactness.py --contexts 'a->opencl0:0;b->opencl0:1'
+  python tests/cuda_on_cpu run python benchmarks/exactness.py --contexts 'a->cuda0;b->cuda1'
+  theano-mgpu launch -n 2 benchmarks/exactness.py
 """
 import functools
 import os
@@ -31,7 +29,6 @@ from turns import make_parser, ratio, seconds, take_turns
 
 def parse_arguments():
     parser = make_parser(__doc__, rounds=7)
-    parser.add_argument('model', choices=sorted(MODELS))
     parser.add_argument('--contexts', default='a->cpu;b->cpu', help='(default %(default)s)')
     parser.add_argument('--batch-size', type=int, default=64)
     parser.add_argument('--size', type=int, default=16, help='pixels of an image, across (default %(default)s)')
@@ -56,20 +53,11 @@ def resnet(size, filters, channels=3, blocks=3):
     return keras.Model(image, layers.Dense(10, activation='softmax')(layers.GlobalAveragePooling2D()(x)))
 
 
-def dropout(size, filters):
-    return keras.Sequential([
-        layers.Flatten(input_shape=(size, size, 3)), layers.Dense(1024, activation='relu'), layers.Dropout(0.5),
-        layers.Dense(1024, activation='relu'), layers.Dropout(0.5), layers.Dense(10, activation='softmax')])
-
-
-MODELS = {'resnet': (resnet, {'mgpu.batch_statistics': 'local'}), 'dropout': (dropout, {'mgpu.random': 'independent'})}
-
-
 def trained(arguments, flags, gpus=None):
     """Return a model, and the seconds that its train function took to compile."""
     with change_flags(**flags):
         np.random.seed(0)
-        model = multi_gpu_model(MODELS[arguments.model][0](arguments.size, arguments.filters), gpus=gpus)
+        model = multi_gpu_model(resnet(arguments.size, arguments.filters), gpus=gpus)
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), 'categorical_crossentropy')
         began = time.perf_counter()
         model._make_train_function()
@@ -82,8 +70,7 @@ def main():
     rng = np.random.RandomState(0)
     x = rng.rand(arguments.batch_size, arguments.size, arguments.size, 3).astype('float32')
     y = np.eye(10, dtype='float32')[rng.randint(0, 10, arguments.batch_size)]
-    flags = MODELS[arguments.model][1]
-    sides = {'exact': trained(arguments, {}), ', '.join(flags.values()): trained(arguments, flags)}
+    sides = {'exact': trained(arguments, {}), 'local': trained(arguments, {'mgpu.batch_statistics': 'local'})}
     if mgpu.size() == 1:
         sides['one context'] = trained(arguments, {}, gpus=1)
     steps = {name: functools.partial(model.train_on_batch, x, y) for name, (model, _) in sides.items()}
@@ -93,8 +80,8 @@ def main():
                        arguments.rounds)
     if mgpu.rank():
         return 0
-    print('%s: %s, %d processes, batch %d, images of %d, %d filters; medians of %d rounds'
-          % (arguments.model, arguments.contexts, mgpu.size(), arguments.batch_size, arguments.size, arguments.filters,
+    print('ResNet-20: %s, %d processes, batch %d, images of %d, %d filters; medians of %d rounds'
+          % (arguments.contexts, mgpu.size(), arguments.batch_size, arguments.size, arguments.filters,
              arguments.rounds))
     for name, (model, compiled_in) in sides.items():
         stages = len(model.train_function.function.plan.stages)

@@ -99,16 +99,9 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
                               'What batch normalisation normalises by in training: the statistics of the whole batch '
                               '(exact), or each replica by those of its own samples (local), which saves the exchange '
                               'of statistics in the middle of a step.'),
-    'mgpu.random': ('exact', ('exact', 'independent'),
-                    'Random numbers: those that one device would draw (exact), or each replica draws for its own '
-                    'samples only, from a random state of its own (independent), which saves time.'),
     'mgpu.verify': ('False', ('False', 'True'),
                     'Whether the first batch of each function is computed on one device, too, and a difference beyond '
                     'rounding is an error.'),
-    'mgpu.opencl_cache': ('False', ('False', 'True'),
-                          'Whether OpenCL programs are built once for all functions, devices of one type and '
-                          "processes, and kept in a folder. This rewrites the OpenCL driver's dispatch table in "
-                          'memory.'),
     'mgpu.tf32': ('False', ('False', 'True'),
                   'Whether cuDNN 8 and later may compute convolutions of float32 as TF32, which keeps 11 bits of '
                   'precision and is faster, on compute capability 8.0 and later.'),
@@ -131,10 +124,7 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
 
 
 # Flags with which results differ from one device's.
-INEXACT = {'mgpu.batch_statistics': 'local', 'mgpu.random': 'independent', 'mgpu.exchange': 'float16'}
-# The flags with which results depend on the number of devices, in spite of logical shards, and the reason.
-DEPENDENT = {'mgpu.random': 'each device would draw from a random stream of its own',
-             'mgpu.exchange': 'the sums that are rounded to float16 depend on the number of processes'}
+INEXACT = {'mgpu.batch_statistics': 'local', 'mgpu.exchange': 'float16'}
 SLICED_SHARDS = '%s and mgpu.logical_shards=%d: each logical shard is computed by itself, which takes the place of ' \
     'micro-batches. Leave out one of the two'
 
@@ -284,10 +274,10 @@ def check_together(value: Callable[[str], Any] = own_flag, strict: bool = False)
     GraphError
     """
     logical_shards, slices = int(value('mgpu.logical_shards')), str(value('mgpu.micro_batches'))
-    for name, reason in DEPENDENT.items() if logical_shards else ():
-        if value(name) == INEXACT[name]:
-            raise GraphError('mgpu.logical_shards=%d and %s=%s: %s, so that the bits depend on the number of devices. '
-                             'Leave out one of the two' % (logical_shards, name, value(name), reason))
+    if logical_shards and value('mgpu.exchange') == 'float16':
+        raise GraphError('mgpu.logical_shards=%d and mgpu.exchange=float16: the sums that are rounded to float16 '
+                         'depend on the number of processes, and so do the bits. Leave out one of the two'
+                         % logical_shards)
     if logical_shards and slices.isdigit() and int(slices) > 1:
         raise GraphError(SLICED_SHARDS % ('mgpu.micro_batches=' + slices, logical_shards))
     for name, inexact in INEXACT.items() if strict else ():

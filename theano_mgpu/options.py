@@ -34,7 +34,6 @@ class Flags:
     micro_batches: int | str = AUTO
     recompute: bool = False
     batch_statistics: str = 'exact'
-    random: str = 'exact'
     verify: bool = False
     shares: str = AUTO
     logical_shards: int = 0

@@ -249,7 +249,7 @@ class TrainingFunction(DividedFunction):
 
     def save_with(self, path: str, extra: Mapping[str, np.ndarray] | None = None, allow_nan: bool = False) -> None:
         """Save as `save` does, with further arrays."""
-        training_state.save(path, self.variables(), self.contexts, self.ranks, extra, allow_nan,
+        training_state.save(path, self.variables(), self.ranks, extra, allow_nan,
                             settings.of_function(self.options))
 
     def load(self, path: str) -> None:
@@ -274,8 +274,8 @@ class TrainingFunction(DividedFunction):
 
     def _load(self, path, check):
         """Read a file that the check allows, and take its state; return its content."""
-        saved = training_state.read(path, self.ranks, len(self.contexts), check)
-        saved.give(self.variables(), self.contexts)
+        saved = training_state.read(path, self.ranks, check)
+        saved.give(self.variables())
         return saved
 
     def check_saved(self, saved: training_state.Saved, strict: bool = True) -> None:

@@ -1,4 +1,5 @@
 """Bugs that were found and fixed, each under its symptom: checkpoints of training functions."""
+import json
 import os
 import resource
 import subprocess
@@ -215,8 +216,7 @@ def test_another_number_of_logical_shards_is_said(cpu2, tmp_path, before, after)
 
 
 @pytest.mark.parametrize('name, before, after', [
-    ('batch_statistics', 'exact', 'local'), ('random', 'independent', 'exact'), ('exchange', 'float16', 'float32'),
-    ('tf32', 'False', 'True')])
+    ('batch_statistics', 'exact', 'local'), ('exchange', 'float16', 'float32'), ('tf32', 'False', 'True')])
 def test_other_settings_that_change_the_answer_are_said(cpu2, tmp_path, name, before, after, recwarn):
     path = str(tmp_path / 'run.npz')
     checkpoint_of(path, **{name: before})
@@ -244,6 +244,24 @@ def test_settings_that_change_bits_are_said_where_bits_are_promised(cpu2, tmp_pa
         assert len(said) == 1 and 'mgpu.%s was %s and is %s. ' % (name, before, after) in said[0]
     else:
         assert said == []
+
+
+@pytest.mark.parametrize('before, shards', [('exact', 0), ('exact', 4), ('independent', 0)])
+def test_a_checkpoint_of_a_version_with_a_random_stream_for_each_replica(cpu2, tmp_path, before, shards, recwarn):
+    """Such a file has the states of the streams, and the flag that asked for them; `exact` is what all functions do."""
+    path = str(tmp_path / 'run.npz')
+    checkpoint_of(path, logical_shards=shards)
+    arrays = state_file.read(path)
+    flags = json.loads(str(arrays['settings']))
+    assert 'flags: mgpu.random' not in flags
+    arrays['settings'] = np.array(json.dumps({**flags, 'flags: mgpu.random': before}))
+    states = {'stream/0/%d' % i: np.full((5, 6), i, 'int32') for i in range(2)} if before == 'independent' else {}
+    with open(path, 'w+b') as file:
+        state_file.write(file, {name: array for name, array in {**arrays, **states}.items() if name != 'format'})
+    w, step = step_with(logical_shards=shards)
+    assert (step.checkpoint(path, every=2), w.get_value()) == (2, 2)
+    said = [str(each.message) for each in recwarn if 'other settings' in str(each.message)]
+    assert ['mgpu.random was independent and is exact' in each for each in said] == [True] * (before == 'independent')
 
 
 @pytest.mark.parametrize('shards', [0, 4])

@@ -160,7 +160,7 @@ def test_a_home_directory_that_cannot_be_written():
 
 @pytest.mark.parametrize('command', [['run'], ['run', '--processes', '2'], ['launch', '-n', '2'],
                                      ['launch', '-n', '2', 'run']], ids=' '.join)
-@pytest.mark.parametrize('flag', ['random=independent', 'exchange=float16', 'micro_batches=2'])
+@pytest.mark.parametrize('flag', ['exchange=float16', 'micro_batches=2'])
 def test_flags_that_exclude_each_other(command, flag, monkeypatch, capsys):
     """A GraphError with a traceback ended the script, in its first step, in each process."""
     monkeypatch.setenv('THEANO_FLAGS', 'mgpu.logical_shards=8,mgpu.' + flag)

@@ -202,12 +202,12 @@ def test_a_checkpoint_through_a_link(folder, cpu2):
     assert lock_file('real/run.npz') is lock
     for value in (1.0, 2.0, 3.0):
         w.set_value(value)
-        training_state.save('link.npz', [replicated(w)], cpu2, Alone())
+        training_state.save('link.npz', [replicated(w)], Alone())
     assert os.path.islink('link.npz') and sorted(os.listdir('real')) == ['run.npz', 'run.npz.lock', 'run.npz.previous']
     with open('real/run.npz', 'wb'):
         pass
     with pytest.warns(mgpu.MgpuWarning, match='real/run.npz is damaged .* taken, from .*real/run.npz.previous'):
-        training_state.read('link.npz', Alone(), 2, lambda _: None).give([replicated(w)], cpu2)
+        training_state.read('link.npz', Alone(), lambda _: None).give([replicated(w)])
     assert w.get_value() == 2 and sorted(os.listdir('.')) == ['link.npz', 'real']
 
 

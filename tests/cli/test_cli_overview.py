@@ -21,7 +21,7 @@ CHECK = ('theano-mgpu doctor', 'check that each context computes')
 def machine(monkeypatch, tmp_path):
     """Return a function that makes this a machine with some devices, without a job; the flags map no contexts."""
     for name in list(os.environ):
-        if name.startswith(('SLURM', 'PMI', 'OMPI_', 'PBS', 'LSB')):
+        if name.startswith(('SLURM', 'PMI', 'OMPI_')):
             monkeypatch.delenv(name)
     monkeypatch.setenv('THEANO_FLAGS', '')
     monkeypatch.setenv('THEANORC', str(tmp_path / 'theanorc'))

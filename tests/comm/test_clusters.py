@@ -31,7 +31,7 @@ PMI = {'PMI_RANK': '5', 'PMI_SIZE': '8'}
 def environ(monkeypatch):
     """Return a function that sets variables, in an environment that knows of no job."""
     for name in list(os.environ):
-        if name.startswith(('SLURM', 'PMI', 'OMPI_', 'MPI_', 'PBS', 'LSB', 'JSM')):
+        if name.startswith(('SLURM', 'PMI', 'OMPI_', 'MPI_')):
             monkeypatch.delenv(name)
 
     def use(**variables):
@@ -43,8 +43,6 @@ def environ(monkeypatch):
 @pytest.mark.parametrize('variables,expected', [
     (MPIRUN, ("Open MPI's mpirun", 5, 8, 1, 2)),
     (dict(PMI, MPI_LOCALRANKID='1', MPI_LOCALNRANKS='4'), ('mpiexec of MPICH or Intel MPI', 5, 8, 1, 4)),
-    (dict(PMI, PMI_LOCAL_RANK='1', PMI_LOCAL_SIZE='4'), ('mpiexec of PALS', 5, 8, 1, 4)),
-    (dict(zip(mpi_environment.JSRUN.variables, '5814')), ("LSF's jsrun", 5, 8, 1, 4)),
     (PMI, ('an mpiexec that speaks PMI', 5, 8, 5, 8)),
     (dict(STEP, PMIX_RANK='2'), ("Slurm's srun", 2, 3, 0, 1)),
     (dict(STEP, PMI_RANK='2', PMI_SIZE='3'), ("Slurm's srun", 2, 3, 0, 1)),
@@ -106,11 +104,8 @@ def hosts_file(path, *lines):
     (lambda path: BATCH, ('Slurm', 'n[1-2]', 2, [2, 1], [4, 4], 0)),
     (lambda path: {name: value for name, value in BATCH.items() if name != 'SLURM_NTASKS'},
      ('Slurm', 'n[1-2]', 2, [1, 1], [4, 4], 0)),
-    (lambda path: dict(PBS_JOBID='7.pbs', PBS_NODEFILE=hosts_file(path, 'a', 'a', 'b')),
-     ('PBS', 'a,b', 2, [2, 1], [], 0)),
-    (lambda path: dict(LSB_JOBID='7', LSB_DJOB_HOSTFILE=hosts_file(path, 'a', 'b', 'b')),
-     ('LSF', 'a,b', 2, [1, 2], [], 0)),
-    (lambda path: dict(LSB_JOBID='7', LSB_MCPU_HOSTS='a 2 b 4'), ('LSF', 'a,b', 2, [2, 4], [], 0)),
+    (lambda path: dict(OMPI_MCA_orte_default_hostfile=hosts_file(path, 'a', 'a', 'b')),
+     ('hostfile', 'a,b', 2, [2, 1], [], 0)),
     (lambda path: dict(OMPI_MCA_orte_default_hostfile=hosts_file(path, '# hosts', 'worker-0.job slots=2', 'b:3', 'c')),
      ('hostfile', 'worker-0.job,b,c', 3, [2, 3, 1], [], 0)),
     (lambda path: dict(OMPI_MCA_orte_default_hostfile=hosts_file(path, '# none')), None), (lambda path: {}, None)])
@@ -120,9 +115,9 @@ def test_allocations(make, expected, environ, tmp_path):
 
 
 def test_an_allocation_whose_hosts_cannot_be_read(environ):
-    """The file does not exist on hosts other than the first one."""
-    environ(PBS_JOBID='7', PBS_NODEFILE='/nowhere/hosts')
-    with pytest.raises(MgpuError, match='hosts of this job cannot be read .*/nowhere/hosts.*Start on its first host'):
+    """The file exists in the launcher of an MPIJob alone."""
+    environ(OMPI_MCA_orte_default_hostfile='/nowhere/hosts')
+    with pytest.raises(MgpuError, match='hosts of this job cannot be read .*/nowhere/hosts.*Start in the launcher'):
         allocation()
 
 
@@ -176,32 +171,20 @@ def test_the_command_in_a_slurm_without_pmix(environ, programs, capsys):
     assert 'OMP_NUM_THREADS=2 ' in environment
 
 
-PBS, LSF = {'PBS_JOBID': '7'}, {'LSB_JOBID': '7', 'LSB_MCPU_HOSTS': 'a 2 b 1'}
-
-
-@pytest.mark.parametrize('variables,hosts,commands,expected', [
-    (PBS, 'aab', {'ompi_info': 'echo "MCA plm: tm (MCA v2.1.0)"'}, '--mca plm tm'),
-    (PBS, 'aab', {'pbs_tmrsh': ''}, '--host a:2,b:1 --mca plm_rsh_agent pbs_tmrsh'),
-    (PBS, 'aaa', {}, '--host localhost:3'),
-    (LSF, '', {'prte_info': 'echo "MCA plm: lsf (MCA v2.1.0)"'}, '--mca plm lsf'),
-    (LSF, '', {'blaunch': ''}, '--host a:2,b:1 --mca plm_rsh_agent blaunch')])
-def test_the_command_in_pbs_and_lsf(variables, hosts, commands, expected, environ, programs, capsys, tmp_path):
-    environ(**variables)
-    environ(PBS_NODEFILE=hosts_file(tmp_path / 'hosts', *hosts))
-    programs(**commands)
-    assert re.search(r'/mpirun -n 3 (--allow-run-as-root )?%s --mca oob_' % expected, command(capsys)[1])
-
-
-@pytest.mark.parametrize('arguments,code,message', [
-    ([], 1, 'cannot start processes on the hosts of this allocation (PBS: 3 tasks on a,b): this Open MPI was built '
-     "without PBS's component tm, and pbs_tmrsh is not on PATH"),
-    (['-n', '4'], 2, '-n 4: the allocation (PBS: 3 tasks on a,b) has room for 3 processes'),
-    (['-n', '2', '--hosts', 'a'], 2, '--hosts a: the hosts of this job are those of its allocation (PBS: 3 tasks')])
-def test_what_cannot_start_in_pbs(arguments, code, message, environ, programs, capsys, tmp_path):
-    """Such jobs are never started by ssh: a scheduler neither counts nor ends its processes."""
-    environ(**PBS, PBS_NODEFILE=hosts_file(tmp_path / 'hosts', *'aab'))
-    assert main(['launch', *arguments, __file__]) == code
-    assert message in capsys.readouterr().err
+@pytest.mark.parametrize('nodes,arguments,code,message', [
+    (2, [], 1, 'cannot start processes on the hosts of this allocation (Slurm: 3 tasks on n[1-2]): srun is not on'),
+    (2, ['-n', '4'], 2, '-n 4: the allocation (Slurm: 3 tasks on n[1-2]) has room for 3 processes'),
+    (2, ['-n', '2', '--hosts', 'a'], 2, '--hosts a: the hosts of this job are those of its allocation (Slurm: 3'),
+    (1, [], 0, '--host localhost:3 --mca ras ^slurm --mca oob_')])
+def test_a_slurm_without_srun(nodes, arguments, code, message, environ, programs, capsys, monkeypatch, tmp_path):
+    """Jobs in a container are never started by ssh: a scheduler neither counts nor ends its processes."""
+    (tmp_path / 'bin' / 'srun').unlink()
+    monkeypatch.setenv('PATH', str(tmp_path / 'bin'))
+    environ(**BATCH)
+    if nodes == 1:
+        environ(SLURM_JOB_NODELIST='n1', SLURM_JOB_NUM_NODES='1', SLURM_TASKS_PER_NODE='3', SLURM_JOB_CPUS_PER_NODE='4')
+    assert main(['launch', '--dry-run', *arguments, __file__]) == code
+    assert message in ''.join(capsys.readouterr()).replace("'", '')
 
 
 def test_no_number_of_processes(environ, programs, capsys):
@@ -218,21 +201,12 @@ def test_launch_as_a_rank(environ, programs, capsys, monkeypatch):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize('kind', ['MPIJob', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('PBS', 'LSF'))])
-def test_a_job_on_two_hosts(kind, two_hosts, tmp_path):
-    """Hosts and number of processes come from the scheduler; its command is a stand-in for the test's namespaces."""
-    hosts, path, agent = tmp_path / 'hosts', tmp_path / 'ranks.npz', tmp_path / 'bin'
-    agent.mkdir()
-    slots = ' slots=1' if kind == 'MPIJob' else ''
-    hosts_file(hosts, *[host + slots for host in two_hosts.hosts])
-    variables = {'MPIJob': dict(OMPI_MCA_orte_default_hostfile=hosts),
-                 'PBS': dict(PBS_JOBID='7', PBS_NODEFILE=hosts, OMPI_MCA_plm_rsh_agent='false'),
-                 'LSF': dict(LSB_JOBID='7', LSB_DJOB_HOSTFILE=hosts, OMPI_MCA_plm_rsh_agent='false')}[kind]
-    for name in ('pbs_tmrsh', 'blaunch'):
-        (agent / name).symlink_to(two_hosts.agent)
+def test_an_mpijob_on_two_hosts(two_hosts, tmp_path):
+    """Hosts and number of processes come from the operator's file; a stand-in for ssh enters the test's namespaces."""
+    hosts, path = tmp_path / 'hosts', tmp_path / 'ranks.npz'
+    hosts_file(hosts, *[host + ' slots=1' for host in two_hosts.hosts])
     done = two_hosts.run([sys.executable, '-m', 'theano_mgpu', 'launch', JOBS, 'train', str(path), 'a->cpu', 'plain'],
-                         dict({name: str(value) for name, value in variables.items()}, THEANO_FLAGS=INTERPRETED,
-                              PATH='%s:%s' % (agent, os.environ['PATH'])))
+                         {'OMPI_MCA_orte_default_hostfile': str(hosts), 'THEANO_FLAGS': INTERPRETED})
     assert done.returncode == 0 and done.stdout == 'rank 0 trained on a\n', done.stderr
     assert two_hosts.second.sent_bytes() > 10000
     alone('train', tmp_path / 'one.npz', 'a->cpu', 'plain', flags=INTERPRETED)

@@ -34,7 +34,7 @@ TEXT = st.one_of(ANY, PIECES)
 def environment(monkeypatch):
     """Return a function that sets variables, in an environment that knows of no job."""
     for name in list(os.environ):
-        if name.startswith(('SLURM', 'PMI', 'OMPI_', 'MPI_', 'PBS', 'LSB', 'JSM')):
+        if name.startswith(('SLURM', 'PMI', 'OMPI_', 'MPI_')):
             monkeypatch.delenv(name)
     monkeypatch.setattr(job_command, 'find_mpirun', lambda: 'mpirun')
     monkeypatch.setattr(job_command, 'slurm_type', lambda: None)
@@ -65,34 +65,33 @@ def start_of_job():
 
 @pytest.mark.parametrize('variable', [
     'SLURM_JOB_NODELIST', 'SLURM_JOB_NUM_NODES', 'SLURM_NTASKS', 'SLURM_TASKS_PER_NODE', 'SLURM_JOB_CPUS_PER_NODE',
-    'SLURM_CPUS_PER_TASK', 'LSB_MCPU_HOSTS'])
+    'SLURM_CPUS_PER_TASK'])
 def test_variables_of_an_allocation(variable, environment):
     @FEW
     @given(TEXT)
     def check(text):
-        environment(dict(BATCH if variable.startswith('SLURM') else {'LSB_JOBID': '7'}, **{variable: text}))
+        environment(dict(BATCH, **{variable: text}))
         value_or_error(start_of_job, variable, 'cannot start processes')
     check()
 
 
-@pytest.mark.parametrize('variable', ['PBS_NODEFILE', 'LSB_DJOB_HOSTFILE', DEFAULT_HOSTFILE])
-def test_files_of_hosts(variable, environment):
+def test_files_of_hosts(environment):
     @FEW
     @given(st.one_of(st.binary(max_size=40), TEXT.map(str.encode)))
     def check(content):
         with tempfile.NamedTemporaryFile() as file:
             file.write(content)
             file.flush()
-            environment({'PBS_JOBID': '7', 'LSB_JOBID': '7', variable: file.name})
-            value_or_error(start_of_job, variable, 'cannot start processes')
+            environment({DEFAULT_HOSTFILE: file.name})
+            value_or_error(start_of_job, DEFAULT_HOSTFILE)
     check()
 
 
 @pytest.mark.parametrize('path', ['/dev/zero', '/', 'no\nfile', ''])
 def test_paths_of_files_of_hosts(path, environment):
     """A device was read for ever."""
-    environment({'PBS_JOBID': '7', 'PBS_NODEFILE': path})
-    assert value_or_error(start_of_job, 'PBS_NODEFILE') is None
+    environment({DEFAULT_HOSTFILE: path})
+    assert value_or_error(start_of_job, DEFAULT_HOSTFILE) is None
 
 
 @pytest.mark.parametrize('variable', [
@@ -149,6 +148,6 @@ def test_no_host_is_an_option_or_a_command(text):
 @pytest.mark.parametrize('line', ['-oProxyCommand=x', '-o slots=2', 'a;b', 'a slots=', 'a:x', 'a slots=0'])
 def test_no_host_of_a_list_is_an_option_or_a_command(line, environment, tmp_path):
     (tmp_path / 'hosts').write_text('node1\n%s\n' % line)
-    environment({'PBS_JOBID': '7', 'PBS_NODEFILE': str(tmp_path / 'hosts')})
-    with pytest.raises(MgpuError, match='in the list of the hosts of this job .*PBS_NODEFILE.* is no host'):
+    environment({DEFAULT_HOSTFILE: str(tmp_path / 'hosts')})
+    with pytest.raises(MgpuError, match='in the list of the hosts of this job .*%s.* is no host' % DEFAULT_HOSTFILE):
         allocation()

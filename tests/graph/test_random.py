@@ -1,7 +1,5 @@
-"""Random numbers over shards: as drawn by one device, or by each replica for its own samples."""
-from theano_mgpu.graph.analysis import SAME
+"""Random numbers over shards: those that one device draws."""
 from theano_mgpu.graph.partition import partition
-from theano_mgpu.graph.random_streams import replica_state
 
 import numpy as np
 import pytest
@@ -57,13 +55,6 @@ CASES = [
     case(PLAIN, lambda r, x: r.multinomial((x.shape[0],), n=2, pvals=chances(x)), 'multinomial')]
 
 
-def drawn(streams, build):
-    """Return an input, two draws, and a dict of the new states."""
-    x = T.dtensor3('x')
-    found = [build(streams, x), build(streams, x)]
-    return x, found, dict(update[:2] for update in streams.state_updates)
-
-
 def as_one_device(x, outputs, data):
     return theano.function([x], outputs, mode=PYTHON, no_default_updates=True)(data)
 
@@ -71,37 +62,6 @@ def as_one_device(x, outputs, data):
 def assert_equal(ours, theirs):
     assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-
-
-@pytest.mark.parametrize('streams, build', CASES)
-def test_exact_draws_are_those_of_one_device(streams, build):
-    x, found, _ = drawn(streams(3), build)
-    program = partition([x], found)
-    assert program.streams == []
-    for ours, theirs in zip(run(program, split([SERIES], SIZES), PYTHON), as_one_device(x, found, SERIES)):
-        assert_equal(ours, theirs)
-
-
-@pytest.mark.parametrize('streams, build', CASES)
-def test_each_replica_draws_for_its_own_samples_only(streams, build):
-    x, found, new = drawn(streams(3), build)
-    program = partition([x], found + list(new.values()), random='independent')
-    assert len(program.stages) == 1 and set(program.streams) == set(new) and len(program.streams) == len(new) == 2
-    assert [output.reduction for output in program.outputs[2:]] == [SAME, SAME]
-    states = [{v: replica_state(v.get_value(), i) for v in new} for i in range(len(SIZES))]
-    ours = run(program, split([SERIES], SIZES), PYTHON, states)
-    for i, (start, stop) in enumerate([(0, 7), (7, 12), (12, 14)]):
-        for variable, value in states[i].items():
-            variable.set_value(value)
-        alone = as_one_device(x, found + list(new.values()), SERIES[start:stop])
-        for whole, own, output in zip(ours, alone[:2], program.outputs):
-            axis = output.reduction.axis
-            rows = whole.shape[axis] // N
-            part = np.moveaxis(np.moveaxis(whole, axis, 0)[start * rows:stop * rows], 0, axis)
-            assert_equal(part, own)
-        for whole, own in zip(ours[2:], alone[2:]):
-            assert same_state(whole[i], own)
-    assert not np.array_equal(ours[0], ours[1])
 
 
 def same_state(one, other):
@@ -123,7 +83,7 @@ def sorted_numbers(r, x):
     return T.sort(r.uniform((x.shape[0],)), axis=0)
 
 
-EXACT = [
+OTHERS = [
     case(MRG, lambda r, x: r.normal(x.shape), 'normal draws an even number of pairs'),
     case(MRG, lambda r, x: r.uniform((N, 3, 4)) * x, 'the length is a number'),
     case(MRG, lambda r, x: r.uniform((x.shape[0], x.shape[0])), 'two axes of samples'),
@@ -138,14 +98,13 @@ EXACT = [
     case(PLAIN, lambda r, x: r.permutation((1,), n=4) + x[:, 0], 'one permutation for all')]
 
 
-@pytest.mark.parametrize('streams, build', EXACT)
-def test_other_draws_stay_exact(streams, build):
+@pytest.mark.parametrize('streams, build', CASES + OTHERS)
+def test_draws_are_those_of_one_device(streams, build):
     x, streams = T.dtensor3('x'), streams(3)
-    found = build(streams, x)
-    new = [update[1] for update in streams.state_updates] if build is not in_a_loop else []
-    program = partition([x], [found] + new, random='independent')
-    assert program.streams == []
-    for ours, theirs in zip(run(program, split([SERIES], SIZES), PYTHON), as_one_device(x, [found] + new, SERIES)):
+    found = [build(streams, x)]
+    found += [build(streams, x)] + [update[1] for update in streams.state_updates] if build is not in_a_loop else []
+    for ours, theirs in zip(run(partition([x], found), split([SERIES], SIZES), PYTHON),
+                            as_one_device(x, found, SERIES)):
         if isinstance(theirs, np.random.RandomState):
             assert same_state(ours, theirs)
         else:
@@ -170,38 +129,11 @@ def new_state_that_nobody_keeps(state, new, x, u):
 
 @pytest.mark.parametrize('outputs', [read_twice, read_by_another_op, new_state_that_is_read,
                                      new_state_that_nobody_keeps])
-def test_a_state_that_anything_else_reads_stays_exact(outputs):
+def test_a_state_that_anything_else_reads(outputs):
     x, streams = T.dtensor3('x'), MRG_RandomStreams(3)
     u = streams.uniform(x.shape)
     (state, new), = [update[:2] for update in streams.state_updates]
     outputs = outputs(state, new, x, u)
-    program = partition([x], outputs, random='independent')
-    assert program.streams == []
-    for ours, theirs in zip(run(program, split([SERIES], SIZES), PYTHON), as_one_device(x, outputs, SERIES)):
+    for ours, theirs in zip(run(partition([x], outputs), split([SERIES], SIZES), PYTHON),
+                            as_one_device(x, outputs, SERIES)):
         assert_equal(ours, theirs)
-
-
-def test_a_variable_that_is_not_known_as_a_random_state_stays_exact():
-    """Replicas have copies of any variable that is not known as a random state."""
-    x, streams = T.dtensor3('x'), MRG_RandomStreams(3)
-    outputs = [streams.uniform(x.shape)]
-    (state, new), = [update[:2] for update in streams.state_updates]
-    del state.tag.is_rng
-    assert partition([x], outputs + [new], random='independent').streams == []
-
-
-def test_one_stream_is_independent_beside_an_exact_one():
-    x, streams = T.dtensor3('x'), MRG_RandomStreams(3)
-    outputs = [x * streams.binomial(x.shape, dtype='float64') + streams.normal(x.shape)]
-    (state, new), (_, other) = [update[:2] for update in streams.state_updates]
-    program = partition([x], outputs + [new, other], random='independent')
-    assert program.streams == [state]
-
-
-def test_parameters_of_each_sample_are_cut():
-    x, streams = T.dtensor3('x'), RandomStreams(3)
-    places = np.arange(N)[:, np.newaxis] * np.ones((1, 4))
-    outputs = [streams.normal((x.shape[0], 4), avg=places, std=1e-12)]
-    program = partition([x], outputs + [update[1] for update in streams.state_updates], random='independent')
-    assert len(program.streams) == 1
-    np.testing.assert_allclose(run(program, split([SERIES], SIZES), PYTHON)[0], places, atol=1e-9)

@@ -1,8 +1,8 @@
-"""Random streams: one stream as on one device, or one for each replica, made by jumps."""
+"""Random streams: the streams of one device, and jumps in them."""
 import functools
 
 import theano_mgpu as mgpu
-from theano_mgpu.graph.random_streams import replica_state
+from theano_mgpu.graph.random_streams import jumped
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 def test_the_jump_is_two_to_the_100():
     """2**34 jumps of it are Theano's own jump of 2**134; here 34 squarings stand for them."""
-    rows = replica_state(np.eye(6, dtype='int32'), 1)  # a state is two vectors of three; a jump multiplies both
+    rows = jumped(np.eye(6, dtype='int32'))  # a state is two vectors of three; a jump multiplies both
     for jump, known, modulus in zip((rows[:3, :3].T, rows[3:, 3:].T), (rng_mrg.A1p134, rng_mrg.A2p134),
                                     (rng_mrg.M1, rng_mrg.M2)):
         power = jump.astype(object)
@@ -24,20 +24,18 @@ def test_the_jump_is_two_to_the_100():
         np.testing.assert_array_equal(power.astype('int64'), known)
 
 
-def test_replica_states_differ_and_add_up():
+def test_states_after_jumps_differ():
     state = MRG_RandomStreams(7).get_substream_rstates(5, 'float32')
-    np.testing.assert_array_equal(replica_state(state, 0), state)
-    one, two = replica_state(state, 1), replica_state(state, 2)
+    one, two = jumped(state), jumped(jumped(state))
     assert len({row.tobytes() for s in (state, one, two) for row in s}) == 15
-    np.testing.assert_array_equal(replica_state(one, 1), two)
     assert one.dtype == state.dtype and (one >= 0).all()
 
 
 def test_numpys_generator_jumps_too():
     state = np.random.RandomState(3)
-    draws = [replica_state(state, i).rand(4) for i in (0, 0, 1, 2)]
-    np.testing.assert_array_equal(draws[0], np.random.RandomState(3).rand(4))
+    draws = [jumped(state).rand(4), jumped(state).rand(4), jumped(jumped(state)).rand(4), state.rand(4)]
     np.testing.assert_array_equal(draws[0], draws[1])
+    np.testing.assert_array_equal(draws[3], np.random.RandomState(3).rand(4))
     assert len({d.tobytes() for d in draws}) == 3
 
 

@@ -82,18 +82,13 @@ def test_each_replica_drops_other_units(contexts):
     assert not (always.predict(np.ones((8, 50)), batch_size=8) == masks).all()
 
 
-def test_local_statistics_and_independent_noise(contexts):
-    """The flags ask for other systems' behaviour. Equal halves have equal statistics; no sub-batch has one sample."""
+def test_local_statistics(contexts):
+    """The flag asks for other systems' behaviour. Equal halves have equal statistics; no sub-batch has one sample."""
     x, y = noise(12, 6), one_hot(12)
     halves = [[np.concatenate([v[:6], v[:6], v[6:], v[6:]])] for v in (x, y)]
-    with change_flags(**{'mgpu.batch_statistics': 'local', 'mgpu.random': 'independent'}):
+    with change_flags(**{'mgpu.batch_statistics': 'local'}):
         check(normalised_twice, compiling(), halves, 'float64', contexts, counts=[2], sizes=(12, 12))
         check(normalised, compiling(), VECTORS, 'float64', contexts, counts=[2, 3], sizes=(3, 2, 3, 3))
-        first, again, other = (train(noisy, 2, contexts, seed) for seed in (3, 3, 4))
-    assert_equal(first, again, 0)
-    plain = train(noisy, 0, contexts)
-    for different in (other, plain):
-        assert any(np.abs(a - b).max() > 1e-3 for (_, a), (_, b) in zip(first, different) if np.size(a))
 
 
 @pytest.mark.parametrize('n', [1, 2, 3, 4])

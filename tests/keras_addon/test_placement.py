@@ -10,21 +10,10 @@ import sys
 import theano_mgpu as mgpu
 from theano_mgpu.errors import ContextError
 from theano_mgpu.graph.placement.tags import place_of
-from theano_mgpu.keras import (
-    Checkpoint,
-    Predictor,
-    balance,
-    disable,
-    enable,
-    multi_gpu_model,
-    place,
-    plot_model,
-    verify,
-)
+from theano_mgpu.keras import Checkpoint, Predictor, balance, disable, enable, multi_gpu_model, place, verify
 from theano_mgpu.keras.api import balancing
 from theano_mgpu.keras.api.balancing import best_cut
 from theano_mgpu.keras.api.placement import layer_places
-from theano_mgpu.keras.api.plot import positions, running_places
 from theano_mgpu.runtime.executable import variables_of
 
 import keras
@@ -474,45 +463,3 @@ def test_balance_refuses():
         balance(model, 2, by='size')
     with pytest.raises(ValueError, match='of which a part is not known: give a batch, x'):
         balance(Sequential([L.LSTM(2, input_shape=(None, 3)), L.Dense(1)]), 2)
-
-
-# --- plot_model ---------------------------------------------------------------------------------
-
-
-def colours_of(path):
-    """Return the light colours of a picture: of boxes and the ground, not of lines and letters."""
-    from matplotlib import image
-    pixels, counts = np.unique(image.imread(path)[..., :3].reshape(-1, 3), axis=0, return_counts=True)
-    return {tuple(pixel) for pixel, count in zip(pixels, counts) if count > 5000 and min(pixel) > 0.4}
-
-
-def test_a_picture_in_the_colours_of_the_devices(tmp_path):
-    plain, placed = str(tmp_path / 'plain.png'), str(tmp_path / 'placed.png')
-    model = built(lambda: towers(nowhere))
-    plot_model(model, plain)
-    place(model, {'add_*': 'cpu', 'dropout_*': 'host0', 'batch_normalization_*': 'host1', 'dense_*': 'host0'})
-    plot_model(multi_gpu_model(model), placed)
-    assert len(colours_of(plain)) == 1  # white
-    found = colours_of(placed)
-    assert len(found) == 4 and sum(len(set(colour)) == 1 for colour in found) == 2  # white, and grey for the host
-    assert {layer.__class__.__name__: where for layer, where in running_places(model).items()} == {
-        'InputLayer': None, 'Dense': 'host0', 'Dropout': 'host0', 'BatchNormalization': 'host1', 'Add': 'cpu'}
-
-
-def test_layers_without_a_place_are_drawn_where_they_run():
-    model = place(two_layers(), {'first': 'host1', 'second': 'host0'})
-    assert {layer.name: where for layer, where in running_places(model).items() if where} == {
-        'first': 'host1', 'bn': 'host1', 'act': 'host1', 'second': 'host0'}
-
-
-def test_arrows_go_down():
-    inputs = {'in': [], 'a': ['in'], 'b': ['a', 'in'], 'c': ['a'], 'd': ['b', 'c', 'in'], 'late': ['d']}
-    found = positions(inputs)
-    assert all(found[layer][1] > found[each][1] for layer in inputs for each in inputs[layer])
-    assert len(set(found.values())) == len(inputs)
-
-
-def test_a_picture_needs_matplotlib(monkeypatch, tmp_path):
-    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    with pytest.raises(mgpu.MgpuError, match=r'plot_model needs matplotlib.*pip install "theano_mgpu\[bench\]"'):
-        plot_model(two_layers(), str(tmp_path / 'm.png'))

@@ -1,6 +1,5 @@
-"""Keras's training step in stages: statistics of each shard, and random states for each shard."""
+"""Keras's training step in stages, with statistics of each shard."""
 from theano_mgpu.graph.partition import partition
-from theano_mgpu.graph.random_streams import is_random_state
 
 import keras
 import numpy as np
@@ -45,17 +44,3 @@ def test_local_statistics_cost_no_stage():
     for ours, expected in [(found[normalise.moving_mean.name], 0.01 * x.mean(axis=0)),
                            (found[normalise.moving_variance.name], 0.99 + 0.01 * variance * n / (n - 1.001))]:
         np.testing.assert_allclose(ours, expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize('layer, independent', [
-    (lambda **o: L.Dropout(0.3, **o), True), (lambda **o: L.SpatialDropout1D(0.3, **o), True),
-    (lambda **o: L.Dropout(0.3, noise_shape=(1, 5, 4), **o), False), (lambda **o: L.GaussianNoise(0.3, **o), False)])
-def test_layers_draw_for_their_own_samples(layer, independent):
-    step = step_of(layer(input_shape=(5, 4)), L.Flatten())
-    program = partition(step.inputs, step.outputs, random='independent')
-    states = [v for v in step.updated if is_random_state(v)]
-    assert states and set(program.streams) == (set(states) if independent else set())
-    n = sum(SIZES)
-    data = [noise(n, 5, 4), one_hot(n), np.ones(n)]
-    found = run(program, split(data, SIZES), QUICK, [{v: v.get_value() for v in program.streams} for _ in SIZES])
-    assert all(np.isfinite(np.asarray(value, float)).all() for value in found)

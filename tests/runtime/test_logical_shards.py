@@ -239,7 +239,7 @@ def test_functions_of_a_script_are_divided_on_one_context_too(contexts):
 
 
 @pytest.mark.parametrize('flags, text', [
-    ({'mgpu.random': 'independent'}, 'random stream of its own'), ({'mgpu.exchange': 'float16'}, 'number of processes'),
+    ({'mgpu.exchange': 'float16'}, 'number of processes'),
     ({'mgpu.micro_batches': '2'}, 'takes the place of micro-batches')])
 def test_flags_that_let_bits_depend_on_devices_are_refused(flags, text, cpu2):
     with logical(**flags), pytest.raises(GraphError, match=text):

@@ -1,5 +1,4 @@
 """An interpreter that runs a program shard by shard with plain Theano, and a model that needs several stages."""
-import contextlib
 import copy
 
 import theano_mgpu as mgpu
@@ -9,9 +8,8 @@ import numpy as np
 import theano
 import theano.tensor as T
 from theano.gof.graph import ancestors
-from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
+from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.nnet.bn import batch_normalization_train
-from theano.tensor.raw_random import RandomFunction
 
 
 def combined(parts, reduction):
@@ -40,13 +38,9 @@ def given(stage):
     return [exchange.variable for exchange in stage.exchanges] + list(stage.saved)
 
 
-def run(program, shards, mode=None, states=None):
-    """Return the outputs of a program on shards, lists of arrays; shared variables stay as they are.
-
-    `states` has the states of the program's streams for each shard, dicts by variable; the new value of a stream in the
-    outputs is then a list, with one value a shard.
-    """
-    return compiled(program, mode)(shards, states)
+def run(program, shards, mode=None):
+    """Return the outputs of a program on shards, lists of arrays; shared variables stay as they are."""
+    return compiled(program, mode)(shards)
 
 
 def compiled(program, mode=None):
@@ -57,11 +51,10 @@ def compiled(program, mode=None):
     together = theano.function([exchange.variable for exchange in exchanges] + program.numbers[:1],
                                [output.variable for output in program.outputs if output.reduction is None], mode=mode,
                                on_unused_input='ignore', no_default_updates=True)
-    return lambda shards, states=None: _run(program, functions, exchanges, together, shards,
-                                             states or [{} for _ in shards])
+    return lambda shards: _run(program, functions, exchanges, together, shards)
 
 
-def _run(program, functions, exchanges, together, shards, states):
+def _run(program, functions, exchanges, together, shards):
     lengths = [len(shard[0]) for shard in shards]
     firsts = np.cumsum([0] + lengths)
     known = [{} for _ in shards]
@@ -76,9 +69,8 @@ def _run(program, functions, exchanges, together, shards, states):
         for place, source in stage.saved.items():
             for env in known:
                 env[place] = env[source]
-        for shard, length, first, env, state in zip(shards, lengths, firsts, known, states):
-            with values_of(state):
-                results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given(stage)])
+        for shard, length, first, env in zip(shards, lengths, firsts, known):
+            results = function(*shard, sum(lengths), length, first, *[env[variable] for variable in given(stage)])
             env.update((variable, copy.deepcopy(result)) for variable, result in zip(stage.outputs, results))
     exchange(program.exchanges)
     constants = iter(copy.deepcopy(together(*[known[0][variable] for variable, _, _ in exchanges], sum(lengths))))
@@ -87,26 +79,8 @@ def _run(program, functions, exchanges, together, shards, states):
         if output.reduction is None:
             found.append(next(constants))
         else:
-            parts = [env[output.variable] for env in known]
-            own = program.streams and is_new_state(output.variable)
-            found.append(parts if own else combined(parts, output.reduction))
+            found.append(combined([env[output.variable] for env in known], output.reduction))
     return found
-
-
-def is_new_state(variable):
-    node = variable.owner
-    return bool(node) and isinstance(node.op, (mrg_uniform_base, RandomFunction)) and variable is node.outputs[0]
-
-
-@contextlib.contextmanager
-def values_of(state):
-    """Give shared variables other values in a ``with`` block."""
-    before = {variable: variable.get_value() for variable in state}
-    for variable, value in state.items():
-        variable.set_value(value)
-    yield
-    for variable, value in before.items():
-        variable.set_value(value)
 
 
 def split(arrays, sizes):

@@ -10,7 +10,7 @@ from typing import Mapping, NamedTuple
 
 from .. import config
 from ..comm import mpi_library
-from ..comm.allocation import DEFAULT_HOSTFILE, HOSTFILE, LSF, PBS, SLURM, Allocation
+from ..comm.allocation import DEFAULT_HOSTFILE, HOSTFILE, SLURM, Allocation
 from ..errors import MgpuError, MissingError
 from ..parsing import bare, is_host, whole_number
 from ..utils import blas, mpi_environment
@@ -25,8 +25,6 @@ CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'PYTHONSA
 KEEPALIVE = ['--mca', 'oob_tcp_keepalive_time', '3', '--mca', 'oob_tcp_keepalive_intvl', '1',
              '--mca', 'oob_tcp_keepalive_probes', '3']
 THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
-# Open MPI's component that starts its daemons through the scheduler, and the scheduler's command that does so, too.
-REMOTE_STARTS = {PBS: ('tm', 'pbs_tmrsh'), LSF: ('lsf', 'blaunch')}
 
 
 class Start(NamedTuple):
@@ -88,9 +86,10 @@ def choose_start(ranks: int | None, hosts: str | None, allocation: Allocation | 
 
 def _without_scheduler(ranks, text):
     if ranks is None:
-        raise MgpuError('give the number of processes, -n N. Only in an allocation of Slurm, PBS or LSF, and in an '
-                        'MPIJob, is there a default: its number of tasks. No variable tells of one here: '
-                        'SLURM_JOB_ID, PBS_NODEFILE, LSB_JOBID, ' + DEFAULT_HOSTFILE)
+        raise MgpuError('give the number of processes, -n N. Only in an allocation of Slurm, and in an MPIJob, is '
+                        'there a default: its number of tasks. No variable tells of one here: SLURM_JOB_ID, %s. In a '
+                        'job of another scheduler, start its mpirun yourself: mpirun -n N python SCRIPT'
+                        % DEFAULT_HOSTFILE)
     hosts = parse_hosts(text, ranks) if text is not None else {'localhost': ranks}
     per_host = max(hosts.values())
     words = [find_mpirun()] + ranks_option(ranks) + ['--host', _slots(hosts)] + KEEPALIVE * (text is not None)
@@ -161,27 +160,14 @@ def _daemons(allocation, mpirun):
     """Return the options by which mpirun finds the hosts and starts its daemons there."""
     if allocation.scheduler == HOSTFILE:
         return ['--hostfile', os.environ[DEFAULT_HOSTFILE]]  # Open MPI 5 does not read it; who wrote it has set up ssh
-    if allocation.scheduler == SLURM:
-        if shutil.which('srun'):
-            return ['--mca', 'plm', 'slurm']
-        agent, lacks = None, 'srun is not on PATH'
-        advice = 'In a container, have srun start the container: srun --mpi=pmix CONTAINER python SCRIPT'
-    else:
-        component, agent = REMOTE_STARTS[allocation.scheduler]
-        if mpi_library.has_component(mpi_library.components(mpirun), 'plm', component):
-            return ['--mca', 'plm', component]
-        lacks = "this Open MPI was built without %s's component %s, and %s is not on PATH" \
-            % (allocation.scheduler, component, agent)
-        advice = 'Load an Open MPI that was built for ' + allocation.scheduler
+    if shutil.which('srun'):
+        return ['--mca', 'plm', 'slurm']
     if len(allocation.tasks) == 1:
         # Slurm's name of this host may be another one, and mpirun would find no room on localhost.
-        ras = ['--mca', 'ras', '^slurm'] if allocation.scheduler == SLURM else []
-        return ['--host', 'localhost:%d' % allocation.tasks[0]] + ras
-    if agent and shutil.which(agent):
-        slots = dict(zip(allocation.hosts.split(','), allocation.tasks))
-        return ['--host', _slots(slots), '--mca', 'plm_rsh_agent', agent]  # Open MPI 5 takes this name, too
-    raise MissingError('%s cannot start processes on the hosts of this allocation (%s): %s. %s, or take one host'
-                    % (mpirun, allocation, lacks, advice))
+        return ['--host', 'localhost:%d' % allocation.tasks[0], '--mca', 'ras', '^slurm']
+    raise MissingError('%s cannot start processes on the hosts of this allocation (%s): srun is not on PATH. In a '
+                       'container, have srun start the container: srun --mpi=pmix CONTAINER python SCRIPT; or take one '
+                       'host' % (mpirun, allocation))
 
 
 def starting_environment() -> dict[str, str]:

@@ -18,9 +18,9 @@ With --min M a job that fails before its first step, as without one of its GPUs,
 to M. These divide the batches anew, and continue from the checkpoint. After a later failure all are tried again, and
 before that when this process gets SIGRTMIN, or when all are ready as spare ones.
 
-In an allocation of Slurm, PBS or LSF, and in a Kubernetes MPIJob, the processes run on its hosts, and -n is its
-number of tasks by default. They are started by srun in Slurm if it and mpi4py's MPI can talk, else by mpirun through
-the scheduler. See docs/guide/clusters.md.
+In an allocation of Slurm, and in a Kubernetes MPIJob, the processes run on its hosts, and -n is its number of tasks
+by default. They are started by srun in Slurm if it and mpi4py's MPI can talk, else by mpirun through the scheduler. In
+a job of PBS or LSF, start mpirun yourself. See docs/guide/clusters.md.
 
 mpirun's own settings apply (OMPI_MCA_* in the environment). Other hosts need the same paths, and with --hosts ssh
 without a password. `mpirun -n N python SCRIPT` works too; then every rank prints.

@@ -11,7 +11,7 @@ from ..errors import MgpuError
 from ..parsing import bare, is_host, shown, whole_number
 from ..utils.mpi_environment import MOST_NODES, REMEDY, per_node
 
-SLURM, PBS, LSF, HOSTFILE = 'Slurm', 'PBS', 'LSF', 'hostfile'
+SLURM, HOSTFILE = 'Slurm', 'hostfile'
 LONGEST_LIST = 1 << 24  # bytes of a list of hosts
 DEFAULT_HOSTFILE = 'OMPI_MCA_orte_default_hostfile'  # set in the launcher of a Kubernetes MPIJob
 
@@ -57,15 +57,7 @@ def allocation() -> Allocation | None:
     get = os.environ.get
     if get('SLURM_JOB_ID') and get('SLURM_JOB_NODELIST'):
         return _of_slurm()
-    if get('PBS_JOBID') and get('PBS_NODEFILE'):
-        return _listed(PBS, 'PBS_NODEFILE', _lines('PBS_NODEFILE'))
-    if get('LSB_JOBID') and get('LSB_DJOB_HOSTFILE'):
-        return _listed(LSF, 'LSB_DJOB_HOSTFILE', _lines('LSB_DJOB_HOSTFILE'))
-    if get('LSB_JOBID') and get('LSB_MCPU_HOSTS'):
-        words = get('LSB_MCPU_HOSTS', '').split()
-        return _listed(LSF, 'LSB_MCPU_HOSTS', map(' slots='.join, zip(words[::2], words[1::2] + [''])))
-    lines = _lines(DEFAULT_HOSTFILE) if get(DEFAULT_HOSTFILE) else []
-    return _listed(HOSTFILE, DEFAULT_HOSTFILE, lines) if lines else None  # the file of Open MPI itself has no hosts
+    return _of_hostfile(get(DEFAULT_HOSTFILE))
 
 
 def _of_slurm():
@@ -89,10 +81,10 @@ def _number(name, least, default):
     return number
 
 
-def _listed(scheduler, variable, lines):
-    """Return the allocation of a list of hosts; a host may be listed repeatedly."""
+def _of_hostfile(path):
+    """Return the allocation of a list of hosts, where a host may be listed repeatedly; None for no hosts."""
     tasks = Counter()
-    for line in lines:
+    for line in _lines(path) if path else ():
         # As Open MPI's: ``a slots=4``, ``a:4`` or ``a``.
         words = re.sub(r'\s*=\s*', '=', line).split()
         host, colon, number = words[0].partition(':')
@@ -100,23 +92,21 @@ def _listed(scheduler, variable, lines):
         slots = whole_number(number if colon else settings.get('slots', '1'), 1, MOST_NODES)
         if slots is None or not is_host(host):
             raise MgpuError('%s in the list of the hosts of this job (%s=%s) is no host and a number of processes: %s'
-                            % (shown(line), variable, shown(os.environ[variable]), REMEDY))
+                            % (shown(line), DEFAULT_HOSTFILE, shown(path), REMEDY))
         tasks[host] += slots
-    if not tasks:
-        raise MgpuError('the list of the hosts of this job (%s=%s) is empty: %s'
-                        % (variable, shown(os.environ[variable]), REMEDY))
-    return Allocation(scheduler, ','.join(tasks), len(tasks), list(tasks.values()))
+    # The file of Open MPI itself has no hosts.
+    return Allocation(HOSTFILE, ','.join(tasks), len(tasks), list(tasks.values())) if tasks else None
 
 
-def _lines(variable):
-    """Return the lines of the list of hosts that a variable names, without comments."""
-    path = os.environ[variable]
+def _lines(path):
+    """Return the lines of a list of hosts, without comments."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode) or os.stat(path).st_size > LONGEST_LIST:
             raise OSError('it is no text file')
         with open(path) as file:
             lines = [line.partition('#')[0].strip() for line in file]
     except (OSError, ValueError) as error:  # ValueError: bytes that are no text, or a path with a null byte
-        raise MgpuError('the list of the hosts of this job cannot be read (%s=%s): %s. Start on its first host, where '
-                        'the scheduler writes it' % (variable, shown(path), error)) from error
+        raise MgpuError('the list of the hosts of this job cannot be read (%s=%s): %s. Start in the launcher of '
+                        'the MPIJob, which has it, or unset the variable' % (DEFAULT_HOSTFILE, shown(path), error)
+                        ) from error
     return [line for line in lines if line]

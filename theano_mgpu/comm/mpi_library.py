@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import MgpuError
 from ..utils import mpi_environment
-from ..utils.mpi_environment import HYDRA, JSRUN, MPI_OF_SRUN, MPIRUN, PALS, PMI, SRUN, Launcher
+from ..utils.mpi_environment import HYDRA, MPI_OF_SRUN, MPIRUN, PMI, SRUN, Launcher
 from . import joining
 
 OPEN_MPI = 'Open MPI'
@@ -190,8 +190,8 @@ def remedy(launcher: Launcher, library: str) -> str:
         fitting = 'pmix' if library.startswith(OPEN_MPI) else 'pmi2'
         return 'Use srun --mpi=%s (srun --mpi=list shows what this Slurm has), or theano-mgpu launch in the batch ' \
             'script, or the mpirun of that library' % fitting
-    if launcher in (HYDRA, PALS, PMI) and library.startswith(OPEN_MPI):
+    if launcher in (HYDRA, PMI) and library.startswith(OPEN_MPI):
         return "Start them with Open MPI's mpirun or theano-mgpu launch; or " + rebuild
-    if launcher in (MPIRUN, JSRUN) and not library.startswith(OPEN_MPI):
+    if launcher is MPIRUN and not library.startswith(OPEN_MPI):
         return 'Start them with the mpiexec of that library; or ' + rebuild
     return 'Start them with the mpirun of the same installation; or ' + rebuild

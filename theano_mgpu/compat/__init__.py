@@ -16,10 +16,10 @@ from .. import config
 from ..errors import MgpuError
 from ..utils.collector import collector_paused
 from . import import_hooks, table, theano_imports
-from .table import EACH_GPU, FIRST_OPENCL, FIRST_PLACEMENT, PATCHES, WITH_CONTEXTS, WITH_CUDNN
+from .table import EACH_GPU, FIRST_PLACEMENT, PATCHES, WITH_CONTEXTS, WITH_CUDNN
 
-__all__ = ['EACH_GPU', 'FIRST_OPENCL', 'FIRST_PLACEMENT', 'PATCHES', 'WITH_CONTEXTS', 'WITH_CUDNN', 'after_theano',
-           'apply', 'before_theano', 'import_theano', 'theano_was_first']
+__all__ = ['EACH_GPU', 'FIRST_PLACEMENT', 'PATCHES', 'WITH_CONTEXTS', 'WITH_CUDNN', 'after_theano', 'apply',
+           'before_theano', 'import_theano', 'theano_was_first']
 
 theano_was_first = False      # whether Theano was imported before theano_mgpu
 _applied: List[table.Patch] = []    # patches that are applied once a process

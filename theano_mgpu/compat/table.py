@@ -18,7 +18,6 @@ from . import (
     keras_tensorboard,
     named_contexts,
     numpy2,
-    opencl_programs,
     placement_tags,
     pocl,
     pymc3,
@@ -91,7 +90,6 @@ WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 WITH_CUDNN = 'before Theano is imported, which may open a context'  # apply(find_cudnn)
 AT_ENABLE = 'at the first enable()'                   # or multi_gpu_model; both call the function themselves
 FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'  # apply(tags), see graph/placement/tags.py
-FIRST_OPENCL = 'before an OpenCL context is opened'
 EACH_GPU = 'for each GPU context that is opened'      # apply(gpu_context)
 
 # In the order in which they are applied.
@@ -338,7 +336,7 @@ PATCHES = [
           'tests/graph/test_graph.py::test_a_kernel_that_cannot_be_made_is_an_error'),
     Patch('Theano', '1.0.5', 'an elementwise op of a GPU with n dimensions builds 2 n + 1 kernels, and calls few',
           AFTER_THEANO, theano_gpu.build_kernels_when_called,
-          'tests/compat/test_opencl_programs.py::test_kernels_are_built_when_they_are_called'),
+          'tests/project/test_opencl_programs.py::test_kernels_are_built_when_they_are_called'),
     Patch('Theano', '1.0.5 on OpenCL', 'maximum, minimum, round, // and a float as a condition end the process',
           AFTER_THEANO, theano_gpu.spell_for_opencl,
           'tests/bugs/test_devices.py::test_kernels_that_ended_the_process_on_opencl_build'),
@@ -411,9 +409,6 @@ PATCHES = [
           FIRST_PLACEMENT, placement_tags.place_gradients,
           'tests/graph/test_placement_tags.py::test_each_patch_is_needed'),
 
-    Patch('OpenCL', 'all drivers', 'the same kernels are built again for each function, device and process',
-          FIRST_OPENCL, opencl_programs.share_programs,
-          'tests/compat/test_opencl_programs.py::test_a_program_is_built_once'),
     Patch('libgpuarray', '0.7.0 to 0.7.6', 'two CUDA contexts: memory of the wrong device, CUDA_ERROR_INVALID_HANDLE',
           EACH_GPU, cuda_contexts.protect,
           'tests/devices/test_cuda.py::test_a_kernel_that_is_made_twice_leaves_no_context_current'),

@@ -6,12 +6,12 @@ import ctypes
 import re
 from typing import Any, NamedTuple, Optional
 
-from ..compat import opencl_programs
 from ..errors import ContextError, warn
 from . import cuda_libraries
 
 DEVICE_PATTERN = re.compile('cpu|cuda[0-9]{0,4}|opencl[0-9]{1,4}:[0-9]{1,4}')
 KINDS = ('cuda', 'opencl', 'cpu')
+LOADER = 'libOpenCL.so.1'
 # From cl.h.
 ALL_TYPES, DEVICE_TYPE = 0xFFFFFFFF, 0x1000
 OPENCL_TYPES = {2: 'CPU', 4: 'GPU', 8: 'accelerator'}
@@ -102,7 +102,7 @@ def type_of(device: str) -> str | None:
         return 'CPU' if device == 'cpu' else 'GPU'
     platform, number = map(int, indices.groups())
     try:
-        library = ctypes.CDLL(opencl_programs.LOADER)
+        library = ctypes.CDLL(LOADER)
     except OSError:  # pygpu found another loader
         return None
     platforms = (ctypes.c_void_p * (platform + 1))()

@@ -45,8 +45,6 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
         raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Map to cpu, e.g. '
                            'contexts=%s->cpu, or install pygpu: %s'
                            % (describe([context]), context.name, pygpu_package.how_to_install()))
-    if context.kind == 'opencl':
-        compat.apply(compat.FIRST_OPENCL)
     if context.kind == 'cuda':
         cuda_libraries.require(context.device)
     # Theano registers a name only for a device string that it has not seen: without this pop, the

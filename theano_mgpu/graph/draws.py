@@ -23,7 +23,7 @@ def drawn_once(program: Program) -> Program:
     nodes = io_toposort([], sources)
     for node in nodes:
         # The shape of a draw is the shape of the whole batch, although the graph makes it of the shape of a shard.
-        is_draw = isinstance(node.op, DRAWS) and node.inputs[0] not in program.streams
+        is_draw = isinstance(node.op, DRAWS)
         if late.intersection(node.inputs):
             late.update(node.outputs)
             of_shard.update(node.outputs)

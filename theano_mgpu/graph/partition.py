@@ -10,9 +10,8 @@ from theano.ifelse import IfElse
 from theano.tensor.basic import AllocEmpty
 from theano.tensor.nnet import bn
 
-from .analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, CannotCut, Gather, Reduction, Shards
+from .analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, Gather, Reduction, Shards
 from .analysis.rules.batch_norm import elementary
-from .analysis.rules.draws import streams_of_one_draw
 from .analysis.sizes import number
 from .graph import substitute
 from .placement.tags import place_of_node, placed_on
@@ -75,9 +74,6 @@ class Program(NamedTuple):
         After the last stage.
     outputs : list of Output
         In the order of the graph's.
-    streams : list of SharedVariable
-        Random states that each replica has one of its own of, to draw for its own samples only. The new value of such
-        a state differs from replica to replica.
     own : collection of SharedVariable
         Data sets of which each process has its own part.
     given : list of theano.Variable
@@ -91,7 +87,6 @@ class Program(NamedTuple):
     stages: list[Stage]
     exchanges: list[Exchange]
     outputs: list[Output]
-    streams: Sequence[SharedVariable]
     own: Collection[SharedVariable] = ()
     given: Sequence[theano.Variable] = ()
     updated: Sequence[SharedVariable] = ()
@@ -124,7 +119,7 @@ class Program(NamedTuple):
 def undivided(outputs: Sequence[theano.Variable]) -> Program:
     """Return the Program of a graph that one replica computes as it is, with the whole batch."""
     return Program([], [], [Stage([], {}, list(dict.fromkeys(outputs)))], [],
-                   [Output(output, SAME) for output in outputs], [])
+                   [Output(output, SAME) for output in outputs])
 
 
 def expressed(program: Program, expressions: Mapping[theano.Variable, theano.Variable]) -> Program:
@@ -141,8 +136,8 @@ def expressed(program: Program, expressions: Mapping[theano.Variable, theano.Var
         inputs=[variable for variable in program.inputs if variable not in expressions])
 
 
-def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], statistics: str = 'exact',
-              random: str = 'exact') -> Program:
+def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable],
+              statistics: str = 'exact') -> Program:
     """Cut a graph where samples meet.
 
     Parameters
@@ -154,9 +149,6 @@ def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variab
     statistics : {'exact', 'local'}
         The statistics by which batch normalisation normalises in training: of the whole batch, or of each shard. As by
         torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
-    random : {'exact', 'independent'}
-        Whether each replica draws the numbers of the whole batch, or where that is possible the numbers of its own
-        samples only, from a random state of its own.
 
     Returns
     -------
@@ -174,14 +166,14 @@ def partition(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variab
     become an all-reduce; here a stage ends there.
     """
     outputs = lowered(outputs, statistics)
-    streams = streams_of_one_draw(outputs) if random == 'independent' else ()
-    try:
-        return _partition(inputs, outputs, statistics, streams)
-    except CannotCut:
-        if not streams:
-            raise
-        # Numbers drawn for the whole batch may lie in any order; a replica's own draws are in the order of its samples.
-        return _partition(inputs, outputs, statistics, ())
+    of_graph = set(ancestors(outputs))
+    exchanged: set[theano.Variable] = set()
+    while True:
+        shards = Shards(inputs, outputs, exchanged, statistics)
+        twice = shards.exchanged_twice() & of_graph - exchanged
+        if not twice:
+            return _program(shards, inputs)
+        exchanged |= twice
 
 
 def lowered(outputs: Sequence[theano.Variable], statistics: str = 'exact') -> list[theano.Variable]:
@@ -205,17 +197,6 @@ def _simpler(node: Apply, inputs: list[theano.Variable], statistics: str) -> Seq
     if isinstance(node.op, BATCH_NORM) and statistics == 'exact':
         return elementary(node, inputs)
     return node.outputs if inputs == node.inputs else node.clone_with_new_inputs(inputs).outputs
-
-
-def _partition(inputs, outputs, statistics, streams) -> Program:
-    of_graph = set(ancestors(outputs))
-    exchanged: set[theano.Variable] = set()
-    while True:
-        shards = Shards(inputs, outputs, exchanged, statistics, streams)
-        twice = shards.exchanged_twice() & of_graph - exchanged
-        if not twice:
-            return _program(shards, inputs)
-        exchanged |= twice
 
 
 def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:
@@ -242,8 +223,8 @@ def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:
         want([exchange.source for exchange in exchanges] + list(values.saved.values()))
         stages.insert(0, Stage(exchanges, values.saved, of_stage))
     early = {exchange.variable for stage in stages for exchange in stage.exchanges}
-    return Program(list(inputs), shards.numbers, stages, [each for each in last if each.variable not in early], outputs,
-                   shards.independent).renamed(new)
+    return Program(list(inputs), shards.numbers, stages, [each for each in last if each.variable not in early],
+                   outputs).renamed(new)
 
 
 def _outputs(shards: Shards, inputs: Sequence[theano.Variable]) -> tuple[list[Output], list[Exchange]]:

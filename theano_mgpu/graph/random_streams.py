@@ -1,4 +1,4 @@
-"""Random streams: an independent, reproducible one for each replica."""
+"""Random streams, and jumps in them: parts of a stream that do not overlap."""
 from __future__ import annotations
 
 import functools
@@ -11,7 +11,7 @@ from theano.tensor.raw_random import RandomFunction, RandomStateType
 DRAWS = rng_mrg.mrg_uniform_base, RandomFunction  # the ops that draw
 
 # MRG_RandomStreams spaces the streams of one draw 2**72 numbers apart (at most 2**14 of them) and
-# the draws 2**134 apart: jumps of 2**100 a replica meet neither, up to 2**34 replicas.
+# the draws 2**134 apart: jumps of 2**100 meet neither, up to 2**34 jumps.
 SQUARINGS = 100 - 72  # of the matrices for jumps of 2**72, which Theano has
 
 
@@ -20,20 +20,18 @@ def is_random_state(variable: Any) -> bool:
     return getattr(variable.tag, 'is_rng', False) or isinstance(variable.type, RandomStateType)
 
 
-def replica_state(state: Any, replica: int) -> Any:
-    """Return the state of a random stream for one replica.
+def jumped(state: Any) -> Any:
+    """Return the state of a random stream after a jump, for a part of the stream that does not overlap with this one.
 
     Parameters
     ----------
     state : ndarray of int32, shape (streams, 6), or numpy.random.RandomState
-        The template's own state, of `MRG_RandomStreams` or of `RandomStreams`.
-    replica : int
-        Index of the replica; 0 keeps the state, so that one replica draws what plain Theano draws.
+        Of `MRG_RandomStreams` or of `RandomStreams`; it stays as it is.
 
     Returns
     -------
     ndarray or numpy.random.RandomState
-        A new state, `replica` jumps of 2**100 (MRG31k3p) or 2**128 (Mersenne Twister) ahead.
+        A new state, 2**100 (MRG31k3p) or 2**128 (Mersenne Twister) numbers ahead.
 
     Notes
     -----
@@ -41,13 +39,11 @@ def replica_state(state: Any, replica: int) -> Any:
     a = +-2**q +-2**r", 2000; the recurrence and its matrices are Theano's (sandbox/rng_mrg.py).
     """
     if isinstance(state, np.random.RandomState):
-        return _jumped_random_state(state, replica)
-    jumped = np.array(state)
-    for _ in range(replica):
-        jumped = np.concatenate([_multiply(jump, part, modulus) for jump, part, modulus
-                                 in zip(_replica_jumps(), np.split(jumped, 2, axis=-1),
-                                        (rng_mrg.M1, rng_mrg.M2))], axis=-1)
-    return jumped.astype(state.dtype)
+        twister: Any = np.random.MT19937()
+        twister.state = state.get_state(legacy=False)
+        return np.random.RandomState(twister.jumped())
+    halves = zip(_jumps(), np.split(state, 2, axis=-1), (rng_mrg.M1, rng_mrg.M2))
+    return np.concatenate([_multiply(*half) for half in halves], axis=-1).astype(state.dtype)
 
 
 def _multiply(matrix, vectors, modulus):
@@ -56,7 +52,7 @@ def _multiply(matrix, vectors, modulus):
 
 
 @functools.lru_cache(maxsize=1)
-def _replica_jumps():
+def _jumps():
     """Return the two 3x3 matrices that advance MRG31k3p by 2**100."""
     jumps = []
     for matrix, modulus in ((rng_mrg.A1p72, rng_mrg.M1), (rng_mrg.A2p72, rng_mrg.M2)):
@@ -65,9 +61,3 @@ def _replica_jumps():
             power = power.dot(power) % modulus
         jumps.append(power.astype('int64'))
     return jumps
-
-
-def _jumped_random_state(state, replica):
-    twister = np.random.MT19937()
-    twister.state = state.get_state(legacy=False)
-    return np.random.RandomState(twister.jumped(replica) if replica else twister)

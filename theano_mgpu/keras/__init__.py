@@ -17,11 +17,8 @@ from .api.balancing import balance
 from .api.enabling import disable, enable
 from .api.multi_gpu import multi_gpu_model
 from .api.placement import place
-from .api.plot import plot_model
 from .api.predictor import Predictor
 from .api.verification import verify
 from .hooks.checkpoint import Checkpoint
-from .hooks.learning_rate import LearningRateWarmup
 
-__all__ = ['Checkpoint', 'LearningRateWarmup', 'Predictor', 'balance', 'disable', 'enable', 'multi_gpu_model', 'place',
-           'plot_model', 'verify']
+__all__ = ['Checkpoint', 'Predictor', 'balance', 'disable', 'enable', 'multi_gpu_model', 'place', 'verify']

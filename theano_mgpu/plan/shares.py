@@ -254,8 +254,8 @@ def against_speeds(flags: Flags, mesh: Any, machine: Machine) -> str:
     """
     if flags.shares == EQUAL:
         return 'mgpu.shares=equal, or deterministic=more'
-    if flags.random == 'independent' or flags.batch_statistics == 'local':
-        return 'each replica draws, or normalises, for its own samples: other shares would give other results'
+    if flags.batch_statistics == 'local':
+        return 'each replica normalises its own samples: other shares would give other results'
     if len(mesh.places) > 1:
         return 'the model is placed: a replica has several devices'
     if machine.size == 1 and all(context.kind == 'cpu' for context in mesh.contexts):

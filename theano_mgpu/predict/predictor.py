@@ -18,7 +18,7 @@ from ..devices.choice import resolve_contexts
 from ..devices.context_map import HOST, Context
 from ..devices.contexts import borrow, check_process, give_back
 from ..errors import MgpuError, MgpuWarning, PredictionError
-from ..graph.random_streams import replica_state
+from ..graph.random_streams import jumped
 from ..runtime.batches.sub_batches import Rows, batch_length
 from ..runtime.consensus import check_same_graph
 from ..runtime.consistency import check_lengths
@@ -256,7 +256,7 @@ class Predictor:
     def _job(self, index, batch):
         arrays, states = self._graph.by_input(self._members(batch)), self._states
         # Each batch draws from its own part of a random stream.
-        self._states = [replica_state(state, 1) if draws else state for state, draws in zip(states, self._draws)]
+        self._states = [jumped(state) if draws else state for state, draws in zip(states, self._draws)]
         return Job(index, arrays, self._weights, states)
 
     def _members(self, batch):

@@ -207,7 +207,7 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     splitter = Splitter(step_plan, batch.with_samples)
     dry_step = DryStep(executable, splitter)
     built = Built(**vars(divided), number=number, executable=executable, splitter=splitter, dry_step=dry_step,
-                  updated=[replicated(variable, variable in program.streams) for variable in program.updated],
+                  updated=list(map(replicated, program.updated)),
                   data_sets=[replicated(variable) for variable in batch.slices.data_sets()]
                   if batch.slices.on_host else [])
     share_first_values(ranks, built.alike)

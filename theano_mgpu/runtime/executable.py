@@ -13,7 +13,6 @@ from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
 from ..comm.tree_products import Product
 from ..devices.context_map import HOST, Context
-from ..devices.contexts import contexts as active_contexts
 from ..devices.nccl import communicator_of
 from ..graph import graph
 from ..graph.products import factors_of
@@ -62,12 +61,11 @@ class CompiledPart:
         The variables whose new values follow the outputs.
     """
 
-    def __init__(self, part: Part, replicas: Mapping[SharedVariable, Replicated], first: int,
+    def __init__(self, part: Part, replicas: Mapping[SharedVariable, Replicated],
                  communicator: Communicator, mode: Any, factored: Collection[theano.Variable] = ()):
         self.part, shared = part, variables_of(part)
         self.variables = [replicas[variable] for variable in shared]
         self.updated = [replicas[variable] for variable in part.updates]
-        indices = {context: i for i, context in enumerate(active_contexts())}
         graph.check_inputs(part.inputs, [*part.graphs, *part.updates.values()])
         self._factors = [factors_of(each) if variable in factored else None
                          for variable, each in zip(part.outputs, part.graphs)]
@@ -76,8 +74,7 @@ class CompiledPart:
         with compiling(part.name, part.inputs, part.contexts), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
                 with MemoryExplained(i, context, 'copies of shared variables'):
-                    local = {variable: replicas[variable].on(context, indices.get(context, 0), first)
-                             for variable in shared}
+                    local = {variable: replicas[variable].on(context) for variable in shared}
                     compiled[context] = compiler.compile_for(
                         context, list(part.inputs), graphs, part.updates, local, mode, part.name,
                         like=list(compiled.values()))
@@ -175,15 +172,14 @@ class Executable:
         read += [variables_of(part) for part in plan.parts if part.is_share]
         shared = list(dict.fromkeys(sum(read, [])))
         _check_same_program(communicator, program, shared)
-        replicas = {variable: replicated(variable, variable in program.streams) for variable in shared}
-        first = sum(machine.replicas[:machine.rank])
+        replicas = {variable: replicated(variable) for variable in shared}
         self.variables = list(dict.fromkeys(replicas.values()))
         share_first_values(communicator, [each for each in self.variables if each.variable not in program.own])
         by_tree, self.on_devices = plan.shares.logical_shards > 0, any(each.kind != 'cpu' for each in contexts)
         factored = {each.source for part in plan.parts for group in part.sums for each in group.exchanges} \
             .difference(plan.kept) if by_tree and not self.on_devices else ()
-        self.parts = {part: CompiledPart(part, replicas, first, Alone() if part.is_share else communicator, mode,
-                                         factored) for part in plan.parts}
+        self.parts = {part: CompiledPart(part, replicas, Alone() if part.is_share else communicator, mode, factored)
+                      for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
         read_on: dict[Context, set[theano.Variable]] = {context: set() for context in contexts + [HOST]}

@@ -133,8 +133,7 @@ class Remedies:
     def _in_slices(self, options: Options, built: Built) -> Options | None:
         """Have a graph of one replica, which is computed whole, divided so that it can be computed in slices."""
         internal = options.internal
-        if built.executable.plan.shares.is_divided or built.refusal or internal.whole or internal.in_slices or \
-                options.flags.random == 'independent':  # a stream of each replica cannot become one of all
+        if built.executable.plan.shares.is_divided or built.refusal or internal.whole or internal.in_slices:
             return None
         return replace(options, internal=replace(internal, in_slices=True))
 
@@ -186,8 +185,7 @@ class Remedies:
     def _spread(self, common: ReplicaError, options: Options, divided: Divided) -> Options | None:
         """Place the parameters over the contexts of this process."""
         internal = options.internal
-        if internal.spread or options.flags.random == 'independent' or \
-                self._ranks.size > 1 or len(divided.mesh.places) > 1 or \
+        if internal.spread or self._ranks.size > 1 or len(divided.mesh.places) > 1 or \
                 min(len(internal.params), len(divided.mesh.replicas)) < 2:
             return None
         return self._changed(common, options, 'spread', internal=replace(internal, spread=True, update_for_memory=''))

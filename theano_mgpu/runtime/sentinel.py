@@ -13,7 +13,7 @@ from ..utils.checksums import checksum
 from .batch import Batch
 from .building import Built
 from .inspection import InspectedRun, not_finite, place_of
-from .replicas.replicated import Replicated, ReplicatedStream
+from .replicas.replicated import Replicated
 from .replicas.transfers import fetch
 from .step_run import StepResult
 
@@ -45,9 +45,9 @@ class Sentinel:
         """
         if step % self._every:
             return
-        # Each rank alone has the state of a divided update, and each context has random streams of its own.
-        variables = [each for each in self._built.alike if not (each.divided or isinstance(each, ReplicatedStream)) and
-                     each.variable not in self._data_sets and (self._ranks.size > 1 or len(each.current()) > 1)]
+        # Each rank alone has the state of a divided update.
+        variables = [each for each in self._built.alike if not each.divided and each.variable not in self._data_sets and
+                     (self._ranks.size > 1 or len(each.current()) > 1)]
         # Checksums take a fifth of the time of digests, and tell any two values apart that differ in one place.
         copies = [{name: checksum(value) for name, value in self._values(each).items()} for each in variables]
         ours = [checksum([list(each.values())[:1] for each in copies]),

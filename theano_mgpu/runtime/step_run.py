@@ -240,11 +240,8 @@ class StepRun:
                 if number == len(batch.rounds) - 1:
                     executable.over_ranks.start(sums, batch.idle)
             for j, variable in enumerate(executable.parts[part].updated):
-                new = NewValue(variable, contexts, [values[j] for _, values in results])
-                if variable.variable not in self._plan.program.streams:
-                    self._new += [new] if number == 0 else []
-                elif not batch.idle:
-                    self._store([new])  # the next slice goes on there
+                if number == 0:
+                    self._new.append(NewValue(variable, contexts, [values[j] for _, values in results]))
             if batch.waits_on_host and executable.on_devices and part in self._plan.ends:
                 for shard in shards:
                     shard.move_to_host()

@@ -23,14 +23,11 @@ class Launcher(NamedTuple):
 MPIRUN = Launcher("Open MPI's mpirun", ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK',
                                         'OMPI_COMM_WORLD_LOCAL_SIZE'))
 HYDRA = Launcher('mpiexec of MPICH or Intel MPI', ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'))
-PALS = Launcher('mpiexec of PALS', ('PMI_RANK', 'PMI_SIZE', 'PMI_LOCAL_RANK', 'PMI_LOCAL_SIZE'))
-JSRUN = Launcher("LSF's jsrun", ('JSM_NAMESPACE_RANK', 'JSM_NAMESPACE_SIZE', 'JSM_NAMESPACE_LOCAL_RANK',
-                                 'JSM_NAMESPACE_LOCAL_SIZE'))
 SRUN = Launcher("Slurm's srun", ('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', 'SLURM_LOCALID', None))
 PMI = Launcher('an mpiexec that speaks PMI', ('PMI_RANK', 'PMI_SIZE', None, None))
-# In this order: an mpirun in an allocation counts, not the srun or jsrun with which it starts its daemons. srun sets
-# PMI's variables, too, but none for the rank on a host.
-LAUNCHERS = MPIRUN, HYDRA, PALS, JSRUN, SRUN, PMI
+# In this order: an mpirun in an allocation counts, not the srun with which it starts its daemons. srun sets PMI's
+# variables, too, but none for the rank on a host.
+LAUNCHERS = MPIRUN, HYDRA, SRUN, PMI
 MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: the value of its --mpi
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`, to a number of the job: only rank 0 prints
 SEED = 'MGPU_SEED'  # set by `theano-mgpu launch`: the random numbers that a script draws without a seed

@@ -71,21 +71,16 @@ class Shards(ShardGraph):
         Variables to exchange as soon as they are partial, because something needs their whole value anyway.
     statistics : {'exact', 'local'}
         Whether batch normalisation uses the statistics of the whole batch, or of the shard.
-    streams : collection of SharedVariable
-        Random states that each replica may have one of its own for.
 
     Attributes
     ----------
     outputs : list of Value
         PARTIAL ones are to be reduced, and ROWS to be gathered, by the caller.
-    independent : list of SharedVariable
-        The streams that each replica draws from for its own samples only.
     """
 
     def __init__(self, inputs: list[theano.Variable], outputs: list[theano.Variable],
-                 exchanged: Collection[theano.Variable] = (), statistics: str = 'exact',
-                 streams: Collection[theano.Variable] = ()) -> None:
-        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged, statistics, streams)
+                 exchanged: Collection[theano.Variable] = (), statistics: str = 'exact') -> None:
+        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged, statistics)
         self.inputs = set(inputs)
         self._walk(outputs)
 
@@ -105,7 +100,7 @@ class Shards(ShardGraph):
         inside._walk(outputs)
         return inside
 
-    def _begin(self, known, exchanged=(), statistics='exact', streams=(), numbers=None):
+    def _begin(self, known, exchanged=(), statistics='exact', numbers=None):
         ShardGraph.__init__(self, numbers)
         self._at_once = set(exchanged)
         self._traced = set()      # variables of the new graph that have the lines of the given ones
@@ -114,8 +109,7 @@ class Shards(ShardGraph):
         self._used_partial, self._used_whole = set(), set()  # variables of the given graph
         self._copied = {}         # scaled or reshaped copies of shares, to the shares
         self._copies = {}         # shares, to their exchanged copies
-        self.statistics, self.streams = statistics, streams
-        self.independent = []
+        self.statistics = statistics
         self.of_shard = {}        # statistics in the given graph, to Values of the shard's own ones
         self.averages = set()     # variables of the given graph that are made of averages of such statistics
         self._given = {}          # variables of the new graph, to the variables of the given graph

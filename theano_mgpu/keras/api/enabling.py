@@ -78,7 +78,7 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
 
     Batches are divided without measuring in a fit with a Checkpoint, for models that are placed or computed in
     micro-batches, with mgpu.executor=serial or threads, and where processes on several hosts train together, or each
-    with data, random numbers or a part of the update of its own. Processes of one host compute a batch that is not
+    with data or a part of the update of its own. Processes of one host compute a batch that is not
     divided each by itself, and compare their losses after 1, 2, 4, ..., 256 such batches, after each 256 further ones,
     and at the end of an epoch. If the losses differ, all go on from the state of the first one, and take its batches.
 
@@ -242,7 +242,7 @@ class EnabledState(ParallelState):
         outputs = [model.total_loss] if model._is_compiled else model.outputs
         flags = theano.config.mgpu
         stays_alike = ranks.size == 1 or (ranks.on_one_host and flags.data != 'sharded' and
-                                          flags.update_on != 'sharded' and flags.random != 'independent' and
+                                          flags.update_on != 'sharded' and
                                           theano.config.device == 'cpu')  # GPUs may round differently each time
         return stays_alike and not (self.enabled.always or is_placed(outputs) or Options().in_rounds or
                                     flags.executor in ('serial', 'threads'))

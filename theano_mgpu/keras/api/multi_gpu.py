@@ -57,8 +57,8 @@ def multi_gpu_model(model: keras.Model, gpus: Any = None, cpu_merge: bool = True
 
     Notes
     -----
-    BatchNormalization normalises the whole batch, and dropout and noise draw the random numbers of one device, unless
-    the flag ``mgpu.batch_statistics`` or ``mgpu.random`` says otherwise.
+    BatchNormalization normalises the whole batch, and dropout and noise draw the random numbers of one device. The flag
+    ``mgpu.batch_statistics`` may say otherwise of the first.
 
     The signature is Keras's: ``keras.utils.multi_gpu_model`` (keras/utils/multi_gpu_utils.py, 2.3.1).
     """

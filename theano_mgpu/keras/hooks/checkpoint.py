@@ -77,8 +77,8 @@ class Checkpoint(keras.callbacks.Callback):
     -----
     Other callbacks are not called during the replay, so that files which they wrote stay as they are; the exception is
     a CSVLogger that begins its file anew. The values that callbacks put into `logs` are saved, and so are the states of
-    EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and LearningRateWarmup. A callback of your own sees only the
-    batches after the restart. Remove the file to train from the beginning.
+    EarlyStopping, ReduceLROnPlateau and ModelCheckpoint. A callback of your own sees only the batches after the
+    restart. Remove the file to train from the beginning.
     """
 
     def __init__(self, path: str, every: int = 100, allow_nan: bool = False, ledger: str | None = None) -> None:
@@ -236,7 +236,7 @@ class Checkpoint(keras.callbacks.Callback):
         return os.path.exists(self._file)
 
     def _read(self):
-        saved = training_state.read(self._file, self._step.ranks, len(self._step.contexts), self._check)
+        saved = training_state.read(self._file, self._step.ranks, self._check)
         record = FitRecord.from_arrays(saved.extra)
         if not self._run.finished:
             self._run.id = record.run
@@ -299,7 +299,7 @@ class Checkpoint(keras.callbacks.Callback):
     def _restore(self):
         saved, values = self._saved, self._state
         self._saved = self._state = None
-        values.give(self._step.variables(), self._step.contexts)
+        values.give(self._step.variables())
         restore_states(self._others, values.extra)
         self.model.stop_training = saved.stopped
         if saved.end:

@@ -16,11 +16,10 @@ from ...errors import warn
 from ...runtime.state import training_state
 from ...runtime.state.state_file import parsing
 from ...utils.checksums import sampled_checksum
-from .learning_rate import LearningRateWarmup
 
 ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
 STATES = {EarlyStopping: ('wait', 'best', 'stopped_epoch'), ReduceLROnPlateau: ('wait', 'best', 'cooldown_counter'),
-         ModelCheckpoint: ('best', 'epochs_since_last_save'), LearningRateWarmup: ('first_batch',)}
+         ModelCheckpoint: ('best', 'epochs_since_last_save')}
 
 
 class FitRecord:

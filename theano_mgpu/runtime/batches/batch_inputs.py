@@ -123,8 +123,7 @@ class BatchInputs:
 
     def _with_states(self, inputs, outputs, updated):
         """Return the Program, and the states that come in with the batch, since they have a row a sample."""
-        options = self._options.flags.batch_statistics, self._options.flags.random
-        length = self._options.internal.length
+        statistics, length = self._options.flags.batch_statistics, self._options.internal.length
         read, n_outputs = set(ancestors(outputs)), len(outputs) - len(updated)
 
         def states(program):
@@ -133,7 +132,7 @@ class BatchInputs:
             return {v: output.reduction.axis for v, output in new if output.has_rows and v in read}
 
         def with_rows(rows):
-            return partition(inputs + list(rows.values()), substitute(outputs, rows), *options)
+            return partition(inputs + list(rows.values()), substitute(outputs, rows), statistics)
 
         # Chains that go on without the batch, as in persistent contrastive divergence.
         chains = {v: _stand_in(v) for v, new in zip(updated, outputs[n_outputs:])
@@ -146,7 +145,7 @@ class BatchInputs:
                     return program, chains
             except CannotCut:
                 pass  # they have as many rows by chance
-        first = program = partition(inputs, outputs, *options)
+        first = program = partition(inputs, outputs, statistics)
         rows = {}
         try:
             while not states(program).keys() <= rows.keys():

@@ -16,8 +16,7 @@ from theano.gpuarray.type import GpuArrayType
 from ...compat.shared_variables import watch, watcher_of
 from ...devices.context_map import Context
 from ...devices.contexts import is_fork
-from ...errors import GraphError, MgpuError
-from ...graph.random_streams import is_random_state, replica_state
+from ...errors import MgpuError
 from .borrowed import Lent, is_lent
 from .copies import copy_on, current_value, host_value, lies_on_device
 
@@ -45,29 +44,15 @@ def _check_turn(variable):
                         'ahead=True' % variable)
 
 
-def replicated(variable: Any, independent: bool = False) -> Replicated:
+def replicated(variable: Any) -> Replicated:
     """Return the Replicated of a shared variable; all functions over the variable share it.
 
     Parameters
     ----------
     variable : theano.compile.SharedVariable
-    independent : bool
-        Whether it is the state of a random stream of which each context has its own.
-
-    Raises
-    ------
-    GraphError
-        If one function has the same random stream on every context, and another one does not.
     """
     variable = getattr(variable.tag, 'stands_for', variable)
-    watcher = watcher_of(variable)
-    if watcher is None:
-        return (ReplicatedStream if independent else Replicated)(variable)
-    if is_random_state(variable) and independent != isinstance(watcher, ReplicatedStream):
-        raise GraphError('the random stream %s is drawn from by a function that has it the same on every context, and '
-                         'by one that has another one on each: give each a stream of its own, or set mgpu.random=exact'
-                         % variable)
-    return watcher
+    return watcher_of(variable) or Replicated(variable)
 
 
 class Replicated:
@@ -116,19 +101,10 @@ class Replicated:
         """Return whether a copy would miss writes through a borrowed value."""
         return any(replica is not self.variable for replica in self.copies.values())
 
-    def on(self, context: Context, index: int, first_index: int = 0) -> Any:
-        """Return the replica on a context, made if there is none.
-
-        Parameters
-        ----------
-        context : Context
-        index : int
-            Position among all contexts of this process.
-        first_index : int
-            Contexts of the processes before this one. The master is the very first context.
-        """
+    def on(self, context: Context) -> Any:
+        """Return the replica on a context, made if there is none."""
         if context not in self.copies:
-            self.copies[context] = self.variable if self._is_home(context, index) else self._copy(context)
+            self.copies[context] = self.variable if self._is_home(context) else self._copy(context)
         return self.copies[context]
 
     def refresh(self, contexts: Iterable[Context], own: bool = False) -> None:
@@ -146,7 +122,7 @@ class Replicated:
             replica = self.copies[context]
             if self._held.get(replica) != self.version:
                 version = self.version  # before the value is read: one that is set meanwhile is another version
-                replica.container.unwatched = self._value_for(context)
+                replica.container.unwatched = current_value(self._current())
                 self._held[replica] = version
                 self._watch_lent_memory()
 
@@ -280,10 +256,7 @@ class Replicated:
         self._bring_home()
         return host_value(self.variable)
 
-    def _value_for(self, context):
-        return current_value(self._current())
-
-    def _is_home(self, context, index):
+    def _is_home(self, context):
         """Return whether the variable is itself the replica on a context, in the memory that the user may share."""
         if isinstance(self.variable.type, GpuArrayType):
             return self.variable.type.context_name == context.name
@@ -291,44 +264,7 @@ class Replicated:
 
     def _copy(self, context):
         version = self.version
-        replica = copy_on(context, self.variable, self._value_for(context))
+        replica = copy_on(context, self.variable, current_value(self._current()))
         self._held[replica] = version
         self._watch_lent_memory()
         return replica
-
-
-class ReplicatedStream(Replicated):
-    """The state of a random stream: each context has its own, and the master shares the user's variable."""
-
-    def __init__(self, variable: Any) -> None:
-        super().__init__(variable)
-        self._indices: dict[Context, int] = {}
-        self._master = variable  # the replica that the variable's own stream goes on in
-
-    def on(self, context: Context, index: int, first_index: int = 0) -> Any:
-        self._indices[context] = first_index + index
-        return super().on(context, first_index + index)
-
-    def commit(self, contexts: Iterable[Context]) -> None:
-        """Note that the streams on these contexts have moved on; the others are where they were."""
-        for context in contexts:
-            if self._indices[context] == 0 and self._held.get(self.copies[context]) == self.version:
-                self._master = self.copies[context]
-                for other in [self.variable] + [self.copies[c] for c, i in self._indices.items() if i == 0]:
-                    if other is not self._master:
-                        self._held.pop(other, None)
-
-    def _is_home(self, context, index):
-        return index == 0 and super()._is_home(context, index)
-
-    def after_write(self) -> None:
-        super().after_write()
-        self.touched = False  # each rank has a place of its own in the stream
-
-    def _current(self):
-        # Each replica is at a place of its own; the variable goes on at the master's.
-        return [self.variable if self._held.get(self.variable) == self.version else self._master]
-
-    def _value_for(self, context):
-        self._bring_home()
-        return replica_state(host_value(self.variable), self._indices[context])

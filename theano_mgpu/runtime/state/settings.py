@@ -20,12 +20,13 @@ FLAGS = ('floatX', 'mode', 'linker', 'optimizer', 'optimizer_excluding', 'optimi
          'dnn.conv.algo_bwd_filter', 'contexts', 'device')
 PACKAGES = 'theano_mgpu', 'theano', 'numpy', 'scipy', 'keras', 'pygpu'
 OTHERS = ('mgpu.ledger', 'mgpu.ledger_every', 'mgpu.check', 'mgpu.timeline', 'mgpu.timeout', 'mgpu.compile_jobs',
-          'mgpu.opencl_cache', 'mgpu.verify', 'mgpu.executor')
+          'mgpu.verify', 'mgpu.executor')
 # Flags that change more than rounding, and flags that do not change the bits of logical shards.
-ANSWER = ('floatX', 'mgpu.tf32', *config.INEXACT)
+ANSWER = ('floatX', 'mgpu.tf32', 'mgpu.random', *config.INEXACT)
 LAYOUT = ('contexts', 'device', 'mgpu.data', 'mgpu.shares', 'mgpu.collectives', 'mgpu.overlap', 'mgpu.keep_graphs',
           'mgpu.micro_batches', 'mgpu.recompute')
 SHARDS = 'flags: mgpu.logical_shards'
+REMOVED = {'flags: mgpu.random': 'exact'}  # flags that earlier versions recorded, and what all functions do now
 
 
 def of_process() -> dict[str, dict[str, str]]:
@@ -70,7 +71,7 @@ def check_same(path: str, theirs: dict[str, str], options: Options, strict: bool
     ------
     ValueError
     """
-    ours = of_function(options)
+    ours = {**REMOVED, **of_function(options)}
     number, before = ours[SHARDS], theirs.get(SHARDS)
     text = '%s was written with mgpu.logical_shards=%s, but this function has %s: from here on, the bits would be ' \
            'of neither number. Set the flag to that of the file' % (path, before or '? (it has no record)', number)

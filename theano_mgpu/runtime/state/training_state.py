@@ -1,7 +1,6 @@
 """The saving and loading of a training state as .npz, without pickle."""
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -9,14 +8,12 @@ from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
-from ...comm.collectives import all_gather_int, all_gather_object
 from ...comm.communicator import Communicator
 from ...comm.rank_0 import on_rank_0
-from ...devices.context_map import Context
 from ...errors import warn
 from ...utils.files import whole_file
 from ..replicas.copies import host_value
-from ..replicas.replicated import Replicated, ReplicatedStream
+from ..replicas.replicated import Replicated
 from . import state_file
 from .state_file import Damaged, parsing
 
@@ -27,7 +24,7 @@ _foreign: set[str] = set()     # files that the user has been told that they are
 _not_finite: set[str] = set()  # files whose non-finite values the user has been warned about
 
 
-def save(path: str, variables: Sequence[Replicated], contexts: Sequence[Context], ranks: Communicator,
+def save(path: str, variables: Sequence[Replicated], ranks: Communicator,
          extra: Mapping[str, np.ndarray] | None = None, allow_nan: bool = False,
          settings: Mapping[str, str] | None = None) -> None:
     """Write variables to an .npz file. Every rank has to call it; rank 0 writes.
@@ -38,8 +35,6 @@ def save(path: str, variables: Sequence[Replicated], contexts: Sequence[Context]
     ----------
     path : str
     variables : list of Replicated
-    contexts : list of Context
-        The contexts of this process; their random streams are saved.
     ranks : Communicator
     extra : dict of str to ndarray, optional
         Further arrays for the file.
@@ -54,21 +49,17 @@ def save(path: str, variables: Sequence[Replicated], contexts: Sequence[Context]
     OSError
         If the file cannot be written, on every rank.
     """
-    streams = all_gather_object(ranks, [list(map(to_array, _states(variable, contexts))) for variable in variables])
-    on_rank_0(ranks, lambda: _write(path, variables, streams, extra or {}, allow_nan, settings or {}))
+    on_rank_0(ranks, lambda: _write(path, variables, extra or {}, allow_nan, settings or {}))
 
 
-def _write(path, variables, streams, extra, allow_nan, settings):
+def _write(path, variables, extra, allow_nan, settings):
     path = os.path.realpath(path)  # a link stays: its target is written
     names, values = list(map(_name, variables)), [to_array(variable.value()) for variable in variables]
     if not allow_nan and not _all_finite(path, names, values):
         return
     arrays = {'extra/' + name: array for name, array in extra.items()}
     arrays.update(names=np.array(names), settings=np.array(json.dumps(settings)))
-    for i, value in enumerate(values):
-        arrays['value/%d' % i] = value
-        states = itertools.chain.from_iterable(of_rank[i] for of_rank in streams)
-        arrays.update(('stream/%d/%d' % (i, replica), state) for replica, state in enumerate(states))
+    arrays.update(('value/%d' % i, value) for i, value in enumerate(values))
     previous = None if path in _damaged else path + PREVIOUS
     if previous not in _foreign and previous and os.path.lexists(previous) and not state_file.is_own(previous):
         _foreign.add(previous)
@@ -89,15 +80,7 @@ def _all_finite(path, names, values):
     return not infinite
 
 
-def _states(variable, contexts):
-    """Return the states of a random stream on contexts; none for another variable."""
-    if not isinstance(variable, ReplicatedStream):
-        return []
-    variable.refresh(contexts)
-    return [host_value(variable.copies[context]) for context in contexts]
-
-
-def read(path: str, ranks: Communicator, n_contexts: int, check: Callable[[Saved], Any]) -> Saved:
+def read(path: str, ranks: Communicator, check: Callable[[Saved], Any]) -> Saved:
     """Return the content of a file as rank 0 reads it; every rank has to make the call.
 
     Parameters
@@ -105,8 +88,6 @@ def read(path: str, ranks: Communicator, n_contexts: int, check: Callable[[Saved
     path : str
         If the file is damaged, the state before it is read instead, with a warning.
     ranks : Communicator
-    n_contexts : int
-        Number of contexts of this process.
     check : callable
         Called with a Saved on rank 0; raises a ValueError if the file cannot be used.
 
@@ -115,8 +96,7 @@ def read(path: str, ranks: Communicator, n_contexts: int, check: Callable[[Saved
     ValueError
         If the file is of another model, or damaged, and so is the one before it.
     """
-    path, arrays = on_rank_0(ranks, lambda: _usable(path, check))
-    return Saved(path, arrays, sum(all_gather_int(ranks, n_contexts)[:ranks.rank]))
+    return Saved(*on_rank_0(ranks, lambda: _usable(path, check)))
 
 
 def _usable(path, check):
@@ -146,8 +126,6 @@ class Saved:
     ----------
     path : str
     arrays : dict of str to ndarray
-    first : int
-        Number of contexts of the ranks before this one.
 
     Attributes
     ----------
@@ -156,25 +134,25 @@ class Saved:
         The settings of the function that wrote it; empty in files of earlier versions.
     """
 
-    def __init__(self, path: str, arrays: dict[str, np.ndarray], first: int = 0) -> None:
+    def __init__(self, path: str, arrays: dict[str, np.ndarray]) -> None:
         self.path = path
-        self._arrays, self._first = arrays, first
+        self._arrays = arrays
         self.extra = {key[len('extra/'):]: value for key, value in arrays.items() if key.startswith('extra/')}
         with parsing('the record of settings'):
             self.settings: dict[str, str] = dict(json.loads(str(arrays.get('settings', '{}'))))
 
-    def give(self, variables: Sequence[Replicated], contexts: Sequence[Context]) -> None:
+    def give(self, variables: Sequence[Replicated]) -> None:
         """Set the values of variables, all or none; if the file has other variables, raise a ValueError."""
         self.check(variables)
         new = [self._value(i) for i in range(len(variables))]
         old = []
         try:
-            for variable, (value, states) in zip(variables, new):
-                old.append((variable.value(), _states(variable, contexts)))
-                _set(variable, value, states[self._first:], contexts)
+            for variable, value in zip(variables, new):
+                old.append(variable.value())
+                _set(variable, value)
         except BaseException:  # an interrupt, too
-            for variable, (value, states) in zip(variables, old):
-                _set(variable, value, states, contexts)
+            for variable, value in zip(variables, old):
+                _set(variable, value)
             raise
 
     def check(self, variables: Sequence[Replicated]) -> None:
@@ -184,25 +162,19 @@ class Saved:
             raise ValueError('%s holds the variables %s, but this function has %s: load it into a function of the '
                              'same model and updates' % (self.path, ', '.join(saved), ', '.join(wanted)))
         for i, variable in enumerate(variables):
-            ours, theirs = host_value(variable.variable), self._value(i)[0]
+            ours, theirs = host_value(variable.variable), self._value(i)
             if _kind(ours) not in (None, _kind(theirs)):
                 raise ValueError('%s holds %s with %s, but this function has %s'
                                  % (self.path, wanted[i], _kind(theirs), _kind(ours)))
 
     def _value(self, i):
-        """Return the value of a variable, and the states of its random streams, if it is one."""
-        keys = itertools.takewhile(self._arrays.__contains__, map(('stream/%d/%%d' % i).__mod__, itertools.count()))
-        return from_array(self._arrays['value/%d' % i]), [from_array(self._arrays[key]) for key in keys]
+        # Earlier versions could also save the state of a random stream on each context, as stream/0/1.
+        return from_array(self._arrays['value/%d' % i])
 
 
-def _set(variable, value, states, contexts):
-    """Set the value of a variable and, of a random stream, the state on each context as far as there are states."""
+def _set(variable, value):
     variable.variable.container.unwatched = value
     variable.after_write()
-    if isinstance(variable, ReplicatedStream):
-        variable.refresh(contexts)
-        for context, state in zip(contexts, states):
-            variable.copies[context].container.unwatched = state
 
 
 def _kind(value):

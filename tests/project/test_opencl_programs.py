@@ -1,4 +1,4 @@
-"""OpenCL programs: with the flag mgpu.opencl_cache each is built once, and without it the driver is left alone."""
+"""The OpenCL programs of the tests: each is built once, in all processes that `.ci/quickly` has prepared."""
 import os
 import random
 import subprocess
@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 import theano_mgpu  # noqa: F401
-from theano_mgpu import config
-from theano_mgpu.compat import opencl_programs
 from theano_mgpu.runtime import compiler
 from theano_mgpu.runtime.replicas.transfers import Sender
 
@@ -15,8 +13,12 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support import opencl_programs
 from support.modes import PYTHON
+from support.search_path import search_path
 from support.small_models import data
+
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -24,13 +26,13 @@ def opencl2(gpu2):
     """Return two OpenCL contexts that share programs."""
     if gpu2[0].kind != 'opencl':
         pytest.skip('%s is no OpenCL device' % gpu2[0].device)
-    if config.own_flag('mgpu.opencl_cache') == 'False':
-        pytest.skip('the flag mgpu.opencl_cache is not set, as .ci/quickly does')
+    if not opencl_programs.caches:
+        pytest.skip('each process builds its own: the tests do not run by .ci/quickly, or TEST_OPENCL_CACHE is off')
     return gpu2
 
 
 def counts():
-    cache, = opencl_programs.share_programs()
+    cache, = opencl_programs.caches
     return np.array([cache.built, cache.loaded, cache.shared])
 
 
@@ -101,7 +103,7 @@ def in_a_process(contexts, chain):
 ENTRIES = """
 import numpy as np
 import theano_mgpu as mgpu
-from theano_mgpu.compat import opencl_programs
+from support import opencl_programs
 table, = opencl_programs.driver_tables()
 places = opencl_programs.CREATE, opencl_programs.COMPILE, opencl_programs.LINK
 before = [table[place] for place in places]
@@ -110,23 +112,21 @@ import theano
 w = theano.shared(np.ones(3, 'float32'), target='dev0')
 value = theano.function([], theano.tensor.exp(w) + w)()
 np.testing.assert_allclose(np.asarray(value), np.exp(1) + 1, rtol=1e-5)
-print([table[place] == old for place, old in zip(places, before)], len(opencl_programs.share_programs()))
+print([table[place] == old for place, old in zip(places, before)], len(opencl_programs.caches))
 """
 
 
-@pytest.mark.parametrize('flag', ['True', 'False'])
-def test_the_drivers_table_is_rewritten_only_with_the_flag(flag, gpu2, tmp_path):
-    if gpu2[0].kind != 'opencl':
-        pytest.skip('%s is no OpenCL device' % gpu2[0].device)
-    done = subprocess.run([sys.executable, '-c', ENTRIES.format(device=gpu2[0].device)], stdout=subprocess.PIPE,
+@pytest.mark.parametrize('cache', ['on', 'off'])
+def test_a_process_can_leave_the_driver_alone(cache, opencl2):
+    done = subprocess.run([sys.executable, '-c', ENTRIES.format(device=opencl2[0].device)], stdout=subprocess.PIPE,
                           universal_newlines=True, check=True, env=dict(
-                              os.environ, THEANO_FLAGS='floatX=float32,mgpu.opencl_cache=' + flag))
-    assert done.stdout.splitlines()[-1] == {'True': '[False, False, False] 1', 'False': '[True, True, True] 0'}[flag]
+                              os.environ, PYTHONPATH=search_path(TESTS), TEST_OPENCL_CACHE=cache))
+    assert done.stdout.splitlines()[-1] == {'on': '[False, False, False] 1', 'off': '[True, True, True] 0'}[cache]
 
 
 @pytest.mark.slow
 def test_another_process_loads_it_and_builds_it_where_the_file_is_broken(opencl2):
-    folder = Path(theano.config.base_compiledir) / 'opencl_programs'
+    folder = Path(opencl_programs.caches[0]._folder)
     known = set(folder.rglob('*'))
     chain = new_chain()
     built, loaded, shared = programs_of(opencl2[0], chain)
@@ -137,7 +137,7 @@ def test_another_process_loads_it_and_builds_it_where_the_file_is_broken(opencl2
 
 
 def test_programs_built_with_other_options_of_the_driver_are_others(opencl2, monkeypatch):
-    cache, = opencl_programs.share_programs()
+    cache, = opencl_programs.caches
     programs_of(opencl2[0], ['tanh'])
     context, name = next(iter(cache._programs))
     paths = set()
@@ -155,7 +155,7 @@ def test_functions_give_the_same_with_and_without(opencl2, tmp_path):
         return f(*Sender(f).send([data(6, 7)[0]]))
 
     with_cache = results()
-    cache, = opencl_programs.share_programs()
+    cache, = opencl_programs.caches
     cache._programs.clear()
     cache._binaries.clear()
     folder, cache._folder = cache._folder, str(tmp_path)

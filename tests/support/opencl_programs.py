@@ -1,26 +1,24 @@
 """A cache of OpenCL programs: each is built once, for all functions, all devices of one type, and all processes.
 
 Theano builds the kernels of each op again for each function, and OpenCL drivers are slow at it: of the 55 s in which
-the training function of a VGG-16 was compiled for PoCL, 51 s were 1,231 builds of 141 different sources. With this
-patch, a context that has built a source uses its program again, and another context loads the binary.
+the training function of a VGG-16 was compiled for PoCL, 51 s were 1,231 builds of 141 different sources. Here, a
+context that has built a source uses its program again, and another context loads the binary.
 
-The patch is applied only where the flag ``mgpu.opencl_cache`` is True, since it rewrites the OpenCL driver's dispatch
-table: the table at the head of each platform object, in which the OpenCL loader finds the driver's functions, and whose
-layout the extension cl_khr_icd defines (Khronos, cl_icd.h).
+This is for tests alone, since it rewrites the OpenCL driver's dispatch table: the table at the head of each platform
+object, in which the OpenCL loader finds the driver's functions, and whose layout the extension cl_khr_icd defines
+(Khronos, cl_icd.h). `.ci/quickly` has each process of the tests call `share_programs` before its first OpenCL context,
+unless the environment has TEST_OPENCL_CACHE=off. It imports neither theano_mgpu nor Theano.
 """
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import logging
 import os
 import threading
 from typing import Any, Dict, List, Tuple
 
-from ..utils.files import whole_file
-
-_logger = logging.getLogger('theano_mgpu')
+_logger = logging.getLogger('opencl_programs')
 
 LOADER = 'libOpenCL.so.1'
 # Places of clCreateProgramWithSource, clCompileProgram and clLinkProgram in the table, from cl_icd.h.
@@ -172,8 +170,10 @@ class ProgramCache:
         self._binaries[path] = content
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with whole_file(path) as unfinished, open(unfinished, 'wb') as file:
+            unfinished = '%s.%d' % (path, os.getpid())
+            with open(unfinished, 'wb') as file:
                 file.write(content)
+            os.replace(unfinished, path)
         except OSError as error:  # a full disk: the program is there; other processes build it again
             _logger.warning('a compiled OpenCL program could not be kept in %s: %s', self._folder, error)
 
@@ -207,6 +207,9 @@ class ProgramCache:
                                                        ctypes.byref(result), None)
 
 
+caches: List[ProgramCache] = []  # one for each driver, from the first OpenCL context on
+
+
 def driver_tables() -> list[Any]:
     """Return the dispatch table of each OpenCL driver of this process, as an array of addresses that can be written to.
 
@@ -237,22 +240,10 @@ def _is_writable(address):
     return False
 
 
-@functools.lru_cache(maxsize=None)
-def share_programs() -> list[ProgramCache]:
-    """Make OpenCL drivers build each program once, where the flag ``mgpu.opencl_cache`` is True.
-
-    Returns
-    -------
-    list of ProgramCache
-        One for each driver; the same list at each call. Empty where the flag is False.
-    """
-    import theano
-    caches: list[ProgramCache] = []
-    if theano.config.mgpu.opencl_cache == 'False':
-        return caches
-    for table in driver_tables():
-        cache = ProgramCache(table, os.path.join(theano.config.base_compiledir, 'opencl_programs'))
+def share_programs(folder: str) -> None:
+    """Make the OpenCL drivers of this process build each program once, and keep the binaries in a folder."""
+    for table in driver_tables() if not caches else ():
+        cache = ProgramCache(table, folder)
         for place, function in cache.functions.items():
             table[place] = ctypes.cast(function, _pointer).value
         caches.append(cache)
-    return caches
