@@ -195,7 +195,7 @@ def shapes():
 def compile_for(context, inputs, outputs, mode=None):
     part = Part(tuple(inputs), tuple(inputs), tuple(outputs), tuple(outputs), {}, (context,))
     replicas = {variable: replicated(variable) for variable in variables_of(part)}
-    return CompiledPart(part, replicas, 0, Alone(), mode).functions[0]
+    return CompiledPart(part, replicas, Alone(), mode).functions[0]
 
 
 def marks_of(name):

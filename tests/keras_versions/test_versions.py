@@ -13,7 +13,7 @@ VERSIONS = '0.3.3', '1.2.2', '2.0.9', '2.1.6', '2.2.4'
 KINDS = 'of_sequences', 'of_masked_sequences', 'of_two_branches', 'of_weighted_classes', 'with_a_state'
 QUICK = 'floatX=float64,cxx=,optimizer=fast_compile'
 TOLERANCE = {'0.3.3': 1e-5}  # Keras 0.3 computes in float32; the others in float64, to 1e-10
-# An embedded word: a script of its time, which names no device and no version.
+# A script that knows nothing of the version.
 SAVED = """
 import sys
 import theano_mgpu as mgpu
@@ -87,7 +87,7 @@ def test_files_come_back(version, tmp_path):
 
 
 def test_an_unchanged_script_under_run(tmp_path):
-    """Those of `theano_mgpu.keras` are for Keras 2.3.1; its own functions are divided all the same."""
+    """The functions of Keras are divided, though `theano_mgpu.keras` is for Keras 2.3.1."""
     done = python('1.2.2', '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', '--always', str(HERE / 'zoo.py'),
                   '--write', str(tmp_path / 'results.npz'), 'of_weighted_classes')
     assert '3 of 3 Theano functions on 2 contexts' in done.stderr, done.stderr

@@ -62,7 +62,6 @@ def disagree(path):
 
 def late_failures(path):
     """Raise errors on the last rank at different places of a step, and compare with an undisturbed training."""
-    from theano_mgpu import training
     from theano_mgpu.runtime import step_run, sums
     mgpu.init('a->cpu;b->cpu')
     networks = disturbed, undisturbed = Network(seed=0), Network(seed=0)
@@ -73,7 +72,7 @@ def late_failures(path):
               'sum': (sums.HostSums, 'add'), 'exchange': (step_run, 'exchanged'),
               'broadcast': (step_run.StepRun, '_broadcast'), 'update': (executor, 1),
               'outputs': (step_run.StepRun, '_gathered'), 'store': (step_run.StepRun, '_store'),
-              'check': (training.TrainingFunction, '_check')}
+              'check': (step._runner, '_check')}
     met = []
     batches = undisturbed.batches()
     for place, (owner, name) in places.items():

@@ -130,7 +130,7 @@ def error_of(f, *arguments):
 
 
 def of_a_queue(make):
-    """Return what a call gives where the queue of the other rank, then that of rank 0, is empty."""
+    """Return what a call gives where the queue of the other rank is empty, and then the queue of rank 0."""
     x, w = T.dmatrix('x'), theano.shared(np.ones(3), 'w')
     f = make([x], (x + Queue()()).sum(), updates=[(w, w + Queue()())], mode=FOLDS, name='of a queue')
     Queue.items = [] if mgpu.rank() else [1.]

@@ -191,8 +191,8 @@ def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> 
     Returns
     -------
     list of (Report or None)
-        None for a Keras on another backend, whose models are not changed; no report for one whose functions are divided
-        as those of Theano.
+        None for a Keras on another backend, whose models are not changed; no report for a Keras whose functions are
+        divided as functions of Theano.
     """
     backend = keras_versions.backend()
     if backend != 'theano':

@@ -1,4 +1,4 @@
-"""What depends on the version of Keras that is installed: 0.3 to 2.3.1."""
+"""The version of the Keras that is installed, 0.3 to 2.3.1, and the parts that depend on it."""
 from __future__ import annotations
 
 import importlib
@@ -10,11 +10,12 @@ def version() -> str:
 
 
 def backend() -> str:
-    """Return the name of Keras's backend: a package that Keras 0.3 does not import by itself."""
-    module = importlib.import_module('keras.backend')
+    """Return the name of Keras's backend."""
+    module = getattr(importlib.import_module('keras'), 'backend', None)
+    module = module or importlib.import_module('keras.backend')  # Keras 0.3 does not import it
     return module.backend() if hasattr(module, 'backend') else module._BACKEND
 
 
 def is_hooked() -> bool:
-    """Return whether `theano_mgpu.keras` knows the methods of this Keras; those of others are functions of Theano."""
+    """Return whether `theano_mgpu.keras` knows the methods of this Keras; others have functions of Theano alone."""
     return version().startswith('2.3.')

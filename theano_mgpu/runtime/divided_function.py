@@ -60,7 +60,7 @@ class Bound(NamedTuple):
 class DividedFunction:
     """A graph over a batch, computed in one sub-batch per context, with the result of one device.
 
-    Its inputs have values as items, ``f['rate'] = 0.7``, as those of a `theano.function`. With the flag ``mgpu.verify``
+    Its inputs have values as items, ``f['rate'] = 0.7``, as in a `theano.function`. With the flag ``mgpu.verify``
     it compares the first call that several contexts compute with plain Theano.
 
     Parameters

@@ -41,8 +41,6 @@ class CompiledPart:
     part : Part
     replicas : dict of SharedVariable to Replicated
         At least for the variables that it reads and updates.
-    first : int
-        Replicas of the ranks before this one.
     communicator : Communicator
         The processes that compile the same part.
     mode : str or theano.Mode, optional
@@ -61,8 +59,8 @@ class CompiledPart:
         The variables whose new values follow the outputs.
     """
 
-    def __init__(self, part: Part, replicas: Mapping[SharedVariable, Replicated],
-                 communicator: Communicator, mode: Any, factored: Collection[theano.Variable] = ()):
+    def __init__(self, part: Part, replicas: Mapping[SharedVariable, Replicated], communicator: Communicator, mode: Any,
+                 factored: Collection[theano.Variable] = ()):
         self.part, shared = part, variables_of(part)
         self.variables = [replicas[variable] for variable in shared]
         self.updated = [replicas[variable] for variable in part.updates]

@@ -17,7 +17,7 @@ import theano_mgpu
 
 from ... import config
 from ...comm import mpi_library
-from ...compat import kept_graphs
+from ...compat import kept_graphs, keras_versions
 from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
@@ -227,23 +227,23 @@ def source_of_map() -> str:
 
 
 def check_keras(setup: Setup) -> Finding:
-    """Check that Keras 2.3.1 runs on Theano."""
+    """Check that Keras runs on Theano, and say what its version lacks."""
     remedy = PIP + "Keras==2.3.1 h5py, and KERAS_BACKEND=theano"
     try:
         version = metadata.version('keras')
     except metadata.PackageNotFoundError:
         return Finding(SKIP, 'not installed; optional')
-    if version != '2.3.1':
-        return Finding(WARN, version + '; theano_mgpu.keras works with 2.3.1, the last one on Theano', remedy)
     try:
         with quietly():
-            from keras import backend
+            backend = keras_versions.backend()
+            is_hooked = keras_versions.is_hooked()
     except Exception as error:
         return Finding(WARN, '%s cannot be imported: %s' % (version, first_line(error)), remedy)
-    if backend.backend() != 'theano':
-        return Finding(WARN, '%s runs on %s, not on Theano' % (version, backend.backend()),
+    if backend != 'theano':
+        return Finding(WARN, '%s runs on %s, not on Theano' % (version, backend),
                        'export KERAS_BACKEND=theano, or "backend": "theano" in ~/.keras/keras.json')
-    return Finding(OK, version + ', on Theano')
+    lacking = '; "theano-mgpu run" and mgpu.enable() divide its models; theano_mgpu.keras is for 2.3.1'
+    return Finding(OK, version + ', on Theano' + lacking * (not is_hooked))
 
 
 def check_mpi(setup: Setup) -> Finding:
