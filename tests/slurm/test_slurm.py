@@ -111,6 +111,14 @@ def test_tasks_that_mpi_does_not_connect(mpi, tmp_path):
     assert not (tmp_path / 'ranks.npz').exists() and 'MPI_Init' not in done.stderr
 
 
+def test_a_task_that_ends_before_it_joins_ends_the_others(library):
+    """They waited in MPI for ever: srun ends no step for a task that ends with exit code 0."""
+    mpi, variables = library
+    code = 'import os, sys; os.environ["SLURM_PROCID"] == "1" and sys.exit(); import theano_mgpu; theano_mgpu.size()'
+    done = srun(sys.executable, '-c', code, mpi=mpi, nodes=1, expected=None, **variables)
+    assert done.returncode and 'rank 1 ended before it had imported theano_mgpu' in done.stderr, done.stderr
+
+
 def test_tasks_that_are_to_be_independent():
     """A user may try several learning rates, for example."""
     code = 'import theano_mgpu as mgpu, theano.tensor as T; x = T.vector(); print(mgpu.function([x], x.sum())([1, 2]))'
