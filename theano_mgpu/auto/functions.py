@@ -26,6 +26,7 @@ ONE_CPU = 'there is one context, on the CPU'
 NOTHING_DIVIDED = ONE_CPU + (': nothing is divided. To use several cores, start processes: theano-mgpu launch -n 2 run '
                              'SCRIPT. To use other devices, map contexts to them; theano-mgpu devices lists them')
 
+
 def enable(contexts: Any = None, strict: bool = False, verify: bool = False, always: bool = False,
            tell: Callable[[str], object] = warn) -> FunctionReport:
     """Run every `theano.function` of the future over several contexts, where that is exact and faster.
