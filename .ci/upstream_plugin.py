@@ -26,6 +26,8 @@ RANK = os.environ.get('OMPI_COMM_WORLD_RANK')
 if LIBRARY != 'pygpu':
     import theano_mgpu
 if LIBRARY == 'keras':
+    from theano_mgpu.compat import keras_versions
+
     import keras  # noqa: F401  before the path has a test folder of this name
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -59,7 +61,7 @@ def pytest_configure(config):
         tempfile.tempdir = os.getcwd()
     if WAY != 'plain':
         _reports.append(theano_mgpu.enable(always=WAY == 'always', tell=_tell))
-        if LIBRARY == 'keras':
+        if LIBRARY == 'keras' and keras_versions.is_hooked():
             from theano_mgpu.keras import enable
             _reports.append(enable(always=WAY == 'always', tell=_tell))
 
