@@ -105,7 +105,7 @@ def digests(lines, counts):
 @pytest.mark.needs_compiler
 def test_any_number_of_ranks_gives_the_same_bits(tmp_path):
     path = tmp_path / 'program.py'
-    path.write_text(PROGRAM % (FOLDERS, '12', 50, 'cpu'))
+    path.write_text(PROGRAM % (FOLDERS, '12', 20, 'cpu'))
     env = dict(os.environ, THEANO_FLAGS=FLAGS, KERAS_BACKEND='theano')
     of_each_model = []
     for start in ([], ['-m', 'theano_mgpu', 'launch', '-n', '2'], ['-m', 'theano_mgpu', 'launch', '-n', '3']):
