@@ -133,9 +133,9 @@ class _Move:
         here = to_host[0].type(variable.name)
         if len(to_host) < len(variable.clients):
             self.variables[variable] = as_gpuarray_variable(here, self.target.name)
-        # An op that works in place needs a copy: the caller's array must not change.
-        self.variables.update((output, deep_copy_op(here) if fgraph.has_destroyers([output]) else here)
-                              for output in to_host)
+        # An op that works in place needs a copy: the caller's array must not change. FAST_COMPILE has no such ops.
+        works_in_place = getattr(fgraph, 'has_destroyers', lambda variables: False)
+        self.variables.update((output, deep_copy_op(here) if works_in_place([output]) else here) for output in to_host)
         return here
 
     def build(self, nodes, outputs):
