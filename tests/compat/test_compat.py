@@ -47,8 +47,9 @@ NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'cuda_conte
               'named_contexts.replace_in_gpuarray', 'numpy2.is_needed', 'shared_variables.add_step_lock',
               'shared_variables.watch', 'shared_variables.watcher_of', 'theano_contexts.compiling_for',
               'theano_contexts.infer_context_name', 'theano_contexts.pinned',
-              'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_functions.graph_of',
-              'theano_functions.is_of_user', 'theano_functions.plain_function', 'theano_functions.plain_functions',
+              'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_functions.folders',
+              'theano_functions.graph_of', 'theano_functions.is_of_user', 'theano_functions.plain_function',
+              'theano_functions.plain_functions',
               'theano_imports.is_command_line', 'theano_imports.own_command',
               'theano_loops.options', 'vector_math.available', 'vector_math.parts_of', 'vector_math.support_code'}
 

@@ -53,7 +53,8 @@ def of_images():
         first = Conv2D(4, (3, 3), input_shape=(1, 8, 8), data_format='channels_first')
     pool = {} if VERSION < (1, 0) else {'data_format': 'channels_first'} if OF_2 else {'dim_ordering': 'th'}
     model = Sequential()
-    for layer in (first, BatchNormalization(axis=1), Activation('relu'), MaxPooling2D(pool_size=(2, 2), **pool),
+    # A bias right before a batch normalisation would have a gradient of zero: pure rounding.
+    for layer in (first, Activation('relu'), BatchNormalization(axis=1), MaxPooling2D(pool_size=(2, 2), **pool),
                   Dropout(.25), Flatten(), Dense(3), Activation('softmax')):
         model.add(layer)
     model.compile(loss='categorical_crossentropy', optimizer=SGD(lr=.05, momentum=.9))
@@ -112,7 +113,7 @@ def of_two_branches():
 
         def add(tensors):
             return merge(tensors, mode='sum')
-    a, b = Input(shape=(4,)), Input(shape=(3,))
+    a, b = Input(shape=(4,), dtype=K.floatx()), Input(shape=(3,), dtype=K.floatx())
     branches = [Dense(5, activation='tanh', **first)(a), Dense(5, activation='tanh', **second)(b)]
     outputs = [Dense(2, name='one')(concatenate(branches)), Dense(1, name='two')(add(branches))]
     names = {'inputs': [a, b], 'outputs': outputs} if OF_2 else {'input': [a, b], 'output': outputs}

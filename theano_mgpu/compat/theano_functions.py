@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 import sys
@@ -49,9 +48,9 @@ def is_of_user(arguments: Mapping[str, Any]) -> bool:
         The arguments of `theano.function`.
     """
     name = arguments['name'] or ''
-    if not name.startswith(_folders('theano', 'keras')):
+    if not name.startswith(folders('theano', 'keras')):
         return bool(arguments['params'] or arguments['outputs'] or arguments['updates'])
-    return bool(arguments['params'] and name.startswith(_folders(os.path.join('keras', 'backend'))))
+    return bool(arguments['params'] and name.startswith(folders('keras.backend')))
 
 
 def _name_for_user(name):
@@ -61,7 +60,7 @@ def _name_for_user(name):
     Theano or Keras, as for ``K.function``, the line that has called Keras is meant. Folders are left out.
     """
     frame: Any
-    frame, others = sys._getframe(1), _folders('theano', 'keras', 'theano_mgpu')
+    frame, others = sys._getframe(1), folders('theano', 'keras', 'theano_mgpu')
     if name and name.startswith(others):
         while frame and frame.f_code.co_filename.startswith(others):
             frame = frame.f_back
@@ -70,13 +69,10 @@ def _name_for_user(name):
     return os.path.basename(place) + colon + line if colon else line
 
 
-@functools.lru_cache(None)
-def _folders(*packages):
-    """Return the paths of packages' folders, a tuple of str that end with a separator."""
-    installed = os.path.dirname(os.path.dirname(sys.modules['theano'].__file__))
-    own = os.path.dirname(os.path.dirname(__file__))
-    return tuple(os.path.join(own if package == 'theano_mgpu' else os.path.join(installed, package), '')
-                 for package in packages)
+def folders(*packages: str) -> tuple[str, ...]:
+    """Return the paths of the folders of imported packages, a tuple of str that end with a separator."""
+    files = [getattr(sys.modules.get(package), '__file__', None) for package in packages]
+    return tuple(os.path.join(os.path.dirname(file), '') for file in files if file)
 
 
 def graph_of(function: Any) -> list[Any]:

@@ -1,15 +1,15 @@
 """The lines of the user's script, and the layers of a model, that made the variables of a graph, for messages."""
 from __future__ import annotations
 
-import functools
 import os
-import sys
 from collections import deque
 from typing import Any, Iterable
 
 import theano
 from theano.gof import Feature, Optimizer
 from theano.gof.graph import stack_search
+
+from ..compat.theano_functions import folders
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -114,16 +114,8 @@ def _traces(variable):
 
 def _outside_libraries(trace: Any) -> Any:
     """Return the innermost frame of a trace that is neither in Theano nor in Keras; None if there is none."""
-    folders = _folders('keras' in sys.modules)
-    return next((frame for frame in reversed(trace) if not frame[0].startswith(folders)), None)
-
-
-@functools.lru_cache(maxsize=None)
-def _folders(with_keras: bool) -> tuple[str, ...]:
-    """Return the folders of Theano and Keras."""
-    names = ('theano', 'keras') if with_keras else ('theano',)
-    files = [getattr(sys.modules[name], '__file__', None) for name in names]
-    return tuple(os.path.dirname(file) + os.sep for file in files if file)
+    libraries = folders('theano', 'keras')
+    return next((frame for frame in reversed(trace) if not frame[0].startswith(libraries)), None)
 
 
 class LineFeature(Feature):
