@@ -88,7 +88,7 @@ def test_files_come_back(version, tmp_path):
 
 @pytest.mark.parametrize('version', ['1.2.2', '2.0.9'])
 def test_an_unchanged_script_under_run(version, tmp_path):
-    """Of a Keras in another folder than Theano, the functions of its own were listed, such as those of `K.eval`."""
+    """Functions that Keras makes for itself were listed, where it is in another folder than Theano."""
     done = python(version, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', '--always', str(HERE / 'zoo.py'),
                   '--write', str(tmp_path / 'results.npz'), 'of_weighted_classes')
     assert '3 of 3 Theano functions on 2 contexts' in done.stderr and 'backend.py' not in done.stderr, done.stderr
