@@ -188,7 +188,11 @@ def test_equal_keys_have_one_digest(monkeypatch):
     keys = list(get_module_cache().entry_from_key)
     assert any('Composite' in theano_keys._text(key) for key in keys)
     for key in keys:
-        assert theano_keys._digest(pickle.loads(pickle.dumps(key))) == theano_keys._digest(key)
+        try:
+            pickled = pickle.dumps(key)
+        except (AttributeError, pickle.PicklingError):  # an op of another test, of a local class: Theano keeps no code
+            continue
+        assert theano_keys._digest(pickle.loads(pickled)) == theano_keys._digest(key)
 
 
 @pytest.mark.needs_compiler
