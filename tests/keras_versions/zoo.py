@@ -22,7 +22,8 @@ from keras.models import Sequential
 from keras.optimizers import SGD, Adam, RMSprop
 
 VERSION = tuple(int(number) for number in keras.__version__.split('.')[:2])
-K.set_floatx('float64')
+if VERSION >= (1, 0):  # before, the modules of Keras have copies of this setting
+    K.set_floatx('float64')
 OF_2 = VERSION >= (2, 0)
 EPOCHS = 'epochs' if OF_2 else 'nb_epoch'
 N = 21  # samples, in batches of 8
