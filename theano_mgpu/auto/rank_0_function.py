@@ -17,7 +17,7 @@ from ..runtime.replicas.transfers import fetch
 
 
 class RankZeroFunction:
-    """A callable in place of the `plain_call` of a `theano.function`: all ranks get what it gives on rank 0.
+    """A callable in place of the `plain_call` of a `theano.function`: all ranks get the results of rank 0.
 
     These are the outputs, and the new values of shared variables and of inputs with an update. The other ranks call the
     function, too, for what its ops change in the process. A call that one rank makes alone, or in a thread other than
@@ -58,7 +58,7 @@ class RankZeroFunction:
 
 
 def draw_on_rank_0(function: Any, name: str) -> None:
-    """Have all ranks get what a new function gives on rank 0, if its graph has an op that may give other results.
+    """Have all ranks get the results of rank 0 from a new function, if its graph has an op that may give other results.
 
     Parameters
     ----------

@@ -131,8 +131,7 @@ class own_traceback(AbstractContextManager):
 
         def show(kind, error, traceback):
             hide_frames(error)
-            if hint(error):
-                rank_process.note(hint(error))
+            rank_process.note_python_2(error)
             hook(kind, error, error.__traceback__)
         sys.excepthook = show
 

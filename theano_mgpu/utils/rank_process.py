@@ -150,9 +150,15 @@ def _fail(kind, error, trace):
         abort(1)
 
 
+def note_python_2(error: BaseException) -> None:
+    """Note how to convert the file that an error arose in, if it is written for Python 2."""
+    text = hint(error)  # it may read the file
+    if text:
+        note(text)
+
+
 def _report(kind, error, trace):
-    if hint(error):
-        note(hint(error))
+    note_python_2(error)
     text = 'rank %d of %d (host %s, process %d) failed:\n%s' % (
         mpi_environment.rank(), mpi_environment.size(), host(), os.getpid(),
         ''.join(traceback.format_exception(kind, error, trace)).rstrip())
