@@ -54,7 +54,7 @@ napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for n
     theano_mgpu.runtime.timeline.Timings theano_mgpu.graph.audit.Audit theano_mgpu.graph.audit.OpPlacement
     theano_mgpu.runtime.verification.report.VerificationReport theano_mgpu.runtime.verification.report.Row
     theano_mgpu.auto.report.FunctionReport theano_mgpu.auto.report.FunctionUsage
-    theano_mgpu.keras.model.report.Report theano_mgpu.keras.model.report.Usage
+    theano_mgpu.auto.model_report.Report theano_mgpu.auto.model_report.Usage
     theano_mgpu.keras.api.balancing.Balance theano_mgpu.keras.api.balancing.Cost""".split()}
 
 # Plain text files with the names from our docstrings, since the documentation is built without a network.

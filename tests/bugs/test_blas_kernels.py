@@ -159,6 +159,8 @@ def test_ranks_have_the_same_kernels(machine, monkeypatch, tmp_path):
     script = tmp_path / 'script.py'
     script.write_text('import sys, theano_mgpu\n' + SHOW
                       + 'open(sys.argv[1] + str(theano_mgpu.rank()), "w").write(" ".join(kernels))\n')
+    for name in blas.VARIABLE, blas.OWN:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('LD_PRELOAD', str(machine.library))
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     monkeypatch.setenv('LOG_OF_KERNELS', str(tmp_path / 'log'))

@@ -224,7 +224,7 @@ def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
 def test_functions_that_are_made_later_are_those_of_plain_keras_all_the_same(tmp_path):
     """The functions had another model's moments or new ones, or the graph of a model that had changed meanwhile."""
     path = str(tmp_path / 'ranks')
-    launch(2, 'by_turns', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED)
+    launch(2, 'by_turns', path, job=os.path.abspath(rank_jobs.__file__), flags=INTERPRETED + ',mgpu.shares=equal')
     expected = rank_jobs.trained_by_turns()
     for rank in range(2):
         for ours, theirs in zip(arrays('%s.%d.npz' % (path, rank)), expected):

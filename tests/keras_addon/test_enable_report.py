@@ -9,9 +9,9 @@ from theano_mgpu.auto.trial import Trial
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.devices.mesh import mesh_of
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
-from theano_mgpu.keras.model import report as report_module
-from theano_mgpu.keras.model.parallel_state import parallel_state_of
-from theano_mgpu.keras.model.report import Report
+from theano_mgpu.auto import model_report as report_module
+from theano_mgpu.auto.parallel_state import parallel_state_of
+from theano_mgpu.auto.model_report import Report
 from theano_mgpu.options import Options
 from theano_mgpu.runtime.divided_function import DividedFunction
 from theano_mgpu.runtime.sampled_timings import SampledTimings

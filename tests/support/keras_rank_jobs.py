@@ -104,7 +104,7 @@ def short_batches(path):
 
     def fail(inputs):
         raise MemoryError('no memory left')
-    compared = model.train_function.compared
+    compared = model.train_function.function.compared
     whole, compared._function = compared._function, fail if mgpu.rank() else compared._function
     try:
         for _ in range(300):

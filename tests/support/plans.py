@@ -72,14 +72,15 @@ def divided_update():
 
 def resnet():
     """Return the plan of a ResNet-20 in Keras, with exact batch normalisation."""
-    from theano_mgpu.keras.model.batch import batch_inputs, new_values
+    from theano_mgpu.keras.models import batch_inputs, first_of_each, new_values
     benchmarks = os.path.join(os.path.dirname(__file__), '..', '..', 'benchmarks')
     with on_path(benchmarks):
         import exactness
     model = exactness.resnet(16, 4)
     model.compile('sgd', 'categorical_crossentropy')
     params = model._collected_trainable_weights
-    updates = new_values(model, 'train', model.optimizer.get_updates(params=params, loss=model.total_loss))
+    updates = first_of_each([*model.updates, *model.optimizer.get_updates(params=params, loss=model.total_loss),
+                             *new_values(model, 'test').items()])
     return planned(batch_inputs(model), [model.total_loss], updates, params=params, name='ResNet-20', by_nccl=True)
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -18,16 +19,25 @@ _making = threading.local()
 
 
 @contextlib.contextmanager
-def plain_functions() -> Iterator[bool]:
+def plain_functions() -> Iterator[None]:
     """Keep `theano.function` from calling hooks within the ``with`` block: for functions of our own, and nested ones.
-
-    Yields
-    ------
-    bool
-        Whether the block is within another such block.
     """
-    with temporarily(_making, 'plain', True) as before:
-        yield bool(before)
+    with temporarily(_making, 'plain', True):
+        yield
+
+
+@contextlib.contextmanager
+def replaced_functions(replace: Callable[..., Any]) -> Iterator[None]:
+    """Let a callable replace the functions that are made within the ``with`` block; no hook is called with these.
+
+    Parameters
+    ----------
+    replace : callable
+        ``replace(arguments, compile)`` returns the function: the arguments of `theano.compile.pfunc.pfunc`, and a
+        callable that returns Theano's own function, the same one each time.
+    """
+    with temporarily(_making, 'replace', replace):
+        yield
 
 
 def plain_function(*args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -105,20 +115,32 @@ def after_each_function(attach: Callable[[Any, Mapping[str, Any]], Any], first: 
     first : bool
         Call it before the hooks that there are; after them by default.
     """
-    if not _hooks:
-        @wrap(sys.modules['theano.compile.function'])
-        def pfunc(original, *args, **kwargs):
-            with plain_functions() as is_within:
-                if is_within:
-                    return original(*args, **kwargs)
-                arguments = _arguments(original, *args, **kwargs)
-                name = _name_for_user(arguments['name'])
-                with progress.compiling('compiling ' + name):
-                    function = original(*args, **kwargs)
-            function.mgpu_name = name
-            any(attach(function, arguments) for attach in _hooks)
-            return function
+    hook_functions_once()
     _hooks.insert(0 if first else len(_hooks), attach)
+
+
+@functools.lru_cache(None)
+def hook_functions_once() -> None:
+    """Call the hooks with each function that Theano makes from now on."""
+    @wrap(sys.modules['theano.compile.function'])
+    def pfunc(original, *args, **kwargs):
+        if getattr(_making, 'plain', False):
+            return original(*args, **kwargs)
+        arguments = _arguments(original, *args, **kwargs)
+        replace = getattr(_making, 'replace', None)
+        if replace is not None:
+            return replace(arguments, functools.lru_cache(None)(functools.partial(_made, original, arguments)))
+        function = _made(original, arguments)
+        any(attach(function, arguments) for attach in _hooks)
+        return function
+
+
+def _made(original, arguments):
+    name = _name_for_user(arguments['name'])
+    with plain_functions(), progress.compiling('compiling ' + name):
+        function = original(**arguments)
+    function.mgpu_name = name
+    return function
 
 
 def _arguments(function, *args, **kwargs):

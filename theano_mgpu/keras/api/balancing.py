@@ -24,7 +24,7 @@ from ...runtime.replicas.copies import copy_on
 from ...runtime.replicas.transfers import Sender, fetch, wait
 from ...utils import progress
 from ...utils.tables import table
-from ..model.batch import members
+from ..models import members
 from .multi_gpu import check_built
 
 WARM_UP, REPEATS = 2, 5

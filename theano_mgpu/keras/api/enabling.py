@@ -11,6 +11,9 @@ import theano
 
 from ...auto.chooser import LengthChooser
 from ...auto.enabled import Enabled
+from ...auto.model_report import Report, Usage
+from ...auto.parallel_state import ParallelState, parallel_state_of, set_parallel_state
+from ...auto.steps import Advice, Choice, Computed, on_devices
 from ...comm.choice import choose_ranks
 from ...compat import keras_models
 from ...devices.context_map import Context
@@ -18,10 +21,7 @@ from ...errors import GraphError, warn
 from ...graph.placement.propagation import is_placed
 from ...options import Options
 from ..hooks.methods import LOOPS, switch_methods_once
-from ..model.functions import KINDS, check_compile
-from ..model.parallel_state import ParallelState, parallel_state_of, set_parallel_state
-from ..model.report import Report, Usage
-from ..model.steps import Advice, Choice, Computed, on_devices
+from ..models import KINDS, check_compile
 from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
 from .verification import check_alone, verify_batch
 

@@ -9,6 +9,7 @@ import numpy as np
 from keras import backend as K
 from keras.engine import saving
 
+from ...auto.parallel_state import ParallelState, parallel_state_of, set_parallel_state
 from ...devices.choice import resolve_contexts
 from ...devices.context_map import Context, describe
 from ...devices.contexts import contexts as active_contexts
@@ -16,9 +17,7 @@ from ...devices.contexts import host_contexts
 from ...errors import ContextError
 from ...utils import mpi_environment
 from ..hooks.methods import switch_methods_once
-from ..model.batch import members
-from ..model.functions import check_compile
-from ..model.parallel_state import ParallelState, parallel_state_of, set_parallel_state
+from ..models import check_compile, members
 
 
 def multi_gpu_model(model: keras.Model, gpus: Any = None, cpu_merge: bool = True,

@@ -8,12 +8,11 @@ import keras
 import theano
 from theano.gof.graph import io_toposort
 
+from ...auto.parallel_state import models_over_contexts, parallel_state_of
 from ...graph.placement.tags import place_of
 from ...placement import place as place_variable
 from ...placement import place_name
-from ..model.batch import first_of_each
-from ..model.functions import KINDS
-from ..model.parallel_state import models_over_contexts, parallel_state_of
+from ..models import KINDS, first_of_each
 from .multi_gpu import check_built
 
 

@@ -11,6 +11,8 @@ import theano
 from keras import backend as K
 from keras.backend.theano_backend import Function
 
+from ...auto.parallel_state import ParallelState, parallel_state_of
+from ...auto.steps import length_of
 from ...compat.theano_functions import plain_function
 from ...devices.context_map import Context
 from ...errors import MgpuError
@@ -23,10 +25,7 @@ from ...runtime.verification.comparison import on_both_sides, rows_of
 from ...runtime.verification.report import TOLERANCE, VerificationReport, largest
 from ...utils import mpi_environment
 from ..hooks.fit_record import random_states, set_random_states
-from ..model.batch import batch_inputs, metric_values, new_values
-from ..model.functions import options_of
-from ..model.parallel_state import ParallelState, parallel_state_of
-from ..model.variants import Variants
+from ..models import batch_inputs, metric_values, new_values, options_of
 from .multi_gpu import chosen_contexts
 
 
@@ -142,11 +141,12 @@ class _Batch:
 
     def over_contexts(self, state: ParallelState, inputs: list[Any]) -> dict[tuple[str, str], np.ndarray]:
         """Return the same over the contexts of a ParallelState; variables have their new values afterwards."""
-        def make(contexts, expressions):
-            outputs, new = expressions[:len(self._outputs)], expressions[len(self._outputs):]
-            return ParallelFunction(self.inputs, outputs, dict(zip(self.updated, new)), contexts=contexts,
-                                    name=self._name, **self._options)
-        results = Variants(self.expressions, make, self.inputs, state).of(inputs)(*inputs)
+        outputs, new = self.expressions[:len(self._outputs)], self.expressions[len(self._outputs):]
+        function = ParallelFunction(self.inputs, outputs, dict(zip(self.updated, new)), contexts=state.contexts,
+                                    name=self._name, length=length_of(inputs), **self._options)
+        if function.refused:
+            state.cannot_divide(function)
+        results = function(*inputs)
         values = {key: np.array(value) for key, value in zip(self._outputs, results)}
         values.update((key, K.get_value(variable)) for key, variable in self._states.items())
         return values
@@ -182,9 +182,8 @@ def _updates_of_train_function(model):
     functions = state.functions if state else {}
     if 'train' not in functions:
         model._make_train_function()
-    pairs = getattr(functions.get('train'), 'optimizer_updates', None)
-    if pairs is not None:
-        return new_values(model, 'train', pairs)
+    if 'train' in functions:
+        return functions['train'].updates
     if not isinstance(model.train_function, Function):
         raise MgpuError('the train function of %s is %r, which neither Keras nor theano_mgpu has made: its updates are '
                         'not known. Verify before it is replaced' % (model.name, model.train_function))

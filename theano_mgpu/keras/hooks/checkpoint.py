@@ -10,6 +10,8 @@ from typing import Any, Callable, Iterator
 
 import keras
 
+from ...auto.parallel_state import parallel_state_of
+from ...auto.steps import Computed
 from ...comm.collectives import broadcast_object
 from ...comm.rank_0 import on_rank_0
 from ...errors import MgpuError, warn
@@ -18,8 +20,6 @@ from ...runtime.state.ledger import ledger_at
 from ...runtime.state.lock import lock_file
 from ...utils.mpi_environment import CHECKPOINT
 from ...utils.rank_process import report
-from ..model.parallel_state import parallel_state_of
-from ..model.steps import Computed
 from .fit_record import FitRecord, random_states, restore_states, set_random_states, states_of
 
 

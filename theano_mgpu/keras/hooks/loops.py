@@ -15,6 +15,8 @@ import numpy as np
 import theano
 from keras import callbacks as keras_callbacks
 
+from ...auto.model_function import ModelFunction
+from ...auto.parallel_state import parallel_state_of
 from ...comm.collectives import all_gather_int, all_gather_object, broadcast_object
 from ...comm.failures import failing_together
 from ...comm.mpi import mpi_communicator
@@ -22,8 +24,6 @@ from ...comm.rank_0 import on_rank_0
 from ...runtime.consistency import check_lengths
 from ...utils import mpi_environment
 from ...utils.spare import wait_until_needed
-from ..model.functions import BatchFunction
-from ..model.parallel_state import parallel_state_of
 from .checkpoint import Checkpoint
 from .feed import fed
 
@@ -216,7 +216,7 @@ class RankSync(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._trained = None
-        self._on('train', BatchFunction.begin)
+        self._on('train', ModelFunction.begin)
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         steps, samples, size = (self.params.get(name) for name in ('steps', 'samples', 'batch_size'))
@@ -234,16 +234,16 @@ class RankSync(keras.callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         self._check_samples()
         self._tested = None
-        self._on('test', BatchFunction.begin)
+        self._on('test', ModelFunction.begin)
 
     def on_test_end(self, logs: Any = None) -> None:
-        self._tested = self._on('test', BatchFunction.join)
+        self._tested = self._on('test', ModelFunction.join)
 
     def on_train_end(self, logs: Any = None) -> None:
         self.ranks.divided.consolidate()  # a script may save the model on rank 0 alone
 
     def on_predict_end(self, logs: Any = None) -> None:
-        self._on('predict', BatchFunction.join)
+        self._on('predict', ModelFunction.join)
 
     def results(self, returned: Any) -> Any:
         """Return the results of a loop: the loss and metrics of all the data, in place of this process's part."""
@@ -258,4 +258,4 @@ class RankSync(keras.callbacks.Callback):
 
     def _join_training(self):
         if self._trained is None:
-            self._trained = self._on('train', BatchFunction.join) or ()
+            self._trained = self._on('train', ModelFunction.join) or ()

@@ -7,52 +7,22 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Any, Callable
 
 import numpy as np
 from keras import backend as K
-from keras.backend import theano_backend
 from keras.engine import saving
 
+from ...auto.parallel_state import parallel_state_of
 from ...comm.alone import Alone
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import write_on_rank_0
-from ...compat import keras_loops, keras_models
+from ...compat import keras_loops, keras_models, theano_functions
 from ...utils import mpi_environment
 from ...utils.files import whole_file
-from ..model.batch import members
-from ..model.functions import KINDS, BatchFunction, WholeFunction
-from ..model.parallel_state import parallel_state_of
+from ..models import KINDS, function_maker, members
 from .loops import loop_of
 from .prefetch import looking_ahead
-
-
-def _function_maker(kind):
-    """Return a wrapper of the method that makes a model's train, test or predict function."""
-    name = kind + '_function'
-
-    def wrap(original):
-        @functools.wraps(original)
-        def make(self):
-            if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
-                original(self)  # it checks the model
-                return
-            if kind == 'train':
-                self._check_trainable_weights_consistency()
-            state = parallel_state_of(self)
-            if state.usage is not None:
-                state.usage.is_used = True
-            is_whole, function = state.leaves_all(), BatchFunction(kind, self)
-            if not is_whole:
-                function.compile()
-            elif isinstance(function.make_plain(), theano_backend.Function):
-                function = WholeFunction(function, state.contexts[:1], state.steps(kind))
-            else:  # the user has replaced K.function
-                setattr(self, name, function.make_plain())
-                return
-            state.functions[kind] = function
-            setattr(self, name, function)
-        return make
-    return wrap
 
 
 def _standardize_user_data(original):
@@ -95,11 +65,12 @@ def _training_loop(original):
 
 LOOPS = {'fit': _training_loop, 'fit_generator': _training_loop, 'evaluate': loop_of, 'evaluate_generator': loop_of,
          'predict': loop_of, 'predict_generator': loop_of}
-METHODS = dict(LOOPS, _standardize_user_data=_standardize_user_data, save=_saving, save_weights=_saving,
-               **{'_make_%s_function' % kind: _function_maker(kind) for kind in KINDS})
+METHODS: dict[str, Callable[..., Any]] = dict(LOOPS, _standardize_user_data=_standardize_user_data, save=_saving, save_weights=_saving,
+               **{'_make_%s_function' % kind: function_maker(kind) for kind in KINDS})
 
 
 @functools.lru_cache(None)
 def switch_methods_once() -> None:
     """Install these methods in `keras.Model`, for the models that have a ParallelState."""
+    theano_functions.hook_functions_once()
     keras_models.switch_keras_methods(METHODS, applies=parallel_state_of)

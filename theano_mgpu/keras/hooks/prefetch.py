@@ -7,6 +7,7 @@ from typing import Any, Callable
 import keras
 import numpy as np
 
+from ...auto.parallel_state import parallel_state_of
 from ...compat import keras_loops
 from .feed import Feed, next_of_queue
 
@@ -29,7 +30,7 @@ class LoopObserver:
 
     def calls(self, function: Any) -> bool:
         """Return whether the loop calls a function itself: one of the user's in its place may change the arrays."""
-        return self._model.train_function is function
+        return getattr(self._model.train_function, 'function', None) is function
 
     def slice(self, original: Callable[..., Any], arrays: Any, rows: Any) -> Any:
         """Slice a batch of `fit`, in place of Keras's slice_arrays."""
@@ -125,7 +126,7 @@ def looking_ahead(method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             keras_loops.keras_batches = before
             # A loop that was interrupted leaves a batch on the devices.
-            function = getattr(self, 'train_function', None)
-            if hasattr(function, 'forget_prepared'):
+            function = parallel_state_of(self).functions.get('train')
+            if function is not None:
                 function.forget_prepared()
     return loop

@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ...auto.report import UsageSummary, cell, on_contexts
-from ...devices.context_map import Context
-from ...utils import mpi_environment
-from ...utils.tables import counted
+from ..devices.context_map import Context
+from ..utils import mpi_environment
+from ..utils.tables import counted
+from .report import UsageSummary, cell, on_contexts
 
 KINDS = {'train': 'TRAINED', 'test': 'TESTED', 'predict': 'PREDICTED'}
 

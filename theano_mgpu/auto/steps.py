@@ -9,12 +9,13 @@ import functools
 from time import perf_counter
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
-from ...auto.chooser import LengthChooser, Way
-from ...auto.trial import Trial
-from ...devices.context_map import HOST, Context
-from ...runtime.state.ledger import Account
-from .batch import length_of
-from .report import Usage
+import numpy as np
+
+from ..devices.context_map import HOST, Context
+from ..runtime.state.ledger import Account
+from .chooser import LengthChooser, Way
+from .model_report import Usage
+from .trial import Trial
 
 
 class Computed(NamedTuple):
@@ -67,7 +68,7 @@ class Choice:
     Parameters
     ----------
     chooser : LengthChooser
-    function : BatchFunction
+    function : ModelFunction
         Its `plain` computes the other batches.
     contexts : list of Context
         The contexts of the model. Plain Keras computes on the host.
@@ -92,7 +93,7 @@ class Choice:
         results = self._chooser.run(samples, compute)
         compared = self._chooser.compared(samples) if is_open else None
         if compared is not None:
-            self._function.function.timings.compared = compared
+            self._function.step.timings.compared = compared
         return results
 
 
@@ -123,3 +124,9 @@ class Advice:
 def on_devices(contexts: Sequence[Context]) -> bool:
     """Return whether any of the contexts is on a device other than the CPU."""
     return any(context.kind != 'cpu' for context in contexts)
+
+
+def length_of(inputs: list[Any]) -> int:
+    """Return the number of samples of a batch; 0 if it has none."""
+    shape = np.shape(inputs[0]) if inputs else ()
+    return shape[0] if shape else 0

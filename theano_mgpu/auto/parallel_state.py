@@ -8,17 +8,15 @@ import functools
 import weakref
 from typing import Any, Callable
 
-import keras
-
-from ...auto.fallback import FAILED
-from ...devices.context_map import Context, describe
-from ...errors import in_one_line, warn
-from .report import Usage
+from ..devices.context_map import Context, describe
+from ..errors import in_one_line, warn
+from .fallback import FAILED
+from .model_report import Usage
 from .steps import Computed, count
 
 CANNOT_DIVIDE = 'cannot be computed in parts: '  # why a model is not divided; the reason of the analysis follows
 
-_models: weakref.WeakSet[keras.Model] = weakref.WeakSet()  # the models that have had a ParallelState
+_models: weakref.WeakSet[Any] = weakref.WeakSet()  # the models that have had a ParallelState
 
 
 def warn_of(name: str, text: str) -> None:
@@ -111,23 +109,23 @@ class ParallelState:
         Parameters
         ----------
         kind : {'train', 'test', 'predict'}
-        function : BatchFunction, optional
+        function : ModelFunction, optional
             The function, unless its last step is plain Keras itself.
         """
         return [] if self.usage is None else [functools.partial(count, self.usage, kind)]
 
 
-def parallel_state_of(model: keras.Model) -> Any:
+def parallel_state_of(model: Any) -> Any:
     """Return the ParallelState of a model; None for plain Keras."""
     return model.__dict__.get('_mgpu_parallel_state')
 
 
-def set_parallel_state(model: keras.Model, state: ParallelState | None) -> None:
+def set_parallel_state(model: Any, state: ParallelState | None) -> None:
     """Set the ParallelState of a model for its next functions; None for plain Keras."""
     _models.add(model)
     model.__dict__['_mgpu_parallel_state'] = state  # not by setattr: Keras keeps track of a model's attributes
 
 
-def models_over_contexts() -> list[keras.Model]:
+def models_over_contexts() -> list[Any]:
     """List the models of this process that run over contexts."""
     return [model for model in _models if parallel_state_of(model) is not None]

@@ -1,0 +1,345 @@
+"""A function that Keras makes for the batches of a model: over the contexts, in place of plain Theano's."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Collection, NamedTuple, Sequence
+
+import numpy as np
+import theano
+
+from ..comm.choice import choose_ranks
+from ..devices.context_map import HOST
+from ..errors import BatchError, GraphError, MgpuError, in_one_line
+from ..graph.own_flags import builds_graphs
+from ..graph.updates import pairs
+from ..parallel_function import ParallelFunction
+from ..runtime.batches.free_batch_size import written_lengths
+from ..runtime.consistency import ComparedFunction, LeadingInputs
+from ..runtime.state.ledger import Account, Ledger, ledger
+from ..training import TrainingFunction
+from .fallback import FAILED, by_plain, is_for_plain
+from .steps import Choice, Computed, chained, length_of, record
+
+ONE = 'one replica'  # the key of the program that divides no batch
+
+
+class Hint(NamedTuple):
+    """What the graph of a model's function does not tell.
+
+    Attributes
+    ----------
+    kind : {'train', 'test', 'predict'}
+    samples : list of theano.Variable
+        The inputs that have samples, along axis 0.
+    length : int or None
+        Samples of the batches that the model was built for; None for any number.
+    params : list of SharedVariable
+        The trained weights.
+    weights : list of SharedVariable
+        All weights.
+    metrics : collection of SharedVariable
+        The states of metrics, which say nothing of the training.
+    following : callable or None
+        ``following(function, inputs)`` returns a callable that returns the inputs of the next batch, where the loop
+        knows them; else None.
+    """
+
+    kind: str
+    samples: Sequence[theano.Variable]
+    length: int | None
+    params: Sequence[Any]
+    weights: Sequence[Any]
+    metrics: Collection[Any]
+    following: Callable[..., Any]
+
+
+class ModelFunction:
+    """The function of a model whose batches are divided, unless a step leaves them to plain Theano.
+
+    It keeps the graph as it is now, as in Keras: a program may be made after the model has changed.
+
+    Parameters
+    ----------
+    state : ParallelState
+        Of the model.
+    hint : Hint
+    arguments : dict
+        Of the `theano.function` that Keras asks for.
+    compile : callable
+        Returns the function of plain Theano, the same one each time.
+
+    Attributes
+    ----------
+    plain : callable
+        Plain Theano's function: it compares its results in several processes.
+    leading : LeadingInputs
+        The inputs for plain Theano, the same on every rank where ranks have to choose alike.
+    compared : ComparedFunction or None
+        Plain Theano in several processes, which compare its results; None for predictions, as these change no variable.
+    updates : dict of SharedVariable to theano.Variable
+        The new values that a batch gives.
+    account : Account or None
+        It writes the steps to the ledger.
+    """
+
+    def __init__(self, state: Any, hint: Hint, arguments: dict[str, Any], compile: Callable[[], Any]) -> None:
+        self.kind, self.make_plain = hint.kind, compile
+        self._state, self._hint, self._arguments = state, hint, arguments
+        self.updates: dict[Any, theano.Variable] = {}
+        for variable, new in pairs(arguments['updates']):
+            self.updates.setdefault(variable, new)  # of several new values, the first counts
+        outputs = list(arguments['outputs'])
+        self._is_value = [hasattr(output, '_is_metric') for output in outputs]  # read after the batch, see `Values`
+        self._outputs = [output for output, is_value in zip(outputs, self._is_value) if not is_value]
+        self._values: list[Any] = []
+        self.read: Callable[[], list[Any]] = list
+        self._programs: dict[Any, Any] = {}  # by the length that the graph may have as a number; see also `ONE`
+        self._lengths: set[int] | None = None  # such numbers
+        self._usual: int | str | None = hint.length  # the key of the program of the usual batch
+        self._is_new, self._has_divided = True, False
+        self.leading = LeadingInputs(choose_ranks(None), '%s_function' % self.kind, self.kind == 'predict')
+        self.compared: ComparedFunction | None = None
+        book = ledger(choose_ranks(None)) if self.kind == 'train' else None
+        self.account = self._account = self.open_account(book) if book else None
+        self.is_whole = state.leaves_all()
+        self._steps = state.steps(self.kind, None if self.is_whole else self) + [self._whole if self.is_whole else self._compute]
+        self._chain(self.account)
+        self.begin()
+
+    # --- the place in Keras's function
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        computed = self._run(list(inputs))
+        self._values = [each for each, is_value in zip(computed.outputs, self._is_value) if is_value]
+        return list(computed.outputs)
+
+    def values(self) -> list[Any]:
+        """Return the values that Keras reads after each batch: its metrics, as they were after the last one."""
+        return self._values
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the function over contexts or, if it has none, of plain Theano's."""
+        if name.startswith('_'):
+            raise AttributeError(name)
+        return getattr(self.make_plain() if self.is_whole or not hasattr(self.step, name) else self.step, name)
+
+    # --- the steps of a call
+
+    def open_account(self, book: Ledger) -> Account:
+        """Return a new account in a ledger: of the weights, and of the state of the optimizer."""
+        return book.account('%s_function of %s' % (self.kind, self._state.name),
+                            [*self._hint.weights, *(v for v in self.updates if v not in self._hint.metrics)],
+                            choose_ranks(None))
+
+    def _chain(self, account, first=(), but=()):
+        self.account = account  # the one that counts at present
+        recording = [] if account is None else [functools.partial(record, account)]
+        self._run = chained([*first, *recording, *[step for step in self._steps if not isinstance(step, but)]])
+
+    def begin_fit(self, replay: Callable[..., Computed], account: Account | None = None) -> None:
+        """Put the step of a checkpoint before the others, and divide each batch: a restart must not depend on timings.
+
+        An `account` takes the place of the function's own.
+        """
+        self._chain(account or self._account, [replay], Choice)
+
+    def end_fit(self) -> None:
+        """Take the step of a checkpoint out again."""
+        self._chain(self._account)
+
+    def note_replayed(self) -> None:
+        """Count a step that a checkpoint has replayed."""
+        if self.account is not None:
+            self.account.steps += 1
+
+    # --- one device
+
+    def plain(self, inputs: list[Any]) -> list[Any]:
+        """Compute a batch by plain Theano in each process, and compare the results now and then.
+
+        A batch that was sent ahead is dropped.
+        """
+        results = self._plain(inputs)
+        self.forget_prepared()
+        return results
+
+    def _by_theano(self, inputs):
+        return self._with_values(self.make_plain().plain_call(*inputs))
+
+    def _with_values(self, outputs, of_graph=False):
+        """Return outputs with the values that are read after a batch."""
+        others = iter(outputs if of_graph else
+                      [output for output, is_value in zip(outputs, self._is_value) if not is_value])
+        values = iter(self.read())
+        return [next(values if is_value else others) for is_value in self._is_value]
+
+    @functools.cached_property
+    def _plain(self):
+        if self.kind == 'predict' or self.step.ranks.size == 1:
+            return self._by_theano
+        step = self.step
+        self.compared = ComparedFunction(self._by_theano, step.ranks, step.built.number, lambda: step.built.alike,
+                                         self.leading)
+        return self.compared
+
+    def compare(self) -> None:
+        """Compare the results that each process has computed by itself: all go on from rank 0's."""
+        if self.compared is not None:
+            self.compared.compare()
+
+    def _whole(self, inputs):
+        """Compute a batch by plain Theano, as none of the model's is divided."""
+        return Computed(self._by_theano(inputs), length_of(inputs), self._state.contexts[:1])
+
+    # --- the programs over the contexts
+
+    @property
+    def step(self) -> Any:
+        """The ParallelFunction or TrainingFunction that runs the usual batch over the contexts."""
+        return self._program(self._usual)
+
+    def compile(self) -> None:
+        """Compile the program of the usual batch, unless all are left to plain Theano."""
+        if not self.is_whole:
+            self._program(self._usual)
+
+    def _program(self, key):
+        """Return the program of a key; None where the graph cannot be divided without the number that the key is."""
+        if key not in self._programs:
+            try:
+                self._programs[key] = self._make(key)
+            except GraphError:
+                if key == self._usual:
+                    raise
+                self._programs[key] = None
+        return self._programs[key]
+
+    @builds_graphs
+    def _make(self, key):
+        arguments, hint, is_one = self._arguments, self._hint, key == ONE
+        options = dict(contexts=self._first() if is_one else self._state.contexts, mode=arguments['mode'],
+                       givens=arguments['givens'], name='%s_function' % self.kind, allow_input_downcast=True,
+                       batch_of_rank_0=True, samples=dict.fromkeys(hint.samples, 0), length=None if is_one else key,
+                       must_divide=not is_one and key != self._usual)
+        inputs, outputs, updates = arguments['params'], self._outputs, self.updates
+        if hint.kind == 'train':
+            return TrainingFunction(inputs, outputs[0], hint.params, updates, outputs[1:], **options)
+        return ParallelFunction(inputs, outputs, updates, **options)
+
+    def _program_for(self, length):
+        """Return the program for a batch of a length."""
+        step = self.step
+        if self._is_new:
+            self._is_new = False
+            if step.refused:
+                step = self._of_first_batch(length)
+        only = step.inputs.only_length
+        if step.ranks.size > 1 or step.refused or self._usual == ONE or only == length:
+            return step
+        if only is not None:  # the graph has another length: it computes, or fails, as plain Keras does
+            return self._program(ONE)
+        if self._lengths is None:
+            self._lengths = written_lengths([*self._outputs, *self.updates.values()])
+        return length in self._lengths and self._program(length) or step
+
+    def _of_first_batch(self, length):
+        """Take a program of the length of the first batch if the usual one is not divided, or else tell the user."""
+        if self._usual is None and self._program(length) is not None:
+            self._usual = length
+        else:
+            self._state.cannot_divide(self.step)
+        return self.step
+
+    def _first(self):
+        """Return the contexts of the first replica: several, if the model is placed."""
+        return [context for context in self.step.mesh.replicas[0] if context != HOST] or self._state.contexts[:1]
+
+    # --- a batch over the contexts
+
+    def _compute(self, inputs):
+        """Compute a batch over the contexts, or by plain Theano after an error of the graph or of the batch."""
+        self._state.compare()
+        try:
+            return self._over_contexts(inputs)
+        except Exception as error:
+            if not self._is_for_plain(error, inputs):
+                raise
+            failure = error
+        try:
+            outputs = by_plain(lambda: self._by_theano(inputs), failure, self.step.ranks)
+            self._note_failure(inputs, failure)
+        finally:
+            del failure  # its traceback has this frame, which would keep it
+        return Computed(outputs, length_of(inputs))
+
+    def _is_for_plain(self, error, inputs):
+        """Return whether plain Theano can say what an error is, since it is neither one of a device nor of the ranks.
+        """
+        is_ours = isinstance(error, MgpuError) and not isinstance(error, BatchError)
+        is_empty = self.kind == 'train' and not length_of(inputs)  # a step on it makes all weights NaN
+        return is_for_plain(error) and not (is_ours or is_empty or self._state.strict or self.step.sharded)
+
+    def _over_contexts(self, inputs):
+        length = length_of(inputs)
+        step = self._program_for(length)
+        ahead = self.kind == 'train' and step.executable.on_devices and self._hint.following(self, inputs)
+        with step.look_ahead.asking(ahead or None):
+            outputs = step(*inputs)
+        self._has_divided = self._has_divided or self._divides(step, length)
+        return Computed(self._reported(outputs, step.samples), step.samples, step.contexts, step)
+
+    def _reported(self, outputs, samples):
+        """Return outputs with the values of a batch, and add its loss to the epoch's."""
+        outputs = self._with_values(outputs if isinstance(outputs, list) else [outputs], of_graph=True)
+        if outputs and np.ndim(outputs[0]) == 0:
+            self._loss += float(outputs[0]) * samples
+            self._samples += samples
+        return outputs
+
+    def _divides(self, step, samples):
+        """Return whether a batch is divided among the contexts of this process alone."""
+        return bool(samples) and step.ranks.size == 1 and len(step.built.splitter.rounds(samples)[0]) > 1
+
+    def _note_failure(self, inputs, error):
+        """Note that a batch has failed over the contexts, and that plain Theano has computed it.
+
+        If no batch was divided so far, go on with one replica.
+        """
+        if self._has_divided or not self._divides(self.step, length_of(inputs)):
+            self._state.notify('has left a batch to plain Keras, on one device: %s' % FAILED % in_one_line(error))
+            return
+        contexts = self._first()
+        self._program(ONE)
+        self._usual = ONE
+        self._state.use_one_replica(contexts, error)
+
+    def forget_prepared(self) -> None:
+        """Drop a batch that was sent ahead and that does not come."""
+        if self._usual in self._programs:
+            self.step.look_ahead.forget()
+
+    # --- an epoch of several processes
+
+    def begin(self) -> None:
+        """Begin an epoch."""
+        self._loss, self._samples = 0.0, 0
+
+    def join(self) -> list[float] | None:
+        """Wait at the end of an epoch for the other processes.
+
+        Compare the results that each has computed by itself; where each feeds its own data, wait for the others.
+
+        Returns
+        -------
+        list of float, or None
+            The loss and metrics of all the data since `begin`. None with one process, or where each process gets
+            whole batches: the caller knows them then.
+        """
+        self.compare()
+        if self._usual not in self._programs or not self.step.sharded:
+            return None
+        for outputs, samples in self.step.joined():
+            self._reported(outputs, samples)
+            if self.account is not None:
+                self.account.note()
+        return [self._loss / self._samples] + list(self.read()) if self._samples else None

@@ -1,1 +1,0 @@
-"""The computation of one batch of a Keras model over contexts."""

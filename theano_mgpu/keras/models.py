@@ -1,0 +1,175 @@
+"""What the package reads from a Keras model: its functions, its inputs, new values and metrics, and the user's arrays.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, Callable, Iterable, Iterator
+
+import keras
+import theano
+from keras import backend as K
+
+from ..auto.model_function import Hint, ModelFunction
+from ..auto.parallel_state import parallel_state_of
+from ..auto.rank_0_function import draw_on_rank_0
+from ..compat import keras_loops, theano_functions
+from ..graph.traces import name_layer
+
+OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
+KINDS = ('train', 'test', 'predict')
+
+
+def function_maker(kind: str) -> Callable[..., Any]:
+    """Return a wrapper of the method of `keras.Model` that makes a model's train, test or predict function."""
+    name = kind + '_function'
+
+    def wrap(original):
+        @functools.wraps(original)
+        def make(self):
+            if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
+                original(self)  # it checks the model
+                return
+            state, made = parallel_state_of(self), []
+
+            def replace(arguments, compile):
+                if not made and arguments['params']:
+                    made.append(ModelFunction(state, hint_of(self, kind, arguments['params']), arguments,
+                                              functools.partial(_plain, compile, name)))
+                elif made and not arguments['params']:  # the values of Keras's metrics, after each batch
+                    made[0].read = compile()
+                    return made[0].values
+                else:
+                    return compile()
+                if not made[0].is_whole:
+                    return made[0]
+                function = compile()
+                function.mgpu_divided = lambda args, kwargs: made[0](*args)
+                return function
+            for layer in self.layers:  # those nearer to the inputs first
+                for node in layer._inbound_nodes:
+                    name_layer(node.output_tensors, node.input_tensors, layer.name)
+            if state.usage is not None:
+                state.usage.is_used = True
+            with theano_functions.replaced_functions(replace), continued(self, kind == 'train' and state.continued):
+                original(self)
+            if made:
+                made[0].compile()
+                state.functions[kind] = made[0]
+        return make
+    return wrap
+
+
+def _plain(compile, name):
+    function = compile()
+    draw_on_rank_0(function, name)
+    return function
+
+
+def hint_of(model: keras.Model, kind: str, inputs: Iterable[Any]) -> Hint:
+    """Return the Hint of a function that Keras makes for a model, with some inputs."""
+    samples = [variable for variable in inputs if variable.ndim > 0]
+    return Hint(kind, samples, K.int_shape(samples[0])[0], getattr(model, '_collected_trainable_weights', ()),
+                model.weights, {weight for metric in getattr(model, 'metrics', ()) for weight in metric.weights},
+                following)
+
+
+def following(function: ModelFunction, inputs: list[Any]) -> Callable[[], Any] | None:
+    """Return a callable that returns the inputs of the next batch; None where the running loop does not know them."""
+    loop = keras_loops.keras_batches
+    return functools.partial(loop.after, inputs) if loop is not None and loop.calls(function) else None
+
+
+@contextlib.contextmanager
+def continued(model: keras.Model, is_continued: bool) -> Iterator[None]:
+    """Let the optimizer of a model continue with its state, if it `is_continued`, though Keras asks it once more.
+
+    It makes new variables each time that it is asked: its `weights`, and the variables of its `updates`.
+    """
+    before = _states(model.optimizer) if is_continued else []
+    yield
+    after = _states(model.optimizer) if is_continued else []
+    if len(before) == len(after) and all(old.type == new.type and old.get_value().shape == new.get_value().shape
+                                         for old, new in zip(before, after)):
+        for old, new in zip(before, after):
+            new.set_value(old.get_value())
+
+
+def _states(optimizer):
+    """Return the state variables that an optimizer names, in the two lists that Keras's optimizers have."""
+    return list(optimizer.weights) + [pair[0] for pair in optimizer.updates if isinstance(pair, tuple)]
+
+
+def batch_inputs(model: keras.Model, targets: bool = True) -> list[theano.Variable]:
+    """List placeholders in the order in which Keras feeds them: inputs, targets, sample weights, learning phase."""
+    inputs = list(model._feed_inputs)
+    if targets:
+        inputs += model._feed_targets + model._feed_sample_weights
+    return inputs + ([K.learning_phase()] if model._uses_dynamic_learning_phase() else [])
+
+
+def new_values(model: keras.Model, kind: str) -> dict[Any, theano.Variable]:
+    """Return the new values that a batch gives to variables, without a step of the optimizer.
+
+    Parameters
+    ----------
+    model : keras.Model
+    kind : {'test', 'predict'}
+
+    Returns
+    -------
+    dict of SharedVariable to theano.Variable
+        Of layers, then of metrics. If a variable has several, the first counts.
+    """
+    pairs = list(model.state_updates)
+    if kind != 'predict':
+        pairs += [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
+    return first_of_each(pairs)
+
+
+def first_of_each(pairs: Iterable[Any]) -> dict[Any, theano.Variable]:
+    """Return pairs of updates as a dict, with the first new value of each variable."""
+    updates: dict[Any, theano.Variable] = {}
+    for variable, new in pairs:
+        updates.setdefault(variable, new)
+    return updates
+
+
+def metric_values(model: keras.Model) -> list[theano.Variable]:
+    """Return the results of the metrics, as functions of their states."""
+    return [metric._call_result for metric in model._get_training_eval_metrics() if hasattr(metric, '_call_result')]
+
+
+def members(data: Any) -> list[Any]:
+    """List the arrays in data as Keras takes it: one array, a list, a dict, or None."""
+    if isinstance(data, dict):
+        return list(data.values())
+    if isinstance(data, (list, tuple)):
+        return list(data)
+    return [] if data is None else [data]
+
+
+def options_of(model: keras.Model) -> dict[str, Any]:
+    """Return the keywords for `theano.function` that a model is compiled with."""
+    return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True)
+
+
+def check_compile(options: dict[str, Any], targets: Iterable[Any] = ()) -> None:
+    """Raise a ValueError for arguments of `compile` that a model over contexts cannot take.
+
+    Parameters
+    ----------
+    options : dict
+        Keywords for `theano.function`.
+    targets : list of theano.Variable or None
+        Target tensors.
+    """
+    unknown = [name for name in options if name not in OPTIONS]
+    if unknown:
+        raise ValueError('compile() of a parallel model does not take %s; besides the arguments of '
+                         'keras.Model.compile it takes %s for theano.function'
+                         % (', '.join(unknown), ' and '.join(OPTIONS)))
+    tensors = [target for target in targets if target is not None and not K.is_placeholder(target)]
+    if tensors:
+        raise ValueError('the targets are tensors, and target_tensors=[%s] cannot be split into sub-batches: pass the '
+                         'targets to fit, as arrays' % ', '.join(map(str, tensors)))
