@@ -3,15 +3,15 @@ import warnings
 from types import SimpleNamespace
 
 import theano_mgpu as mgpu
+from theano_mgpu.auto import model_report as report_module
 from theano_mgpu.auto.chooser import COUNTED, MARGIN, WARM_UP
+from theano_mgpu.auto.model_report import Report
+from theano_mgpu.auto.parallel_state import parallel_state_of
 from theano_mgpu.auto.report import SHOWN
 from theano_mgpu.auto.trial import Trial
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.devices.mesh import mesh_of
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
-from theano_mgpu.auto import model_report as report_module
-from theano_mgpu.auto.parallel_state import parallel_state_of
-from theano_mgpu.auto.model_report import Report
 from theano_mgpu.options import Options
 from theano_mgpu.runtime.divided_function import DividedFunction
 from theano_mgpu.runtime.sampled_timings import SampledTimings

@@ -24,7 +24,7 @@ ONE = 'one replica'  # the key of the program that divides no batch
 
 
 class Hint(NamedTuple):
-    """What the graph of a model's function does not tell.
+    """Facts about a model's function that its graph does not tell.
 
     Attributes
     ----------

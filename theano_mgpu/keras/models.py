@@ -1,5 +1,4 @@
-"""What the package reads from a Keras model: its functions, its inputs, new values and metrics, and the user's arrays.
-"""
+"""The functions of a Keras model, its inputs, new values and metrics, and the arrays in a user's data."""
 from __future__ import annotations
 
 import contextlib

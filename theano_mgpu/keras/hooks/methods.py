@@ -65,8 +65,9 @@ def _training_loop(original):
 
 LOOPS = {'fit': _training_loop, 'fit_generator': _training_loop, 'evaluate': loop_of, 'evaluate_generator': loop_of,
          'predict': loop_of, 'predict_generator': loop_of}
-METHODS: dict[str, Callable[..., Any]] = dict(LOOPS, _standardize_user_data=_standardize_user_data, save=_saving, save_weights=_saving,
-               **{'_make_%s_function' % kind: function_maker(kind) for kind in KINDS})
+METHODS: dict[str, Callable[..., Any]] = dict(
+    LOOPS, _standardize_user_data=_standardize_user_data, save=_saving, save_weights=_saving,
+    **{'_make_%s_function' % kind: function_maker(kind) for kind in KINDS})
 
 
 @functools.lru_cache(None)
