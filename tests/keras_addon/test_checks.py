@@ -86,7 +86,8 @@ def test_batches_of_plain_keras(recording, contexts):
         model = fitted(several=False)
     finally:
         disable()
-    assert type(model.train_function.function) is theano.compile.function_module.Function and len(ledger_file.read(path).steps) == 8
+    assert type(model.train_function.function) is theano.compile.function_module.Function
+    assert len(ledger_file.read(path).steps) == 8
 
 
 def test_a_fit_that_goes_on_from_a_checkpoint(recording, cpu2, tmp_path):

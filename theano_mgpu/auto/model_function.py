@@ -102,7 +102,8 @@ class ModelFunction:
         book = ledger(choose_ranks(None)) if self.kind == 'train' else None
         self.account = self._account = self.open_account(book) if book else None
         self.is_whole = state.leaves_all()
-        self._steps = state.steps(self.kind, None if self.is_whole else self) + [self._whole if self.is_whole else self._compute]
+        self._steps = state.steps(self.kind) + [self._whole] if self.is_whole else \
+            state.steps(self.kind, self) + [self._compute]
         self._chain(self.account)
         self.begin()
 
