@@ -22,7 +22,8 @@ from ..model.functions import KINDS, check_compile
 from ..model.parallel_state import ParallelState, parallel_state_of, set_parallel_state
 from ..model.report import Report, Usage
 from ..model.steps import Advice, Choice, Computed, on_devices
-from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
+from .arguments import check_built, chosen_contexts
+from .multi_gpu import multi_gpu_model
 from .verification import check_alone, verify_batch
 
 ON_CPU = ('are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '

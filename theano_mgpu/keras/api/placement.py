@@ -14,7 +14,7 @@ from ...placement import place_name
 from ..model.batch import first_of_each
 from ..model.functions import KINDS
 from ..model.parallel_state import models_over_contexts, parallel_state_of
-from .multi_gpu import check_built
+from .arguments import check_built
 
 
 def place(model: keras.Model, devices: dict[str, Any]) -> keras.Model:

@@ -27,7 +27,7 @@ from ..model.batch import batch_inputs, metric_values, new_values
 from ..model.functions import options_of
 from ..model.parallel_state import ParallelState, parallel_state_of
 from ..model.variants import Variants
-from .multi_gpu import chosen_contexts
+from .arguments import chosen_contexts
 
 
 def verify(model: keras.Model, x: Any, y: Any, gpus: Any = None, sample_weight: Any = None,
