@@ -43,7 +43,7 @@ def load_model(path: str, safe: bool) -> Any:
                 raise MgpuError('%s has no model in it, perhaps weights alone: write it with model.save' % path)
             advice = advice_for(file)
             if safe:
-                check_safe(path, keras_versions.model_config(file))
+                check_safe(path, keras_versions.model_config(file), advice)
             return keras_versions.load_model(file)
     except MgpuError:
         raise
@@ -56,7 +56,7 @@ def load_model(path: str, safe: bool) -> Any:
 
 def advice_for(file: Any) -> str:
     """Return what helps if a file cannot be loaded; an empty text if the Keras that is installed wrote it."""
-    written = file.attrs.get('keras_version', '1')
+    written = file.attrs.get('keras_version', keras_versions.version())
     written = written.decode() if isinstance(written, bytes) else str(written)
     if written == keras_versions.version():
         return ''
@@ -66,12 +66,12 @@ def advice_for(file: Any) -> str:
            else 'build the model in a script, and load its weights')
 
 
-def check_safe(path: str, config: Any) -> None:
-    """Raise a MgpuError if a model's configuration, as JSON, has Lambda layers, or classes that are not Keras's own."""
+def check_safe(path: str, config: Any, advice: str = '') -> None:
+    """Raise a MgpuError with the advice if a model's configuration has Lambda layers, or classes not of Keras."""
     reasons = list(dict.fromkeys(_unsafe(config, 'the model')))
     if reasons:
-        raise MgpuError('the model %s is refused by --safe: %s. Without --safe, code in the file would be run: leave '
-                        'the option out only if you trust the file' % (path, ', '.join(reasons)))
+        raise MgpuError('the model %s is refused by --safe: %s. %sWithout --safe, code in the file would be run: leave '
+                        'the option out only if you trust the file' % (path, ', '.join(reasons), advice))
 
 
 def _unsafe(config, name):
