@@ -45,7 +45,7 @@ if keras.__version__ > '1':
 def python(version, *words, flags=QUICK):
     """Return what a program prints with a Keras of one version."""
     folder = KERASES / version
-    if not folder.exists():
+    if not folder.exists() and version != '2.3.1':  # that one is beside Theano
         pytest.skip('Keras %s is not in %s: make setup' % (version, KERASES))
     environment = dict(os.environ, KERAS_BACKEND='theano', THEANO_FLAGS=flags,
                        PYTHONPATH=os.pathsep.join([str(folder), os.environ.get('PYTHONPATH', '')]))
@@ -96,9 +96,14 @@ def test_an_unchanged_script_under_run(version, tmp_path):
 
 def test_the_add_on_names_the_version_that_it_is_for():
     done = python('2.2.4', '-c', """
+from theano_mgpu import keras
 try:
-    import theano_mgpu.keras
+    keras.nothing
+except AttributeError:
+    pass
+try:
+    from theano_mgpu.keras import verify
 except ImportError as error:
     print(error)
 """)
-    assert 'for Keras 2.3.1, but Keras 2.2.4 is installed' in done.stdout and 'theano-mgpu run' in done.stdout
+    assert 'verify is for Keras 2.3.1, but Keras 2.2.4 is installed' in done.stdout and 'theano-mgpu run' in done.stdout

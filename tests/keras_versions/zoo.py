@@ -134,6 +134,15 @@ def of_weighted_classes():
     return model, noise(N, 4), one_hot(), {'class_weight': {0: 1., 1: 2., 2: .5}}
 
 
+def of_normalised_rows():
+    model = Sequential()
+    for layer in (Dense(6, input_shape=(4,)), Activation('tanh'), BatchNormalization(), Dropout(.3), Dense(1),
+                  Activation('sigmoid')):
+        model.add(layer)
+    model.compile(loss='mse', optimizer='sgd')
+    return model, noise(N, 4), noise(N, 1), {}
+
+
 def with_a_state():
     name = 'batch_input_shape'
     model = Sequential()
@@ -144,7 +153,7 @@ def with_a_state():
 
 
 KINDS = {make.__name__: make for make in (of_images, of_sequences, of_masked_sequences, of_two_branches,
-                                          of_weighted_classes, with_a_state)}
+                                          of_weighted_classes, of_normalised_rows, with_a_state)}
 
 
 def results_of(make):

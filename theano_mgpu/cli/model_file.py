@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
+import re
 from typing import Any
 
+from ..compat import keras_versions
 from ..errors import MgpuError
 from .hdf5_check import check_hdf5
 
-LAMBDA_KEYS = {'function_type', 'output_shape_type', 'mode_type'}  # keys in the configuration of a layer with functions
+# Keys in the configuration of a layer that may have functions; Keras 1's Merge has 'raw' where it has none.
+LAMBDA_KEYS = 'function_type', 'output_shape_type', 'output_mask_type', 'mode_type'
 
 
 def load_model(path: str, safe: bool) -> Any:
@@ -33,31 +35,43 @@ def load_model(path: str, safe: bool) -> Any:
         If Keras cannot load it, or it is refused: then nothing in it has been run.
     """
     import h5py
-    import keras
-    from keras.utils.io_utils import H5Dict
+    advice = ''
     try:
         check_hdf5(path)
         with h5py.File(path, 'r') as file:  # the file that is checked is the one that is loaded
-            if 'model_config' not in file.attrs and 'model_config' not in file:
+            if 'model_config' not in file.attrs:
                 raise MgpuError('%s has no model in it, perhaps weights alone: write it with model.save' % path)
+            advice = advice_for(file)
             if safe:
-                check_safe(path, json.loads(H5Dict(file, 'r')['model_config'].decode('utf-8')))
-            return keras.models.load_model(file, compile=False)
+                check_safe(path, keras_versions.model_config(file), advice)
+            return keras_versions.load_model(file)
     except MgpuError:
         raise
     except Exception as error:  # h5py and layers raise many classes
         # Not the cause: the file is wrong, not the code.
-        raise MgpuError('Keras cannot load the model %s: %s: %s. If the model has custom layers, load it in a script '
+        raise MgpuError('Keras cannot load the model %s: %s: %s. %sIf the model has custom layers, load it in a script '
                         'and use theano_mgpu.keras.Predictor(model)'
-                        % (path, type(error).__name__, ' '.join(str(error).split()))) from None
+                        % (path, type(error).__name__, ' '.join(str(error).split()), advice)) from None
 
 
-def check_safe(path: str, config: Any) -> None:
-    """Raise a MgpuError if a model's configuration, as JSON, has Lambda layers, or classes that are not Keras's own."""
+def advice_for(file: Any) -> str:
+    """Return what helps if a file cannot be loaded; an empty text if the Keras that is installed wrote it."""
+    written = file.attrs.get('keras_version', keras_versions.version())
+    written = written.decode() if isinstance(written, bytes) else str(written)
+    if written == keras_versions.version():
+        return ''
+    can_install = re.match(r'(1\.[0-2]|2\.[0-3])\.\d+$', written)  # others are not of Theano's time
+    return 'Keras %s wrote the file, and Keras %s is installed: %s. ' \
+        % (written, keras_versions.version(), 'pip install --no-deps Keras==' + written if can_install
+           else 'build the model in a script, and load its weights')
+
+
+def check_safe(path: str, config: Any, advice: str = '') -> None:
+    """Raise a MgpuError with the advice if a model's configuration has Lambda layers, or classes not of Keras."""
     reasons = list(dict.fromkeys(_unsafe(config, 'the model')))
     if reasons:
-        raise MgpuError('the model %s is refused by --safe: %s. Without --safe, code in the file would be run: leave '
-                        'the option out only if you trust the file' % (path, ', '.join(reasons)))
+        raise MgpuError('the model %s is refused by --safe: %s. %sWithout --safe, code in the file would be run: leave '
+                        'the option out only if you trust the file' % (path, ', '.join(reasons), advice))
 
 
 def _unsafe(config, name):
@@ -71,7 +85,7 @@ def _unsafe(config, name):
             return  # its settings have the code
         elif 'class_name' in config and str(kind) not in _own_classes():
             yield '%s has the class %s, which is not of Keras' % (name, kind)
-        elif LAMBDA_KEYS & config.keys():
+        elif any(config.get(key, 'raw') != 'raw' for key in LAMBDA_KEYS):
             yield 'the layer %s has code in the file' % name
     for each in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
         yield from _unsafe(each, name)
@@ -80,10 +94,10 @@ def _unsafe(config, name):
 @functools.lru_cache(None)
 def _own_classes():
     """Return the names of Keras's own classes for the parts of a model, but for Lambda."""
-    from keras import Model, Sequential, constraints, initializers, layers, regularizers
-    bases = layers.Layer, initializers.Initializer, regularizers.Regularizer, constraints.Constraint
-    names = {'Model': Model, 'Sequential': Sequential}
-    for module in (layers, initializers, regularizers, constraints):
-        names.update(vars(module))
+    import keras
+    names = {}
+    for module in ('models', 'layers', 'initializers', 'constraints', 'regularizers'):
+        names.update(vars(getattr(keras, module, keras.layers)))  # Keras 1 has functions for initializers
+    bases = tuple(names[base] for base in ('Layer', 'Initializer', 'Regularizer', 'Constraint') if base in names)
     return {name for name, each in names.items() if inspect.isclass(each) and issubclass(each, bases)
-            and each.__module__.partition('.')[0] == 'keras' and not issubclass(each, layers.Lambda)}
+            and each.__module__.partition('.')[0] == 'keras' and not issubclass(each, keras.layers.Lambda)}

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from ..compat import keras_versions
 from ..errors import MgpuError, PredictionError
 from ..utils import mpi_environment, progress
 from ..utils.files import check_folder
@@ -128,7 +129,7 @@ def check_shapes(model: Any, inputs: list[Any], output: UnfinishedOutput, args: 
     # Arrays of one sample, which takes no memory however large a damaged header says that it is.
     samples = [np.broadcast_to(np.zeros((), array.dtype), (1,) + tuple(array.shape[1:])) for array in inputs]
     try:
-        model._standardize_user_data(samples)
+        keras_versions.standardize(model, samples)
     except ValueError as error:
         # Not the cause: the file is wrong, not the code.
         raise failure('batch 0 failed: ValueError: %s' % error, 0, 0, output, args) from None
@@ -176,7 +177,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     """Return the model and its Predictor."""
     os.environ['KERAS_BACKEND'] = 'theano'
     from ..keras import Predictor
-    model = load_model(args.model, args.safe)
+    model = keras_versions.inner(load_model(args.model, args.safe))
     if len(model.outputs) > 1 and args.output.endswith('.npy'):
         raise MgpuError('%s is one array, but the model has the outputs %s: give a name that ends with .npz or .h5'
                         % (args.output, ', '.join(model.output_names)))

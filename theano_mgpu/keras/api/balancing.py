@@ -25,7 +25,7 @@ from ...runtime.replicas.transfers import Sender, fetch, wait
 from ...utils import progress
 from ...utils.tables import table
 from ..models import members
-from .multi_gpu import check_built
+from .arguments import check_built
 
 WARM_UP, REPEATS = 2, 5
 SAMPLES = 32     # of a random batch

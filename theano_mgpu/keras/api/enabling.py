@@ -22,7 +22,8 @@ from ...graph.placement.propagation import is_placed
 from ...options import Options
 from ..hooks.methods import LOOPS, switch_methods_once
 from ..models import KINDS, check_compile
-from .multi_gpu import check_built, chosen_contexts, multi_gpu_model
+from .arguments import check_built, chosen_contexts
+from .multi_gpu import multi_gpu_model
 from .verification import check_alone, verify_batch
 
 ON_CPU = ('are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '

@@ -13,7 +13,7 @@ from ...graph.placement.tags import place_of
 from ...placement import place as place_variable
 from ...placement import place_name
 from ..models import KINDS, first_of_each
-from .multi_gpu import check_built
+from .arguments import check_built
 
 
 def place(model: keras.Model, devices: dict[str, Any]) -> keras.Model:

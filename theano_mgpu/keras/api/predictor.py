@@ -7,11 +7,13 @@ from typing import Any
 import keras
 import numpy as np
 from keras import backend as K
+from keras.models import Sequential
 from scipy.sparse import issparse
 from theano import Variable
 
+from ...compat import keras_versions
 from ...predict import predictor
-from .multi_gpu import check_built, chosen_contexts
+from .arguments import check_built, chosen_contexts
 
 
 class Predictor(predictor.Predictor):
@@ -61,11 +63,13 @@ class Predictor(predictor.Predictor):
             raise ValueError('the model %s is stateful: what it predicts depends on the batch before, and a Predictor '
                              'computes several batches at a time. Use the model itself, or multi_gpu_model(model)'
                              % model.name)
-        options = getattr(model, '_function_kwargs', {})
+        inner = keras_versions.inner(model)
+        options = getattr(inner, '_function_kwargs', {})
         givens = dict(options.get('givens') or {})
         if isinstance(K.learning_phase(), Variable):
             givens[K.learning_phase()] = np.zeros((), K.learning_phase().dtype)
-        super().__init__(model._feed_inputs, model.outputs if len(model.outputs) > 1 else model.outputs[0],
+        outputs = inner.outputs if len(inner.outputs) > 1 else inner.outputs[0]
+        super().__init__(keras_versions.feed_inputs(model), outputs,
                          chosen_contexts(gpus), replicas_per_gpu, prefetch, givens=givens, mode=options.get('mode'),
                          name='predict_function', allow_input_downcast=True)
 
@@ -95,7 +99,7 @@ class Predictor(predictor.Predictor):
             If `x` is a generator, or is a Sequence and `batch_size` is given, or `batch_size` is not positive.
         """
         self._check_use()
-        if isinstance(x, keras.utils.Sequence):
+        if keras_versions.is_sequence(x):
             if batch_size is not None:
                 raise ValueError('batch_size=%r was given with a Sequence, whose items are the batches: leave it out'
                                  % (batch_size,))
@@ -160,12 +164,12 @@ class Predictor(predictor.Predictor):
         return (probabilities > 0.5).astype('int32')
 
     def _check_sequential(self, method):
-        if not isinstance(self.model, keras.Sequential):
+        if not isinstance(self.model, Sequential):
             raise AttributeError('%s is for a keras.Sequential, as in Keras; %s is a %s: use predict'
                                  % (method, self.model.name, type(self.model).__name__))
 
     def _members(self, batch):
         """List the arrays of a batch as Keras standardises them; a tuple ``(x, y)`` or ``(x, y, weights)`` gives x."""
-        arrays, _, _ = self.model._standardize_user_data(batch[0] if isinstance(batch, tuple) else batch)
+        arrays = keras_versions.standardize(self.model, batch[0] if isinstance(batch, tuple) else batch)
         return [array.toarray() if issparse(array) and not K.is_sparse(fed) else array
-                for array, fed in zip(arrays, self.model._feed_inputs)]
+                for array, fed in zip(arrays, keras_versions.feed_inputs(self.model))]

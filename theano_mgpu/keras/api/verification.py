@@ -26,7 +26,7 @@ from ...runtime.verification.report import TOLERANCE, VerificationReport, larges
 from ...utils import mpi_environment
 from ..hooks.fit_record import random_states, set_random_states
 from ..models import batch_inputs, metric_values, new_values, options_of
-from .multi_gpu import chosen_contexts
+from .arguments import chosen_contexts
 
 
 def verify(model: keras.Model, x: Any, y: Any, gpus: Any = None, sample_weight: Any = None,
