@@ -30,6 +30,9 @@ from .consistency import BatchCheck
 from .remedies import Remedies
 from .replicas.replicated import replicated
 from .runner import Runner
+from .state.ledger import Account
+from .steps import Computed, Steps
+from .steps import record as record_step
 from .verification import checks
 from .verification.report import VerificationReport
 
@@ -100,6 +103,10 @@ class DividedFunction:
         One per part and context.
     look_ahead : LookAhead
         The next batch, where it is known.
+    steps : Steps
+        Those that surround each call.
+    account : Account or None
+        Where the ledger has the calls.
     calls : int
         The calls so far, the present one among them.
     samples : int
@@ -113,6 +120,8 @@ class DividedFunction:
         self.samples = self.calls = 0
         self.seconds = 0.0
         self.look_ahead = LookAhead(self._prepare)
+        self.steps = Steps(self._call)
+        self.account: Account | None = None
         self._definition = inputs, outputs, updates
         self._remedies = Remedies(options.name, choose_ranks(options.executor))
         self._is_verified = not options.flags.verify
@@ -200,6 +209,15 @@ class DividedFunction:
             return self._printed(self.locked_step((args, kwargs)))
         finally:
             self.arguments.forget_assigned()
+
+    def _call(self, arguments: Arguments) -> Computed:
+        return Computed(self.step(*arguments), self.samples, self.contexts, self)
+
+    def record(self, account: Account | None) -> None:
+        """Write the calls to an account of a ledger from now on, in place of the one before."""
+        self.account = account
+        others = [step for step in self.steps.before if getattr(step, 'func', None) is not record_step]
+        self.steps.set([*others, functools.partial(record_step, account)] if account else others)
 
     def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         """Compute a batch, and return the outputs and the values to print.
@@ -341,6 +359,8 @@ class DividedFunction:
             outputs = self._printed(self.locked_step(None))
             if outputs is None:
                 return
+            if self.account is not None:
+                self.account.note()
             yield outputs, self.samples
 
     # --- comparisons with one device
