@@ -1,4 +1,4 @@
-"""A loop over Theano functions, with dropout, early stopping and an order that is drawn: killed after a number of calls.
+"""A loop over Theano functions, with dropout, early stopping and a drawn order: killed after a number of calls.
 
     python killed_loop.py FOLDER CALLS [enable | parallel | training]
 """
