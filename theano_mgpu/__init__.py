@@ -23,8 +23,8 @@ except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueErro
     theano_error = error
 if _needs_theano and theano_error is None:
     from . import config as _config
+    from .auto.checkpoint import Checkpoint
     from .auto.functions import disable, enable
-    from .checkpoint import Checkpoint
     from .comm.mpi import end_together as _end_together
     from .devices.context_map import Context
     from .devices.contexts import contexts, init

@@ -8,21 +8,21 @@ from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
-from .auto.surrounded_function import account_of, divide_always, steps_of, updated_by
-from .comm.choice import choose_ranks
-from .comm.rank_0 import on_rank_0
-from .errors import warn
-from .options import Options
-from .runtime.replicas.replicated import replicated
-from .runtime.state import settings, training_state
-from .runtime.state.lock import lock_file
-from .runtime.state.random_states import random_states, set_random_states
-from .runtime.state.recorded_calls import RecordedCalls
-from .runtime.steps import Computed
-from .utils.checksums import sampled_checksum
-from .utils.mpi_environment import CHECKPOINT
-from .utils.rank_process import report
-from .utils.spare import wait_until_needed
+from ..comm.choice import choose_ranks
+from ..comm.rank_0 import on_rank_0
+from ..errors import warn
+from ..options import Options
+from ..runtime.replicas.replicated import replicated
+from ..runtime.state import settings, training_state
+from ..runtime.state.lock import lock_file
+from ..runtime.state.random_states import random_states, set_random_states
+from ..runtime.state.recorded_calls import RecordedCalls
+from ..runtime.steps import Computed
+from ..utils.checksums import sampled_checksum
+from ..utils.mpi_environment import CHECKPOINT
+from ..utils.rank_process import report
+from ..utils.spare import wait_until_needed
+from .surrounded_function import account_of, divide_always, steps_of, updated_by
 
 FILE = 'checkpoint.npz'
 
@@ -33,7 +33,7 @@ class Checkpoint:
     Make it before the loop. After a crash or kill, run the same script again (``theano-mgpu launch --restarts`` does).
     Its loop then runs from the beginning, but each finished call returns the results that were recorded, at once,
     without computing. Then the variables get the values of the checkpoint, and the next call computes. So counters,
-    patience and the best score are as before, and each bit of the result is that of an uninterrupted run.
+    patience and the best score are as before, and an uninterrupted run gives the same result to the bit.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class Checkpoint:
         settings.check_same(saved.path, saved.settings, Options(), strict=True)
 
     def _call(self, number, call, proceed):
-        """Replay or compute a call of the function with a number: a step, once the first argument is bound."""
+        """Return the Computed of a call, replayed or computed: a step, once the number of the function is bound."""
         args, kwargs = call
         if kwargs.get('output_subset') is not None:
             raise ValueError('a Checkpoint records all outputs of a call: leave out output_subset')
