@@ -1,10 +1,10 @@
-"""Names of the public interface of each Keras of Theano's time, and the table of those that not all of them have.
+"""Public names of each Keras of Theano's time, and a table of the names that some of them do not have.
 
     python names.py             the names of the installed Keras, as pairs of an owner and a name, as JSON
     python names.py --write     the table theano_mgpu/compat/keras_names.txt, by the Kerases that `make setup` installs
 
-A name is that of a module, class or function in its module; of a method or attribute of a class; or of an argument of a
-function, method or class. Each line of the table has a version, an owner, and the names that this version is the last
+The owner of a module, class or function is its module, the owner of an attribute is its class, and the owner of an argument
+is its function, method or class. Each line of the table has a version, an owner, and the names that this version is the last
 to have, where another version has the owner without them.
 """
 import importlib
@@ -60,7 +60,7 @@ def is_for_users(value, module):
 
 
 def names_of_class(kind):
-    """Yield the attributes of a class, for layers, optimizers and callbacks as those of the base, and arguments."""
+    """Yield the attributes of a class, with its base as the owner for a layer, optimizer or callback, and arguments."""
     bases = [base.__name__ for base in kind.__mro__]
     owner = kind.__name__ if kind.__name__ in MODELS else next((base for base in BASES if base in bases), kind.__name__)
     names = set(dir(kind))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from theano_mgpu.compat import keras_names
 
+import keras
 import pytest
 
 from . import names as names_of_packages
@@ -104,7 +105,7 @@ def test_all_kinds_of_names(case, tmp_path):
 
 
 @pytest.mark.parametrize('end', ['K.no_such_name', 'Dense(3, no_such_name=1)', 'model.no_such_name', '{}["acc"]',
-                                 'y.nb_epoch', 'from theano import Merge'])
+                                 'y.nb_epoch', 'from theano import Merge', 'class Mine(Dense): pass\nMine(3).p'])
 def test_other_errors_have_no_note(end, tmp_path):
     stderr = end_of('2.3.1', tmp_path, end)
     assert 'Traceback' in stderr and 'theano-mgpu: note: this' not in stderr, stderr
@@ -126,6 +127,14 @@ def test_a_warning_names_the_renamed_metric(version, given, other, wanted, tmp_p
     assert 'train.py:13: MgpuWarning' in stderr, stderr
     if version not in ('0.3.3', '1.2.2'):  # their EarlyStopping ends with an error of its own
         assert "KeyError: '%s'" % given in stderr and stderr.count('theano-mgpu: note: ' + text) == 1, stderr
+
+
+def test_doctor_and_help_name_the_installed_keras_and_the_tested_ones():
+    for words in ['doctor'], ['--help'], ['run', '--help']:
+        done = subprocess.run([sys.executable, '-m', 'theano_mgpu', *words], stdout=subprocess.PIPE,
+                              universal_newlines=True, env=dict(os.environ, THEANO_FLAGS=QUICK))
+        line = next(line for line in done.stdout.splitlines() if line.startswith('Keras'))
+        assert keras.__version__ in line and line.count(', '.join(keras_names.VERSIONS)) == 1, line
 
 
 def test_a_metric_under_its_name_has_no_warning(tmp_path):

@@ -35,12 +35,11 @@ def about() -> str:
 def hint(error: BaseException) -> str:
     """Return which Keras to install, if an error names what the installed one does not have, and another one has."""
     text = str(error)
-    if 'keras' not in sys.modules:
-        return ''
-    if isinstance(error, KeyError):
+    if isinstance(error, KeyError) or 'keras' not in sys.modules:
         return _other_name(text.strip('\'"'), _metrics)
-    owners = {part for word in re.findall(r'[\w.]+', text) for part in (word, *word.rpartition('.'))}
-    names = {word.rpartition('.')[2] for word in _MISSING.findall(text)}
+    missing = [word.rpartition('.') for word in _MISSING.findall(text)]  # a module has its package before the dot
+    owners = {*re.findall(r'K\.function|keras[\w.]*|\w+', text), *(package for package, _, _ in missing)}
+    names = {name for _, _, name in missing}
     subject = getattr(error, 'obj', None)  # of an AttributeError, from Python 3.10 on
     for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
         if "'module' object is not callable" in text:  # such as `merge`, which was a function before
@@ -49,7 +48,8 @@ def hint(error: BaseException) -> str:
         if frame.f_globals.get('__name__', '').startswith('keras') and not isinstance(error, AttributeError):
             owners.add(frame.f_code.co_name)  # Keras's own messages do not name it
             subject = frame.f_locals.get('self')
-    owners.update(kind.__name__ for kind in type(subject).__mro__ if kind.__module__.startswith('keras'))
+    if type(subject).__module__.startswith('keras'):  # not a class of the script
+        owners.update(kind.__name__ for kind in type(subject).__mro__)
     with open(TABLE) as file:
         rows = [line.split() for line in file]
     found = {name: version for version, of, *last in rows if owners.intersection(of.split(','))
