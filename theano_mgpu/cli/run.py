@@ -41,7 +41,7 @@ import sys
 from typing import Any, Callable
 
 from .. import config
-from ..compat import import_hooks, keras_versions
+from ..compat import import_hooks, keras_names, keras_versions
 from ..devices.context_map import Context, describe
 from ..devices.contexts import chosen, init
 from ..errors import MgpuError, exit_code_of
@@ -59,7 +59,7 @@ def add_parser(sub: Any) -> None:
     parser = sub.add_parser('run', help='run a Keras or Theano script, unchanged, on several contexts',
                             usage='theano-mgpu run [options] SCRIPT|-m MODULE [ARGS]',
                             description='Run a script whose Keras models and Theano functions run on several devices.',
-                            **help_of(__doc__))
+                            **help_of(__doc__, keras_names.about()))
     which = parser.add_mutually_exclusive_group()
     which.add_argument('--gpus', type=devices, metavar='N', help='use the first N contexts (default: all); '
                        'without a GPU and a map, N contexts on the CPU')
