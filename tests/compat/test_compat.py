@@ -43,7 +43,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'cuda_contexts.stream_of',
               'cudnn.problem_and_remedy', 'kept_graphs.store', 'kept_graphs.why_off',
-              'keras_versions.backend', 'keras_versions.is_hooked', 'keras_versions.version',
+              'keras_names.about', 'keras_names.hint', 'keras_versions.backend', 'keras_versions.is_hooked',
+              'keras_versions.version',
               'named_contexts.replace_in_gpuarray', 'numpy2.is_needed', 'shared_variables.add_step_lock',
               'shared_variables.watch', 'shared_variables.watcher_of', 'theano_contexts.compiling_for',
               'theano_contexts.infer_context_name', 'theano_contexts.pinned',
