@@ -43,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'cuda_contexts.stream_of',
               'cudnn.problem_and_remedy', 'kept_graphs.store', 'kept_graphs.why_off',
+              'keras_names.about', 'keras_names.hint',
               'keras_versions.backend', 'keras_versions.feed_inputs', 'keras_versions.inner',
               'keras_versions.is_hooked', 'keras_versions.is_sequence', 'keras_versions.load_model',
               'keras_versions.model_config', 'keras_versions.number', 'keras_versions.standardize',

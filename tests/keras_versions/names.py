@@ -3,9 +3,9 @@
     python names.py             the names of the installed Keras, as pairs of an owner and a name, as JSON
     python names.py --write     the table theano_mgpu/compat/keras_names.txt, by the Kerases that `make setup` installs
 
-The owner of a module, class or function is its module, the owner of an attribute is its class, and the owner of an argument
-is its function, method or class. Each line of the table has a version, an owner, and the names that this version is the last
-to have, where another version has the owner without them.
+The owner of a module, class or function is its module, the owner of an attribute is its class, and the owner of an
+argument is its function, method or class. Each line of the table has a version, owners, and the names that this version
+is the last to have, where another version has the owner without them.
 """
 import importlib
 import inspect
