@@ -4,6 +4,7 @@ add_on.py compare KIND ...              `enable`, `multi_gpu_model` and `verify`
 add_on.py train FILE                    trains a model with callbacks, and writes all its numbers
 add_on.py train FILE CHECKPOINT [N]     the same with a Checkpoint; ends as if killed after N batches
 add_on.py feed FILE [CHECKPOINT [N]]    the same for batches of a generator
+add_on.py shard FILE                    trains a model; with flags for it, each process has samples of its own
 """
 import json
 import os
@@ -15,6 +16,7 @@ from theano_mgpu.keras import Checkpoint, disable, enable, multi_gpu_model, veri
 import keras
 import numpy as np
 import zoo
+from keras import backend as K
 from keras import callbacks
 from keras.layers.core import Activation, Dense, Dropout
 from keras.models import Sequential
@@ -91,29 +93,47 @@ def batches(x, y):
 def train(is_fed, path, checkpoint=None, killed=0):
     """Train a model over contexts, and write its weights, the state of its optimizer, and its history."""
     mgpu.init('a->cpu;b->cpu')
-    enable(always=True)
-    rank, x, y, model = mgpu.rank(), zoo.noise(zoo.N, 4), zoo.one_hot(), with_noise()
-    log = path + '.csv'
+    report = enable(always=True)
+    x, y, model = zoo.noise(zoo.N, 4), zoo.one_hot(), with_noise()
     called = [Checkpoint(checkpoint, every=2)] * bool(checkpoint) + [
-        callbacks.CSVLogger(log), callbacks.ModelCheckpoint(path + '.h5'), callbacks.EarlyStopping(patience=2),
-        Killed(int(killed))]
+        callbacks.ModelCheckpoint(path + '.h5'), callbacks.EarlyStopping(patience=2), Killed(int(killed))]
+    if hasattr(callbacks, 'CSVLogger'):  # since Keras 1.1
+        called.append(callbacks.CSVLogger(path + '.csv'))
     options = {zoo.EPOCHS: EPOCHS, 'validation_data': (x[::2], y[::2]), 'callbacks': called, 'verbose': 2}
     if is_fed:
         steps = {'steps_per_epoch': BATCHES} if zoo.OF_2 else {'samples_per_epoch': BATCHES * 8}
         history = model.fit_generator(batches(x, y), **options, **steps)
     else:
         history = model.fit(x, y, batch_size=5, **options)
-    arrays = {'weight %d' % i: array for i, array in enumerate(model.get_weights())}
-    arrays.update(('optimizer %d' % i, array) for i, array in enumerate(model.optimizer.get_weights()))
-    arrays.update(('history ' + name, np.array(values)) for name, values in history.history.items())
-    arrays['evaluated'] = np.array(model.evaluate(x, y, batch_size=4, verbose=0))
-    arrays['predicted'] = model.predict(x, batch_size=6)
-    np.savez('%s.%d.npz' % (path, rank), **arrays)
+    write(path, model, history, evaluated=model.evaluate(x, y, batch_size=4, verbose=0),
+          predicted=model.predict(x, batch_size=6))
+    print(json.dumps(report.usages[-1].samples['train']))
+
+
+def write(path, model, history, **arrays):
+    arrays.update(('weight %d' % i, array) for i, array in enumerate(model.get_weights()))
+    arrays.update(('optimizer %d' % i, array) for i, array in enumerate(map(K.get_value, model.optimizer.weights)))
+    arrays.update(('history ' + name, values) for name, values in history.history.items())
+    np.savez('%s.%d.npz' % (path, mgpu.rank()), **arrays)
+
+
+def shard(path):
+    """Train with batches of five samples; with two processes, the first one has three of them, the other one two."""
+    mgpu.init('a->cpu')
+    enable(always=True)
+    model, rows = with_noise(), np.arange(20)
+    own = rows if mgpu.size() == 1 else rows[(rows % 5 < 3) == (mgpu.rank() == 0)]
+    x, y, size = zoo.noise(zoo.N, 4)[own], zoo.one_hot()[own], len(own) // 4
+    options = {zoo.EPOCHS: EPOCHS, 'batch_size': size, 'verbose': 0}
+    history = model.fit(x, y, shuffle=False, validation_data=(x[::-1], y[::-1]), **options)
+    write(path, model, history, evaluated=model.evaluate(x, y, batch_size=size, verbose=0))
 
 
 if __name__ == '__main__':
     action, *words = sys.argv[1:]
     if action == 'compare':
         print(json.dumps(compare(words)))
+    elif action == 'shard':
+        shard(*words)
     else:
         train(action == 'feed', *words)

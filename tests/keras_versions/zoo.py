@@ -23,7 +23,7 @@ from keras.models import Sequential
 from keras.optimizers import SGD, Adam, RMSprop
 
 VERSION = tuple(int(number) for number in keras.__version__.split('.')[:2])
-if VERSION >= (1, 0):  # before, the modules of Keras have copies of this setting
+if VERSION >= (1, 2):  # before, the modules of Keras have copies of this setting
     K.set_floatx('float64')
 OF_2 = VERSION >= (2, 0)
 EPOCHS = 'epochs' if OF_2 else 'nb_epoch'

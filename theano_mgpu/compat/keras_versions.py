@@ -60,6 +60,13 @@ def feed_targets(model: Any) -> list[Any]:
     return model.targets + model.sample_weights
 
 
+def trained_weights(model: Any) -> list[Any]:
+    """Return the weights that a compiled model trains; none if it is not compiled."""
+    from keras.engine import training
+    collect = getattr(training, 'collect_trainable_weights', lambda model: [])  # Keras 1.0 does not keep them
+    return model._collected_trainable_weights if hasattr(model, '_collected_trainable_weights') else collect(model)
+
+
 def metric_values(model: Any) -> list[Any]:
     """Return the metrics of a compiled model; since Keras 2.3, as functions of their states."""
     if number() < (2, 3):

@@ -68,8 +68,8 @@ def _plain(compile, name):
 def hint_of(model: Model, kind: str, inputs: Iterable[Any]) -> Hint:
     """Return the Hint of a function that Keras makes for a model, with some inputs."""
     samples = [variable for variable in inputs if variable.ndim > 0]
-    return Hint(kind, samples, K.int_shape(samples[0])[0], getattr(model, '_collected_trainable_weights', ()),
-                model.weights, set(keras_versions.metric_weights(model)), following)
+    return Hint(kind, samples, samples[0]._keras_shape[0], keras_versions.trained_weights(model), model.weights,
+                set(keras_versions.metric_weights(model)), following)
 
 
 def following(function: ModelFunction, inputs: list[Any]) -> Callable[[], Any] | None:

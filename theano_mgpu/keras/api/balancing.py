@@ -181,7 +181,8 @@ def _values(model, x):
     if x is not None:
         return dict(zip(keras_versions.feed_inputs(model), keras_versions.standardize(model, x)))
     values, rng = {}, np.random.RandomState(0)
-    for tensor, shape in ((tensor, K.int_shape(tensor)) for tensor in keras_versions.feed_inputs(model)):
+    for tensor in keras_versions.feed_inputs(model):
+        shape = tensor._keras_shape
         if None in shape[1:]:
             raise ValueError('the input %s of %s has the shape %s, of which a part is not known: give a batch, x'
                              % (tensor, model.name, shape))

@@ -135,6 +135,7 @@ class ParallelSequential(ParallelModel):
 
     predict_proba = Sequential.predict_proba
     predict_classes = Sequential.predict_classes
+    flattened_layers = property(lambda self: self.layers)  # Keras 1.0 and 1.1 ask a class of this name for them
     if keras_versions.number() >= (2, 2):  # before, a Sequential has no InputLayer, and its Model has one
         layers = property(lambda self: self.template.layers)
 

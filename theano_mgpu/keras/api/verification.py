@@ -162,7 +162,7 @@ def _outputs(model, kind, updates):
     names = [('loss', model.metrics_names[0])] + [('metric', name) for name in model.metrics_names[1:]]
     new = {variable: of_type(variable, value) for variable, value in updates.items()}  # metrics read these
     outputs = dict(zip(names, [model.total_loss] + substitute(keras_versions.metric_values(model), new)))
-    trained = model._collected_trainable_weights if kind == 'train' else []
+    trained = keras_versions.trained_weights(model) if kind == 'train' else []
     gradients = theano.grad(model.total_loss, trained, disconnected_inputs='ignore') if trained else []
     outputs.update((('gradient', str(weight)), gradient) for weight, gradient in zip(trained, gradients))
     return outputs
@@ -171,7 +171,7 @@ def _outputs(model, kind, updates):
 def _states(model):
     """Return the weights of a model and the states of its optimizer, by kind and name."""
     optimizer = model.optimizer
-    states = {('weight', str(weight)): weight for weight in model._collected_trainable_weights}
+    states = {('weight', str(weight)): weight for weight in keras_versions.trained_weights(model)}
     states.update((('running statistic', str(weight)), weight) for weight in model.non_trainable_weights)
     states.update((('optimizer', '%s %d: %s' % (type(optimizer).__name__, i, str(weight).split('/')[-1])), weight)
                   for i, weight in enumerate(optimizer.weights))

@@ -32,6 +32,7 @@ from .feed import fed
 # Callbacks that only write. Those that steer (EarlyStopping, schedules) have to run, and agree, on every rank.
 WRITERS = tuple(vars(keras_callbacks)[name] for name in (
     'ModelCheckpoint', 'CSVLogger', 'RemoteMonitor', 'ProgbarLogger', 'TensorBoard') if hasattr(keras_callbacks, name))
+SET = 'set_%s' if hasattr(keras_callbacks.Callback, 'set_model') else '_set_%s'  # the latter before Keras 1.2
 PATHS = ('filepath', 'filename', 'log_dir')  # attributes that name the files which they write
 
 
@@ -134,15 +135,17 @@ class LoopCallbacks:
 
     def set_params(self, params: dict[str, Any]) -> None:
         for callback in self._first:
-            callback.set_params(keras_versions.loop_params(params))
+            getattr(callback, SET % 'params')(keras_versions.loop_params(params))
         for callback in self._others:
-            callback.set_params(params)
+            getattr(callback, SET % 'params')(params)
 
     def set_model(self, model: Model) -> None:
         if self._checkpoint is not None:
             wait_until_needed()  # now the functions are compiled, and no callback has opened its file yet
         for callback in self._first + self._others:
-            callback.set_model(model)
+            getattr(callback, SET % 'model')(model)
+
+    _set_params, _set_model = set_params, set_model
 
     def _set_validation_data(self, value):
         for callback in self._first + self._others:
@@ -179,7 +182,7 @@ class LoopCallbacks:
             act()
 
     def _call_unless_replaying(self, position, callback, hook, args):
-        begins_anew = isinstance(callback, keras_callbacks.CSVLogger) and not callback.append
+        begins_anew = isinstance(callback, getattr(keras_callbacks, 'CSVLogger', ())) and not callback.append
         may_replay = self._checkpoint and not begins_anew and hook not in ('on_train_begin', 'on_train_end')
         if may_replay and hook == 'on_epoch_end':
             self._checkpoint.end_epoch_of(callback, position, *args)
@@ -205,8 +208,8 @@ class RankSync(keras_callbacks.Callback):
     def run(self, model: Model, loop: Any, **changed: Any) -> Any:
         """Run a loop of tests or predictions that has no callbacks, as before Keras 2.3."""
         arrays = members(loop.keywords.get('x'))
-        self.set_model(model)
-        self.set_params({'samples': len(arrays[0]) if arrays else None})
+        getattr(self, SET % 'model')(model)
+        getattr(self, SET % 'params')({'samples': len(arrays[0]) if arrays else None})
         kind = 'test' if loop.func.__name__.startswith('evaluate') else 'predict'
         getattr(self, 'on_%s_begin' % kind)()
         returned = loop(**changed)
