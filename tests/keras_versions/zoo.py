@@ -6,6 +6,7 @@
 Each model is trained for two epochs of ragged batches, evaluated, and asked for predictions. Its results are these, its
 weights, and the state of its optimizer.
 """
+import importlib
 import json
 import sys
 
@@ -23,7 +24,7 @@ from keras.optimizers import SGD, Adam, RMSprop
 from zoo_difference import difference
 
 VERSION = tuple(int(number) for number in keras.__version__.split('.')[:2])
-if VERSION >= (1, 0):  # before, the modules of Keras have copies of this setting
+if VERSION >= (1, 2):  # before, the modules of Keras have copies of this setting
     K.set_floatx('float64')
 OF_2 = VERSION >= (2, 0)
 EPOCHS = 'epochs' if OF_2 else 'nb_epoch'
@@ -160,6 +161,8 @@ KINDS = {make.__name__: make for make in (of_images, of_sequences, of_masked_seq
 def results_of(make):
     """Train and use a model; return its numbers by name."""
     np.random.seed(7)
+    if VERSION[0] == 1:  # it sorts weights by the names of their layers
+        importlib.import_module('keras.backend.common').reset_uids()
     model, x, y, more = make()
     if isinstance(x, dict):  # a Graph of Keras 0.3
         data = dict(x, **y)

@@ -291,12 +291,12 @@ class ModelFunction:
         return Computed(self._reported(outputs, step.samples), step.samples, step.contexts, step)
 
     def _reported(self, outputs, samples):
-        """Return outputs with the values of a batch, and add its loss to the epoch's."""
-        outputs = self._with_values(outputs if isinstance(outputs, list) else [outputs], of_graph=True)
-        if outputs and np.ndim(outputs[0]) == 0:
-            self._loss += float(outputs[0]) * samples
+        """Return outputs with the values of a batch, and add its loss, and metrics that are outputs, to the epoch's."""
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        if self.kind != 'predict' and self.step.sharded:
+            self._sums = self._sums + np.array([np.mean(each) for each in outputs], 'float64') * samples
             self._samples += samples
-        return outputs
+        return self._with_values(outputs, of_graph=True)
 
     def _divides(self, step, samples):
         """Return whether a batch is divided among the contexts of this process alone."""
@@ -324,7 +324,7 @@ class ModelFunction:
 
     def begin(self) -> None:
         """Begin an epoch."""
-        self._loss, self._samples = 0.0, 0
+        self._sums, self._samples = np.zeros(()), 0
 
     def join(self) -> list[float] | None:
         """Wait at the end of an epoch for the other processes.
@@ -344,4 +344,4 @@ class ModelFunction:
             self._reported(outputs, samples)
             if self.account is not None:
                 self.account.note()
-        return [self._loss / self._samples] + list(self.read()) if self._samples else None
+        return self._with_values((self._sums / self._samples).tolist(), of_graph=True) if self._samples else None

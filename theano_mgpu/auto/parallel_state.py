@@ -116,13 +116,20 @@ class ParallelState:
         return [] if self.usage is None else [functools.partial(count, self.usage, kind)]
 
 
+def of_user(model: Any) -> Any:
+    """Return the model that the user has: before Keras 2.2, a Sequential has a Model whose functions compute it."""
+    sequential = model.__dict__.get('callback_model')
+    return sequential if vars(sequential or model).get('model') is model else model
+
+
 def parallel_state_of(model: Any) -> Any:
     """Return the ParallelState of a model; None for plain Keras."""
-    return model.__dict__.get('_mgpu_parallel_state')
+    return of_user(model).__dict__.get('_mgpu_parallel_state')
 
 
 def set_parallel_state(model: Any, state: ParallelState | None) -> None:
     """Set the ParallelState of a model for its next functions; None for plain Keras."""
+    model = of_user(model)
     _models.add(model)
     model.__dict__['_mgpu_parallel_state'] = state  # not by setattr: Keras keeps track of a model's attributes
 

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import keras_versions
 from .wrapping import wrap
 
 keras_batches: Any = None  # receives the reports while a loop runs: a LoopObserver of theano_mgpu.keras.prefetch
 
 
-def report_slices(training_arrays: Any) -> None:
-    """Report each slice of the arrays that a loop takes as a batch."""
-    @wrap(training_arrays)
+def report_slices(module: Any) -> None:
+    """Report each slice of the arrays that a loop takes as a batch.
+
+    The loops are in `keras.engine.training_arrays`; before Keras 2.2 in `keras.engine.training`.
+    """
     def slice_arrays(original, arrays, start=None, stop=None):
         if keras_batches is None or stop is not None:
             return original(arrays, start, stop)
         return keras_batches.slice(original, arrays, start)
+    for name in {'slice_arrays', '_slice_arrays', 'slice_X'}.intersection(vars(module)):
+        wrap(module, name)(slice_arrays)
 
 
 def report_queues(data_utils: Any) -> None:
@@ -30,9 +35,9 @@ def report_queues(data_utils: Any) -> None:
     for enqueuer in [vars(data_utils)[name] for name in names if name in vars(data_utils)]:
         @wrap(enqueuer)
         def get(original, self):
-            taken_from = getattr(getattr(self, 'sequence', None), 'taken_from', None)  # not before Keras 2.2
-            if taken_from is not None:
-                return taken_from(self, original(self))
-            if keras_batches is not None:
+            source = getattr(self, 'sequence', None)
+            if hasattr(source, 'taken_from'):
+                return source.taken_from(self, original(self))
+            if keras_batches is not None and keras_versions.has_open_queues():
                 keras_batches.queue(self)
             return original(self)

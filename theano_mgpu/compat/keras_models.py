@@ -1,11 +1,14 @@
-"""Methods of Keras's models, which use one device in Keras 2.3.1: theano_mgpu's own take their place."""
+"""Methods of Keras's models, which use one device: theano_mgpu's own take their place."""
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from typing import Any, Callable, Mapping
 
 
-def switch_keras_methods(methods: Mapping[str, Callable[..., Any]], applies: Callable[[Any], Any]) -> None:
+def switch_keras_methods(methods: Mapping[str, Callable[..., Any]], applies: Callable[[Any], Any],
+                         cls: type | None = None) -> None:
     """Replace methods of Keras's models.
 
     Parameters
@@ -14,22 +17,26 @@ def switch_keras_methods(methods: Mapping[str, Callable[..., Any]], applies: Cal
         For each name, a function that takes Keras's own method and returns the one to use instead.
     applies : callable
         ``applies(model)``: whether a call on this model uses the other method.
+    cls : type, optional
+        The class; `keras.models.Model` by default.
     """
-    import keras
+    from keras.models import Model
     for name, make in methods.items():
-        original = getattr(keras.Model, name)
-        setattr(keras.Model, name, _switched(original, make(original), lambda model, *args: applies(model)))
+        original = getattr(cls or Model, name)
+        setattr(cls or Model, name, _switched(original, make(original), lambda model, *args: applies(model)))
 
 
 def replace_multi_gpu_model(function: Callable[..., Any], applies: Callable[[], Any]) -> None:
     """Replace ``keras.utils.multi_gpu_model`` by another function while ``applies()`` is true.
 
-    Keras 2.3.1's own ends with "`multi_gpu_model` is only available with the TensorFlow backend".
+    Keras's own, since 2.0.9, ends with "`multi_gpu_model` is only available with the TensorFlow backend".
     """
-    import keras.utils.multi_gpu_utils
-    module = keras.utils.multi_gpu_utils
-    keras.utils.multi_gpu_model = module.multi_gpu_model = _switched(
-        module.multi_gpu_model, function, lambda *args: applies())
+    utils: Any = importlib.import_module('keras.utils')
+    original = getattr(utils, 'multi_gpu_model', None)
+    if original is not None:
+        replaced = _switched(original, function, lambda *args: applies())
+        for owner in utils, sys.modules[original.__module__]:
+            owner.multi_gpu_model = replaced
 
 
 def _switched(original, other, applies):

@@ -1,4 +1,7 @@
-"""The version of the Keras that is installed, 0.3 to 2.3.1, and the parts that depend on it."""
+"""The version of the Keras that is installed, 0.3 to 2.3.1, and the parts that depend on it.
+
+A version without a part loses an extra, never the answer: `docs/guide/keras_versions.md` has the table.
+"""
 from __future__ import annotations
 
 import importlib
@@ -25,8 +28,13 @@ def backend() -> str:
 
 
 def is_hooked() -> bool:
-    """Return whether all of `theano_mgpu.keras` knows this Keras; others have functions of Theano, and `Predictor`."""
-    return number() == (2, 3)
+    """Return whether `theano_mgpu.keras` knows this Keras; the models of others are functions of Theano alone."""
+    return number() >= (1, 0)
+
+
+def is_compiled(model: Any) -> bool:
+    """Return whether `compile` of a model was called."""
+    return getattr(inner(model), '_is_compiled', hasattr(inner(model), 'optimizer'))  # the former since Keras 2.2
 
 
 def inner(model: Any) -> Any:
@@ -45,6 +53,88 @@ def feed_inputs(model: Any) -> list[Any]:
     return getattr(model, '_feed_inputs', model.inputs)
 
 
+def feed_targets(model: Any) -> list[Any]:
+    """Return the targets of a compiled model that take arrays, and then the sample weights."""
+    if number() >= (2, 0):
+        return model._feed_targets + model._feed_sample_weights
+    return model.targets + model.sample_weights
+
+
+def trained_weights(model: Any) -> list[Any]:
+    """Return the weights that a compiled model trains; none if it is not compiled."""
+    from keras.engine import training
+    collect = getattr(training, 'collect_trainable_weights', lambda model: [])  # Keras 1.0 does not keep them
+    return model._collected_trainable_weights if hasattr(model, '_collected_trainable_weights') else collect(model)
+
+
+def metric_values(model: Any) -> list[Any]:
+    """Return the metrics of a compiled model; since Keras 2.3, as functions of their states."""
+    if number() < (2, 3):
+        return model.metrics_tensors
+    return [metric._call_result for metric in model._get_training_eval_metrics() if hasattr(metric, '_call_result')]
+
+
+def metric_updates(model: Any) -> list[Any]:
+    """Return the new values of the states of metrics, pairs that a batch gives; before Keras 2.1.4, there are none."""
+    if number() < (2, 3):
+        return getattr(model, 'metrics_updates', [])
+    return [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
+
+
+def metric_weights(model: Any) -> list[Any]:
+    """Return the states of all metrics of a model, compiled or not."""
+    if number() < (2, 3):
+        return [variable for variable, _ in metric_updates(model)]
+    return [weight for metric in model.metrics for weight in metric.weights]
+
+
+def reset_metrics(model: Any) -> None:
+    """Set the states of the metrics of a compiled model to 0."""
+    for metric in getattr(model, 'stateful_metric_functions', ()):  # Keras 2.1.4 to 2.2
+        metric.reset_states()
+    if number() >= (2, 3):
+        model.reset_metrics()
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Return the arguments with which a model was compiled."""
+    model = inner(model)
+    names = ['optimizer', 'loss', 'metrics', 'loss_weights', 'sample_weight_mode']
+    names += ['weighted_metrics'] * (number() >= (2, 0))
+    prefix = '_compile_' if number() >= (2, 3) else ''
+    return dict({name: getattr(model, prefix + name if 'metrics' in name else name) for name in names},
+                **model._function_kwargs)
+
+
+def calls_of(layer: Any) -> list[Any]:
+    """Return the calls of a layer, as Keras's nodes."""
+    return layer._inbound_nodes if hasattr(layer, '_inbound_nodes') else layer.inbound_nodes  # before Keras 2.1.3
+
+
+def calls_by_depth(model: Any) -> dict[int, list[Any]]:
+    """Return the calls of the layers of a model by their distance from the outputs."""
+    model = inner(model)
+    return model._nodes_by_depth if hasattr(model, '_nodes_by_depth') else model.nodes_by_depth
+
+
+def loop_params(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the `params` that a loop gives its callbacks under the names of Keras 2."""
+    names = {'nb_epoch': 'epochs', 'nb_sample': 'samples'}
+    return {names.get(name, name): value for name, value in params.items()}
+
+
+def tells_of_tests() -> bool:
+    """Return whether evaluation and prediction have callbacks, as since Keras 2.3."""
+    return number() >= (2, 3)
+
+
+def has_open_queues() -> bool:
+    """Return whether loops over generators and Sequences take batches from queues of futures, or from no queue with
+    ``workers=0``, as since Keras 2.2.
+    """
+    return number() >= (2, 2)
+
+
 def standardize(model: Any, x: Any) -> list[Any]:
     """Return the arrays for a model's inputs, checked as in the `predict` of this Keras, which takes `x`."""
     from keras.engine import training
@@ -56,9 +146,16 @@ def standardize(model: Any, x: Any) -> list[Any]:
     return training.standardize_input_data(x, model.input_names, model.internal_input_shapes, False)
 
 
+def sequence_class() -> Any:
+    """Return `keras.utils.Sequence`, a class of Keras 2; `object` before."""
+    return getattr(importlib.import_module('keras.utils'), 'Sequence', object)
+
+
 def is_sequence(x: Any) -> bool:
-    """Return whether `x` is a `keras.utils.Sequence`, a class of Keras 2."""
-    return isinstance(x, getattr(importlib.import_module('keras.utils'), 'Sequence', ()))
+    """Return whether `x` is a `keras.utils.Sequence`, or looks like one to this Keras."""
+    if number() >= (2, 3):
+        return importlib.import_module('keras.engine.training_utils').is_sequence(x)
+    return number() >= (2, 0) and isinstance(x, sequence_class())
 
 
 def load_model(file: Any) -> Any:

@@ -5,14 +5,14 @@ import contextlib
 import functools
 from typing import Any, Callable, Iterable, Iterator
 
-import keras
 import theano
 from keras import backend as K
+from keras.models import Model
 
 from ..auto.model_function import Hint, ModelFunction
 from ..auto.parallel_state import parallel_state_of
 from ..auto.rank_0_function import draw_on_rank_0
-from ..compat import keras_loops, theano_functions
+from ..compat import keras_loops, keras_versions, theano_functions
 from ..graph.traces import name_layer
 
 OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
@@ -20,7 +20,7 @@ KINDS = ('train', 'test', 'predict')
 
 
 def function_maker(kind: str) -> Callable[..., Any]:
-    """Return a wrapper of the method of `keras.Model` that makes a model's train, test or predict function."""
+    """Return a wrapper of the method of `keras.models.Model` that makes a model's train, test or predict function."""
     name = kind + '_function'
 
     def wrap(original):
@@ -46,7 +46,7 @@ def function_maker(kind: str) -> Callable[..., Any]:
                 function.mgpu_divided = lambda args, kwargs: made[0](*args)
                 return function
             for layer in self.layers:  # those nearer to the inputs first
-                for node in layer._inbound_nodes:
+                for node in keras_versions.calls_of(layer):
                     name_layer(node.output_tensors, node.input_tensors, layer.name)
             if state.usage is not None:
                 state.usage.is_used = True
@@ -65,12 +65,11 @@ def _plain(compile, name):
     return function
 
 
-def hint_of(model: keras.Model, kind: str, inputs: Iterable[Any]) -> Hint:
+def hint_of(model: Model, kind: str, inputs: Iterable[Any]) -> Hint:
     """Return the Hint of a function that Keras makes for a model, with some inputs."""
     samples = [variable for variable in inputs if variable.ndim > 0]
-    return Hint(kind, samples, K.int_shape(samples[0])[0], getattr(model, '_collected_trainable_weights', ()),
-                model.weights, {weight for metric in getattr(model, 'metrics', ()) for weight in metric.weights},
-                following)
+    return Hint(kind, samples, samples[0]._keras_shape[0], keras_versions.trained_weights(model), model.weights,
+                set(keras_versions.metric_weights(model)), following)
 
 
 def following(function: ModelFunction, inputs: list[Any]) -> Callable[[], Any] | None:
@@ -80,7 +79,7 @@ def following(function: ModelFunction, inputs: list[Any]) -> Callable[[], Any] |
 
 
 @contextlib.contextmanager
-def continued(model: keras.Model, is_continued: bool) -> Iterator[None]:
+def continued(model: Model, is_continued: bool) -> Iterator[None]:
     """Let the optimizer of a model continue with its state, if it `is_continued`, though Keras asks it once more.
 
     It makes new variables each time that it is asked: its `weights`, and the variables of its `updates`.
@@ -99,15 +98,18 @@ def _states(optimizer):
     return list(optimizer.weights) + [pair[0] for pair in optimizer.updates if isinstance(pair, tuple)]
 
 
-def batch_inputs(model: keras.Model, targets: bool = True) -> list[theano.Variable]:
+def batch_inputs(model: Model, targets: bool = True) -> list[theano.Variable]:
     """List placeholders in the order in which Keras feeds them: inputs, targets, sample weights, learning phase."""
-    inputs = list(model._feed_inputs)
-    if targets:
-        inputs += model._feed_targets + model._feed_sample_weights
-    return inputs + ([K.learning_phase()] if model._uses_dynamic_learning_phase() else [])
+    inputs = keras_versions.feed_inputs(model) + (keras_versions.feed_targets(model) if targets else [])
+    return inputs + [K.learning_phase()] * takes_phase(model)
 
 
-def new_values(model: keras.Model, kind: str) -> dict[Any, theano.Variable]:
+def takes_phase(model: Model) -> bool:
+    """Return whether the functions of a model take the learning phase, their last input."""
+    return bool(model.uses_learning_phase) and not isinstance(K.learning_phase(), int)
+
+
+def new_values(model: Model, kind: str) -> dict[Any, theano.Variable]:
     """Return the new values that a batch gives to variables, without a step of the optimizer.
 
     Parameters
@@ -122,7 +124,7 @@ def new_values(model: keras.Model, kind: str) -> dict[Any, theano.Variable]:
     """
     pairs = list(model.state_updates)
     if kind != 'predict':
-        pairs += [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
+        pairs += keras_versions.metric_updates(model)
     return first_of_each(pairs)
 
 
@@ -134,11 +136,6 @@ def first_of_each(pairs: Iterable[Any]) -> dict[Any, theano.Variable]:
     return updates
 
 
-def metric_values(model: keras.Model) -> list[theano.Variable]:
-    """Return the results of the metrics, as functions of their states."""
-    return [metric._call_result for metric in model._get_training_eval_metrics() if hasattr(metric, '_call_result')]
-
-
 def members(data: Any) -> list[Any]:
     """List the arrays in data as Keras takes it: one array, a list, a dict, or None."""
     if isinstance(data, dict):
@@ -148,26 +145,14 @@ def members(data: Any) -> list[Any]:
     return [] if data is None else [data]
 
 
-def options_of(model: keras.Model) -> dict[str, Any]:
-    """Return the keywords for `theano.function` that a model is compiled with."""
-    return dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True)
-
-
-def check_compile(options: dict[str, Any], targets: Iterable[Any] = ()) -> None:
-    """Raise a ValueError for arguments of `compile` that a model over contexts cannot take.
-
-    Parameters
-    ----------
-    options : dict
-        Keywords for `theano.function`.
-    targets : list of theano.Variable or None
-        Target tensors.
-    """
-    unknown = [name for name in options if name not in OPTIONS]
+def check_compile(model: Model) -> None:
+    """Raise a ValueError if a model was compiled with arguments that cannot be used over contexts."""
+    unknown = [name for name in getattr(model, '_function_kwargs', ()) if name not in OPTIONS]
     if unknown:
         raise ValueError('compile() of a parallel model does not take %s; besides the arguments of '
                          'keras.Model.compile it takes %s for theano.function'
                          % (', '.join(unknown), ' and '.join(OPTIONS)))
+    targets = getattr(model, 'targets', None) or () if keras_versions.number() >= (2, 0) else ()
     tensors = [target for target in targets if target is not None and not K.is_placeholder(target)]
     if tensors:
         raise ValueError('the targets are tensors, and target_tensors=[%s] cannot be split into sub-batches: pass the '

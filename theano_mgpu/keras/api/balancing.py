@@ -8,13 +8,15 @@ import time
 from collections import Counter
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import theano.tensor as T
 from keras import backend as K
+from keras.layers import Embedding, InputLayer
+from keras.models import Model
 from theano import Variable
 from theano.gradient import DisconnectedInputError, NullTypeGradError
 
+from ...compat import keras_versions
 from ...devices.context_map import describe
 from ...devices.contexts import contexts as active_contexts
 from ...errors import ContextError
@@ -77,7 +79,7 @@ def _row(name, costs, device):
             '%.2f' % (sum(cost.bytes for cost in costs) / 2 ** 20), device]
 
 
-def balance(model: keras.Model, n: int, x: Any = None, by: str = 'time') -> Balance:
+def balance(model: Model, n: int, x: Any = None, by: str = 'time') -> Balance:
     """Propose a cut of a model over several devices, such that the slowest one, or the fullest one, has least.
 
     Each layer is measured by itself on the first context: a forward and a backward pass over a batch, the median of
@@ -117,7 +119,7 @@ def balance(model: keras.Model, n: int, x: Any = None, by: str = 'time') -> Bala
 
     Examples
     --------
-    >>> import theano_mgpu
+    >>> import theano_mgpu, keras
     >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
     >>> model = keras.Sequential([keras.layers.Dense(3, input_shape=(4,), name='first'),
     ...                           keras.layers.Dense(2, name='second')])
@@ -130,7 +132,7 @@ def balance(model: keras.Model, n: int, x: Any = None, by: str = 'time') -> Bala
         raise ValueError("by=%r is neither 'time' nor 'memory'" % (by,))
     if not isinstance(n, int) or n < 1:
         raise ValueError('balance takes a number of devices, at least 1, not %r' % (n,))
-    layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    layers = [layer for layer in model.layers if not isinstance(layer, InputLayer)]
     there = active_contexts()
     if n > len(there):
         raise ContextError('balance over %d devices needs as many contexts; there are %d: %s. Map more, or give a '
@@ -177,9 +179,10 @@ def best_cut(costs: list[float], n: int) -> list[int]:
 def _values(model, x):
     """Return the values of a batch of inputs, by tensor."""
     if x is not None:
-        return dict(zip(model._feed_inputs, model._standardize_user_data(x)[0]))
+        return dict(zip(keras_versions.feed_inputs(model), keras_versions.standardize(model, x)))
     values, rng = {}, np.random.RandomState(0)
-    for tensor, shape in zip(model._feed_inputs, model._feed_input_shapes):
+    for tensor in keras_versions.feed_inputs(model):
+        shape = tensor._keras_shape
         if None in shape[1:]:
             raise ValueError('the input %s of %s has the shape %s, of which a part is not known: give a batch, x'
                              % (tensor, model.name, shape))
@@ -189,17 +192,18 @@ def _values(model, x):
 
 
 def _takes_integers(tensor, model):
-    return any(tensor in call.input_tensors for layer in model.layers if isinstance(layer, keras.layers.Embedding)
-               for call in layer._inbound_nodes)
+    return any(tensor in call.input_tensors for layer in model.layers if isinstance(layer, Embedding)
+               for call in keras_versions.calls_of(layer))
 
 
 def _measured(model, context, values):
     """Return the seconds, and the bytes of the outputs, of each layer in all its calls."""
     seconds, sizes = Counter(), Counter()
     mode = getattr(model, '_function_kwargs', {}).get('mode')
-    for call in itertools.chain(*(calls for _, calls in sorted(model._nodes_by_depth.items(), reverse=True))):
+    by_depth = sorted(keras_versions.calls_by_depth(model).items(), reverse=True)
+    for call in itertools.chain(*(calls for _, calls in by_depth)):
         layer = call.outbound_layer
-        if not isinstance(layer, keras.layers.InputLayer):
+        if not isinstance(layer, InputLayer):
             duration, results = _measure(call, context, values, mode)
             values.update(results)
             seconds[layer] += duration
@@ -242,7 +246,7 @@ def _gradients(outputs, wrt):
 
 
 def _bytes_of_weights(layer, model):
-    states = STATES.get(type(model.optimizer).__name__, 2) if model._is_compiled else 2
+    states = STATES.get(type(model.optimizer).__name__, 2) if keras_versions.is_compiled(model) else 2
     trained = set(layer.trainable_weights)
     return sum(w.get_value(borrow=True, return_internal_type=True).size * np.dtype(w.dtype).itemsize *
                (2 + states if w in trained else 1) for w in members(layer.weights))

@@ -6,16 +6,16 @@ import re
 import weakref
 from typing import Any, Callable
 
-import keras
 import theano
+from keras.models import Model
 
 from ...auto.chooser import LengthChooser
 from ...auto.enabled import Enabled
 from ...auto.model_report import Report, Usage
-from ...auto.parallel_state import ParallelState, parallel_state_of, set_parallel_state
+from ...auto.parallel_state import ParallelState, of_user, parallel_state_of, set_parallel_state
 from ...auto.steps import Advice, Choice, on_devices
 from ...comm.choice import choose_ranks
-from ...compat import keras_models
+from ...compat import keras_models, keras_versions
 from ...devices.context_map import Context
 from ...errors import GraphError, warn
 from ...graph.placement.propagation import is_placed
@@ -138,7 +138,7 @@ def _make_function(original):
     def make(self):
         if hasattr(self, 'template'):
             EnabledModels.in_force.count(self)
-        elif not self._is_compiled and not parallel_state_of(self):
+        elif not keras_versions.is_compiled(self) and not parallel_state_of(self):
             EnabledModels.in_force.attach(self)
         original(self)
     return make
@@ -165,27 +165,27 @@ class EnabledModels(Enabled):
         self._left: set[str] = set()  # names of models that are left to plain Keras
         self._parallel: Any = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage
 
-    def count(self, model: keras.Model) -> None:
+    def count(self, model: Model) -> None:
         """Count the batches of a model of `multi_gpu_model`, by functions that are made from now on."""
         state = parallel_state_of(model)
         if state is not None and state.usage is None:
             state.count_in(self._parallel.get(model) or self._parallel.setdefault(model, self.report.usage(model.name)))
 
-    def attach(self, model: keras.Model, before: ParallelState | None = None) -> None:
+    def attach(self, model: Model, before: ParallelState | None = None) -> None:
         """Run a model over the contexts; `before` is its state from an earlier `compile`, if any."""
+        name = of_user(model).name
         try:
-            check_compile(getattr(model, '_function_kwargs', {}))
             check_built(model, 'enable')
-            check_compile({}, model.targets if model._is_compiled else ())
+            check_compile(model)
         except ValueError as error:
-            if model.name not in self._left:
-                self._left.add(model.name)
-                left = self.report.usage(model.name)
+            if name not in self._left:
+                self._left.add(name)
+                left = self.report.usage(name)
                 left.why, left.is_left = 'left to plain Keras: %s' % error, True
-            self.notify(model.name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
+            self.notify(name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
                         % error)
             return
-        usage = before.usage if isinstance(before, EnabledState) else self.report.usage(model.name)
+        usage = before.usage if isinstance(before, EnabledState) else self.report.usage(name)
         set_parallel_state(model, EnabledState(self, model, usage, chosen_contexts(self.gpus)))
 
     def notify(self, name: str, text: str, noted: bool = True) -> None:
@@ -206,10 +206,10 @@ class EnabledModels(Enabled):
 class EnabledState(ParallelState):
     """The ParallelState of a model that `enable` has found."""
 
-    def __init__(self, enabled: EnabledModels, model: keras.Model, usage: Usage, contexts: list[Context]) -> None:
-        super().__init__(model.name, contexts, enabled.notify, enabled.strict)
+    def __init__(self, enabled: EnabledModels, model: Model, usage: Usage, contexts: list[Context]) -> None:
+        super().__init__(of_user(model).name, contexts, enabled.notify, enabled.strict)
         self.enabled, self.usage = enabled, usage
-        self._model = weakref.ref(model)
+        self._model = weakref.ref(of_user(model))
         if len(contexts) == 1 and choose_ranks(None).size == 1:
             self.explain('there is one context')
         self._verified: set[str] = set()
@@ -240,8 +240,8 @@ class EnabledState(ParallelState):
         No, where something else was asked for, or where it could leave processes with different weights: hosts may
         round differently.
         """
-        model = self._model()
-        outputs = [model.total_loss] if model._is_compiled else model.outputs
+        model = keras_versions.inner(self._model())
+        outputs = [model.total_loss] if keras_versions.is_compiled(model) else model.outputs
         flags = theano.config.mgpu
         stays_alike = ranks.size == 1 or (ranks.on_one_host and flags.data != 'sharded' and
                                           flags.update_on != 'sharded' and
@@ -253,5 +253,6 @@ class EnabledState(ParallelState):
         """Show a verification report before the first batch of a kind, unless the report of another kind covers it."""
         if self._verified.isdisjoint(VERIFIED_BY[kind]):
             self._verified.add(kind)
-            self.enabled.show_report(self.name, lambda: verify_batch(self._model(), kind, inputs, self.contexts))
+            self.enabled.show_report(self.name, lambda: verify_batch(
+                keras_versions.inner(self._model()), kind, inputs, self.contexts))
         return proceed(inputs)

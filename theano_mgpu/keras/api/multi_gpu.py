@@ -4,18 +4,18 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import keras
-from keras.engine import saving
+from keras.models import Model, Sequential
 
 from ...auto.parallel_state import ParallelState, parallel_state_of, set_parallel_state
+from ...compat import keras_versions
 from ...devices.context_map import Context
 from ..hooks.methods import switch_methods_once
-from ..models import check_compile, members
+from ..models import check_compile
 from .arguments import check_built, chosen_contexts
 
 
-def multi_gpu_model(model: keras.Model, gpus: Any = None, cpu_merge: bool = True,
-                    cpu_relocation: bool = False) -> keras.Model:
+def multi_gpu_model(model: Model, gpus: Any = None, cpu_merge: bool = True,
+                    cpu_relocation: bool = False) -> Model:
     """Replicate a Keras model on several contexts.
 
     The new model is trained, evaluated and used like any Keras model. It splits each batch into sub-batches, runs each
@@ -58,19 +58,19 @@ def multi_gpu_model(model: keras.Model, gpus: Any = None, cpu_merge: bool = True
     if hasattr(model, 'template'):
         raise ValueError('%s is already a parallel model: pass its template, model.template' % model.name)
     check_built(model, 'multi_gpu_model')
-    if not model._is_graph_network:
+    if not getattr(model, '_is_graph_network', True):  # before Keras 2.2, all are graphs
         raise ValueError('the model %s is a subclass that defines call(): its layers are not a graph, and cannot be '
                          'replicated. Build it from inputs and outputs instead: keras.Model(inputs, outputs)'
                          % model.name)
-    cls = ParallelSequential if isinstance(model, keras.Sequential) else ParallelModel
+    cls = ParallelSequential if isinstance(model, Sequential) else ParallelModel
     parallel = cls(model, chosen_contexts(gpus))
-    if model._is_compiled:
+    if keras_versions.is_compiled(model):
         compile_like(parallel, model)
         parallel_state_of(parallel).make_functions_again(continued=True)
     return parallel
 
 
-class ParallelModel(keras.Model):
+class ParallelModel(Model):
     """A model that trains, evaluates and predicts on several contexts; made by `multi_gpu_model`.
 
     It consists of the very layers of its template. It differs only in the functions that Keras calls for each batch:
@@ -81,16 +81,18 @@ class ParallelModel(keras.Model):
     template : keras.Model
     """
 
-    def __init__(self, template: keras.Model, contexts: list[Context]) -> None:
+    def __init__(self, template: Model, contexts: list[Context]) -> None:
         switch_methods_once()
         # Not by setattr: Keras takes a model that is set as an attribute for a further layer.
         self.__dict__['template'] = template
-        super().__init__(inputs=template.inputs, outputs=template.outputs, name=template.name)
+        inner = keras_versions.inner(template)
+        super().__init__(inner.inputs, inner.outputs, name=template.name)
         set_parallel_state(self, ParallelState(template.name, contexts))
-        self._compiles_template = not template._is_compiled
+        self._compiles_template = not keras_versions.is_compiled(template)
         # The same lists as the template's, so that later additions to these count, too.
         for shared in ('_losses', '_updates', '_per_input_losses', '_per_input_updates', '_metrics'):
-            self.__dict__[shared] = getattr(template, shared)
+            if shared in vars(inner):
+                self.__dict__[shared] = vars(inner)[shared]
 
     @property
     def contexts(self) -> list[Context]:
@@ -104,26 +106,23 @@ class ParallelModel(keras.Model):
     @trainable.setter
     def trainable(self, value: bool) -> None:
         # Keras's own constructor sets True, which is not meant for the template.
-        if '_is_compiled' in self.__dict__:
+        if '_compiles_template' in self.__dict__:
             self.template.trainable = value
 
-    def compile(self, optimizer: Any, loss: Any = None, metrics: Any = None, loss_weights: Any = None,
-                sample_weight_mode: Any = None, weighted_metrics: Any = None, target_tensors: Any = None,
-                **kwargs: Any) -> None:
+    def compile(self, *args: Any, **kwargs: Any) -> None:
         """Configure the model for training, as `keras.Model.compile` does.
 
         The template is compiled likewise, unless it was before, so that it can be evaluated and saved.
-        `kwargs` go to `theano.function`.
         """
-        check_compile(kwargs, members(target_tensors))
-        super().compile(optimizer, loss, metrics, loss_weights, sample_weight_mode, weighted_metrics, target_tensors,
-                        **kwargs)
+        super().compile(*args, **kwargs)
+        check_compile(self)
         set_parallel_state(self, ParallelState(self.name, self.contexts))
         if self._compiles_template:
             compile_like(self.template, self)
 
     def __reduce__(self):
         # A pickle has the content of a file, and also loads as plain Keras.
+        from keras.engine import saving  # before Keras 2.2, models cannot be pickled
         return saving.unpickle_model, (saving.pickle_model(self),)
 
     def get_config(self) -> Any:
@@ -134,27 +133,30 @@ class ParallelModel(keras.Model):
 class ParallelSequential(ParallelModel):
     """A ParallelModel over a Sequential."""
 
-    predict_proba = keras.Sequential.predict_proba
-    predict_classes = keras.Sequential.predict_classes
-
-    @property
-    def layers(self) -> list[keras.layers.Layer]:
-        return self.template.layers
+    predict_proba = Sequential.predict_proba
+    predict_classes = Sequential.predict_classes
+    flattened_layers = property(lambda self: self.layers)  # Keras 1.0 and 1.1 ask a class of this name for them
+    if keras_versions.number() >= (2, 2):  # before, a Sequential has no InputLayer, and its Model has one
+        layers = property(lambda self: self.template.layers)
 
 
 # Keras's files record a model's class by name, and plain Keras must be able to open them.
 ParallelModel.__name__, ParallelSequential.__name__ = 'Model', 'Sequential'
 
 
-def compile_like(model: keras.Model, other: keras.Model) -> None:
+def compile_like(model: Model, other: Model) -> None:
     """Compile a model like another one, with its optimizer."""
-    model.compile(other.optimizer, other.loss, fresh_metrics(other._compile_metrics), other.loss_weights,
-                  other.sample_weight_mode, fresh_metrics(other._compile_weighted_metrics), **other._function_kwargs)
+    arguments = keras_versions.compile_arguments(other)
+    model.compile(**{name: fresh_metrics(value) if name.endswith('metrics') else value
+                     for name, value in arguments.items()})
 
 
 def fresh_metrics(metrics: Any) -> Any:
-    """Return the same metrics for another model: a Metric keeps state and updates, and belongs to one model."""
-    if isinstance(metrics, keras.metrics.Metric):
+    """Return the same metrics for another model: a Metric keeps state and updates, and belongs to one model.
+
+    So does a Layer, which may be a metric in Keras 2.1 and 2.2.
+    """
+    if hasattr(metrics, 'get_config'):
         return type(metrics).from_config(metrics.get_config())
     if isinstance(metrics, dict):
         return {name: fresh_metrics(value) for name, value in metrics.items()}

@@ -4,11 +4,13 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-import keras
 import theano
+from keras.layers import Layer
+from keras.models import Model
 from theano.gof.graph import io_toposort
 
 from ...auto.parallel_state import models_over_contexts, parallel_state_of
+from ...compat import keras_versions
 from ...graph.placement.tags import place_of
 from ...placement import place as place_variable
 from ...placement import place_name
@@ -16,7 +18,7 @@ from ..models import KINDS, first_of_each
 from .arguments import check_built
 
 
-def place(model: keras.Model, devices: dict[str, Any]) -> keras.Model:
+def place(model: Model, devices: dict[str, Any]) -> Model:
     """Put layers of a model that exists on devices.
 
     It is for models that are not built within ``with mgpu.device(name):`` blocks: models of `keras.applications`, or
@@ -81,7 +83,7 @@ def place(model: keras.Model, devices: dict[str, Any]) -> keras.Model:
     return model
 
 
-def named_layers(model: keras.Model) -> dict[str, keras.layers.Layer]:
+def named_layers(model: Model) -> dict[str, Layer]:
     """Return the layers of a model by name, in their order; raise a ValueError if the model is not built.
 
     A nested model is among them; its layers follow, such as ``'model_1/dense_2'``.
@@ -93,11 +95,11 @@ def named_layers(model: keras.Model) -> dict[str, keras.layers.Layer]:
 def _with_inner(model, prefix):
     for layer in model.layers:
         yield prefix + layer.name, layer
-        if isinstance(layer, keras.Model):
+        if isinstance(layer, Model):
             yield from _with_inner(layer, prefix + layer.name + '/')
 
 
-def layer_places(model: keras.Model) -> dict[str, str | None]:
+def layer_places(model: Model) -> dict[str, str | None]:
     """Return the places of the layers of a model.
 
     Parameters
@@ -135,7 +137,7 @@ def _ops_of(layer):
     """Return the inputs that a layer stands for, and an output of each op that it has made: between its tensors, of its
     regularisers, and of its updates.
     """
-    calls = layer._inbound_nodes
+    calls = keras_versions.calls_of(layer)
     inputs = [tensor for call in calls for tensor in call.input_tensors + call.input_masks if tensor is not None]
     outputs = [tensor for call in calls for tensor in call.output_tensors + call.output_masks if tensor is not None]
     outputs += list(layer.losses) + list(first_of_each(layer.updates).values())
@@ -149,7 +151,9 @@ def _make_functions_again(layers):
     """
     for model in models_over_contexts():  # plain Keras runs on one device, wherever layers are placed
         if not set(layers).isdisjoint(layer for _, layer in _with_inner(model, '')):
+            inner = keras_versions.inner(model)
             for name in ('%s_function' % kind for kind in KINDS):
-                if getattr(model, name, None) is not None:
-                    setattr(model, name, None)
-            parallel_state_of(model).make_functions_again(bool(model._is_compiled and model.optimizer.weights))
+                if getattr(inner, name, None) is not None:
+                    setattr(inner, name, None)
+            parallel_state_of(model).make_functions_again(
+                bool(keras_versions.is_compiled(model) and model.optimizer.weights))

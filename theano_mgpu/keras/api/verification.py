@@ -5,14 +5,15 @@ import contextlib
 import functools
 from typing import Any
 
-import keras
 import numpy as np
 import theano
 from keras import backend as K
 from keras.backend.theano_backend import Function
+from keras.models import Model
 
 from ...auto.parallel_state import ParallelState, parallel_state_of
 from ...auto.steps import length_of
+from ...compat import keras_versions
 from ...compat.theano_functions import plain_function
 from ...devices.context_map import Context
 from ...errors import MgpuError
@@ -25,11 +26,11 @@ from ...runtime.state.random_states import random_states, set_random_states
 from ...runtime.verification.comparison import on_both_sides, rows_of
 from ...runtime.verification.report import TOLERANCE, VerificationReport, largest
 from ...utils import mpi_environment
-from ..models import batch_inputs, metric_values, new_values, options_of
+from ..models import batch_inputs, new_values, takes_phase
 from .arguments import chosen_contexts
 
 
-def verify(model: keras.Model, x: Any, y: Any, gpus: Any = None, sample_weight: Any = None,
+def verify(model: Model, x: Any, y: Any, gpus: Any = None, sample_weight: Any = None,
            tolerance: float | None = None) -> VerificationReport:
     """Train one step on one device and on several contexts, from the same state, and compare.
 
@@ -59,14 +60,15 @@ def verify(model: keras.Model, x: Any, y: Any, gpus: Any = None, sample_weight: 
     MgpuError
         If the model's train function is neither Keras's nor one over contexts, so that its updates are not known.
     """
-    if not model._is_compiled:
+    if not keras_versions.is_compiled(model):
         raise ValueError('the model %s is not compiled, so there is no step to compare: call its compile(optimizer, '
                          'loss)' % model.name)
     check_alone()
     state = parallel_state_of(model)
     contexts = state.contexts if gpus is None and state else chosen_contexts(gpus)
-    data = model._standardize_user_data(x, y, sample_weight=sample_weight)
-    return verify_batch(model, 'train', sum(map(list, data), []), contexts, tolerance)
+    inner = keras_versions.inner(model)
+    data = inner._standardize_user_data(x, y, sample_weight=sample_weight)
+    return verify_batch(inner, 'train', sum(map(list, data), []), contexts, tolerance)
 
 
 def check_alone() -> None:
@@ -75,7 +77,7 @@ def check_alone() -> None:
         raise MgpuError('verify compares one device with the contexts of one process: run it without mpirun')
 
 
-def verify_batch(model: keras.Model, kind: str, arrays: list[Any], contexts: list[Context],
+def verify_batch(model: Model, kind: str, arrays: list[Any], contexts: list[Context],
                  tolerance: float | None = None) -> VerificationReport:
     """Compare a batch, as Keras standardises it, on one device and on contexts; nothing is changed.
 
@@ -98,7 +100,7 @@ def verify_batch(model: keras.Model, kind: str, arrays: list[Any], contexts: lis
     batch, before = _Batch(model, kind, updates), parallel_state_of(model)
     state = before.over(contexts) if before else ParallelState(model.name, contexts)
     inputs = arrays[:len(batch.inputs)]
-    if model._uses_dynamic_learning_phase():
+    if takes_phase(model):
         inputs[len(batch.inputs) - 1:] = [int(kind == 'train')]
     with _restored(model, batch):
         one, many = on_both_sides('verify %s' % model.name, functools.partial(batch.on_one_device, inputs),
@@ -122,7 +124,8 @@ class _Batch:
     """
 
     def __init__(self, model, kind, updates):
-        self._name, self._options, self.updated = kind + '_function', options_of(model), list(updates)
+        self._name, self.updated = kind + '_function', list(updates)
+        self._options = dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True)
         self.inputs = batch_inputs(model, targets=kind != 'predict')
         self._outputs = _outputs(model, kind, updates)  # by kind and name, as in a VerificationReport
         self._states = _states(model) if kind == 'train' else {}  # values after the batch, by kind and name
@@ -158,8 +161,8 @@ def _outputs(model, kind, updates):
         return {('output', name): output for name, output in zip(model.output_names, model.outputs)}
     names = [('loss', model.metrics_names[0])] + [('metric', name) for name in model.metrics_names[1:]]
     new = {variable: of_type(variable, value) for variable, value in updates.items()}  # metrics read these
-    outputs = dict(zip(names, [model.total_loss] + substitute(metric_values(model), new)))
-    trained = model._collected_trainable_weights if kind == 'train' else []
+    outputs = dict(zip(names, [model.total_loss] + substitute(keras_versions.metric_values(model), new)))
+    trained = keras_versions.trained_weights(model) if kind == 'train' else []
     gradients = theano.grad(model.total_loss, trained, disconnected_inputs='ignore') if trained else []
     outputs.update((('gradient', str(weight)), gradient) for weight, gradient in zip(trained, gradients))
     return outputs
@@ -168,7 +171,7 @@ def _outputs(model, kind, updates):
 def _states(model):
     """Return the weights of a model and the states of its optimizer, by kind and name."""
     optimizer = model.optimizer
-    states = {('weight', str(weight)): weight for weight in model._collected_trainable_weights}
+    states = {('weight', str(weight)): weight for weight in keras_versions.trained_weights(model)}
     states.update((('running statistic', str(weight)), weight) for weight in model.non_trainable_weights)
     states.update((('optimizer', '%s %d: %s' % (type(optimizer).__name__, i, str(weight).split('/')[-1])), weight)
                   for i, weight in enumerate(optimizer.weights))
@@ -194,14 +197,14 @@ def _updates_of_train_function(model):
 @contextlib.contextmanager
 def _restored(model, batch):
     """Set the metrics of a model to 0; restore them afterwards, and the variables that the batch changes."""
-    changed = batch.updated + [weight for metric in getattr(model, 'metrics', ()) for weight in metric.weights]
+    changed = batch.updated + keras_versions.metric_weights(model)
     changed += [variable for variable in shared_variables(batch.expressions)
                 if getattr(variable, 'default_update', None) is not None]  # random states
     before = [(variable, variable.get_value()) for variable in dict.fromkeys(changed)]
     states = random_states()
     try:
-        if model._is_compiled:
-            model.reset_metrics()
+        if keras_versions.is_compiled(model):
+            keras_versions.reset_metrics(model)
         yield
     finally:
         for variable, value in before:

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator
 
-import keras
+from keras.callbacks import Callback
 
 from ...auto.parallel_state import parallel_state_of
 from ...comm.collectives import broadcast_object
@@ -42,7 +42,7 @@ class Run:
 _runs: dict[str, Run] = {}  # by absolute path
 
 
-class Checkpoint(keras.callbacks.Callback):
+class Checkpoint(Callback):
     """A callback that saves the whole training state every N batches, and continues from it when `fit` begins.
 
     After a crash, run the same script again (``theano-mgpu launch --restarts`` does). `fit` and `fit_generator` of a
@@ -87,7 +87,7 @@ class Checkpoint(keras.callbacks.Callback):
         if every < 1:
             raise ValueError('every=%r: give the number of batches between checkpoints, 1 or more' % (every,))
         self.path, self.every, self.allow_nan, self.ledger = path, every, allow_nan, ledger
-        self._others: list[keras.callbacks.Callback] = []  # the fit's other callbacks
+        self._others: list[Callback] = []  # the fit's other callbacks
         self._functions: list[Any] = []  # only during a fit: compile() of the model makes new ones
         self._lock: Any = None
         self._saved: Any = None  # the FitRecord of the file, while it is replayed
@@ -103,7 +103,7 @@ class Checkpoint(keras.callbacks.Callback):
         return self._functions[0].step
 
     @contextlib.contextmanager
-    def among(self, callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
+    def among(self, callbacks: list[Callback]) -> Iterator[None]:
         """Take part in a fit with other callbacks, in a block.
 
         However the block ends, detach from the model's functions; after half a replay, restore the file's state.
@@ -210,7 +210,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._done.end = random_states()
             self._save()
 
-    def end_epoch_of(self, callback: keras.callbacks.Callback, position: int, epoch: int, logs: dict[str, Any]) -> None:
+    def end_epoch_of(self, callback: Callback, position: int, epoch: int, logs: dict[str, Any]) -> None:
         """End an epoch for another callback: record its part of the logs or, in a replay, put it there again.
 
         Parameters
@@ -278,7 +278,7 @@ class Checkpoint(keras.callbacks.Callback):
     def _replayed(self):
         """Return the results of the replayed batch: its own or, if its epoch is finished, the epoch's."""
         done, saved = self._done, self._saved
-        has_arrays = self.params.get('samples') is not None  # else a generator gives the data
+        has_arrays = self.params.get('batch_size') is not None  # else a generator gives the data
         if has_arrays and not done.n_batches and done.first_batch != saved.first_batch:
             self._refuse('was written by a fit whose first batch has the checksum %d, but that of this one has %d'
                          % (saved.first_batch, done.first_batch))

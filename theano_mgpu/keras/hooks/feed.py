@@ -6,18 +6,16 @@ batch that rank 0 takes, and so does each error and the end of the data.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from typing import Any, Callable, Iterator
-
-import keras
-from keras.engine.training_utils import is_sequence, iter_sequence_infinite
 
 from ...comm.activities import FEED
 from ...comm.collectives import broadcast_object
 from ...comm.communicator import Communicator
 from ...comm.failures import known_to_all, packed, unpacked
 from ...comm.rank_0 import done_by_rank_0
-from ...compat import keras_loops
+from ...compat import keras_loops, keras_versions
 
 ITEM, ANNOUNCED, ERROR = range(3)  # a message has a batch; or the batch came with the last message; or it has an error
 
@@ -102,7 +100,7 @@ class FedIterator(Feed, Iterator[Any]):
         return following() if self._in_thread else self.take(following)
 
 
-class FedSequence(Feed, keras.utils.Sequence):
+class FedSequence(Feed, keras_versions.sequence_class()):  # type: ignore[misc]  # a class of any Keras
     """A Feed in place of a Sequence, as long as rank 0's."""
 
     def __len__(self):
@@ -116,7 +114,7 @@ class FedSequence(Feed, keras.utils.Sequence):
 
     def __iter__(self):
         """Iterate for ever: Keras would begin anew."""
-        return Taken(self, iter_sequence_infinite(self._source))
+        return Taken(self, itertools.chain.from_iterable(itertools.repeat(self._source)))
 
     def on_epoch_end(self) -> None:
         if self._ranks.rank == 0:
@@ -137,7 +135,7 @@ def fed(ranks: Communicator, source: Any, workers: int) -> Any:
     if isinstance(source, (Feed, Taken)):
         return source
     in_thread = workers > 0 and ranks.rank == 0
-    if is_sequence(source):
+    if keras_versions.is_sequence(source):
         return FedSequence(ranks, source, in_thread)
     if hasattr(source, '__next__'):
         return FedIterator(ranks, source, in_thread)

@@ -9,7 +9,8 @@ import zlib
 from typing import Any
 
 import numpy as np
-from keras.callbacks import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
+from keras import callbacks as keras_callbacks
+from keras.callbacks import Callback
 
 from ...errors import warn
 from ...runtime.state.random_states import generators, random_states
@@ -17,8 +18,8 @@ from ...runtime.state.state_file import parsing
 from ...utils.checksums import sampled_checksum
 
 ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
-STATES = {EarlyStopping: ('wait', 'best', 'stopped_epoch'), ReduceLROnPlateau: ('wait', 'best', 'cooldown_counter'),
-         ModelCheckpoint: ('best', 'epochs_since_last_save')}
+STATES = {'EarlyStopping': ('wait', 'best', 'stopped_epoch'), 'ReduceLROnPlateau': ('wait', 'best', 'cooldown_counter'),
+          'ModelCheckpoint': ('best', 'epochs_since_last_save')}
 
 
 class FitRecord:
@@ -152,11 +153,12 @@ def restore_states(callbacks: list[Callback], arrays: dict[str, Any]) -> None:
 def _attributes(callbacks):
     for position, callback in enumerate(callbacks):
         for cls, names in STATES.items():
-            if isinstance(callback, cls):
-                yield from (('callbacks/%d/%s/%s' % (position, cls.__name__, name), callback, name) for name in names)
+            if isinstance(callback, getattr(keras_callbacks, cls, ())):
+                yield from (('callbacks/%d/%s/%s' % (position, cls, name), callback, name) for name in names
+                            if hasattr(callback, name))
 
 
 def _with_weights(callbacks):
     for position, callback in enumerate(callbacks):
-        if isinstance(callback, EarlyStopping):
+        if hasattr(callback, 'best_weights'):  # an EarlyStopping, since Keras 2.2.3
             yield 'callbacks/%d/best_weights/' % position, callback

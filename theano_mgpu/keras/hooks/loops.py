@@ -10,10 +10,10 @@ import os
 import random
 from typing import Any, Callable
 
-import keras
 import numpy as np
 import theano
 from keras import callbacks as keras_callbacks
+from keras.models import Model
 
 from ...auto.model_function import ModelFunction
 from ...auto.parallel_state import parallel_state_of
@@ -21,15 +21,18 @@ from ...comm.collectives import all_gather_int, all_gather_object, broadcast_obj
 from ...comm.failures import failing_together
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import on_rank_0
+from ...compat import keras_versions
 from ...runtime.consistency import check_lengths
 from ...utils import mpi_environment
 from ...utils.spare import wait_until_needed
+from ..models import members
 from .checkpoint import Checkpoint
 from .feed import fed
 
 # Callbacks that only write. Those that steer (EarlyStopping, schedules) have to run, and agree, on every rank.
-WRITERS = (keras_callbacks.ModelCheckpoint, keras_callbacks.CSVLogger, keras_callbacks.RemoteMonitor,
-           keras_callbacks.ProgbarLogger, keras_callbacks.TensorBoard)
+WRITERS = tuple(vars(keras_callbacks)[name] for name in (
+    'ModelCheckpoint', 'CSVLogger', 'RemoteMonitor', 'ProgbarLogger', 'TensorBoard') if hasattr(keras_callbacks, name))
+SET = 'set_%s' if hasattr(keras_callbacks.Callback, 'set_model') else '_set_%s'  # the latter before Keras 1.2
 PATHS = ('filepath', 'filename', 'log_dir')  # attributes that name the files which they write
 
 
@@ -50,7 +53,7 @@ def loop_of(method: Callable[..., Any]) -> Callable[..., Any]:
         is_nested = isinstance(callbacks, keras_callbacks.CallbackList) or \
             any(isinstance(callback, LoopCallbacks) for callback in callbacks)
         feeds = trains_together and 'generator' in names and not isinstance(callbacks, keras_callbacks.CallbackList)
-        if feeds and theano.config.mgpu.data != 'sharded':
+        if feeds and theano.config.mgpu.data != 'sharded' and keras_versions.has_open_queues():
             args, kwargs = (), with_feeds(dict(zip(names, args), **kwargs))
         if is_nested or not (callbacks or trains_together):
             return method(self, *args, **kwargs)
@@ -61,7 +64,7 @@ def loop_of(method: Callable[..., Any]) -> Callable[..., Any]:
         run = functools.partial(method, self, **dict(zip(names, args), **kwargs))
         with checkpoint.among(callbacks) if checkpoint else contextlib.nullcontext():
             if trains_together:
-                return _run_on_each_rank(self, run, callbacks, checkpoint)
+                return _run_on_each_rank(self, run, callbacks, checkpoint, names)
             return run(callbacks=[LoopCallbacks(callbacks, checkpoint)] if checkpoint else callbacks)
     return loop
 
@@ -77,14 +80,18 @@ def with_feeds(arguments: dict[str, Any]) -> dict[str, Any]:
     return dict(arguments, workers=0) if ranks.rank else arguments  # no thread asks for batches on other ranks
 
 
-def _run_on_each_rank(model, run, callbacks, checkpoint):
-    """Run a loop of a model on every rank, by ``run(**changed)`` with changed arguments."""
+def _run_on_each_rank(model, run, callbacks, checkpoint, names):
+    """Run a loop of a model, with arguments of some names, on every rank: by ``run(**changed)`` with changed arguments.
+    """
     sync = RankSync()
     sync.share_random_states()
-    quiet = {'verbose': 0} if sync.ranks.rank else {}
+    quiet = {'verbose': 0} if sync.ranks.rank and 'verbose' in names else {}
     try:
         with failing_together(sync.ranks):
-            returned = run(callbacks=[LoopCallbacks(callbacks, checkpoint, sync)], **quiet)
+            if 'callbacks' in names:
+                returned = run(callbacks=[LoopCallbacks(callbacks, checkpoint, sync)], **quiet)
+            else:
+                returned = sync.run(model, run, **quiet)
     except Exception as error:
         if getattr(error, 'known_to_all', False):  # each rank is here: the script may go on
             if parallel_state_of(model) is not None:
@@ -127,14 +134,18 @@ class LoopCallbacks:
         return {position for position, of_ranks in enumerate(zip(*paths), 1) if len(set(of_ranks)) > 1}
 
     def set_params(self, params: dict[str, Any]) -> None:
-        for callback in self._first + self._others:
-            callback.set_params(params)
+        for callback in self._first:
+            getattr(callback, SET % 'params')(keras_versions.loop_params(params))
+        for callback in self._others:
+            getattr(callback, SET % 'params')(params)
 
-    def set_model(self, model: keras.Model) -> None:
+    def set_model(self, model: Model) -> None:
         if self._checkpoint is not None:
             wait_until_needed()  # now the functions are compiled, and no callback has opened its file yet
         for callback in self._first + self._others:
-            callback.set_model(model)
+            getattr(callback, SET % 'model')(model)
+
+    _set_params, _set_model = set_params, set_model
 
     def _set_validation_data(self, value):
         for callback in self._first + self._others:
@@ -171,7 +182,7 @@ class LoopCallbacks:
             act()
 
     def _call_unless_replaying(self, position, callback, hook, args):
-        begins_anew = isinstance(callback, keras_callbacks.CSVLogger) and not callback.append
+        begins_anew = isinstance(callback, getattr(keras_callbacks, 'CSVLogger', ())) and not callback.append
         may_replay = self._checkpoint and not begins_anew and hook not in ('on_train_begin', 'on_train_end')
         if may_replay and hook == 'on_epoch_end':
             self._checkpoint.end_epoch_of(callback, position, *args)
@@ -179,7 +190,7 @@ class LoopCallbacks:
             getattr(callback, hook)(*args)
 
 
-class RankSync(keras.callbacks.Callback):
+class RankSync(keras_callbacks.Callback):
     """A callback that keeps the loops of several processes in step.
 
     Attributes
@@ -192,6 +203,18 @@ class RankSync(keras.callbacks.Callback):
         self.ranks = mpi_communicator()
         self._trained: Any = None
         self._tested: list[float] | None = None
+        self._seen = 0  # samples of the epoch
+
+    def run(self, model: Model, loop: Any, **changed: Any) -> Any:
+        """Run a loop of tests or predictions that has no callbacks, as before Keras 2.3."""
+        arrays = members(loop.keywords.get('x'))
+        getattr(self, SET % 'model')(model)
+        getattr(self, SET % 'params')({'samples': len(arrays[0]) if arrays else None})
+        kind = 'test' if loop.func.__name__.startswith('evaluate') else 'predict'
+        getattr(self, 'on_%s_begin' % kind)()
+        returned = loop(**changed)
+        getattr(self, 'on_%s_end' % kind)()
+        return returned
 
     def share_random_states(self) -> None:
         """Give the other ranks the random numbers of rank 0, from which the order of samples is drawn.
@@ -215,16 +238,22 @@ class RankSync(keras.callbacks.Callback):
     on_train_begin = on_predict_begin = _check_samples
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._trained = None
+        self._trained, self._seen = None, 0
         self._on('train', ModelFunction.begin)
+        if not keras_versions.tells_of_tests():
+            self._tested = None
+            self._on('test', ModelFunction.begin)
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        steps, samples, size = (self.params.get(name) for name in ('steps', 'samples', 'batch_size'))
-        if batch == (steps if steps is not None else -(-samples // size)) - 1:
+        steps, samples = self.params.get('steps'), self.params.get('samples')
+        self._seen += logs['size']
+        if batch == steps - 1 if steps is not None else self._seen >= samples:
             self._join_training()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._join_training()
+        if not keras_versions.tells_of_tests() and self.params.get('do_validation'):
+            self.on_test_end()
         if self._trained:
             names = self.model.metrics_names
             logs.update(zip(names, self._trained))
@@ -247,7 +276,7 @@ class RankSync(keras.callbacks.Callback):
 
     def results(self, returned: Any) -> Any:
         """Return the results of a loop: the loss and metrics of all the data, in place of this process's part."""
-        if self._tested is None or isinstance(returned, keras.callbacks.History):
+        if self._tested is None or isinstance(returned, keras_callbacks.History):
             return returned
         return self._tested if isinstance(returned, list) else self._tested[0]
 

@@ -1,4 +1,4 @@
-"""The methods of `keras.Model` that differ for a model that runs over contexts.
+"""The methods of `keras.models.Model` that differ for a model that runs over contexts.
 
 This is the only way in which a model comes to run over contexts. `multi_gpu_model` gives a model that it makes a
 ParallelState; `enable` gives one to each model that is compiled.
@@ -10,8 +10,9 @@ import os
 from typing import Any, Callable
 
 import numpy as np
-from keras import backend as K
-from keras.engine import saving
+import theano
+from keras.models import Sequential
+from keras.utils import io_utils
 
 from ...auto.parallel_state import parallel_state_of
 from ...comm.alone import Alone
@@ -29,7 +30,7 @@ def _standardize_user_data(original):
     @functools.wraps(original)
     def _standardize_user_data(self, x, y=None, *args, **kwargs):
         if not isinstance(x, np.ndarray) or not (y is None or isinstance(y, np.ndarray)):  # is_tensor is slow
-            tensors = [value for value in members(x) + members(y) if K.is_tensor(value)]
+            tensors = [value for value in members(x) + members(y) if isinstance(value, theano.Variable)]
             if tensors:
                 raise ValueError('tensors (%s) cannot be split into sub-batches: pass the data as arrays, or from a '
                                  'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
@@ -52,7 +53,7 @@ def _saving(original):
         path = os.path.abspath(filepath)
 
         def replace():
-            if overwrite or not os.path.isfile(path) or saving.ask_to_proceed_with_overwrite(path):
+            if overwrite or not os.path.isfile(path) or io_utils.ask_to_proceed_with_overwrite(path):
                 with whole_file(path) as unfinished:
                     original(self, unfinished, True, *args, **kwargs)
         write_on_rank_0(mpi_communicator() if mpi_environment.trains_together() else Alone(), path, replace)
@@ -72,6 +73,8 @@ METHODS: dict[str, Callable[..., Any]] = dict(
 
 @functools.lru_cache(None)
 def switch_methods_once() -> None:
-    """Install these methods in `keras.Model`, for the models that have a ParallelState."""
+    """Install these methods in Keras's Model, for the models that have a ParallelState."""
     theano_functions.hook_functions_once()
     keras_models.switch_keras_methods(METHODS, applies=parallel_state_of)
+    if 'save_weights' in vars(Sequential):  # Keras 2.0 and 2.1
+        keras_models.switch_keras_methods({'save_weights': _saving}, parallel_state_of, Sequential)

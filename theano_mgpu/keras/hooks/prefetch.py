@@ -4,8 +4,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
-import keras
 import numpy as np
+from keras.models import Model
 
 from ...auto.parallel_state import parallel_state_of
 from ...compat import keras_loops
@@ -20,7 +20,7 @@ class LoopObserver:
     model : keras.Model
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
         self._last: Any = None      # (slicing function, arrays, rows) of the current batch
         self._sliced: Any = None    # (rows, arrays) of the next one
