@@ -4,6 +4,7 @@ add_on.py compare KIND ...              `enable`, `multi_gpu_model` and `verify`
 add_on.py train FILE                    trains a model with callbacks, and writes all its numbers
 add_on.py train FILE CHECKPOINT [N]     the same with a Checkpoint; ends as if killed after N batches
 add_on.py feed FILE [CHECKPOINT [N]]    the same for batches of a generator
+add_on.py save FILE                     saves models of `multi_gpu_model`, and places and balances layers
 add_on.py shard FILE                    trains a model; with flags for it, each process has samples of its own
 """
 import json
@@ -11,13 +12,13 @@ import os
 import sys
 
 import theano_mgpu as mgpu
-from theano_mgpu.keras import Checkpoint, disable, enable, multi_gpu_model, verify
+from theano_mgpu.keras import Checkpoint, balance, disable, enable, multi_gpu_model, place, verify
 
 import keras
 import numpy as np
 import zoo
 from keras import backend as K
-from keras import callbacks
+from keras import callbacks, models
 from keras.layers.core import Activation, Dense, Dropout
 from keras.models import Sequential
 
@@ -117,6 +118,34 @@ def write(path, model, history, **arrays):
     np.savez('%s.%d.npz' % (path, mgpu.rank()), **arrays)
 
 
+def save(path):
+    """Save and load models over contexts, and train them with layers on devices that `balance` has chosen."""
+    plain, x, y = with_noise(), zoo.noise(zoo.N, 4), zoo.one_hot()
+    expected = [plain.train_on_batch(x, y) for _ in range(3)]
+    mgpu.init('a->cpu;b->cpu')
+    enable(always=True)
+    model = with_noise()
+    assert set(place(model, balance(model, 2, x)).layers) == set(model.layers)
+    np.testing.assert_allclose([model.train_on_batch(x, y) for _ in range(3)], expected, 1e-5)
+    for saved in (model, multi_gpu_model(model)):
+        expected = saved.predict(x)
+        saved.save_weights(path, overwrite=True)
+        saved.set_weights([weight * 0 for weight in saved.get_weights()])
+        saved.load_weights(path)
+        np.testing.assert_allclose(saved.predict(x), expected, 1e-5)
+        if zoo.VERSION >= (1, 1):
+            saved.save(path)
+            loaded = models.load_model(path)
+            assert type(loaded) is Sequential
+            np.testing.assert_allclose(loaded.predict(x), expected, 1e-5)
+            assert len(loaded.optimizer.weights) == len(saved.optimizer.weights)
+            saved.train_on_batch(x, y)
+            loaded.train_on_batch(x, y)
+    assert not [name for name in os.listdir(os.path.dirname(path)) if 'unfinished' in name]
+    if hasattr(keras.utils, 'multi_gpu_model'):
+        assert keras.utils.multi_gpu_model(with_noise(), 2).contexts == mgpu.contexts()
+
+
 def shard(path):
     """Train with batches of five samples; with two processes, the first one has three of them, the other one two."""
     mgpu.init('a->cpu')
@@ -135,5 +164,7 @@ if __name__ == '__main__':
         print(json.dumps(compare(words)))
     elif action == 'shard':
         shard(*words)
+    elif action == 'save':
+        save(*words)
     else:
         train(action == 'feed', *words)

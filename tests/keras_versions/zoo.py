@@ -194,15 +194,11 @@ def compared(kinds):
     plain = all_results(kinds)
     mgpu.init('a->cpu;b->cpu')
     report = mgpu.enable(always=True)
-    reports = [report]
-    if VERSION == (2, 3):
-        from theano_mgpu.keras import enable
-        reports.append(enable(always=True))
     divided = all_results(kinds)
     assert plain.keys() == divided.keys()
     worst = {kind: max(difference(plain[name], divided[name]) for name in plain if name.startswith(kind + ':'))
              for kind in kinds}
-    runs = sum(len(usage.contexts) == 2 for each in reports for usage in each.usages)
+    runs = sum(len(usage.contexts) == 2 for usage in report.usages)
     return {'version': keras.__version__, 'differences': worst, 'divided': runs}
 
 

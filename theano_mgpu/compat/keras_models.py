@@ -35,7 +35,9 @@ def replace_multi_gpu_model(function: Callable[..., Any], applies: Callable[[], 
     original = getattr(utils, 'multi_gpu_model', None)
     if original is not None:
         replaced = _switched(original, function, lambda *args: applies())
-        utils.multi_gpu_model = vars(sys.modules[original.__module__])['multi_gpu_model'] = replaced
+        owner: Any
+        for owner in utils, sys.modules[original.__module__]:
+            owner.multi_gpu_model = replaced
 
 
 def _switched(original, other, applies):

@@ -62,9 +62,9 @@ def feed_targets(model: Any) -> list[Any]:
 
 def trained_weights(model: Any) -> list[Any]:
     """Return the weights that a compiled model trains; none if it is not compiled."""
-    from keras.engine import training
-    collect: Any = getattr(training, 'collect_trainable_weights', lambda model: [])  # Keras 1.0 does not keep them
-    return model._collected_trainable_weights if hasattr(model, '_collected_trainable_weights') else collect(model)
+    if number() == (1, 0):  # it does not keep them
+        return importlib.import_module('keras.engine.training').collect_trainable_weights(model)
+    return getattr(model, '_collected_trainable_weights', [])
 
 
 def metric_values(model: Any) -> list[Any]:

@@ -140,7 +140,7 @@ def _ops_of(layer):
     calls = keras_versions.calls_of(layer)
     inputs = [tensor for call in calls for tensor in call.input_tensors + call.input_masks if tensor is not None]
     outputs = [tensor for call in calls for tensor in call.output_tensors + call.output_masks if tensor is not None]
-    outputs += list(layer.losses) + list(first_of_each(layer.updates).values())
+    outputs += list(getattr(layer, 'losses', ())) + list(first_of_each(getattr(layer, 'updates', ())).values())
     outputs = [v for v in outputs if isinstance(v, theano.Variable)]  # a regulariser of an empty weight is a number
     passed_on = [tensor for tensor in outputs if tensor in inputs and tensor.owner is None]
     return passed_on + [node.outputs[0] for node in io_toposort(inputs, outputs)]
