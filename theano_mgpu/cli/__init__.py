@@ -11,7 +11,7 @@ examples:
   theano-mgpu run train.py                   a Keras or Theano script, unchanged, on all devices
   theano-mgpu launch -n 2 run train.py       a Keras or Theano script in two processes
   theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
-  theano-mgpu bench --model cnn --plot s.png measure how a model scales, and predict
+  theano-mgpu bench --model cnn              measure how a model scales
   theano-mgpu compare a.jsonl b.jsonl        where two runs part, by their ledgers
   theano-mgpu COMMAND --help                 more on a command
 """

@@ -21,7 +21,7 @@ from ..options import Options
 from ..plan import record
 from ..utils import rank_process
 from ..utils.mpi_environment import STEP
-from . import StepResult, send, step_times
+from . import StepResult, send
 from .batch import Batch
 from .batches.example import Example
 from .batches.prefetch import LookAhead
@@ -161,7 +161,6 @@ class DividedFunction:
         for variable in self.executable.variables:
             variable.evict()  # not every device may need it any more
         record.forget(self.timings)
-        step_times.forget(self.timings)
         self._build(options)
         self.built.splitter.slices.update(slices)
         self.arguments.take_assigned(arguments)
@@ -243,7 +242,6 @@ class DividedFunction:
             self._rebuild(self.options)
         with self.ranks.single_thread:
             began = time.perf_counter()
-            self.timings.begin_call()
             with self.timings.span('scatter'):
                 bound = self._bind(arguments)
             with self.timings.span('wait'):
@@ -260,8 +258,6 @@ class DividedFunction:
             before = time.perf_counter() - began
             result = self._computed(values, bound.states, lengths, ahead)
             self.samples, self.seconds = result.samples, before + result.seconds
-            if self.timings.is_sampling and self.is_settled:
-                self.timings.end_call(self.seconds)
             rank_process.report(STEP)
             return result.outputs
 
