@@ -97,7 +97,8 @@ NUMPY = ['numpy>=1.17,<1.25; python_version < "3.12"', 'scipy<1.11; python_versi
          'numpy>=1.26,<2; python_version == "3.12"', 'scipy>=1.11,<1.12; python_version == "3.12"',
          'numpy>=2.1,<2.3; python_version >= "3.13"', 'scipy>=1.14.1,<1.16; python_version >= "3.13"']
 BLAS = ['threadpoolctl>=3.5,<4']  # tells the kernels of the BLAS, and sets its threads; 3.5 is the last for Python 3.8
-KERAS = ['Keras==2.3.1', 'tqdm<5',  # tqdm: the bar of a prediction
+# Any Keras of Theano's time; the last one if none is installed.
+KERAS = ['Keras>=0.3,<=2.3.1', 'tqdm<5',  # tqdm: the bar of a prediction
          'h5py<3.12; python_version < "3.13"', 'h5py>=3.12,<3.15; python_version >= "3.13"']
 TENSORBOARD = ['tensorboardX>=2.6.2,<2.7']  # writes TensorBoard's files, without TensorFlow
 BENCH = ['tqdm<5',
@@ -124,7 +125,7 @@ setup(
     license_files=['LICENSE'],
     python_requires='>=%d.%d,<%d.%d' % (OLDEST + (NEWEST[0], NEWEST[1] + 1)),
     packages=find_packages(include=['theano_mgpu*']),
-    package_data={'': ['py.typed', '*.c', '*.cpp', '*.h', 'cuda_headers/*.h']},
+    package_data={'': ['py.typed', '*.txt', '*.c', '*.cpp', '*.h', 'cuda_headers/*.h']},
     py_modules=['theano_mgpu_first'],
     cmdclass={'build_py': BuildPy},
     install_requires=[theano_requirement(), *NUMPY, *BLAS],

@@ -9,13 +9,13 @@ import sys
 import time
 
 from theano_mgpu.cli.bench import CORES
-from theano_mgpu.cli.bench.worker import Worker, WorkerError
 from theano_mgpu.cli.config import positive
 from theano_mgpu.devices import discovery
 from theano_mgpu.utils.tables import counted
 
 import numpy as np
 import turns
+from worker import Worker, WorkerError
 
 SETTLE = 0.1      # seconds before each epoch: idle threads of OpenBLAS and OpenMP spin for some milliseconds
 PATIENCE = 900    # seconds that an answer may take, compilation included

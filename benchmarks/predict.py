@@ -38,13 +38,13 @@ import os
 import sys
 import tempfile
 
-from theano_mgpu.cli.bench.worker import WorkerError
 from theano_mgpu.cli.config import positive
 from theano_mgpu.utils.tables import counted
 
 import contest
 import numpy as np
 from turns import spread
+from worker import WorkerError
 
 TOLERANCES = {False: 1e-6, True: 1e-5}  # differences from plain Keras, relative to the largest value; True: on OpenCL
 VERSIONS = ('import theano_mgpu, keras, mpi4py, theano; print("Theano %s, Keras %s, theano_mgpu %s, mpi4py %s" % '

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Predicted speedups of known models on 2, 4 and 8 GPUs, with sums through the host and by NCCL: not measured.
 
-The cost model of `theano-mgpu bench` (theano_mgpu/cli/bench/scaling.py) predicts them from the samples a second of one
+The cost model of predict_scaling.py (benchmarks/cost_model.py) predicts them from the samples a second of one
 GPU, which are assumed, and the size of the gradients. Each GPU has a process (theano-mgpu launch), or one process
 launches for all of them: then each GPU begins later than the one before, by the time of the launches of a step.
 
@@ -12,8 +12,9 @@ Examples:
 """
 import argparse
 
-from theano_mgpu.cli.bench.scaling import CostModel, parse_network
 from theano_mgpu.utils.tables import table
+
+from cost_model import CostModel, parse_network
 
 # Samples a second of one GPU in training with float32, assumed: round numbers of the size that is commonly reported for
 # them. Parameters: of Keras's models.

@@ -118,7 +118,7 @@ def theano_work(name, arguments):
 
 def start(folder, name, arguments):
     """Return the Worker of a checkout."""
-    from theano_mgpu.cli.bench.worker import Worker  # not above: a worker imports the package of its own checkout
+    from worker import Worker  # not above: a worker imports the package of its own checkout
     command = [os.path.abspath(__file__), os.path.abspath(folder), '--worker', '--models', name,
                '--contexts', arguments.contexts, '--batch-size', str(arguments.batch_size),
                '--ranks', str(arguments.ranks)] + ['--compile'] * arguments.compile

@@ -23,6 +23,7 @@ except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueErro
     theano_error = error
 if _needs_theano and theano_error is None:
     from . import config as _config
+    from .auto.checkpoint import Checkpoint
     from .auto.functions import disable, enable
     from .comm.mpi import end_together as _end_together
     from .devices.context_map import Context
@@ -63,7 +64,7 @@ if _needs_theano and theano_error is None:
             theano_error = error
 second_import.keep()
 
-__all__ = ['BatchError', 'Context', 'ContextError', 'DriftError', 'ExchangeError', 'GraphError', 'MgpuError',
-           'MgpuWarning', 'NonFiniteError',
-           'PredictionError', 'Predictor', 'RankError', 'ReplicaError', 'Summary', 'audit', 'contexts', 'device',
-           'disable', 'enable', 'function', 'init', 'place', 'rank', 'size', 'timeline', 'training_function']
+__all__ = ['BatchError', 'Checkpoint', 'Context', 'ContextError', 'DriftError', 'ExchangeError', 'GraphError',
+           'MgpuError', 'MgpuWarning', 'NonFiniteError', 'PredictionError', 'Predictor', 'RankError', 'ReplicaError',
+           'Summary', 'audit', 'contexts', 'device', 'disable', 'enable', 'function', 'init', 'place', 'rank', 'size',
+           'timeline', 'training_function']

@@ -1,7 +1,7 @@
 """`mgpu.function`: a `theano.function` that runs over sub-batches on several contexts."""
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import theano
@@ -187,7 +187,7 @@ class ParallelFunction(DividedFunction):
                  pack: Callable[..., Any] | None = None, **options: Any):
         super().__init__(inputs, outputs, as_dict(updates), Options.of(**options))
         self._pack: Any = pack or Packing(outputs)
-        self._account = account_of(self, self.updated) if self.updated else None
+        self.record(account_of(self, self.updated) if self.updated else None)
 
     def __call__(self, *args: Any, output_subset: list[Any] | None = None, **kwargs: Any) -> Any:
         """Run the function on a batch.
@@ -212,15 +212,4 @@ class ParallelFunction(DividedFunction):
             If a context, or another process, fails. Nothing is changed then, as after any other error.
         """
         numbers = None if output_subset is None else self._pack.numbers(output_subset)
-        if self._account is None:
-            return self._pack(self.step(args, kwargs), numbers)
-        self._account.begin()
-        outputs = self.step(args, kwargs)
-        self._account.note()
-        return self._pack(outputs, numbers)
-
-    def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
-        for outputs, length in super().joined():
-            if self._account is not None:
-                self._account.note()
-            yield outputs, length
+        return self._pack(self.steps((args, kwargs)).outputs, numbers)

@@ -156,7 +156,7 @@ class TrainingFunction(DividedFunction):
         self._state = list(dict.fromkeys(state_variables + self.updated))
         self._completed = 0  # steps, of this process and of those whose checkpoint it has loaded
         self._checkpoint: Any = None  # path, steps between checkpoints, allow_nan
-        self._account = account_of(self, self._state)
+        self.record(account_of(self, self._state))
         self._checkpoint_lock: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -177,9 +177,7 @@ class TrainingFunction(DividedFunction):
         BatchError, NonFiniteError, ReplicaError, RankError
             Nothing is changed then, as after any other error.
         """
-        if self._account:
-            self._account.begin()
-        outputs = self.step(args, kwargs)[:self._n_outputs]
+        outputs = self.steps((args, kwargs)).outputs[:self._n_outputs]
         self._note_completed()
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -319,10 +317,10 @@ class TrainingFunction(DividedFunction):
         if on_rank_0(self.ranks, functools.partial(self._begin_checkpoints, path)):
             before = training_state.completed_steps(self._load(path, self._check_checkpoint))
         if ledger is not None:
-            self._account = ledger_at(ledger, every, self.ranks).account(
-                self.options.name, [each.variable for each in self._state], self.ranks)
-        if self._account and before:
-            self._account.steps = before
+            self.record(ledger_at(ledger, every, self.ranks).account(
+                self.options.name, [each.variable for each in self._state], self.ranks))
+        if self.account and before:
+            self.account.steps = before
         self._completed, self._checkpoint = before, (path, every, allow_nan)
         report(CHECKPOINT)
         return before
@@ -338,10 +336,8 @@ class TrainingFunction(DividedFunction):
         return os.path.exists(path)
 
     def _note_completed(self):
-        """Count a completed step, write a line of the ledger, and save the state if a checkpoint is due."""
+        """Count a completed step, and save the state if a checkpoint is due."""
         self._completed += 1
-        if self._account:
-            self._account.note()
         if self._checkpoint:
             path, every, allow_nan = self._checkpoint
             if self._completed % every == 0:

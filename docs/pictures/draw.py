@@ -122,7 +122,6 @@ FINDINGS = [  # a finding of a run, the way that it takes then, and the flag or 
     ('the parameters\ndo not fit', 'a part on each device', "`with mgpu.device('dev1'):`"),
     ('a data set does not fit', 'batches are sent', ''),
     ('NCCL is installed', 'sums between devices', '`mgpu.collectives=host`'),
-    ('launches take longer\nthan computing', 'advice: processes', '`run --processes auto`'),
 ]
 
 

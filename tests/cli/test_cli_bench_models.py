@@ -33,7 +33,7 @@ def test_known_models_fit_their_data(name):
 def test_known_models_train(name, shape):
     mgpu.init('bench_a->cpu;bench_b->cpu')
     recipe = models.Recipe(name, shape)
-    block, = Trainee(recipe.replicate(2), recipe, [4]).turn('contexts', 2, 4, 1)
+    block = Trainee(recipe.replicate(2), recipe, 4).block(1)
     assert block.seconds > 0 and set(block.phases) >= {'run', 'update'}
 
 

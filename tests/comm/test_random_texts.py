@@ -5,7 +5,6 @@ import tempfile
 
 from theano_mgpu import config
 from theano_mgpu.cli import job_command
-from theano_mgpu.cli.bench.scaling import parse_network
 from theano_mgpu.cli.config import devices, positive
 from theano_mgpu.comm import mpi_library
 from theano_mgpu.comm.allocation import DEFAULT_HOSTFILE, allocation
@@ -14,6 +13,7 @@ from theano_mgpu.errors import MgpuError
 from theano_mgpu.utils import mpi_environment
 
 import pytest
+from cost_model import parse_network
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.strategies import examples

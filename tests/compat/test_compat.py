@@ -43,13 +43,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'cuda_contexts.stream_of',
               'cudnn.problem_and_remedy', 'kept_graphs.store', 'kept_graphs.why_off',
-              'keras_versions.backend', 'keras_versions.is_hooked', 'keras_versions.version',
+              'keras_names.about', 'keras_names.hint',
               'named_contexts.replace_in_gpuarray', 'numpy2.is_needed', 'shared_variables.add_step_lock',
               'shared_variables.watch', 'shared_variables.watcher_of', 'theano_contexts.compiling_for',
               'theano_contexts.infer_context_name', 'theano_contexts.pinned',
               'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_functions.folders',
               'theano_functions.graph_of', 'theano_functions.is_of_user', 'theano_functions.plain_function',
-              'theano_functions.plain_functions',
+              'theano_functions.hook_functions_once', 'theano_functions.plain_functions',
+              'theano_functions.replaced_functions',
               'theano_imports.is_command_line', 'theano_imports.own_command',
               'theano_loops.options', 'vector_math.available', 'vector_math.parts_of', 'vector_math.support_code'}
 
@@ -69,7 +70,7 @@ def test_each_patch_is_in_the_table_once():
     applied = ['%s.%s' % (patch.apply.__module__.split('.')[-1], patch.apply.__name__) for patch in compat.PATCHES]
     assert len(set(applied)) == len(applied)
     found = {'%s.%s' % (path.stem, name) for path in Path(compat.__file__).parent.glob('*.py')
-             if path.stem not in ('__init__', 'table', 'import_hooks', 'wrapping')
+             if path.stem not in ('__init__', 'table', 'import_hooks', 'wrapping', 'keras_versions')
              for name in functions_of(path) if not name.startswith('_')}
     assert found - set(applied) == NO_PATCHES
 

@@ -21,6 +21,7 @@ from keras.layers.noise import GaussianNoise
 from keras.layers.normalization import BatchNormalization
 from keras.models import Sequential
 from keras.optimizers import SGD, Adam, RMSprop
+from zoo_difference import difference
 
 VERSION = tuple(int(number) for number in keras.__version__.split('.')[:2])
 if VERSION >= (1, 2):  # before, the modules of Keras have copies of this setting
@@ -186,12 +187,6 @@ def results_of(make):
 
 def all_results(kinds):
     return {'%s: %s' % (kind, name): value for kind in kinds for name, value in results_of(KINDS[kind]).items()}
-
-
-def difference(one, other):
-    """Return the largest difference of two arrays, relative to the largest number."""
-    one, other = np.asarray(one, 'float64'), np.asarray(other, 'float64')
-    return float(np.abs(one - other).max() / max(np.abs(one).max(), 1e-30)) if one.size else 0.
 
 
 def compared(kinds):

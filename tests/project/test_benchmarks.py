@@ -6,8 +6,6 @@ import sys
 import time
 from types import SimpleNamespace
 
-from theano_mgpu.cli.bench.worker import Worker, WorkerError
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ import turns
 from models import handwritten_digits
 from placement import parts
 from predict import Contender, contenders, difference, peak_memory, with_ratios
+from worker import Worker, WorkerError
 
 FOLDER = os.path.join(os.path.dirname(__file__), '..', '..', 'benchmarks')
 
@@ -284,7 +283,7 @@ QUICK = 'choices.py', 'dispatch.py'
 OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scaling.py', 'predict.py',
           'compile_once.py', 'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
           'placement.py', 'host_loops.py', 'vector_math.py', 'startup.py', 'second_start.py', 'half_precision.py',
-          'over_ranks.py')
+          'over_ranks.py', 'predict_scaling.py')
 
 
 @pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])

@@ -15,8 +15,8 @@ from .fallback import FAILED, by_plain, is_for_plain
 from .function_call import FunctionCall
 from .in_place import InPlaceUpdates
 from .programs import Programs
-from .recorded_function import leave_to_plain
 from .report import FunctionUsage
+from .surrounded_function import leave_to_plain
 
 FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
 
@@ -66,6 +66,10 @@ class EnabledFunction:
         if self._chooser.state is State.SEVERAL:
             return self._over_contexts(args, kwargs)
         return self._by_chosen_way(args, kwargs)
+
+    def divide_always(self) -> None:
+        """Compute each call over the contexts from now on, if it can be divided, without timing."""
+        self._chooser.settle(Way.SEVERAL)
 
     def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
         """Run a copy of the function over the contexts, too, unless it is profiled."""

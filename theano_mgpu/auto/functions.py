@@ -18,8 +18,8 @@ from .enabled import Enabled
 from .enabled_function import NO_BATCH, PROFILED, EnabledFunction
 from .placed_function import NOT_PLACED, PlacedFunction
 from .rank_0_function import draw_on_rank_0
-from .recorded_function import record
 from .report import FunctionReport
+from .surrounded_function import record
 
 OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
 ONE_CPU = 'there is one context, on the CPU'

@@ -16,9 +16,10 @@ from ..parallel_function import ParallelFunction
 from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.consistency import ComparedFunction, LeadingInputs
 from ..runtime.state.ledger import Account, Ledger, ledger
+from ..runtime.steps import Computed, Steps, record
 from ..training import TrainingFunction
 from .fallback import FAILED, by_plain, is_for_plain
-from .steps import Choice, Computed, chained, length_of, record
+from .steps import Choice, length_of
 
 ONE = 'one replica'  # the key of the program that divides no batch
 
@@ -102,8 +103,8 @@ class ModelFunction:
         book = ledger(choose_ranks(None)) if self.kind == 'train' else None
         self.account = self._account = self.open_account(book) if book else None
         self.is_whole = state.leaves_all()
-        self._steps = state.steps(self.kind) + [self._whole] if self.is_whole else \
-            state.steps(self.kind, self) + [self._compute]
+        self._steps = state.steps(self.kind, None if self.is_whole else self)
+        self._run = Steps(self._whole if self.is_whole else self._compute)
         self._chain(self.account)
         self.begin()
 
@@ -135,7 +136,7 @@ class ModelFunction:
     def _chain(self, account, first=(), but=()):
         self.account = account  # the one that counts at present
         recording = [] if account is None else [functools.partial(record, account)]
-        self._run = chained([*first, *recording, *[step for step in self._steps if not isinstance(step, but)]])
+        self._run.set([*first, *recording, *[step for step in self._steps if not isinstance(step, but)]])
 
     def begin_fit(self, replay: Callable[..., Computed], account: Account | None = None) -> None:
         """Put the step of a checkpoint before the others, and divide each batch: a restart must not depend on timings.

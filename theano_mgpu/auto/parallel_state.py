@@ -10,9 +10,10 @@ from typing import Any, Callable
 
 from ..devices.context_map import Context, describe
 from ..errors import in_one_line, warn
+from ..runtime.steps import Computed
 from .fallback import FAILED
 from .model_report import Usage
-from .steps import Computed, count
+from .steps import count
 
 CANNOT_DIVIDE = 'cannot be computed in parts: '  # why a model is not divided; the reason of the analysis follows
 

@@ -1,47 +1,17 @@
-"""The steps that a batch of a Keras model goes through, from Keras's call on, until one of them computes it.
-
-A step is a callable ``step(inputs, proceed)`` that returns a Computed. So does ``proceed(inputs)``, which goes on with
-the next step. The last step, ``step(inputs)``, computes the batch.
+"""The steps of the functions of Keras models: a count for the summary, and the choice between one device and several.
 """
 from __future__ import annotations
 
-import functools
 from time import perf_counter
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
 from ..devices.context_map import HOST, Context
-from ..runtime.state.ledger import Account
+from ..runtime.steps import Computed
 from .chooser import LengthChooser, Way
 from .model_report import Usage
 from .trial import Trial
-
-
-class Computed(NamedTuple):
-    """The results of a batch.
-
-    Attributes
-    ----------
-    outputs : list of ndarray
-    samples : int
-        How many the batch has on all ranks.
-    contexts : list of Context
-        Where the batch ran.
-    step : DividedFunction or None
-        The function that ran the batch over contexts; None for plain Keras.
-    """
-
-    outputs: List[Any]
-    samples: int
-    contexts: Sequence[Context] = ()
-    step: Optional[Any] = None
-
-
-def chained(steps: Sequence[Callable[..., Computed]]) -> Callable[[list[Any]], Computed]:
-    """Return a callable that takes a batch through a list of steps."""
-    return functools.reduce(lambda proceed, step: functools.partial(step, proceed=proceed), reversed(steps[:-1]),
-                            steps[-1])
 
 
 def count(usage: Usage, kind: str, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
@@ -49,14 +19,6 @@ def count(usage: Usage, kind: str, inputs: list[Any], proceed: Callable[..., Com
     began = perf_counter()
     computed = proceed(inputs)
     usage.add(kind, computed.samples, perf_counter() - began, computed.contexts)
-    return computed
-
-
-def record(account: Account, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
-    """Write a batch to the ledger: a step, once the first argument is bound."""
-    account.begin()
-    computed = proceed(inputs)
-    account.note()
     return computed
 
 

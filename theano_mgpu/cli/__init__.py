@@ -11,7 +11,7 @@ examples:
   theano-mgpu run train.py                   a Keras or Theano script, unchanged, on all devices
   theano-mgpu launch -n 2 run train.py       a Keras or Theano script in two processes
   theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
-  theano-mgpu bench --model cnn --plot s.png measure how a model scales, and predict
+  theano-mgpu bench --model cnn              measure how a model scales
   theano-mgpu compare a.jsonl b.jsonl        where two runs part, by their ledgers
   theano-mgpu COMMAND --help                 more on a command
 """
@@ -24,6 +24,7 @@ import sys
 
 import theano_mgpu
 
+from ..compat import keras_names
 from ..errors import MgpuError, MissingError, exit_code_of
 from ..utils import rank_process
 from . import bench, compare, config, devices, doctor, launch, overview, predict, run
@@ -35,7 +36,7 @@ COMMANDS = (devices, doctor, config, run, launch, predict, bench, compare)
 def make_parser() -> argparse.ArgumentParser:
     """Build the argparse parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog='theano-mgpu', **help_of(__doc__),
+        prog='theano-mgpu', **help_of(__doc__, keras_names.about()),
         description='Run one Theano or Keras model on several devices: list them, check the set-up, configure it, run '
                     'a script,\nstart several processes, predict, measure how a model scales.')
     parser.add_argument('--version', action='version', version='theano-mgpu ' + theano_mgpu.__version__)

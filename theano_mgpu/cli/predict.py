@@ -7,6 +7,9 @@ not matter.
 The output file appears when it is complete, and then replaces an existing file of that name. Until then its rows are
 in the folder OUTPUT.unfinished: after a kill or an error the same command resumes there.
 
+The Keras that is installed, 1.0 to 2.3.1, loads the model. An error names the version that wrote a file which it cannot
+load, and how to install that.
+
 A model with Lambda layers has code of whoever wrote the file in it, and runs that when it is loaded. --safe refuses
 such models, and those with classes that are not of Keras, before anything in them is run.
 

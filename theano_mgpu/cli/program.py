@@ -131,8 +131,8 @@ class own_traceback(AbstractContextManager):
 
         def show(kind, error, traceback):
             hide_frames(error)
-            rank_process.note_python_2(error)
             hook(kind, error, error.__traceback__)
+            rank_process.note_hints(error)  # also where the hook is the script's own
         sys.excepthook = show
 
 

@@ -15,11 +15,8 @@ Functions whose calls take less than half a millisecond stay on one device. With
 model, and of each function that is divided, is computed on one device and on the contexts, and a table shows the
 difference; the results stay the same. For functions, --strict and --verify are best used with --always.
 
-One process launches for all its GPUs in turn. Where that takes longer than the GPUs compute, and a process for each is
-predicted to be faster, the summary says so, with the times, and names the command. --processes auto starts them by
-itself, if an earlier run of the same script, with the same arguments and flags, has shown that they are faster. The
-first run measures. On contexts of the CPU it starts a process for each, as long as there are cores. Only the first
-process prints.
+With --processes N the script runs in N processes, which divide the contexts. Only the first one prints. With
+--processes auto there is a process for each context on the CPU, as long as there are cores, and one process for GPUs.
 
 examples:
   theano-mgpu run train.py --epochs 5
@@ -27,7 +24,7 @@ examples:
   theano-mgpu run --contexts 'dev0->cuda0;dev1->cuda2' --verify train.py
   theano-mgpu run -m package.train --epochs 5
   theano-mgpu run --processes 2 train.py      in two processes, as theano-mgpu launch -n 2 run train.py
-  theano-mgpu run --processes auto train.py   in as many as are faster
+  theano-mgpu run --processes auto train.py   in one for each context on the CPU
 """
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ import sys
 from typing import Any, Callable
 
 from .. import config
-from ..compat import import_hooks, keras_versions
+from ..compat import import_hooks, keras_names, keras_versions
 from ..devices.context_map import Context, describe
 from ..devices.contexts import chosen, init
 from ..errors import MgpuError, exit_code_of
@@ -59,7 +56,7 @@ def add_parser(sub: Any) -> None:
     parser = sub.add_parser('run', help='run a Keras or Theano script, unchanged, on several contexts',
                             usage='theano-mgpu run [options] SCRIPT|-m MODULE [ARGS]',
                             description='Run a script whose Keras models and Theano functions run on several devices.',
-                            **help_of(__doc__))
+                            **help_of(__doc__, keras_names.about()))
     which = parser.add_mutually_exclusive_group()
     which.add_argument('--gpus', type=devices, metavar='N', help='use the first N contexts (default: all); '
                        'without a GPU and a map, N contexts on the CPU')
@@ -75,7 +72,8 @@ def add_parser(sub: Any) -> None:
     parser.add_argument('--explain', action='store_true',
                         help='at exit, show the plan of each function and model: stages, exchanges, memory, and why')
     parser.add_argument('--processes', type=processes.processes, metavar='N|auto', help='start N processes, which '
-                        'divide the contexts, as launch -n N run does; auto: as many as are faster (default: 1)')
+                        'divide the contexts, as launch -n N run does; auto: one for each context on the CPU, as long '
+                        'as there are cores, and one for GPUs (default: 1)')
     parser.add_argument('--json', metavar='FILE', help='write the plans to a file, for programs')
     add_ledger(parser)
     add_program(parser, 'a Python script')
@@ -89,7 +87,7 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     """
     check(args)
     if args.processes is not None:
-        n_processes = processes.number_of(args, config.environment_flags())
+        n_processes = processes.number_of(args)
         if n_processes > 1:
             return processes.start(n_processes, args)
     if args.ledger:
@@ -98,24 +96,21 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
     from ..auto.functions import enable  # imports Theano, which commands such as doctor do without
-    from ..runtime import step_times
     from ..runtime.state.ledger import use_ledger
     os.environ['KERAS_BACKEND'] = 'theano'
     draw_alike()
     if args.ledger:
         use_ledger(args.ledger)
-    flags, from_outside = config.environment_flags(), config.environment_flags()
+    flags = config.environment_flags()
     if args.contexts:
         flags['contexts'] = describe(args.contexts)
         config.set_environment_flags(flags)
     # Devices are opened, and Keras is imported, when the script first needs them.
     opened = functools.lru_cache(None)(functools.partial(open_contexts, args, flags))
     reports = [enable(opened, args.strict, args.verify, args.always, note)]
-    times = step_times.record()
-    at_exit(close, args, from_outside, times)
     if args.explain or args.json:
         from ..plan.record import record
-        at_exit(explain, record(), args, times)
+        at_exit(explain, record(), args)
     if not args.quiet:
         at_exit(print_summary, reports)
     import_hooks.after_import('keras', lambda keras: reports.extend(enable_in(args, opened)))
@@ -255,46 +250,19 @@ def print_summary(reports: list[Any]) -> None:
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')
 
 
-def close(args: argparse.Namespace, flags: dict[str, str], times: list[Any]) -> None:
-    """Tell of functions that processes compute faster, and keep the times for the next run of the script.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-    flags : dict of str to str
-        THEANO_FLAGS before the script began.
-    times : list of runtime.step_times.StepTimes
-    """
-    if not args.quiet and sys.stderr is not None:
-        for each in processes.in_one_process(times):
-            if each.gains:
-                note('%s is launch-bound: %s' % (each.name, each.reason(processes.command_of(each.n, args))))
-    kept = processes.keep(args, flags, times)
-    if kept is not None and args.processes == processes.AUTO and not args.quiet:
-        note('the next run with --processes auto: %s' % (kept.decision(len(chosen())),))
-
-
-def explain(recorded: list[Any], args: argparse.Namespace, times: list[Any]) -> None:
+def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     """Show the plans that were recorded, or write them to a file; only rank 0 does.
 
     Parameters
     ----------
     recorded : list of plan.record.Recorded
     args : argparse.Namespace
-    times : list of runtime.step_times.StepTimes
     """
     if mpi_environment.rank() > 0:
         return
     from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without
     explanations = [explanation(each.plan, each.splitter.shapes, each.splitter.changes(), each.estimate())
                     for each in recorded]
-    of = {id(each.timings): data for each, data in zip(recorded, explanations)}
-    for each in times:
-        for function in processes.in_one_process([each]):
-            if function.is_launch_bound and id(each.timings) in of:
-                of[id(each.timings)]['choices'].append(
-                    {'what': 'processes', 'chosen': 'one',
-                     'reason': function.reason(processes.command_of(function.n, args))})
     if args.json:
         try:
             with whole_text(args.json) as file:

@@ -14,8 +14,9 @@ from typing import Any, List
 
 from .. import config
 from ..errors import MgpuError
+from ..utils import rank_process
 from ..utils.collector import collector_paused
-from . import import_hooks, table, theano_imports
+from . import import_hooks, keras_names, table, theano_imports
 from .table import EACH_GPU, FIRST_PLACEMENT, PATCHES, WITH_CONTEXTS, WITH_CUDNN
 
 __all__ = ['EACH_GPU', 'FIRST_PLACEMENT', 'PATCHES', 'WITH_CONTEXTS', 'WITH_CUDNN', 'after_theano', 'apply',
@@ -51,6 +52,7 @@ def _apply_at_imports(kind, hook):
 def before_theano() -> None:
     """Apply the patches that have to come before Theano and Keras are imported."""
     apply(table.BEFORE_THEANO)
+    rank_process.hints.append(keras_names.hint)
     _apply_at_imports(table.DuringImport, import_hooks.during_import)
     _apply_at_imports(table.AfterImport, import_hooks.after_import)
 

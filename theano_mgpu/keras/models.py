@@ -30,33 +30,38 @@ def function_maker(kind: str) -> Callable[..., Any]:
                 original(self)  # it checks the model
                 return
             state, made = parallel_state_of(self), []
-
-            def replace(arguments, compile):
-                if not made and arguments['params']:
-                    made.append(ModelFunction(state, hint_of(self, kind, arguments['params']), arguments,
-                                              functools.partial(_plain, compile, name)))
-                elif made and not arguments['params']:  # the values of Keras's metrics, after each batch
-                    made[0].read = compile()
-                    return made[0].values
-                else:
-                    return compile()
-                if not made[0].is_whole:
-                    return made[0]
-                function = compile()
-                function.mgpu_divided = lambda args, kwargs: made[0](*args)
-                return function
             for layer in self.layers:  # those nearer to the inputs first
                 for node in keras_versions.calls_of(layer):
                     name_layer(node.output_tensors, node.input_tensors, layer.name)
             if state.usage is not None:
                 state.usage.is_used = True
-            with theano_functions.replaced_functions(replace), continued(self, kind == 'train' and state.continued):
+            with theano_functions.replaced_functions(functools.partial(_replaced, self, kind, made)), \
+                    continued(self, kind == 'train' and state.continued):
                 original(self)
             if made:
                 made[0].compile()
                 state.functions[kind] = made[0]
         return make
     return wrap
+
+
+def _replaced(model, kind, made, arguments, compile):
+    """Return the function that Keras gets in place of one of Theano; a ModelFunction of batches goes into a list, too.
+    """
+    inputs = arguments['params']
+    if made and not inputs:  # the values of Keras's metrics, after each batch
+        made[0].read = compile()
+        return made[0].values
+    if made or not set(keras_versions.feed_inputs(model)).issubset(inputs):  # one that an optimizer asks for
+        return compile()
+    function = ModelFunction(parallel_state_of(model), hint_of(model, kind, inputs), arguments,
+                             functools.partial(_plain, compile, kind + '_function'))
+    made.append(function)
+    if not function.is_whole:
+        return function
+    plain = compile()
+    plain.mgpu_divided = lambda args, kwargs: function(*args)
+    return plain
 
 
 def _plain(compile, name):

@@ -46,17 +46,6 @@ def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, 
     return filled
 
 
-def most_buckets(n_bytes: float) -> int:
-    """Return the most buckets of gradients with `n_bytes` in all.
-
-    Examples
-    --------
-    >>> most_buckets(LEAST), most_buckets(3.5 * LEAST), most_buckets(100 * LEAST)
-    (1, 3, 8)
-    """
-    return int(min(MOST, max(1, n_bytes // LEAST)))
-
-
 def bytes_of_gradients(exchanges: Sequence[Exchange], params: Sequence[SharedVariable],
                        new: Mapping[SharedVariable, theano.Variable]) -> dict[theano.Variable, float]:
     """Return about how many bytes each of the sums of gradients has, by its source.

@@ -23,7 +23,7 @@ from ..options import AUTO, Options
 from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record
 from ..plan.layout import placed, spread_over
 from ..plan.shares import against_speeds, weights_for
-from . import Executable, Splitter, step_times
+from . import Executable, Splitter
 from .batches.batch_inputs import BatchInputs
 from .consensus import check_same_rounding, gather_machine, share_first_values
 from .memory import DryStep
@@ -212,7 +212,6 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
                   if batch.slices.on_host else [])
     share_first_values(ranks, built.alike)
     record.note(step_plan, splitter, timings, weakref.WeakMethod(dry_step.estimate))
-    step_times.note(executable)
     return built
 
 

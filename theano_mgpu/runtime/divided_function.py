@@ -21,7 +21,7 @@ from ..options import Options
 from ..plan import record
 from ..utils import rank_process
 from ..utils.mpi_environment import STEP
-from . import StepResult, send, step_times
+from . import StepResult, send
 from .batch import Batch
 from .batches.example import Example
 from .batches.prefetch import LookAhead
@@ -30,6 +30,9 @@ from .consistency import BatchCheck
 from .remedies import Remedies
 from .replicas.replicated import replicated
 from .runner import Runner
+from .state.ledger import Account
+from .steps import Computed, Steps
+from .steps import record as record_step
 from .verification import checks
 from .verification.report import VerificationReport
 
@@ -100,6 +103,10 @@ class DividedFunction:
         One per part and context.
     look_ahead : LookAhead
         The next batch, where it is known.
+    steps : Steps
+        Those that surround each call.
+    account : Account or None
+        Where the ledger has the calls.
     calls : int
         The calls so far, the present one among them.
     samples : int
@@ -113,6 +120,8 @@ class DividedFunction:
         self.samples = self.calls = 0
         self.seconds = 0.0
         self.look_ahead = LookAhead(self._prepare)
+        self.steps = Steps(self._call)
+        self.account: Account | None = None
         self._definition = inputs, outputs, updates
         self._remedies = Remedies(options.name, choose_ranks(options.executor))
         self._is_verified = not options.flags.verify
@@ -152,7 +161,6 @@ class DividedFunction:
         for variable in self.executable.variables:
             variable.evict()  # not every device may need it any more
         record.forget(self.timings)
-        step_times.forget(self.timings)
         self._build(options)
         self.built.splitter.slices.update(slices)
         self.arguments.take_assigned(arguments)
@@ -201,6 +209,15 @@ class DividedFunction:
         finally:
             self.arguments.forget_assigned()
 
+    def _call(self, arguments: Arguments) -> Computed:
+        return Computed(self.step(*arguments), self.samples, self.contexts, self)
+
+    def record(self, account: Account | None) -> None:
+        """Write the calls to an account of a ledger from now on, in place of the one before."""
+        self.account = account
+        others = [step for step in self.steps.before if getattr(step, 'func', None) is not record_step]
+        self.steps.set([*others, functools.partial(record_step, account)] if account else others)
+
     def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         """Compute a batch, and return the outputs and the values to print.
 
@@ -225,7 +242,6 @@ class DividedFunction:
             self._rebuild(self.options)
         with self.ranks.single_thread:
             began = time.perf_counter()
-            self.timings.begin_call()
             with self.timings.span('scatter'):
                 bound = self._bind(arguments)
             with self.timings.span('wait'):
@@ -242,8 +258,6 @@ class DividedFunction:
             before = time.perf_counter() - began
             result = self._computed(values, bound.states, lengths, ahead)
             self.samples, self.seconds = result.samples, before + result.seconds
-            if self.timings.is_sampling and self.is_settled:
-                self.timings.end_call(self.seconds)
             rank_process.report(STEP)
             return result.outputs
 
@@ -341,6 +355,8 @@ class DividedFunction:
             outputs = self._printed(self.locked_step(None))
             if outputs is None:
                 return
+            if self.account is not None:
+                self.account.note()
             yield outputs, self.samples
 
     # --- comparisons with one device

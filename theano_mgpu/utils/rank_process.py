@@ -14,11 +14,10 @@ import tempfile
 import threading
 import time
 import traceback
-from typing import IO, Iterator
+from typing import IO, Callable, Iterator
 
 from ..errors import PREFIX, MgpuError
-from . import mpi_environment
-from .python2 import hint
+from . import mpi_environment, python2
 
 SHOWN = 4000     # characters of a quiet rank's output that are shown when it fails
 HEAD_START = 1.0  # seconds in which rank 0 may report an error that occurs on several ranks, so that it is shown once
@@ -29,7 +28,9 @@ STARTERS = ('mpirun', 'orterun', 'orted', 'prterun', 'prted')  # programs with w
 _libc = ctypes.CDLL(None) if sys.platform == 'linux' else None  # loaded now: loading may fail after a fork
 _terminal: IO[str] | None = None  # the stderr that the process was started with
 _output: IO[str] | None = None    # file with the output of a quiet rank
-_thread_hook = threading.excepthook  # Python's own
+_hook, _thread_hook = sys.excepthook, threading.excepthook  # of the program
+# Functions of an error: why a script of another year ends with it, and what to do; or ''.
+hints: list[Callable[[BaseException], str]] = [python2.hint]
 _joined = False   # whether this process exchanges values with other ranks
 
 
@@ -67,10 +68,15 @@ def parents() -> Iterator[str]:
 
 
 def install() -> None:
-    """Make an uncaught exception end the whole job; capture the output of ranks above 0 if the launcher asks for it."""
+    """Make an uncaught exception end the whole job; capture the output of ranks above 0 if the launcher asks for it.
+
+    In a process that is no rank, hints follow the traceback of an uncaught exception.
+    """
     global _terminal, _output
     if next(parents(), '') in STARTERS:
         end_with(os.getppid(), signal.SIGKILL)  # a killed mpirun would leave its ranks running
+    if not mpi_environment.is_rank():
+        sys.excepthook = _show
     if not mpi_environment.is_rank() or _terminal is not None:
         return
     os.environ[mpi_environment.RANK_PROCESS] = str(os.getpid())
@@ -150,15 +156,22 @@ def _fail(kind, error, trace):
         abort(1)
 
 
-def note_python_2(error: BaseException) -> None:
-    """Note how to convert the file that an error arose in, if it is written for Python 2."""
-    text = hint(error)  # it may read the file
-    if text:
-        note(text)
+def note_hints(error: BaseException) -> None:
+    """Note for which Python or Keras a script is written, if it is for another one, and what to do."""
+    for hint in hints:
+        text = hint(error)
+        if text:
+            note(text)
+
+
+def _show(kind, error, trace):
+    """Show an uncaught exception, then the hints: the excepthook of a process that is no rank."""
+    _hook(kind, error, trace)
+    note_hints(error)
 
 
 def _report(kind, error, trace):
-    note_python_2(error)
+    note_hints(error)
     text = 'rank %d of %d (host %s, process %d) failed:\n%s' % (
         mpi_environment.rank(), mpi_environment.size(), host(), os.getpid(),
         ''.join(traceback.format_exception(kind, error, trace)).rstrip())

@@ -69,9 +69,8 @@ class Recipe:
     def __init__(self, name: str, input_shape: Sequence[int] | None = None, optimizer: str = 'adam',
                  gpu: bool = True) -> None:
         self.name, self.optimizer, self.known = name, optimizer, MODELS.get(name)
-        self.shrunk = bool(self.known and self.known.small and not gpu and not input_shape)
         if self.known and not input_shape:
-            input_shape = self.known.small if self.shrunk else self.known.shape
+            input_shape = not gpu and self.known.small or self.known.shape
         self.input_shape = tuple(input_shape) if input_shape else None
         self.batch_size = self.known.batch_size if self.known else 32
 

@@ -1,91 +1,31 @@
 """The work of a rank that `theano-mgpu bench` measures.
 
-After the warm-up of all ranks, rank 0 prints ``ready``. For each line ``go`` of its stdin it prints a line of JSON, a
-list of Blocks. The parameter in JSON has the model, its input_shape and optimizer; batch_size, samples in the common
-batch; sizes, in the batches of each rank by itself; and the steps of a block.
+A rank trains blocks of steps. Rank 0 prints each as a line of JSON: one at once, and one for each line ``go`` of its
+stdin. The parameter in JSON has the model, its input_shape and optimizer; batch_size, samples in the common batch; and
+the steps of a block.
 """
 from __future__ import annotations
 
-import functools
 import json
 import sys
-import time
-from typing import Any
 
-import numpy as np
-from theano.configparser import change_flags
-
-from ...comm.activities import SHARE
-from ...comm.mpi import import_mpi, mpi_communicator
+from ...comm.collectives import broadcast_object
+from ...comm.mpi import mpi_communicator
 from ...devices.contexts import init
-from .measure import Trainee, cold_buffers, median_seconds, reduce_rate
+from .measure import Trainee
 from .models import Recipe
-from .scaling import Block, means
-
-NAP = 0.005  # seconds between two polls of an idle rank, which must leave its core to the process that is timed
 
 
-def work(model: str, input_shape: list[int] | None, optimizer: str, batch_size: int, sizes: list[int], steps: int
-         ) -> None:
-    """Measure the common step and a step of each rank by itself, for each line of rank 0's stdin until it ends.
-
-    The model predicts the common step from the time of the separate steps, in which the ranks of a host share its
-    memory and perhaps its cores, and from the time of an exchange.
-    """
+def work(model: str, input_shape: list[int] | None, optimizer: str, batch_size: int, steps: int) -> None:
+    """Train blocks as a rank, until rank 0's stdin ends."""
     init()
-    comm = import_mpi().COMM_WORLD.Dup()  # its messages do not mix with the messages of the measured steps
-    recipe = Recipe(model, input_shape, optimizer)
-    joint = Trainee(recipe.replicate(1), recipe, [batch_size])
-    parts = [functools.partial(joint.turn, 'ranks', comm.size, batch_size, steps)]
-    if comm.size > 1:
-        with change_flags(**{'mgpu.executor': 'serial'}):  # keeps a function to its rank
-            apart = Trainee(recipe.replicate(1), recipe, sizes)
-        parts += [functools.partial(block_apart, apart, comm, size, steps) for size in sizes]
-    if comm.rank == 0:
-        print('ready', flush=True)
-    while broadcast(comm, comm.rank == 0 and sys.stdin.readline().strip() == 'go'):
-        parts.reverse()  # by turns the common step is the first or the last
-        blocks = []
-        for part in parts:
-            comm.Barrier()
-            blocks += part()
-        figures = link_figures(comm, joint.n_bytes) if comm.size > 1 else {}
-        if comm.rank == 0:
-            print(json.dumps([block._replace(figures=figures)._asdict() for block in blocks]), flush=True)
-
-
-def broadcast(comm: Any, go: bool) -> bool:
-    """Return rank 0's value of `go`, on each rank; ranks sleep while they wait."""
-    flag = np.array([go], 'int32')
-    request = comm.Ibcast(flag, 0)
-    while not request.Test():
-        time.sleep(NAP)
-    return bool(flag[0])
-
-
-def block_apart(trainee: Trainee, comm: Any, size: int, n_steps: int) -> list[Block]:
-    """Return the Block of steps of all ranks, each by itself."""
-    # The ranks begin each step together, and wait as in a common step: a waiting rank slows others if cores are scarce.
-    _, phases = trainee.steps(size, n_steps, before=lambda: mpi_communicator().handshake((SHARE,)))
-    # In a common step each phase lasts until the slowest rank has finished it.
-    slowest = means([{name: max(each[name] for each in step) for name in step[0]}
-                     for step in zip(*comm.allgather(phases))])
-    return [Block('apart', comm.size, size, sum(slowest.values()), slowest)]
-
-
-def link_figures(comm: Any, n_bytes: int) -> dict[str, float]:
-    """Measure how fast a rank adds gradients, and the latency and bandwidth between ranks."""
-    comm.Barrier()
-    rate = reduce_rate(n_bytes, 1)
-
-    def ring_step(size: int) -> float:
-        def pass_on(sent: np.ndarray, received: np.ndarray) -> None:
-            comm.Sendrecv(sent, (comm.rank + 1) % comm.size, 0, received, (comm.rank - 1) % comm.size, 0)
-        return median_seconds(pass_on, cold_buffers(size, 2), before=comm.Barrier)
-    chunk = max(1024, n_bytes // comm.size)
-    latency = ring_step(8)
-    return {'reduce_bytes_per_s': rate, 'latency_s': latency,
-            'bytes_per_s': chunk / max(ring_step(chunk) - latency, 1e-9)}
+    ranks, recipe, go = mpi_communicator(), Recipe(model, input_shape, optimizer), True
+    trainee = Trainee(recipe.replicate(1), recipe, batch_size)
+    while go:
+        block = trainee.block(steps)
+        if ranks.rank == 0:
+            print(json.dumps(block), flush=True)
+        go = broadcast_object(ranks, ranks.rank == 0 and sys.stdin.readline() == 'go\n')
 
 
 if __name__ == '__main__':

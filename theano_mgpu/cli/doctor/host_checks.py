@@ -17,7 +17,7 @@ import theano_mgpu
 
 from ... import config
 from ...comm import mpi_library
-from ...compat import kept_graphs, keras_versions
+from ...compat import kept_graphs, keras_names, keras_versions
 from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
@@ -232,7 +232,7 @@ def check_keras(setup: Setup) -> Finding:
     try:
         version = metadata.version('keras')
     except metadata.PackageNotFoundError:
-        return Finding(SKIP, 'not installed; optional')
+        return Finding(SKIP, 'not installed; optional; ' + keras_names.TESTED)
     try:
         with quietly():
             backend = keras_versions.backend()
@@ -242,8 +242,8 @@ def check_keras(setup: Setup) -> Finding:
     if backend != 'theano':
         return Finding(WARN, '%s runs on %s, not on Theano' % (version, backend),
                        'export KERAS_BACKEND=theano, or "backend": "theano" in ~/.keras/keras.json')
-    lacking = '; "theano-mgpu run" and mgpu.enable() divide its models; theano_mgpu.keras is for 2.3.1'
-    return Finding(OK, version + ', on Theano' + lacking * (not is_hooked))
+    lacking = '; "theano-mgpu run" and mgpu.enable() divide its models; theano_mgpu.keras has only Predictor for it'
+    return Finding(OK, '%s, on Theano; %s%s' % (version, keras_names.TESTED, lacking * (not is_hooked)))
 
 
 def check_mpi(setup: Setup) -> Finding:

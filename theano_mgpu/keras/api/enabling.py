@@ -13,13 +13,14 @@ from ...auto.chooser import LengthChooser
 from ...auto.enabled import Enabled
 from ...auto.model_report import Report, Usage
 from ...auto.parallel_state import ParallelState, of_user, parallel_state_of, set_parallel_state
-from ...auto.steps import Advice, Choice, Computed, on_devices
+from ...auto.steps import Advice, Choice, on_devices
 from ...comm.choice import choose_ranks
 from ...compat import keras_models, keras_versions
 from ...devices.context_map import Context
 from ...errors import GraphError, warn
 from ...graph.placement.propagation import is_placed
 from ...options import Options
+from ...runtime.steps import Computed
 from ..hooks.methods import LOOPS, switch_methods_once
 from ..models import KINDS, check_compile
 from .arguments import check_built, chosen_contexts

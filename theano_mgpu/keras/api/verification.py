@@ -22,10 +22,10 @@ from ...graph.prints import without_prints
 from ...graph.rewrites import substitute
 from ...graph.updates import of_type
 from ...parallel_function import ParallelFunction
+from ...runtime.state.random_states import random_states, set_random_states
 from ...runtime.verification.comparison import on_both_sides, rows_of
 from ...runtime.verification.report import TOLERANCE, VerificationReport, largest
 from ...utils import mpi_environment
-from ..hooks.fit_record import random_states, set_random_states
 from ..models import batch_inputs, new_values, takes_phase
 from .arguments import chosen_contexts
 

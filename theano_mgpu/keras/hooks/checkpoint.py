@@ -11,16 +11,17 @@ from typing import Any, Callable, Iterator
 from keras.callbacks import Callback
 
 from ...auto.parallel_state import parallel_state_of
-from ...auto.steps import Computed
 from ...comm.collectives import broadcast_object
 from ...comm.rank_0 import on_rank_0
 from ...errors import MgpuError, warn
 from ...runtime.state import training_state
 from ...runtime.state.ledger import ledger_at
 from ...runtime.state.lock import lock_file
+from ...runtime.state.random_states import random_states, set_random_states
+from ...runtime.steps import Computed
 from ...utils.mpi_environment import CHECKPOINT
 from ...utils.rank_process import report
-from .fit_record import FitRecord, random_states, restore_states, set_random_states, states_of
+from .fit_record import FitRecord, restore_states, states_of
 
 
 @dataclass

@@ -5,7 +5,6 @@ It has the fit's arguments, its results so far, and the states of callbacks whos
 from __future__ import annotations
 
 import json
-import random
 import zlib
 from typing import Any
 
@@ -14,7 +13,7 @@ from keras import callbacks as keras_callbacks
 from keras.callbacks import Callback
 
 from ...errors import warn
-from ...runtime.state import training_state
+from ...runtime.state.random_states import generators, random_states
 from ...runtime.state.state_file import parsing
 from ...utils.checksums import sampled_checksum
 
@@ -124,34 +123,13 @@ class FitRecord:
             record.batches = list(map(list, zip(*(columns[str(i)] for i in range(len(columns))))))
             record.begin, record.end = _under('begin/', arrays), _under('end/', arrays)
             for states in [record.begin] + [record.end] * bool(record.end):
-                _generators(states)
+                generators(states)
         return record
 
 
 def _under(prefix, values):
     """Return the values whose names begin with a prefix, without the prefix."""
     return {name[len(prefix):]: value for name, value in values.items() if name.startswith(prefix)}
-
-
-def random_states() -> dict[str, np.ndarray]:
-    """Return the states of NumPy's and Python's random generators, which the order of samples is drawn from."""
-    generator = np.random.RandomState()
-    generator.set_state(np.random.get_state())
-    return {'numpy': training_state.to_array(generator), 'python': np.array(random.getstate()[1], 'uint64')}
-
-
-def set_random_states(states: dict[str, np.ndarray]) -> None:
-    """Set the states of NumPy's and Python's random generators, as `random_states` returned them."""
-    for_numpy, for_python = _generators(states)
-    np.random.set_state(for_numpy)
-    random.setstate(for_python.getstate())
-
-
-def _generators(states):
-    """Return the state of NumPy's generator, and one of Python with the state that `random_states` returned."""
-    for_python = random.Random()
-    for_python.setstate((for_python.getstate()[0], tuple(map(int, states['python'])), None))
-    return training_state.from_array(states['numpy']).get_state(), for_python
 
 
 def states_of(callbacks: list[Callback]) -> dict[str, np.ndarray]:

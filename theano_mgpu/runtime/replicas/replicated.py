@@ -75,6 +75,8 @@ class Replicated:
         Grows with every new value.
     divided : callable or None
         A function that sends the latest value to every process, while one process alone has it; see `divide`.
+    on_read : callable or None
+        ``on_read(variable)`` is called before each read of the variable.
     step_locks : list of weak references to threading.RLock
         Held during the steps of functions over the variable, and while it is set, so that a new value counts from the
         next step on, for every replica.
@@ -86,6 +88,7 @@ class Replicated:
         self.touched = self.shared = False
         self.version = 0
         self.divided: Callable[[], None] | None = None
+        self.on_read: Callable[[Any], object] | None = None
         self.step_locks: list[Any] = []
         self.lent: Lent | None = None  # while the user may edit the value in place, unseen by copies on devices
         self._held: dict[Any, int] = {variable: 0}  # the version that each replica, and the variable, has
@@ -212,6 +215,8 @@ class Replicated:
     def before_read(self) -> None:
         """Bring the user's variable up to date, before any read of it."""
         _check_turn(self.variable)
+        if self.on_read is not None:
+            self.on_read(self.variable)
         self._bring_home()
 
     def _bring_home(self):

@@ -44,28 +44,22 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Sequence
+
+from theano_mgpu.errors import MgpuError
+from theano_mgpu.parsing import shown
 
 import numpy as np
-
-from ...errors import MgpuError
-from ...parsing import shown
 
 PARTS = ('input', 'dispatch', 'compute', 'exchange', 'update')
 SCHEMES = {'host': 'through the host', 'ring': 'ring (NCCL)', 'gather': 'gather (NCCL)',
            'hierarchical': 'hierarchical'}  # names, and titles
-# The part that each phase of a measured step belongs to; the time outside all phases is the host's own work.
-PART_OF = {'scatter': 'input', 'host_to_device': 'input', 'launch': 'compute', 'run': 'compute',
-           'device_to_host': 'exchange', 'wait': 'exchange', 'all_reduce': 'exchange', 'exchange': 'exchange',
-           'update': 'update', 'broadcast': 'exchange'}
 NUMBERS = [2 ** power for power in range(1, 11)]  # numbers of devices with a prediction
 BACKWARD = 2 / 3  # of the time of compute
 MOST_SAMPLES = 1 << 30  # samples in the largest batch tried
 PAYS = 0.7  # n devices pay where their efficiency, speedup / n, is at least this
 EVERY_DEVICE = 1 << 30  # devices on a host if there is only one host
-SHORTEST = 1e-9  # seconds; lines are fitted to times above zero
 
-Key = Tuple[str, int, int]  # kind, n and batch of a Block
 Row = Dict[str, Any]
 
 
@@ -200,8 +194,8 @@ def division(n: int, logical_shards: int) -> tuple[int, int, float]:
     """
     if not logical_shards:
         return n, 1, 1
-    from ...comm.tree import Tree  # not above: they import Theano, which commands do not wait for
-    from ...plan import Machine, Shares
+    from theano_mgpu.comm.tree import Tree  # not above: they import Theano, which other predictions do not wait for
+    from theano_mgpu.plan import Machine, Shares
     tree = Tree(0, Shares(Machine(replicas=(n,)), logical_shards=logical_shards).shards_of_replicas([logical_shards]))
     return logical_shards, max(tree.counts), sum(len(tree.nodes_of(i)) for i in range(n)) / n
 
@@ -396,169 +390,3 @@ def predictions(model: CostModel, batch_size: int, networks: dict[str, Network])
                               speedup=gain, efficiency=gain / n, limit=limit(parts), parts=parts,
                               batch_that_pays=model.batch_that_pays(n))
     return predicted
-
-
-class Block(NamedTuple):
-    """Some steps in a row.
-
-    Attributes
-    ----------
-    kind : {'plain', 'contexts', 'ranks', 'apart'}
-        Plain Keras, contexts of one process, or one context in each of several processes: together, or each by
-        itself at the same time.
-    n : int
-        Contexts or processes.
-    batch : int
-        Samples a step.
-    seconds : float
-        Of a step.
-    phases : dict of str to float
-        Seconds of a step in each phase, and outside all phases (other).
-    figures : dict of str to float
-        Further measurements: how fast the host adds, and the link between ranks.
-    """
-
-    kind: str
-    n: int
-    batch: int
-    seconds: float
-    phases: Dict[str, float]
-    figures: Dict[str, float] = {}
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The seconds in each part of the model."""
-        parts = dict.fromkeys(PARTS, 0.0)
-        for phase, seconds in self.phases.items():
-            parts[PART_OF.get(phase, 'dispatch')] += seconds
-        return parts
-
-
-def means(dicts: Sequence[dict[str, float]], mean: Callable[..., Any] = np.mean) -> dict[str, float]:
-    """Return the mean, or median, of each entry of several dicts with the same keys.
-
-    Examples
-    --------
-    >>> means([{'run': 1.0}, {'run': 2.0}])
-    {'run': 1.5}
-    """
-    return {name: float(mean([each[name] for each in dicts])) for name in dicts[0]}
-
-
-def costs_of(blocks: Sequence[Block], n_bytes: float, reduce_bytes_per_s: float = math.inf) -> CostModel:
-    """Return the CostModel of a step on one device.
-
-    Parameters
-    ----------
-    blocks : sequence of Block
-        Of one context at two batch sizes or more.
-    n_bytes : float
-        Of all gradients.
-    reduce_bytes_per_s : float
-        Rate at which the host adds gradients.
-    """
-    sizes = [block.batch for block in blocks]
-    seconds = {part: [max(block.parts[part], SHORTEST) for block in blocks] for part in PARTS}
-    input_fixed_s, input_s = fit_line(sizes, seconds['input'])
-    return CostModel(*fit_line(sizes, seconds['compute']), float(np.median(seconds['update'])), n_bytes, input_s,
-                     input_fixed_s + float(np.median(seconds['dispatch'])),
-                     min(block.phases.get('launch', 0.0) for block in blocks), reduce_bytes_per_s)
-
-
-class Findings(NamedTuple):
-    """All blocks of a measurement, and the table, costs and predictions derived from them.
-
-    Attributes
-    ----------
-    rounds : list of dict of (kind, n, batch) to Block
-        One measurement of each key a round.
-    batch_size : int
-        Samples in the whole batch.
-    n_bytes : int
-        Of all gradients.
-    sharing : list of int
-        For 1, 2, ... contexts: the largest number of them that share one piece of hardware.
-    link : Link
-        To the contexts' devices.
-    updates_on : {'device', 'sharded', 'host'}
-        Where the update is computed: by each context, each a part of it, or once for all contexts.
-    in_half : bool
-        Whether ranks exchange gradients in half precision.
-    overlaps : bool
-        Whether gradients are exchanged while others are computed.
-    scheme : {'host', 'ring', 'gather'}
-        The way in which contexts add gradients: through the host, or by NCCL.
-    fits : str
-        A sentence on the batches that fit in the memory of all devices; empty if it is not known.
-    logical_shards : int
-        Parts that a batch is divided into; 0 for one part a device.
-    """
-
-    rounds: Sequence[Dict[Key, Block]]
-    batch_size: int
-    n_bytes: int
-    sharing: Sequence[int]
-    link: Link = MEMORY
-    updates_on: str = 'device'
-    in_half: bool = False
-    overlaps: bool = False
-    scheme: str = 'host'
-    fits: str = ''
-    logical_shards: int = 0
-
-    @property
-    def medians(self) -> dict[Key, Block]:
-        """The median Block of each key."""
-        return {key: block._replace(seconds=float(np.median([each[key].seconds for each in self.rounds])),
-                                    phases=means([each[key].phases for each in self.rounds], np.median),
-                                    figures=means([each[key].figures for each in self.rounds], np.median))
-                for key, block in self.rounds[0].items()}
-
-    def model(self, blocks: dict[Key, Block], kind: str = 'contexts', n: int = 1) -> CostModel:
-        """Return the CostModel of n contexts or ranks here.
-
-        Parameters
-        ----------
-        blocks : dict of (kind, n, batch) to Block
-            The measurements of one round, or the medians.
-        kind : {'contexts', 'ranks'}
-        n : int
-        """
-        from ...plan.buckets import most_buckets  # not above: it imports Theano, which commands do not wait for
-        single = ('contexts', 1) if kind == 'contexts' else ('apart', n)
-        figures = blocks[kind, n, self.batch_size].figures
-        model = costs_of([block for block in blocks.values() if block[:2] == single], self.n_bytes,
-                         figures.get('reduce_bytes_per_s', math.inf))._replace(
-            divides_update=self.updates_on == 'sharded', logical_shards=self.logical_shards,
-            pieces=most_buckets(self.n_bytes) if self.overlaps else 1)
-        if kind == 'ranks':
-            network = Network(MEMORY, Link('between ranks', figures['latency_s'], figures['bytes_per_s']), 1)
-            return model._replace(network=in_half(network) if self.in_half else network)
-        sharing = self.sharing[n - 1]
-        return model._replace(network=Network(self.link, None, EVERY_DEVICE), sharing=sharing, scheme=self.scheme,
-                              update_s=model.update_s / (sharing if self.updates_on == 'host' else 1))
-
-    def rows(self) -> list[Row]:
-        """Return the rows of the table: a dict for plain Keras, for each number of contexts and of ranks.
-
-        A row of several has a check of the model: seconds predicted and measured, and predicted / measured - 1 (error).
-        Each round is predicted from its own measurements, so that a slow period of the machine affects both sides; the
-        error is the median over the rounds.
-        """
-        rows, medians = [], self.medians
-        for (kind, n, batch), block in medians.items():
-            if kind == 'apart' or batch != self.batch_size:
-                continue
-            seconds = [blocks[kind, n, batch].seconds for blocks in self.rounds]
-            gain = medians['ranks' if kind == 'ranks' else 'contexts', 1, batch].seconds / block.seconds
-            row = dict(kind=kind, n=n, samples_per_s=batch / block.seconds, seconds=block.seconds, lowest=min(seconds),
-                       highest=max(seconds), speedup=gain, efficiency=gain / n, phases=block.phases, parts=block.parts,
-                       figures=block.figures, rounds=seconds)
-            if n > 1:
-                ratios = [sum(self.model(blocks, kind, n).parts(n, batch).values()) / measured
-                          for blocks, measured in zip(self.rounds, seconds)]
-                error = float(np.median(ratios)) - 1
-                row['check'] = dict(kind=kind, n=n, predicted=block.seconds * (1 + error), measured=block.seconds,
-                                    error=error, parts=self.model(medians, kind, n).parts(n, batch))
-            rows.append(row)
-        return rows

@@ -1,13 +1,14 @@
 """The model of scaling: against values computed by hand, at its limits, and where it has no answer."""
 import math
 
-from theano_mgpu.cli.bench import report, scaling
-from theano_mgpu.cli.bench.scaling import LINKS, MEMORY, CostModel, Link, Network, parse_network
 from theano_mgpu.errors import MgpuError
 from theano_mgpu.plan import Machine, Shares
 from theano_mgpu.runtime.gathered_sums import order_of
 
+import cost_model
+import predict_scaling
 import pytest
+from cost_model import LINKS, MEMORY, CostModel, Link, Network, parse_network
 
 SLOW, FAST = Link('slow', 1e-3, 1e9), Link('fast', 1e-6, 1e11)
 HOSTS = Network(FAST, SLOW, 4)
@@ -27,15 +28,15 @@ def over_hosts(model=COSTS, **others):
 
 def test_ring_by_hand():
     # 4 devices: 6 messages of a quarter of 8 MB: 6 * (1 ms + 2 ms)
-    assert scaling.ring_all_reduce(4, 8e6, SLOW) == pytest.approx(0.018)
+    assert cost_model.ring_all_reduce(4, 8e6, SLOW) == pytest.approx(0.018)
     # and three quarters of 8 MB are added at 1 GB/s
-    assert scaling.ring_all_reduce(4, 8e6, SLOW, 1e9) == pytest.approx(0.024)
-    assert scaling.ring_all_reduce(1, 8e6, SLOW) == 0
+    assert cost_model.ring_all_reduce(4, 8e6, SLOW, 1e9) == pytest.approx(0.024)
+    assert cost_model.ring_all_reduce(1, 8e6, SLOW) == 0
 
 
 def test_flat_ring_goes_at_the_speed_of_its_slowest_link():
-    assert all_reduce('ring', 4, 8e6, HOSTS) == scaling.ring_all_reduce(4, 8e6, FAST)
-    assert all_reduce('ring', 8, 8e6, HOSTS) == scaling.ring_all_reduce(8, 8e6, SLOW)
+    assert all_reduce('ring', 4, 8e6, HOSTS) == cost_model.ring_all_reduce(4, 8e6, FAST)
+    assert all_reduce('ring', 8, 8e6, HOSTS) == cost_model.ring_all_reduce(8, 8e6, SLOW)
 
 
 def test_hierarchical_by_hand():
@@ -43,7 +44,7 @@ def test_hierarchical_by_hand():
     assert all_reduce('hierarchical', 8, 8e6, HOSTS) == pytest.approx(2 * (3e-6 + 8e-5) + 0.002 + 0.008)
     assert all_reduce('hierarchical', 1, 8e6, HOSTS) == 0
     one_each = Network(FAST, SLOW, 1)
-    assert all_reduce('hierarchical', 8, 8e6, one_each) == scaling.ring_all_reduce(8, 8e6, SLOW)
+    assert all_reduce('hierarchical', 8, 8e6, one_each) == cost_model.ring_all_reduce(8, 8e6, SLOW)
 
 
 def test_through_the_host_by_hand():
@@ -63,7 +64,7 @@ def test_nvlink_does_not_reach_the_host():
     assert all_reduce('ring', 4, 8e6, nvlink) < all_reduce('ring', 4, 8e6, pcie)
 
 
-@pytest.mark.parametrize('scheme', sorted(scaling.SCHEMES))
+@pytest.mark.parametrize('scheme', sorted(cost_model.SCHEMES))
 def test_more_devices_or_bytes_never_exchange_faster(scheme):
     numbers = [2 ** power for power in range(11)]
     for sizes in ([1e3] * 11, [1e8] * 11, [10.0 ** power for power in range(11)]):
@@ -75,8 +76,8 @@ def test_more_devices_or_bytes_never_exchange_faster(scheme):
 def test_many_devices_are_bound_by_bandwidth_or_latency():
     """One of a ring's two terms stays below twice the buffer, the other grows with the devices."""
     ideal = Link('no latency', 0, 1e9)
-    assert scaling.ring_all_reduce(10 ** 6, 8e6, ideal) == pytest.approx(2 * 8e6 / 1e9, rel=1e-5)
-    assert scaling.ring_all_reduce(1024, 8, SLOW) == pytest.approx(2 * 1023 * 1e-3, rel=1e-5)
+    assert cost_model.ring_all_reduce(10 ** 6, 8e6, ideal) == pytest.approx(2 * 8e6 / 1e9, rel=1e-5)
+    assert cost_model.ring_all_reduce(1024, 8, SLOW) == pytest.approx(2 * 1023 * 1e-3, rel=1e-5)
 
 
 # --- links as text -------------------------------------------------------------------------------
@@ -100,12 +101,12 @@ def test_a_link_that_is_none(text):
 # --- the line ------------------------------------------------------------------------------------
 
 def test_a_line_through_exact_times():
-    assert scaling.fit_line([32, 64, 128], [0.5 + 0.01 * n for n in (32, 64, 128)]) == pytest.approx((0.5, 0.01))
+    assert cost_model.fit_line([32, 64, 128], [0.5 + 0.01 * n for n in (32, 64, 128)]) == pytest.approx((0.5, 0.01))
 
 
 @pytest.mark.parametrize('seconds,expected', [([2.0, 1.0], (None, 0)), ([1.0, 3.0], (0, None))])
 def test_a_line_has_no_negative_part(seconds, expected):
-    fixed, each = scaling.fit_line([1, 2], seconds)
+    fixed, each = cost_model.fit_line([1, 2], seconds)
     assert fixed >= 0 and each >= 0
     for got, wanted in zip((fixed, each), expected):
         assert wanted is None or got == wanted
@@ -118,7 +119,7 @@ def test_step_by_hand():
     assert parts == {'input': pytest.approx(101e-6), 'dispatch': pytest.approx(0.0005 + 0.0001 + 0.002),
                      'compute': pytest.approx(0.051),  # the larger sub-batch has 51 samples
                      'exchange': all_reduce('host', 2, 8e6, HOSTS, 1e10), 'update': 0.003}
-    assert tuple(parts) == scaling.PARTS
+    assert tuple(parts) == cost_model.PARTS
     eight = over_hosts(COSTS).parts(8, 800)
     assert eight['input'] == pytest.approx(400e-6)         # each of two hosts cuts up its own half
     assert eight['dispatch'] == pytest.approx(0.0028)      # four launches on each
@@ -140,12 +141,12 @@ def test_an_update_is_divided_among_all_devices():
 
 def test_half_precision_halves_what_goes_between_hosts():
     within, between = [all_reduce('host', n, 8e6, HOSTS) for n in (HOSTS.per_host, 2 * HOSTS.per_host)]
-    network = scaling.in_half(HOSTS)
+    network = cost_model.in_half(HOSTS)
     assert all_reduce('host', HOSTS.per_host, 8e6, network) == within
     ring = 2 * HOSTS.outer.latency_s
     assert all_reduce('host', 2 * HOSTS.per_host, 8e6, network) - within - ring == pytest.approx(
         (between - within - ring) / 2)
-    assert scaling.in_half(parse_network('pcie4')) == parse_network('pcie4')
+    assert cost_model.in_half(parse_network('pcie4')) == parse_network('pcie4')
 
 
 def test_overlap_hides_what_the_backward_pass_can_hide():
@@ -172,7 +173,7 @@ def test_speedup():
     assert only_compute.speedup(1024, 4) == pytest.approx(4)
 
 
-@pytest.mark.parametrize('scheme', sorted(scaling.SCHEMES))
+@pytest.mark.parametrize('scheme', sorted(cost_model.SCHEMES))
 def test_a_better_link_is_never_slower(scheme):
     better = Network(FAST, Link('better', 1e-4, 1e10), 4)
     for n in (1, 2, 8, 64, 1024):
@@ -182,15 +183,15 @@ def test_a_better_link_is_never_slower(scheme):
 
 
 def test_what_limits():
-    assert scaling.limit(COSTS.parts(1, 100)) == 'compute'
-    assert scaling.limit(over_hosts(COSTS).parts(1024, 100)) == 'exchange'
-    assert scaling.limit(COSTS._replace(update_s=1).parts(4, 100)) == 'update'
-    assert scaling.limit(COSTS._replace(host_s=1).parts(4, 100)) == 'dispatch'
-    assert scaling.limit(COSTS._replace(input_s=1).parts(4, 100)) == 'input'
+    assert cost_model.limit(COSTS.parts(1, 100)) == 'compute'
+    assert cost_model.limit(over_hosts(COSTS).parts(1024, 100)) == 'exchange'
+    assert cost_model.limit(COSTS._replace(update_s=1).parts(4, 100)) == 'update'
+    assert cost_model.limit(COSTS._replace(host_s=1).parts(4, 100)) == 'dispatch'
+    assert cost_model.limit(COSTS._replace(input_s=1).parts(4, 100)) == 'input'
 
 
 @pytest.mark.parametrize('n', [2, 4, 64])
-@pytest.mark.parametrize('efficiency', [0.5, scaling.PAYS])
+@pytest.mark.parametrize('efficiency', [0.5, cost_model.PAYS])
 @pytest.mark.parametrize('costs', [COSTS, COSTS._replace(pieces=4)])
 def test_the_batch_that_pays_is_the_smallest(n, efficiency, costs):
     batch = over_hosts(costs).batch_that_pays(n, efficiency=efficiency)
@@ -256,8 +257,9 @@ def test_devices_beyond_the_number_of_logical_shards_have_nothing_to_do():
 
 def test_a_prediction_with_logical_shards_has_a_gather_in_place_of_the_ring():
     for number, scheme in ((0, 'ring'), (8, 'gather')):
-        predicted = scaling.predictions(COSTS._replace(logical_shards=number), 128, {'pcie4': parse_network('pcie4')})
+        networks = {'pcie4': parse_network('pcie4')}
+        predicted = cost_model.predictions(COSTS._replace(logical_shards=number), 128, networks)
         assert {key[1] for key in predicted} == {'host', 'hierarchical', scheme}
-        table = report.prediction_table(predicted, {'pcie4': parse_network('pcie4')}, 'strong')
+        table = predict_scaling.prediction_table(predicted, networks, 'strong')
         assert ('gather (NCCL)' in table, 'ring (NCCL)' in table) == (number == 8, number == 0)
-        assert report.predicted_answer(128, {'pcie4': parse_network('pcie4')}, predicted, scheme)
+        assert predict_scaling.predicted_answer(128, networks, predicted, scheme)

@@ -2,24 +2,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any, Callable, Sequence
 
-from ...errors import MgpuError
-from ...utils.tables import counted
-from ..job_command import THREADS
-from .scaling import Block
+from theano_mgpu.errors import MgpuError
 
 TAIL = 3000  # characters of a failed worker's stderr that are shown
-PACKAGES = str(Path(__file__).resolve().parents[3])  # the folder that theano_mgpu is in
 
 
 class WorkerError(MgpuError):
@@ -103,18 +96,3 @@ class Worker:
         self.kill()
         self._process.stdout.close()
         self._stderr.close()
-
-
-def start_ranks(n: int, threads: int, settings: dict[str, Any]) -> Worker:
-    """Start n ranks with some threads each, which print a line ``ready``; rank_work.py names the settings."""
-    environment = dict({name: str(threads) for name in THREADS}, **os.environ)
-    environment['PYTHONPATH'] = os.pathsep.join(filter(None, [PACKAGES, os.environ.get('PYTHONPATH')]))
-    return Worker('a job of %s' % counted(n, 'rank'), [
-        sys.executable, '-m', 'theano_mgpu', 'launch', '-n', str(n), '--gpus-per-process', '1',
-        '-m', 'theano_mgpu.cli.bench.rank_work', json.dumps(settings)], environment)
-
-
-def turn_of_ranks(ranks: Worker) -> list[Block]:
-    """Run each measurement of the ranks once; return the Blocks."""
-    ranks.send('go')
-    return [Block(**entries) for entries in json.loads(ranks.answer(lambda line: line.startswith('[')))]

@@ -1,0 +1,130 @@
+"""`mgpu.Checkpoint`: a loop over Theano functions that was killed goes on to the bit."""
+import os
+import subprocess
+import sys
+
+import theano_mgpu as mgpu
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from support import killed_loop
+
+SCRIPT = os.path.abspath(killed_loop.__file__)
+FLAGS = 'floatX=float64,cxx=,optimizer=fast_compile,mgpu.shares=equal'
+
+
+def started(folder, calls, kind, expected):
+    done = subprocess.run([sys.executable, SCRIPT, str(folder), str(calls), kind], capture_output=True, text=True,
+                          env=dict(os.environ, THEANO_FLAGS=FLAGS))
+    assert done.returncode == expected, done.stderr
+    assert 'MgpuWarning' not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize('kind, kills', [
+    ('plain', [4]), ('enable', [7]), pytest.param('parallel', [5], marks=pytest.mark.slow),
+    pytest.param('training', [8], marks=pytest.mark.slow),
+    pytest.param('enable', [1, 2, 4, 3, 5, 4, 3, 4, 5, 4], marks=pytest.mark.slow)])
+def test_a_killed_loop_goes_on_to_the_bit(kind, kills, tmp_path):
+    for calls in kills:
+        started(tmp_path / 'killed', calls, kind, 3)
+    found, expected = started(tmp_path / 'killed', 0, kind, 0), started(tmp_path / 'whole', 0, kind, 0)
+    assert found == expected and expected.split()[1] == '36'
+
+
+@pytest.fixture
+def counting():
+    """Return a function that makes a function which counts, and its count."""
+    def make(start=0.):
+        count, x = theano.shared(start, 'count'), T.dscalar('x')
+        return theano.function([x], count * x, updates={count: count + x}, mode='FAST_COMPILE'), count
+    return make
+
+
+def test_finished_calls_return_their_results_and_compute_nothing(counting, tmp_path):
+    step, count = counting()
+    mgpu.Checkpoint(str(tmp_path), [step], every=2)
+    assert [float(step(i)) for i in (1, 2, 3, 4, 5)] == [0, 2, 9, 24, 50]
+    step, count = counting()
+    checkpoint = mgpu.Checkpoint(str(tmp_path), [step], every=2)
+    assert checkpoint.replaying and [float(step(i)) for i in (1, 2, 3)] == [0, 2, 9] and checkpoint.replaying
+    with pytest.warns(mgpu.MgpuWarning, match='count is read while finished calls are replayed'):
+        assert count.get_value() == 0
+    assert step(4) == 24 and not checkpoint.replaying and count.get_value() == 10 and checkpoint.completed == 4
+    assert step(5) == 50
+
+
+def test_resume_false_begins_anew(counting, tmp_path):
+    step, _ = counting()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    step(1)
+    step, count = counting()
+    assert not mgpu.Checkpoint(str(tmp_path), [step], every=1, resume=False).replaying
+    step(3)
+    step, count = counting()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    assert step(3) == 0 and count.get_value() == 3
+
+
+def test_another_loop_is_refused(counting, tmp_path):
+    step, _ = counting()
+    other = theano.function([], [], mode='FAST_COMPILE')
+    mgpu.Checkpoint(str(tmp_path), [step, other], every=1)
+    other(), step(1), step(2)
+    with pytest.raises(ValueError, match='holds the variables count'):
+        mgpu.Checkpoint(str(tmp_path), [other], every=1)
+    with pytest.raises(ValueError, match='has the calls of 2 functions, but there are 1'):
+        mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    mgpu.Checkpoint(str(tmp_path), [step, other], every=1)
+    with pytest.raises(ValueError, match='called another function here'):
+        step(1)
+    mgpu.Checkpoint(str(tmp_path), [step, other], every=1)
+    other(), step(1)
+    with pytest.warns(mgpu.MgpuWarning, match='calls with other arguments'):
+        step(5)
+
+
+def test_other_arguments_of_the_first_call_are_refused(counting, tmp_path):
+    step, _ = counting()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    step(1)
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    with pytest.raises(ValueError, match='with other arguments'):
+        step(2)
+
+
+def test_bad_arguments(counting, tmp_path):
+    step, _ = counting()
+    with pytest.raises(ValueError, match='every=0: give the number of calls'):
+        mgpu.Checkpoint(str(tmp_path), [step], every=0)
+    with pytest.raises(TypeError, match='is no function of theano.function'):
+        mgpu.Checkpoint(str(tmp_path), [print])
+    (tmp_path / 'checkpoint.npz').write_bytes(b'no checkpoint')
+    with pytest.raises(ValueError, match='is damaged, or no training state'):
+        mgpu.Checkpoint(str(tmp_path), [step])
+
+
+def test_results_of_any_form_come_back(tmp_path):
+    x = T.dmatrix('x')
+    calls = [theano.function([x], outputs, mode='FAST_COMPILE', on_unused_input='ignore') for outputs in (
+        x.sum(axis=1), [x, x.sum()], {'a': x[0], 'b': x.shape}, None)]
+    counted = theano.shared(0)
+    step = theano.function([], updates={counted: counted + 1}, mode='FAST_COMPILE')
+
+    def results():
+        checkpoint = mgpu.Checkpoint(str(tmp_path), [*calls, step], every=1)
+        found = [call(np.arange(3. * n).reshape((n, 3))) for n in (2, 1, 4) for call in calls]
+        step()
+        return found, checkpoint
+    expected, _ = results()
+    counted.set_value(0)
+    found, checkpoint = results()
+    assert counted.get_value() == 1 and checkpoint.completed == 1
+    for one, other in zip(found, expected):
+        assert type(one) is type(other)
+        for a, b in zip(*([list(each.values()) if isinstance(each, dict) else each if isinstance(each, list)
+                           else [each] for each in (one, other)])):
+            np.testing.assert_array_equal(a, b)
+            assert a is None or (a.dtype, a.shape) == (b.dtype, b.shape)

@@ -1,0 +1,66 @@
+"""Six kinds of models of each Keras, in each way to use several devices: as plain Keras computes them.
+
+    pytest -m slow -s tests/keras_versions/test_each_way.py    prints the largest differences
+"""
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from .test_versions import HERE, KERASES, VERSIONS
+from .zoo_difference import difference
+
+KINDS = ('of_images', 'of_sequences', 'of_masked_sequences', 'of_two_branches', 'of_weighted_classes', 'with_a_state')
+CUDA = os.path.join(os.path.dirname(HERE), 'cuda_on_cpu')
+RUN = ['-m', 'theano_mgpu', 'run', '--always']
+WAYS = {'two contexts': RUN + ['--contexts', 'a->cpu;b->cpu'],
+        'two processes': ['-m', 'theano_mgpu', 'launch', '-n', '2', *RUN[2:], '--contexts', 'a->cpu;b->cpu'],
+        'two CUDA devices': [CUDA, 'run', '--devices', '2', sys.executable, *RUN, '--contexts',
+                             'a->cuda0;b->cuda1']}
+
+
+def written(version, words, path, flags):
+    """Return the results that the zoo writes in one way."""
+    folder = [] if version == '2.3.1' else [str(KERASES / version)]
+    environment = dict(os.environ, KERAS_BACKEND='theano', THEANO_FLAGS=flags,
+                       PYTHONPATH=os.pathsep.join([*folder, os.environ.get('PYTHONPATH', '')]))
+    done = subprocess.run([sys.executable, *words, str(HERE / 'zoo.py'), '--write', str(path), *KINDS],
+                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    assert not done.returncode, done.stderr[-3000:]
+    with np.load(str(path)) as file:
+        return {name: file[name] for name in file.files}
+
+
+@pytest.fixture(scope='module')
+def plain(tmp_path_factory):
+    """Return a function that returns what plain Keras of a version computes."""
+    known = {}
+
+    def results(version):
+        if version != '2.3.1' and not (KERASES / version).exists():
+            pytest.skip('Keras %s is not in %s: make setup' % (version, KERASES))
+        if version not in known:
+            known[version] = written(version, [], tmp_path_factory.mktemp('plain') / 'results.npz', 'floatX=float64')
+        return known[version]
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('version', [*VERSIONS, '2.3.1'])
+def test_all_results(version, way, plain, tmp_path):
+    if way == 'two CUDA devices':
+        pytest.importorskip('pygpu')
+        built = subprocess.run([sys.executable, CUDA, 'build'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if built.returncode:
+            pytest.skip('the CUDA stand-in cannot be built')
+    expected = plain(version)
+    found = written(version, WAYS[way], tmp_path / 'results.npz', 'floatX=float64')
+    assert found.keys() == expected.keys()
+    differences = {name: difference(expected[name], found[name]) for name in expected}
+    worst = {kind: max(d for name, d in differences.items() if name.startswith(kind)) for kind in KINDS}
+    print('\nKeras %s, %s: %s' % (version, way, ', '.join('%s %.1e' % pair for pair in worst.items())))
+    assert max(worst.values()) < (2e-5 if version == '0.3.3' else 1e-9), worst

@@ -1,0 +1,220 @@
+"""`mgpu.Checkpoint`: a crash or kill costs a loop over Theano functions a few calls only."""
+from __future__ import annotations
+
+import functools
+import os
+import zlib
+from typing import Any, Callable, Iterable, Sequence
+
+import numpy as np
+
+from ..comm.choice import choose_ranks
+from ..comm.rank_0 import on_rank_0
+from ..errors import warn
+from ..options import Options
+from ..runtime.replicas.replicated import replicated
+from ..runtime.state import settings, training_state
+from ..runtime.state.lock import lock_file
+from ..runtime.state.random_states import random_states, set_random_states
+from ..runtime.state.recorded_calls import RecordedCalls
+from ..runtime.steps import Computed
+from ..utils.checksums import sampled_checksum
+from ..utils.mpi_environment import CHECKPOINT
+from ..utils.rank_process import report
+from ..utils.spare import wait_until_needed
+from .surrounded_function import account_of, divide_always, steps_of, updated_by
+
+FILE = 'checkpoint.npz'
+
+
+class Checkpoint:
+    """A folder with the state of a loop over Theano functions, from which the same script continues.
+
+    Make it before the loop. After a crash or kill, run the same script again (``theano-mgpu launch --restarts`` does).
+    Its loop then runs from the beginning, but each finished call returns the results that were recorded, at once,
+    without computing. Then the variables get the values of the checkpoint, and the next call computes. So counters,
+    patience and the best score are as before, and an uninterrupted run gives the same result to the bit.
+
+    Parameters
+    ----------
+    folder : str
+        It is made if need be, and holds one file, ``checkpoint.npz``. An interrupted write leaves the old file intact;
+        the checkpoint before stays as ``checkpoint.npz.previous``, and is used if the file is damaged.
+    functions : list of callable
+        The functions that the loop calls, of `theano.function`, `mgpu.function` or `mgpu.training_function`: those that
+        train, and those whose results the loop depends on. The file has the variables that they update, the results of
+        all their calls, and the states of NumPy's and Python's random generators.
+    every : int
+        Calls with updates between checkpoints, at least 1: the most that a crash can lose.
+    allow_nan : bool
+        Also write values that are infinite or not a number. Otherwise a warning names them, and the file is not
+        written.
+    resume : bool
+        Whether to continue from the file, if it exists; else the training begins anew, and replaces it.
+
+    Attributes
+    ----------
+    replaying : bool
+        Whether finished calls are replayed, not computed. A script skips what it does with weights meanwhile, such as
+        to save them.
+    completed : int
+        The finished calls with updates, replayed ones included.
+
+    Raises
+    ------
+    ValueError
+        If `every` is less than 1, or the file is of other functions, or damaged, and so is the one before it. In a
+        call, if the loop calls its functions in another order, or with other arguments, than the one that wrote the
+        file.
+    MgpuError
+        If another job writes its checkpoints there.
+    TypeError
+        If one of the functions is none of Theano's or of this package's.
+
+    Notes
+    -----
+    Variables that the loop itself sets, such as a learning rate, are set again by the loop. What it draws by
+    `numpy.random` and `random` is drawn again. A variable that the functions update has an old value while calls are
+    replayed: the first one that is read then is named by a warning. Functions that `enable` divides are divided from
+    the first call on, without timing.
+
+    Examples
+    --------
+    >>> import tempfile, theano
+    >>> count = theano.shared(0.0)
+    >>> step = theano.function([], count * 2, updates={count: count + 1}, mode='FAST_COMPILE')
+    >>> folder = tempfile.mkdtemp()
+    >>> checkpoint = Checkpoint(folder, [step], every=2)
+    >>> [float(step()) for _ in range(3)]
+    [0.0, 2.0, 4.0]
+    >>> count.set_value(0.0)  # as after a crash
+    >>> checkpoint = Checkpoint(folder, [step], every=2)
+    >>> [float(step()) for _ in range(2)], checkpoint.replaying, float(count.get_value())
+    ([0.0, 2.0], False, 2.0)
+    """
+
+    def __init__(self, folder: str, functions: Sequence[Callable[..., Any]], every: int = 100, allow_nan: bool = False,
+                 resume: bool = True) -> None:
+        if every < 1:
+            raise ValueError('every=%r: give the number of calls between checkpoints, 1 or more' % (every,))
+        self._every, self._allow_nan, self._functions = every, allow_nan, _listed(functions)
+        self._ranks, self._path = choose_ranks(None), os.path.join(folder, FILE)
+        steps = list(map(steps_of, self._functions))
+        updated = list(map(updated_by, self._functions))
+        self._updates = [bool(variables) for variables in updated]
+        self._variables = [replicated(variable) for variable in dict.fromkeys(sum(updated, []))]
+        self._saved: Any = None  # the file, while it is replayed
+        self._calls, self._begin = RecordedCalls(len(steps)), random_states()
+        self._checksums = [0, 0]  # of the arguments of the first call, and of all
+        self.completed = 0
+        wait_until_needed()
+        if on_rank_0(self._ranks, functools.partial(self._keep_folder, folder)) and resume:
+            self._read()
+        for number, (function, each) in enumerate(zip(self._functions, steps)):
+            divide_always(function)
+            each.set([functools.partial(self._call, number), *[step for step in each.before if not _is_ours(step)]])
+        report(CHECKPOINT)
+
+    @property
+    def replaying(self) -> bool:
+        return self._saved is not None
+
+    def save(self) -> None:
+        """Write a checkpoint now. Every rank has to make the call."""
+        extra = {**self._calls.to_arrays(), 'checksums': np.array(self._checksums, 'int64')}
+        for name, states in (('begin', self._begin), ('now', random_states())):
+            extra.update(('%s/%s' % (name, key), value) for key, value in states.items())
+        training_state.save(self._path, self._variables, self._ranks, extra, self._allow_nan,
+                            settings.of_function(Options()))
+
+    def _keep_folder(self, folder):
+        """Make the folder, and keep it to this process; return whether it has a checkpoint."""
+        os.makedirs(folder, exist_ok=True)
+        self._lock = lock_file(self._path)
+        return os.path.exists(self._path)
+
+    def _read(self):
+        saved = training_state.read(self._path, self._ranks, self._check)
+        calls = RecordedCalls.from_arrays(saved.extra)
+        if not len(calls):
+            return
+        self._saved, self._calls = saved, calls
+        self._begin = _under('begin/', saved.extra)
+        set_random_states(self._begin)
+        for variable in self._variables:
+            variable.on_read = self._warn_of_read
+
+    def _check(self, saved):
+        """Raise a ValueError if a file cannot be continued from."""
+        if 'calls' not in saved.extra or 'checksums' not in saved.extra:
+            raise ValueError('%s was not written by mgpu.Checkpoint; name another folder' % saved.path)
+        saved.check(self._variables)
+        RecordedCalls.from_arrays(saved.extra).check(saved.path, len(self._functions))
+        settings.check_same(saved.path, saved.settings, Options(), strict=True)
+
+    def _call(self, number, call, proceed):
+        """Return the Computed of a call, replayed or computed: a step, once the number of the function is bound."""
+        args, kwargs = call
+        if kwargs.get('output_subset') is not None:
+            raise ValueError('a Checkpoint records all outputs of a call: leave out output_subset')
+        crc = sampled_checksum([number, list(map(np.asarray, args)), {key: np.asarray(kwargs[key]) for key in kwargs}])
+        if not any(self._checksums):
+            self._checksums[0] = crc
+        self._checksums[1] = zlib.crc32(b'%d' % crc, self._checksums[1])
+        if self.replaying:
+            computed = self._replayed(number)
+            self.completed += self._updates[number]
+            return computed
+        computed = proceed(call)
+        self._calls.add(number, computed.outputs)
+        if self._updates[number]:
+            self.completed += 1
+            if self.completed % self._every == 0:
+                self.save()
+        return computed
+
+    def _replayed(self, number):
+        expected, outputs = self._calls.next()
+        if expected != number or self._checksums[0] != self._saved.extra['checksums'][0]:
+            raise ValueError('%s was written by a loop that %s here. Run the same script on the same data to continue '
+                             'from it; to train from the beginning, remove the folder, or pass resume=False' % (
+                                 self._path, 'called another function' if expected != number else
+                                 'called its function with other arguments'))
+        if self._calls.is_replayed:
+            self._continue()
+        return Computed(outputs)
+
+    def _continue(self):
+        """Give the variables the values of the file, now that the replay is complete."""
+        saved, self._saved = self._saved, None
+        if self._checksums[1] != saved.extra['checksums'][1]:
+            warn('%s was written after calls with other arguments than those that were replayed now, which differ in '
+                 'order or data: the training continues from its state, but the result is not that of an '
+                 'uninterrupted one. Seed what the loop draws at random' % self._path)
+        for variable in self._variables:
+            variable.on_read = None
+        saved.give(self._variables)
+        set_random_states(_under('now/', saved.extra))
+        for number, function in enumerate(self._functions):
+            account = account_of(function)
+            if account is not None:
+                account.steps = self._calls.count(number)
+
+    def _warn_of_read(self, variable):
+        if self.completed:
+            for each in self._variables:
+                each.on_read = None
+            warn('%s is read while finished calls are replayed (%s): it has an old value until the replay is over. '
+                 'Skip what reads it while checkpoint.replaying is True' % (variable, self._path))
+
+
+def _listed(functions: Any) -> list[Any]:
+    return list(functions) if isinstance(functions, Iterable) else [functions]
+
+
+def _is_ours(step):
+    return isinstance(getattr(getattr(step, 'func', None), '__self__', None), Checkpoint)
+
+
+def _under(prefix, values):
+    return {name[len(prefix):]: value for name, value in values.items() if name.startswith(prefix)}

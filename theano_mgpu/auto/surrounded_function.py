@@ -1,0 +1,126 @@
+"""A `theano.function` with steps that surround each call: the ledger, and checkpoints."""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from theano.compile.function_module import Function
+
+from ..comm.alone import Alone
+from ..comm.communicator import Communicator
+from ..comm.failures import failing_together
+from ..graph.updates import pairs
+from ..runtime.divided_function import DividedFunction
+from ..runtime.state.ledger import Account, ledger
+from ..runtime.steps import Computed, Steps
+from ..runtime.steps import record as record_step
+
+
+class SurroundedFunction:
+    """A callable in place of a `theano.function` that takes each call through a list of steps.
+
+    Parameters
+    ----------
+    function : theano.compile.function_module.Function
+
+    Attributes
+    ----------
+    divided : callable or None
+        The callable that would be in place of the function: an EnabledFunction, or none for plain Theano.
+    steps : Steps
+    account : Account or None
+        Where the ledger has the calls.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self._function, self.divided = function, function.mgpu_divided
+        self.steps = Steps(self._compute)
+        self.account: Account | None = None
+
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        return self.steps((args, kwargs)).outputs
+
+    def _compute(self, call):
+        args, kwargs = call
+        return Computed(self._function.plain_call(*args, **kwargs) if self.divided is None else
+                        self.divided(args, kwargs))
+
+    def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
+        """Run a copy of the function in the same way; it has lines of its own if it has updates."""
+        if self.divided is not None:
+            self.divided.copied(function, swap, delete_updates)
+        if self.account is not None and not delete_updates:
+            _record(function, self.account.of_copy(function.mgpu_name, swap or {}))
+
+
+def steps_of(function: Any) -> Steps:
+    """Return the steps that surround each call of a function, to which others can be added.
+
+    Parameters
+    ----------
+    function : theano.compile.function_module.Function or DividedFunction
+
+    Raises
+    ------
+    TypeError
+        If it is another object.
+    """
+    if isinstance(function, DividedFunction):
+        return function.steps
+    if not isinstance(function, Function):
+        raise TypeError('%r is no function of theano.function, mgpu.function or mgpu.training_function' % (function,))
+    if not isinstance(function.mgpu_divided, SurroundedFunction):
+        function.mgpu_divided = SurroundedFunction(function)
+    return function.mgpu_divided.steps
+
+
+def updated_by(function: Any) -> list[Any]:
+    """Return the shared variables that a function updates: one of Theano, or over contexts."""
+    if isinstance(function, DividedFunction):
+        return [each.variable for each in function.updated]
+    return [spec.variable for spec in function.maker.inputs if spec.shared and spec.update is not None]
+
+
+def account_of(function: Any) -> Account | None:
+    """Return the account that a function with `steps_of` has in a ledger; None if it has none."""
+    return function.account if isinstance(function, DividedFunction) else function.mgpu_divided.account
+
+
+def divide_always(function: Any) -> None:
+    """Have each call of a function with `steps_of` run over the contexts, if it can, whatever is faster."""
+    divided = None if isinstance(function, DividedFunction) else function.mgpu_divided.divided
+    if divided is not None:
+        divided.divide_always()
+
+
+def record(function: Function, arguments: dict[str, Any], name: str, ranks: Communicator) -> None:
+    """Have the calls of a new function write to the ledger, if there is one, and if they update shared variables.
+
+    Parameters
+    ----------
+    function : theano.compile.function_module.Function
+        Its `mgpu_divided` may be set.
+    arguments : dict
+        The arguments of `theano.function`.
+    name : str
+    ranks : Communicator
+    """
+    with failing_together(ranks):  # a function that is not divided may be made on some ranks only
+        book = ledger(Alone())
+    given = [variable for variable, _ in pairs(arguments['updates'])]
+    updated = list(dict.fromkeys([*given, *updated_by(function)]))
+    if book is not None and updated:
+        _record(function, book.account(name, updated, ranks, together=False))
+
+
+def _record(function, account):
+    steps_of(function).set([functools.partial(record_step, account)])
+    function.mgpu_divided.account = account
+
+
+def leave_to_plain(function: Any) -> None:
+    """Have plain Theano make all calls of a function from now on; the steps that surround them stay."""
+    if isinstance(function.mgpu_divided, SurroundedFunction):
+        function.mgpu_divided.divided = None
+    else:
+        del function.mgpu_divided

@@ -1,0 +1,87 @@
+"""Names that only some Kerases of Theano's time have: hints for scripts that were written for another one."""
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+import types
+from importlib import metadata
+from typing import Any
+
+from ..errors import warn
+from .wrapping import wrap
+
+VERSIONS = '0.3.3', '1.2.2', '2.0.9', '2.1.6', '2.2.4', '2.3.1'  # those that are tested
+TESTED = 'tested are ' + ', '.join(VERSIONS)
+COMMAND = "pip install 'Keras==%s'"
+# Each line has a version, owners, and the names that this version is the last to have; tests/keras_versions/names.py
+# compares the packages.
+TABLE = os.path.join(os.path.dirname(__file__), 'keras_names.txt')
+_MISSING = re.compile(r"(?:import name|module named|no attribute|keyword argument (?=')|not understood:|to optimizer:"
+                      r'|keyword arguments:|Invalid argument)\W+([\w.]+)')
+_metrics: set[str] = set()  # of all models that this process has trained
+
+
+def about() -> str:
+    """Return the installed Keras and the tested ones, as the last lines of a command's help."""
+    try:
+        version = metadata.version('keras')
+    except metadata.PackageNotFoundError:
+        version = 'none'
+    return '\nKeras: %s is installed; %s\n' % (version, TESTED)
+
+
+def hint(error: BaseException) -> str:
+    """Return which Keras to install, if an error names what the installed one does not have, and another one has."""
+    text = str(error)
+    if isinstance(error, KeyError) or 'keras' not in sys.modules:
+        return _other_name(text.strip('\'"'), _metrics)
+    missing = [word.rpartition('.') for word in _MISSING.findall(text)]  # a module has its package before the dot
+    owners = {*re.findall(r'K\.function|keras[\w.]*|\w+', text), *(package for package, _, _ in missing)}
+    names = {name for _, _, name in missing}
+    subject = getattr(error, 'obj', None)  # of an AttributeError, from Python 3.10 on
+    for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
+        if "'module' object is not callable" in text:  # such as `merge`, which was a function before
+            values = {**frame.f_globals, **frame.f_locals}.values()
+            names = {each.__name__.rpartition('.')[2] for each in values if isinstance(each, types.ModuleType)}
+        if frame.f_globals.get('__name__', '').startswith('keras') and not isinstance(error, AttributeError):
+            owners.add(frame.f_code.co_name)  # Keras's own messages do not name it
+            subject = frame.f_locals.get('self')
+    if type(subject).__module__.startswith('keras'):  # not a class of the script
+        owners.update(kind.__name__ for kind in type(subject).__mro__)
+    with open(TABLE) as file:
+        rows = [line.split() for line in file]
+    found = {name: version for version, of, *last in rows if owners.intersection(of.split(','))
+             for name in names.intersection(last)}
+    for name, version in found.items():
+        if version != sys.modules['keras'].__version__:
+            return "this script is written for Keras %s, which has '%s'; Keras %s, which is installed, has not: %s" % (
+                version, name, sys.modules['keras'].__version__, COMMAND % version)
+    return ''
+
+
+def name_renamed_metrics(callbacks: Any) -> None:
+    """Warn where a callback monitors a metric by its name in another Keras.
+
+    Without this, ``EarlyStopping(monitor='val_acc')`` never stops on Keras 2.3, which calls this metric 'val_accuracy';
+    the other way round, ``monitor='val_accuracy'`` has no effect on older ones.
+    """
+    @wrap(callbacks.Callback, 'set_params' if hasattr(callbacks.Callback, 'set_params') else '_set_params')
+    def set_params(original, self, params):
+        original(self, params)
+        metrics = params.get('metrics') or ()
+        _metrics.update(metrics)
+        text = _other_name(str(getattr(self, 'monitor', '')), metrics)
+        if text:
+            warn('%s(monitor=%r): %s' % (type(self).__name__, self.monitor, text))
+
+
+def _other_name(metric, metrics):
+    """Return the name of a metric in the installed Keras, if there is one and it differs, and what to do; else ''."""
+    is_old = metric.endswith('acc')
+    other = metric + 'uracy' if is_old else re.sub('accuracy$', 'acc', metric)
+    if metric in metrics or other not in metrics:
+        return ''
+    return "Keras %s calls the metric '%s': write that, or install the Keras that this script is written for: %s" % (
+        sys.modules['keras'].__version__, other, COMMAND % ('2.2.4' if is_old else '2.3.1'))
