@@ -5,6 +5,7 @@ add_on.py train FILE                    trains a model with callbacks, and write
 add_on.py train FILE CHECKPOINT [N]     the same with a Checkpoint; ends as if killed after N batches
 add_on.py feed FILE [CHECKPOINT [N]]    the same for batches of a generator
 add_on.py save FILE                     saves models of `multi_gpu_model`, and places and balances layers
+add_on.py ahead CONTEXTS                counts the batches of fit and fit_generator that are sent ahead
 add_on.py shard FILE                    trains a model; with flags for it, each process has samples of its own
 """
 import json
@@ -13,6 +14,7 @@ import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import Checkpoint, balance, disable, enable, multi_gpu_model, place, verify
+from theano_mgpu.runtime.batches.prefetch import LookAhead
 
 import keras
 import numpy as np
@@ -118,6 +120,23 @@ def write(path, model, history, **arrays):
     np.savez('%s.%d.npz' % (path, mgpu.rank()), **arrays)
 
 
+def ahead(contexts):
+    """Return the numbers of batches that were sent ahead, in a fit and in a fit_generator of two epochs each."""
+    mgpu.init(contexts)
+    model, x, y, sent, take = multi_gpu_model(with_noise()), zoo.noise(zoo.N, 4), zoo.one_hot(), [], LookAhead.take
+
+    def note(self, *arguments):
+        found = take(self, *arguments)
+        sent.append(found is not None)
+        return found
+    LookAhead.take = note
+    model.fit(x, y, batch_size=5, verbose=0, **{zoo.EPOCHS: 2})
+    of_fit = sum(sent)
+    steps = {'steps_per_epoch': BATCHES} if zoo.OF_2 else {'samples_per_epoch': BATCHES * 8}
+    model.fit_generator(batches(x, y), verbose=0, **{zoo.EPOCHS: 2}, **steps)
+    return of_fit, sum(sent) - of_fit
+
+
 def save(path):
     """Save and load models over contexts, and train them with layers on devices that `balance` has chosen."""
     plain, x, y = with_noise(), zoo.noise(zoo.N, 4), zoo.one_hot()
@@ -162,6 +181,8 @@ if __name__ == '__main__':
     action, *words = sys.argv[1:]
     if action == 'compare':
         print(json.dumps(compare(words)))
+    elif action == 'ahead':
+        print(json.dumps(ahead(*words)))
     elif action == 'shard':
         shard(*words)
     elif action == 'save':
