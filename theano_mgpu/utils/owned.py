@@ -21,14 +21,14 @@ def locked(path: str, opened: Callable[[str], int], lock: Callable[[int, int], o
     ----------
     path : str
     opened : callable
-        Makes what is not there, and returns a descriptor of it; raises an error for what the package did not make.
+        Opens it, makes it if there is none, and returns a descriptor; raises an error if the package did not make it.
     lock : callable
         `fcntl.flock`, by which child processes share the lock, or the like; raises an error if another process has it.
 
     Returns
     -------
     int
-        A descriptor of what is at `path` now; to close it is to unlock it.
+        A descriptor of the file or folder at `path`; to close it is to unlock it.
 
     Raises
     ------
