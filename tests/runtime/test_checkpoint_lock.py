@@ -1,4 +1,6 @@
 """A checkpoint file belongs to one job at a time."""
+import errno
+import fcntl
 import gc
 import os
 import re
@@ -6,7 +8,7 @@ import subprocess
 import sys
 
 from theano_mgpu.comm.alone import Alone
-from theano_mgpu.errors import MgpuError
+from theano_mgpu.errors import MgpuError, MgpuWarning
 from theano_mgpu.runtime.state.ledger import ledger_at
 from theano_mgpu.runtime.state.lock import lock_file
 
@@ -74,3 +76,14 @@ os.kill(os.getpid(), 9)""")
     done = subprocess.run([sys.executable, '-c', code, path], stdout=subprocess.PIPE, text=True)
     assert done.stdout == 'locked\n'
     assert lock_file(path)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    """A warning says so, and the file of the lock does not stay."""
+    def lockf(*args):
+        raise OSError(errno.ENOLCK, 'No locks available')
+    monkeypatch.setattr(fcntl, 'lockf', lockf)
+    with pytest.warns(MgpuWarning, match='run.npz cannot be locked .*No locks available.*: make sure that no other'):
+        lock = lock_file(str(tmp_path / 'run.npz'))
+    lock.release()
+    assert not os.listdir(str(tmp_path))

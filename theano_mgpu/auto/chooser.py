@@ -9,8 +9,8 @@ from typing import Any, Callable, Mapping
 
 from ..comm.activities import SHARE
 from ..comm.communicator import Communicator
-from ..runtime.sampled_timings import WARM_UP, Compared
 
+WARM_UP = 3        # calls before those that count: kernels are built, buffers are allocated
 COUNTED = 5        # calls that count, in each way
 SHORTEST = 0.5e-3  # seconds; a call that takes less on one device stays there: a step over contexts costs about as much
 LONGEST = 10e-3    # seconds; a call that takes more over contexts stays there, and no function for one device is made
@@ -115,13 +115,6 @@ class Chooser:
         """Compute calls on one device until some take much longer than those that were timed."""
         self.seconds.pop(Way.SEVERAL, None)
         self.state, self._calls, self._next = State.RESTS, 0, 2 * (WARM_UP + COUNTED)
-
-    @property
-    def compared(self) -> Compared | None:
-        """The times of both ways, once they are known."""
-        if len(self.seconds) < len(Way):
-            return None
-        return Compared(self.seconds[Way.ONE], self.seconds[Way.SEVERAL], self.seconds[self.way])
 
     def reason(self) -> str:
         """Return why the way was chosen, as a text for the user."""
@@ -253,11 +246,6 @@ class LengthChooser:
     def is_open(self, samples: int) -> bool:
         """Return whether the faster way is not known yet for a number of samples."""
         return self._one_below <= samples < self._several_from
-
-    def compared(self, samples: int) -> Compared | None:
-        """Return the times of a batch of a number of samples in both ways, once they are known."""
-        chooser = self._choosers.get(samples.bit_length())
-        return None if chooser is None else chooser.compared
 
     def run(self, samples: int, compute: Callable[[Way], tuple[Any, bool]]) -> Any:
         """Compute a batch of a number of samples; see `Chooser.run`."""

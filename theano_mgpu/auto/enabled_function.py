@@ -89,8 +89,6 @@ class EnabledFunction:
             if before is State.TIMES_ONE:
                 self._usage.run_on([], NOT_TIMED)
             return results
-        if self.step is not None:
-            self.step.timings.compared = chooser.compared
         if chooser.state is State.SEVERAL:
             self._usage.run_on(self.step.contexts, chooser.reason())
         elif chooser.state is State.ONE:

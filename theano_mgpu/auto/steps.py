@@ -52,11 +52,7 @@ class Choice:
                 computed = proceed(inputs)
                 return computed, computed.step is None or computed.step.is_settled
             return Computed(self._function.plain(inputs), samples, self._host), True
-        results = self._chooser.run(samples, compute)
-        compared = self._chooser.compared(samples) if is_open else None
-        if compared is not None:
-            self._function.step.timings.compared = compared
-        return results
+        return self._chooser.run(samples, compute)
 
 
 class Advice:

@@ -51,8 +51,6 @@ class Trial:
             return ('trains on %d contexts; whether one is faster is not known, because it failed on a whole batch: %s'
                     % (len(self.step.contexts), error)), True
         self._chooser.add({Way.ONE: one, Way.SEVERAL: self.step.seconds})
-        compared = self._chooser.compared
-        self.step.timings.compared = compared and compared._replace(used=compared.several)  # it only advises
         return (self._advice(), False) if self._chooser.state is State.ONE else None
 
     def _advice(self):

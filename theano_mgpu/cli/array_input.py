@@ -13,7 +13,6 @@ import numpy as np
 from ..errors import MgpuError
 from .hdf5_check import check_hdf5
 
-KINDS = ('.npy', '.npz', '.h5', '.hdf5')
 CHUNK = 1 << 24  # bytes that are read at a time
 
 
@@ -52,7 +51,7 @@ def open_inputs(path: str, names: list[str]) -> Iterator[list[Any]]:
     kind = kind_of(path, 'input')
     with contextlib.ExitStack() as stack:
         with reading(path):
-            arrays = in_order(path, OPENERS[kind](path, stack), names)
+            arrays = in_order(path, KINDS[kind](path, stack), names)
             for name, array in zip(names, arrays):
                 if array.dtype.kind not in 'biuf':
                     raise ValueError('the array for %s has dtype %s, not numbers' % (name, array.dtype))
@@ -98,10 +97,7 @@ def in_order(path: str, arrays: dict[str, Any], names: list[str]) -> list[Any]:
 
 def open_npy(path: str, stack: contextlib.ExitStack) -> dict[str, np.ndarray]:
     """Map the array of an .npy file into memory."""
-    with open(path, 'rb') as file:
-        shape, fortran_order, dtype = read_header(file)
-        check_size(os.path.getsize(path) - file.tell(), shape, dtype)
-        return {'array': mapped(path, file.tell(), shape, fortran_order, dtype)}
+    return {'array': mapped(path, 0, os.path.getsize(path))}
 
 
 def open_npz(path: str, stack: contextlib.ExitStack) -> dict[str, Any]:
@@ -114,26 +110,24 @@ def open_npz(path: str, stack: contextlib.ExitStack) -> dict[str, Any]:
 def member_of(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, stack: contextlib.ExitStack) -> Any:
     """Open one array of an .npz file: memory-mapped, if it is not compressed."""
     stream = stack.enter_context(archive.open(info))
-    shape, fortran_order, dtype = read_header(stream)
-    check_size(info.file_size - stream.tell(), shape, dtype)
     if info.compress_type == zipfile.ZIP_STORED:
-        offset = data_offset(path, info) + stream.tell()
         while stream.read(CHUNK):  # zipfile compares the checksum at the end
             pass
-        return mapped(path, offset, shape, fortran_order, dtype)
+        return mapped(path, data_offset(path, info), info.file_size)
+    shape, fortran_order, dtype = read_header(stream, info.file_size)
     if fortran_order:  # its rows are not contiguous in the file
-        with archive.open(info) as whole:
-            array = np.lib.format.read_array(whole, allow_pickle=False)
-            whole.read(1)  # at the end zipfile compares the checksum
-            return array
+        return Stream(stream, shape[::-1], dtype)[:].T
     return Stream(stream, shape, dtype)
 
 
-def mapped(path: str, offset: int, shape: tuple[int, ...], fortran_order: bool, dtype: np.dtype) -> np.ndarray:
-    """Map a part of a file into memory as an array."""
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    return np.memmap(path, dtype, 'r', offset, shape, order='F' if fortran_order else 'C')
+def mapped(path: str, offset: int, size: int) -> np.ndarray:
+    """Map an .npy file into memory as an array; the file is a part of another one, or all of that."""
+    with open(path, 'rb') as file:
+        file.seek(offset)
+        shape, fortran_order, dtype = read_header(file, size)
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.memmap(file, dtype, 'r', file.tell(), shape, order='F' if fortran_order else 'C')
 
 
 def check_size(size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -154,8 +148,17 @@ def n_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
     return math.prod(shape, start=dtype.itemsize)
 
 
-def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, Fortran order and dtype of an .npy file or member; leave the stream at its data."""
+def read_header(stream: IO[bytes], size: int | None = None) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return shape, Fortran order and dtype of an .npy file or member; leave the stream at its data.
+
+    Parameters
+    ----------
+    stream : file
+        At the first byte.
+    size : int, optional
+        Bytes of the whole file or member, to check them.
+    """
+    begin = stream.tell()
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran_order, dtype = read(stream)
@@ -163,6 +166,8 @@ def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
         raise ValueError('it contains Python objects, not numbers')
     if min(shape, default=0) < 0:
         raise ValueError('it has the shape %s' % (shape,))
+    if size is not None:
+        check_size(size - (stream.tell() - begin), shape, dtype)
     return shape, fortran_order, dtype
 
 
@@ -213,4 +218,4 @@ def open_h5(path: str, stack: contextlib.ExitStack) -> dict[str, Any]:
     return arrays
 
 
-OPENERS = {'.npy': open_npy, '.npz': open_npz, '.h5': open_h5, '.hdf5': open_h5}
+KINDS = {'.npy': open_npy, '.npz': open_npz, '.h5': open_h5, '.hdf5': open_h5}

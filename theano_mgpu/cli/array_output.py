@@ -19,7 +19,7 @@ from typing import Any, Iterator
 import numpy as np
 
 from ..errors import MgpuError
-from ..utils import files
+from ..utils import files, owned
 from .array_input import n_bytes, read_header
 from .output import note
 
@@ -59,35 +59,72 @@ class UnfinishedOutput:
         self.target = output_target(path)
         self.folder = self.target + UNFINISHED
         self._job = dict(job, format=FORMAT, outputs=names)
+        self._parts = [self._at('%d.npy' % number) for number in range(len(names))]
         self._files: list[Any] = []
         self._is_finished = False
 
     def __enter__(self) -> UnfinishedOutput:
-        self._own = UnfinishedFolder(self.folder, self.path)
-        try:
-            with writing(self.path, self.folder):
-                if self._is_of_another_job():
-                    self._own.begin(self._job)
-                self.rows = min(self.length, *[whole_rows(part, self.length) for part in self._parts()])
-        except BaseException:
-            self._own.close()
-            raise
+        with writing(self.path, self.folder), contextlib.ExitStack() as stack:
+            stack.callback(os.close, owned.locked(self.folder, self._opened, self._lock))
+            self._claim()
+            if self._is_of_another_job():
+                self._begin()
+            self.rows = min(self.length, *[whole_rows(part, self.length) for part in self._parts])
+            self._unlock = stack.pop_all().close
         return self
 
     def __exit__(self, *error: object) -> None:
         for file in self._files:
             file.close()
-        if self.rows == 0 and not self._is_finished:
-            self._own.remove()
-        self._own.close()
+        if self.rows == 0 or self._is_finished:
+            self._remove()
+        self._unlock()
 
-    def _parts(self):
-        return [self._own.at('%d.npy' % number) for number in range(len(self.names))]
+    def _at(self, name):
+        return os.path.join(self.folder, name)
+
+    def _opened(self, folder):
+        """Make the folder if there is none, and open it."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+        if os.path.islink(folder) or not os.path.isdir(folder):
+            self._refuse('is no folder, but a link or a file')
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+    def _lock(self, descriptor, operation):
+        try:
+            fcntl.flock(descriptor, operation)
+        except BlockingIOError as error:
+            raise MgpuError('another process is writing %s: wait for it, or end it' % self.path) from error
+
+    def _claim(self):
+        """Check that the folder is the package's own, and write the marker."""
+        names = sorted(os.listdir(self.folder))
+        foreign = [name for name in names if not self._is_own(name)]
+        if foreign:
+            self._refuse('has files in it that theano-mgpu did not write (%s)' % ', '.join(foreign[:5]))
+        marker = Path(self._at(MARKER))
+        # A machine that stopped may have cut the marker short.
+        if names and not (MARKER in names and TEXT.encode().startswith(marker.read_bytes())):
+            self._refuse('was not made by theano-mgpu (%s)' % ', '.join(names[:5]))
+        marker.write_text(TEXT)
+
+    def _is_own(self, name):
+        """Return whether a file has a name of the package's own, and no other one, and is no link and no folder."""
+        status = os.lstat(self._at(name))
+        return bool(NAMES.fullmatch(name)) and stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+
+    def _refuse(self, reason):
+        raise MgpuError('%s %s: rows of %s are kept there while they are computed. Move it, or choose another name for '
+                        'the output' % (self.folder, reason, self.path))
 
     def _is_of_another_job(self):
-        job = self._own.job()
-        if job is None:
-            if any(map(os.path.exists, self._parts())):
+        """Return whether the rows belong to another job, or it cannot be told to which one."""
+        job = None
+        with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
+            job = json.loads(Path(self._at(JOB)).read_text(encoding='utf-8'))
+        if not isinstance(job, dict):
+            if any(map(os.path.exists, self._parts)):
                 note('%s: the job of the rows in %s is not known, since its job.json is damaged: starting again'
                      % (self.path, self.folder))
             return True
@@ -96,10 +133,27 @@ class UnfinishedOutput:
             note('%s was begun with another %s: starting again' % (self.path, ' and '.join(changed)))
         return bool(changed)
 
+    def _begin(self):
+        """Remove all rows, and note the job that new ones belong to, as JSON can hold it."""
+        for name in os.listdir(self.folder):
+            if name != MARKER:
+                os.remove(self._at(name))
+        Path(self._at(JOB)).write_text(json.dumps(self._job, indent=1))
+
+    def _remove(self):
+        """Remove the folder, with all that the package has written in it."""
+        try:
+            for name in sorted(os.listdir(self.folder), key=MARKER.__eq__):  # the marker last
+                if self._is_own(name):
+                    os.remove(self._at(name))
+            os.rmdir(self.folder)
+        except OSError as error:
+            note('the folder %s stays: %s' % (self.folder, error.strerror))
+
     def append(self, outputs: list[np.ndarray]) -> None:
         """Write the next rows, one array of them for each array of the file."""
         if not self._files:
-            self._files = [self._open(part, output) for part, output in zip(self._parts(), outputs)]
+            self._files = [self._open(part, output) for part, output in zip(self._parts, outputs)]
         for file, output in zip(self._files, outputs):
             data: np.ndarray = np.ascontiguousarray(output).reshape(-1).view('uint8')
             while data.size:  # an unbuffered write may be partial
@@ -110,7 +164,9 @@ class UnfinishedOutput:
         """Open an array's file for appending after its finished rows; they must match the output in shape and dtype."""
         whole = (self.length,) + output.shape[1:]
         if self.rows == 0:
-            write_header(part, whole, output.dtype)
+            with open(part, 'wb') as file:
+                np.lib.format.write_array_header_1_0(file, {'shape': whole, 'fortran_order': False, 'descr':
+                                                            np.lib.format.dtype_to_descr(output.dtype)})
         shape, dtype, _ = layout(part)
         if (shape, dtype) != (whole, output.dtype):
             raise MgpuError('%s holds rows of shape %s and dtype %s, but the new rows %s and %s: remove it'
@@ -126,12 +182,12 @@ class UnfinishedOutput:
                 % (self.rows, self.length, self.folder))
 
     def finish(self) -> None:
-        """Move the complete file to its name, and remove the folder."""
-        parts = dict(zip(self.names, self._parts()))
+        """Move the complete file to its name; the folder is removed at the end."""
+        parts = dict(zip(self.names, self._parts))
         for part in parts.values():
             cut_after(part, self.rows)
         kind = os.path.splitext(self.path)[1].lower()
-        whole = self._own.at('whole' + kind)
+        whole = self._at('whole' + kind)
         if kind == '.npy':
             whole, = parts.values()
         elif kind == '.npz':
@@ -143,124 +199,10 @@ class UnfinishedOutput:
             with h5py.File(whole, 'w') as hdf5:
                 for name, part in parts.items():
                     hdf5.create_dataset(name, data=np.load(part, mmap_mode='r'))
-        with open(whole, 'rb') as file:
-            os.fsync(file.fileno())
+        files.flush_file(whole)
         os.replace(whole, self.target)
         files.flush_folder(os.path.dirname(self.target))
         self._is_finished = True
-        self._own.remove()
-
-
-class UnfinishedFolder:
-    """A folder of the package's own, locked for this process until `close`; made if it does not exist.
-
-    Parameters
-    ----------
-    path : str
-    output : str
-        The output file, for messages.
-
-    Raises
-    ------
-    MgpuError
-        If the folder cannot be made, is in use, or has anything in it that the package did not write.
-    """
-
-    def __init__(self, path: str, output: str) -> None:
-        self.path, self._output = path, output
-        with writing(output, path):
-            self._open()
-            try:
-                self._claim()
-            except BaseException:
-                self.close()
-                raise
-
-    def at(self, name: str) -> str:
-        """Return the path of a file."""
-        return os.path.join(self.path, name)
-
-    def job(self) -> dict[str, Any] | None:
-        """Return the job that the rows belong to; None if that cannot be told."""
-        try:
-            job = json.loads(self._content(JOB) or '')
-        except (ValueError, RecursionError):
-            return None
-        return job if isinstance(job, dict) else None
-
-    def begin(self, job: dict[str, Any]) -> None:
-        """Remove all rows, and note the job that new ones belong to, as JSON can hold it."""
-        for name in os.listdir(self.path):
-            if name != MARKER:
-                os.remove(self.at(name))
-        self._write(JOB + '.new', json.dumps(job, indent=1))
-        os.replace(self.at(JOB + '.new'), self.at(JOB))
-
-    def remove(self) -> None:
-        """Remove the folder, with all that the package has written in it."""
-        for name in sorted(os.listdir(self.path), key=MARKER.__eq__):  # the marker last
-            if self._is_own(name):
-                os.remove(self.at(name))
-        try:
-            os.rmdir(self.path)
-        except OSError as error:
-            note('the folder %s stays: %s' % (self.path, error.strerror))
-
-    def close(self) -> None:
-        """Unlock the folder."""
-        os.close(self._lock)
-
-    def _open(self):
-        """Make the folder if there is none, and lock it."""
-        while True:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.path)
-            if os.path.islink(self.path) or not os.path.isdir(self.path):
-                self._refuse('is no folder, but a link or a file')
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(self._lock), os.lstat(self.path)):
-                    return
-            except BlockingIOError as error:
-                self.close()
-                raise MgpuError('another process is writing %s: wait for it, or end it' % self._output) from error
-            except FileNotFoundError:  # another process has just finished, and removed it
-                pass
-            self.close()
-
-    def _claim(self):
-        """Check that the folder is the package's own, and write the marker."""
-        names, marker = set(os.listdir(self.path)), self._content(MARKER)
-        foreign = sorted(name for name in names if not self._is_own(name))
-        if foreign:
-            self._refuse('has files in it that theano-mgpu did not write (%s)' % ', '.join(foreign[:5]))
-        if names and (marker is None or not TEXT.startswith(marker)):  # a machine that stopped may have cut it short
-            self._refuse('was not made by theano-mgpu (%s)' % ', '.join(sorted(names)[:5]))
-        if marker != TEXT:
-            self._write(MARKER, TEXT)
-
-    def _is_own(self, name):
-        """Return whether a file has a name of the package's own, and no other one, and is no link and no folder."""
-        status = os.lstat(self.at(name))
-        return bool(NAMES.fullmatch(name)) and stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-
-    def _content(self, name):
-        """Return the text of a file; None without it, or if it is no text."""
-        try:
-            return Path(self.path, name).read_text(encoding='utf-8')
-        except (FileNotFoundError, UnicodeDecodeError):
-            return None
-
-    def _write(self, name, text):
-        with open(self.at(name), 'w') as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _refuse(self, reason):
-        raise MgpuError('%s %s: rows of %s are kept there while they are computed. Move it, or choose another name for '
-                        'the output' % (self.path, reason, self._output))
 
 
 @contextlib.contextmanager
@@ -280,14 +222,6 @@ def output_target(path: str) -> str:
         with contextlib.suppress(FileNotFoundError):
             os.lstat(target + UNFINISHED)
     return target
-
-
-def write_header(path: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Write the header of an .npy file for the complete array."""
-    with open(path + '.new', 'wb') as file:
-        np.lib.format.write_array_header_1_0(file, {'shape': shape, 'fortran_order': False,
-                                                    'descr': np.lib.format.dtype_to_descr(dtype)})
-    os.replace(path + '.new', path)
 
 
 def layout(path: str) -> tuple[tuple[int, ...], np.dtype, int]:

@@ -10,6 +10,8 @@ import stat
 import tempfile
 from typing import Iterator
 
+from ..utils import owned
+
 # Without these, all jobs of a user share one folder for temporary files. Open MPI removes it with the last job in it,
 # even if the next one is about to use it, which then ends with an error (open-mpi/ompi#8510).
 TEMPORARY = ['OMPI_MCA_orte_%stmpdir_base' % where for where in ('', 'local_', 'remote_')]
@@ -69,28 +71,12 @@ def locked_folder(parent: str) -> Iterator[tuple[str, int]]:
 def remove_abandoned(parent: str) -> None:
     """Remove folders of killed jobs of this user, in which `LOCK` has the `MARK`, and nobody locks it."""
     for folder in glob.glob(os.path.join(glob.escape(parent), PREFIX + '*')):  # none without a /dev/shm
-        if is_abandoned(folder):
-            shutil.rmtree(folder, ignore_errors=True)  # another launch may be removing it as well
+        with contextlib.suppress(OSError):  # a live process has the lock, or it is no folder of this package
+            status = os.lstat(folder)
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                os.close(owned.locked(os.path.join(folder, LOCK), _opened))
+                shutil.rmtree(folder, ignore_errors=True)  # another launch may be removing it as well
 
 
-def is_abandoned(folder: str) -> bool:
-    """Return whether `locked_folder` made a folder for this user, and no process has its lock any more."""
-    try:
-        if not _is_own(os.lstat(folder), stat.S_ISDIR):
-            return False
-        lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:  # there is none, or it is not this user's
-        return False
-    try:
-        if not _is_own(os.fstat(lock), stat.S_ISREG):
-            return False
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.pread(lock, len(MARK), 0) == MARK
-    except OSError:  # a live process has the lock, or this file system has no locks
-        return False
-    finally:
-        os.close(lock)
-
-
-def _is_own(status, kind):
-    return kind(status.st_mode) and status.st_uid == os.geteuid()
+def _opened(path):
+    return owned.open_own(path, lambda content: content.startswith(MARK), flags=0)

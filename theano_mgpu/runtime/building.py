@@ -28,8 +28,7 @@ from .batches.batch_inputs import BatchInputs
 from .consensus import check_same_rounding, gather_machine, share_first_values
 from .memory import DryStep
 from .replicas.replicated import Replicated, replicated
-from .sampled_timings import SampledTimings
-from .timeline import PHASES, RANK_PHASES
+from .timeline import PHASES, RANK_PHASES, Timings
 
 Updates = Dict[SharedVariable, theano.Variable]
 
@@ -196,7 +195,7 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     number, program = ranks.functions.add(options.name), divided.program
     ranks.divided.consolidate()
     step_plan = plan_of(divided, options, gather_machine(ranks, divided.mesh, options))
-    timings = SampledTimings(RANK_PHASES if ranks.size > 1 else PHASES)
+    timings = Timings(RANK_PHASES if ranks.size > 1 else PHASES)
     deterministic = 'more' if step_plan.shares.logical_shards else theano.config.deterministic
     with change_flags(profile=theano.config.profile or bool(options.profile), deterministic=deterministic), \
             placed_on(None):

@@ -85,7 +85,7 @@ class DividedFunction:
     executable : Executable
     ranks : Communicator
         The processes that call it together.
-    timings : SampledTimings
+    timings : Timings
         Seconds that the calls spent in each phase, see `timeline.PHASES`.
     mesh : Mesh
         The contexts of each replica; of the first replica alone if the graph cannot be divided.

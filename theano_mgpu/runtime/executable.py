@@ -29,8 +29,8 @@ from .gathered_sums import GatheredSums
 from .launcher import Launcher, MemoryExplained, choose_executor
 from .replicas.replicated import Replicated, replicated
 from .replicas.transfers import DeviceBuffers
-from .sampled_timings import SampledTimings
 from .sums import SUMS, HostSums, OverRanks, TreeSums
+from .timeline import Timings
 
 
 class CompiledPart:
@@ -129,7 +129,7 @@ class Executable:
         The processes that run it together.
     executor : str
         See `choose_executor`.
-    timings : SampledTimings
+    timings : Timings
     mode : str or theano.Mode, optional
 
     Attributes
@@ -158,7 +158,7 @@ class Executable:
         The memory that the arguments of updates are sent to.
     """
 
-    def __init__(self, plan: StepPlan, communicator: Communicator, executor: str, timings: SampledTimings,
+    def __init__(self, plan: StepPlan, communicator: Communicator, executor: str, timings: Timings,
                  mode: Any = None):
         self.plan, self.communicator, self.timings = plan, communicator, timings
         program, machine, contexts = plan.program, plan.machine, plan.mesh.contexts

@@ -65,6 +65,11 @@ class Timings:
         """Add the time spent inside the ``with`` block to a phase."""
         return _Span(self.seconds, phase, HOST)
 
+    def move(self, seconds: float, phase: str, other: str) -> None:
+        """Count some seconds of a phase, which may still last, as seconds of another one."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) - seconds
+        self.seconds[other] = self.seconds.get(other, 0.0) + seconds
+
     def waits(self) -> bool:
         """Return whether phases wait for devices for the sake of the timings."""
         return self.exact or _recorder is not None

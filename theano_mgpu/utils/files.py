@@ -73,7 +73,7 @@ def whole_file(path: str, previous: str | None = None, flush: bool = True,
         try:
             yield unfinished
             if flush:
-                _flush(unfinished)
+                flush_file(unfinished)
             if previous is not None:
                 _keep(target, previous, is_own)
             os.replace(unfinished, target)
@@ -148,10 +148,8 @@ def _keep(path, previous, is_own):
     if is_own and os.path.lexists(previous) and not is_own(previous):
         return
     if not os.path.exists(path):
-        if os.path.exists(previous):
+        with contextlib.suppress(FileNotFoundError):
             os.remove(previous)  # its newer version was removed by the user
-        return
-    if os.path.exists(previous) and os.path.samefile(path, previous):
         return
     _remove_leftovers(previous)
     second = _unfinished(previous)
@@ -160,7 +158,7 @@ def _keep(path, previous, is_own):
             os.link(path, second)
         except OSError:  # a file system without hard links
             shutil.copyfile(path, _made(second))
-            _flush(second)
+            flush_file(second)
         os.replace(second, previous)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -169,26 +167,19 @@ def _keep(path, previous, is_own):
 
 def _remove_leftovers(path):
     """Remove temporary files of dead processes of this host."""
-    prefix, own = _unfinished(path, 'x')[:-len('x' + SUFFIX)], str(os.getpid())
+    prefix = _unfinished(path, 'x')[:-len('x' + SUFFIX)]
     for leftover in glob.glob(glob.escape(prefix) + '*' + SUFFIX):
         pid = leftover[len(prefix):-len(SUFFIX)]
-        if pid.isdecimal() and pid != own and not _is_alive(int(pid)):
-            with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                if stat.S_ISREG(os.lstat(leftover).st_mode):
-                    os.remove(leftover)
+        if pid.isdecimal():
+            with contextlib.suppress(OSError, OverflowError):  # a process of another user; a number that no process has
+                try:
+                    os.kill(int(pid), 0)
+                except ProcessLookupError:
+                    if stat.S_ISREG(os.lstat(leftover).st_mode):
+                        os.remove(leftover)
 
 
-def _is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # a process of another user; a number that no process has
-        return True
-    return True
-
-
-def _flush(path):
+def flush_file(path: str) -> None:
     """Wait until a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -200,4 +191,4 @@ def _flush(path):
 def flush_folder(folder: str) -> None:
     """Wait until the entries of a folder are on the disk, where the file system can tell."""
     with contextlib.suppress(OSError):  # some file systems cannot, and may show the old file after a power failure
-        _flush(folder or os.curdir)
+        flush_file(folder or os.curdir)

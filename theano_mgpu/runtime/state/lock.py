@@ -2,20 +2,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
+import functools
 import os
 import re
 import socket
-import stat
 import weakref
 
 from ...errors import MgpuError, warn
+from ...utils import owned
 from ...utils.files import check_folder, target_of
 
-CONTENT = re.compile(r'(process \d+ on host .*)?')  # it is empty until it is locked
-LONGEST = 1000  # bytes of it
-NO_LOCK = '%s is no lock of theano_mgpu: move it, or name another file for %s'
+CONTENT = re.compile(rb'(process \d+ on host .*)?')  # it is empty until it is locked
 CHECKPOINTS, LEDGER = 'the checkpoints', 'the ledger (mgpu.ledger, --ledger or ledger=)'  # uses of a file
 
 # By path and process id: a process may lock a file several times.
@@ -65,60 +63,32 @@ class FileLock:
 
     def __init__(self, path: str, use: str) -> None:
         name = path + '.lock'
-        while True:
-            file = _opened(name, use)
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                with file:
-                    _explain(path, use, file, error)
-                return
-            if _is_at(file, name):
-                break
-            file.close()  # its former owner has just removed it
-        file.truncate(0)
-        file.write('process %d on host %s' % (os.getpid(), socket.gethostname()))
-        file.flush()
+        try:
+            file = owned.locked(name, functools.partial(owned.open_own, is_own=CONTENT.fullmatch),
+                                functools.partial(_lock, path, use))
+        except FileExistsError as error:
+            raise MgpuError('%s is no lock of theano_mgpu: move it, or name another file for %s'
+                            % (name, use)) from error
         self.release = weakref.finalize(self, _release, file, name, os.getpid())
+        os.truncate(file, 0)
+        os.write(file, b'process %d on host %s' % (os.getpid(), socket.gethostname().encode()))
 
 
-def _explain(path, use, file, error):
-    """Raise an MgpuError if another process has locked a file; warn if the file cannot be locked."""
-    if error.errno not in (errno.EACCES, errno.EAGAIN):
-        warn('%s cannot be locked (%s): make sure that no other job writes it' % (path, error))
-        return
-    file.seek(0)
-    raise MgpuError('%s is in use by another job, %s: end that job, or name another file for %s'
-                    % (path, file.read() or 'which has just begun', use)) from error
-
-
-def _opened(name, use):
-    """Open a lock, which is made if there is none; raise an MgpuError for a file that the package did not make."""
+def _lock(path, use, file, operation):
+    """Lock a file; raise an MgpuError if another process has locked it; warn if the file cannot be locked."""
     try:
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+        fcntl.lockf(file, operation)
+    except (BlockingIOError, PermissionError) as error:  # either one where another process has it, says POSIX
+        owner = owned.content(file).decode(errors='replace') or 'which has just begun'
+        raise MgpuError('%s is in use by another job, %s: end that job, or name another file for %s'
+                        % (path, owner, use)) from error
     except OSError as error:
-        if os.path.islink(name) or os.path.isdir(name):
-            raise MgpuError(NO_LOCK % (name, use)) from error
-        raise
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink < 2 and \
-            CONTENT.fullmatch(os.pread(descriptor, LONGEST, 0).decode(errors='replace')):
-        return os.fdopen(descriptor, 'a+')
-    os.close(descriptor)
-    raise MgpuError(NO_LOCK % (name, use))
-
-
-def _is_at(file, name):
-    """Return whether an open file still has its name."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.lstat(name))
-    except OSError:  # it was removed, or its folder, or that may not be searched any more
-        return False
+        warn('%s cannot be locked (%s): make sure that no other job writes it' % (path, error))
 
 
 def _release(file, name, process):
     """Remove a lock, if it is there: its folder may have been removed, and made again."""
-    if os.getpid() == process and _is_at(file, name):  # a forked process has the object, but not the lock
+    if os.getpid() == process and owned.is_at(file, name):  # a forked process has the object, but not the lock
         with contextlib.suppress(OSError):  # in a folder that is read-only by now it stays: the next job takes it
             os.remove(name)
-    file.close()
+    os.close(file)
