@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+from support.devices import context_map
 
 from .test_versions import HERE, KINDS, QUICK, python, tolerance
 
@@ -36,7 +37,7 @@ def assert_same(ours, theirs, within=0):
 @pytest.mark.parametrize('version', VERSIONS)
 def test_models(version):
     """An ImportError said that the add-on is for Keras 2.3.1."""
-    check_models(version, ['of_weighted_classes', 'of_two_branches'])
+    check_models(version, ['of_weighted_classes'])
 
 
 @pytest.mark.slow
@@ -52,6 +53,7 @@ def test_images(version):
     check_models(version, ['of_images'], flags='floatX=float64')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version', VERSIONS)
 def test_files_and_places(version, tmp_path):
     python(version, SCRIPT, 'save', str(tmp_path / 'model.h5'))
@@ -93,3 +95,12 @@ def test_two_processes_with_samples_of_their_own(version, tmp_path):
     python(version, *LAUNCH, SCRIPT, 'shard', two, flags=QUICK + ',mgpu.data=sharded')
     for rank in range(2):
         assert_same('%s.%d.npz' % (two, rank), one + '.0.npz', tolerance(version))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('version', VERSIONS)
+def test_batches_that_are_sent_ahead(version):
+    """All batches but the first of each epoch are; a queue may not have the next one yet."""
+    done = python(version, SCRIPT, 'ahead', context_map('gpu', 2), flags='floatX=float32')
+    of_fit, of_generator = json.loads(done.stdout.splitlines()[-1])
+    assert of_fit == 8 and (of_generator > 0) == (version >= '2.2')

@@ -242,7 +242,7 @@ def check_keras(setup: Setup) -> Finding:
     if backend != 'theano':
         return Finding(WARN, '%s runs on %s, not on Theano' % (version, backend),
                        'export KERAS_BACKEND=theano, or "backend": "theano" in ~/.keras/keras.json')
-    lacking = '; "theano-mgpu run" and mgpu.enable() divide its models; theano_mgpu.keras has only Predictor for it'
+    lacking = '; "theano-mgpu run" and mgpu.enable() divide its models; theano_mgpu.keras is for Keras 1.0 and later'
     return Finding(OK, '%s, on Theano; %s%s' % (version, keras_names.TESTED, lacking * (not is_hooked)))
 
 
