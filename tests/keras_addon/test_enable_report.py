@@ -273,6 +273,7 @@ def test_models_of_multi_gpu_model_are_counted():
 def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts, monkeypatch,
                                                                   divided_without_measuring):
     contexts(kind, 2)
+    monkeypatch.setattr(theano.config.mgpu, 'shares', 'equal')  # shares by speed round otherwise each time
     found = []
     for rounds in (COUNTED, 0):
         monkeypatch.setattr('theano_mgpu.auto.trial.WARM_UP', 0 if rounds else 10 ** 6)
