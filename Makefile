@@ -2,11 +2,11 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test one cover test-slow test-cuda test-gpu test-keras test-theano test-nvrtc test-nccl test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
+.PHONY: help setup demo test one cover test-slow test-cuda test-gpu test-keras test-kerases test-keras-examples test-theano test-nvrtc test-nccl test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install their requirements: no other command has to run first.'
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-22s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-26s %s\n' "$$name" "$$text"; done
 
 setup: ## install missing packages: of Debian (as root or with sudo), then in .venv
 	@.ci/setup
@@ -37,6 +37,12 @@ test-cuda: setup ## the tests on a CUDA stand-in that runs on the CPU; DEVICES=4
 
 test-keras: setup ## Keras's own tests, plain and over contexts: FOLDER=/a/checkout/of/keras, tag 2.3.1; ARGS=--help
 	@$(PY) .ci/quickly $(PY) .ci/test-upstream keras $(FOLDER) $(ARGS)
+
+test-kerases: setup ## the own tests of several Kerases, 1.2.2 to 2.3.1, plain and divided (downloads them); ARGS=--help
+	@$(PY) .ci/quickly $(PY) .ci/test-kerases $(ARGS)
+
+test-keras-examples: setup ## the examples of several Kerases, plain and divided, with small data sets (downloads them); ARGS=--help
+	@$(PY) .ci/quickly $(PY) .ci/test-keras-examples $(ARGS)
 
 test-theano: setup ## Theano's own tests, plain and with every function divided; ARGS=--help
 	@$(PY) .ci/quickly $(PY) .ci/test-upstream theano $(ARGS)

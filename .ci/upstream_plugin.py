@@ -4,7 +4,8 @@ The plugin imports theano_mgpu first, enables it, writes the outcome of each tes
 nose that Theano's tests need. Environment variables:
 
 UPSTREAM_LIBRARY  keras, theano, gpuarray (for Theano's tests of gpuarray) or pygpu, which is run without theano_mgpu
-UPSTREAM_WAY      plain (the default), enable or always: the argument of mgpu.enable(always=...)
+UPSTREAM_WAY      plain (the default), enable, always (the argument of mgpu.enable(always=...)), or bare: without
+                  theano_mgpu, but with the names without which Theano and Keras cannot be imported
 UPSTREAM_REPORT   the file for the outcomes; each rank of a job adds its number to the name
 UPSTREAM_LEFT_OUT a file with the names of tests to leave out, one a line
 """
@@ -12,6 +13,7 @@ import inspect
 import json
 import os
 import random
+import runpy
 import sys
 import tempfile
 import types
@@ -23,11 +25,15 @@ if 'UPSTREAM_LEFT_OUT' in os.environ:
     with open(os.environ['UPSTREAM_LEFT_OUT']) as lines:
         LEFT_OUT.update(lines.read().splitlines())
 RANK = os.environ.get('OMPI_COMM_WORLD_RANK')
-if LIBRARY != 'pygpu':
+if WAY == 'bare':
+    path = os.path.join(os.path.dirname(__file__), os.pardir, 'theano_mgpu', 'compat', 'removed_names.py')
+    removed_names = runpy.run_path(path)
+    removed_names['restore_numpy_aliases']()
+    removed_names['restore_collections_abcs']()
+elif LIBRARY != 'pygpu':
     import theano_mgpu
-if LIBRARY == 'keras':
     from theano_mgpu.compat import keras_versions
-
+if LIBRARY == 'keras':
     import keras  # noqa: F401  before the path has a test folder of this name
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -59,7 +65,7 @@ def pytest_configure(config):
         os.makedirs('rank.%s' % RANK)
         os.chdir('rank.%s' % RANK)
         tempfile.tempdir = os.getcwd()
-    if WAY != 'plain':
+    if WAY in ('enable', 'always'):
         _reports.append(theano_mgpu.enable(always=WAY == 'always', tell=_tell))
         if LIBRARY == 'keras' and keras_versions.is_hooked():
             from theano_mgpu.keras import enable
