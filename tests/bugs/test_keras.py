@@ -156,3 +156,21 @@ def test_a_step_of_k_function_is_divided_whether_or_not_it_has_a_name(name, cpu2
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
     usage, = report.usages
     assert usage.samples == 44 and (usage.name == name or usage.name.startswith('test_keras.py:'))
+
+
+def test_weights_that_are_made_after_an_error_have_their_own_names():
+    """An error of an optimizer, or of `enable(strict=True)`, left Keras within the scope "training"."""
+    from keras.layers import Dense
+    from keras.models import Sequential
+    from keras.optimizers import SGD
+
+    class Failing(SGD):
+        def get_updates(self, loss, params):
+            raise ValueError('no step')
+    model = Sequential([Dense(2, input_shape=(3,))])
+    model.compile(Failing(), 'mse', mode=PYTHON)
+    with pytest.raises(ValueError, match='no step'):
+        model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
+    assert Dense(2, input_shape=(3,), name='last').name == 'last'
+    model = Sequential([Dense(2, input_shape=(3,), name='last')])
+    assert [weight.name for weight in model.weights] == ['last/kernel', 'last/bias']

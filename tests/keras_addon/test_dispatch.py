@@ -6,6 +6,7 @@ import os
 import theano_mgpu as mgpu
 from theano_mgpu.auto import chooser as module
 from theano_mgpu.auto.chooser import COUNTED, LONGEST, WARM_UP, LengthChooser
+from theano_mgpu.auto.model_function import ModelFunction
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.devices.context_map import HOST
 from theano_mgpu.errors import GraphError
@@ -64,6 +65,23 @@ def test_short_batches_that_the_contexts_compute_faster_are_divided(choosing):
 def test_plain_keras_is_not_compiled_for_batches_that_take_long(choosing):
     clock, chooser = choosing(divided=1.5 * LONGEST, whole=1e-6)
     assert set(clock.run(chooser, 32, 3 * CALLS)) == {'divided'}
+
+
+def test_one_device_is_timed_for_long_batches_too_where_it_is_one_of_the_contexts(choosing):
+    clock, _ = choosing(divided=2 * LONGEST, whole=1.5 * LONGEST)
+    chooser = LengthChooser(Alone(), clock.noted.append, times_long=True)
+    assert clock.run(chooser, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['whole'] * (CALLS + 3)
+    assert clock.noted == [64] and chooser.is_long(32) and chooser.is_long(5)  # the short last batch of an epoch
+    assert clock.run(chooser, 64, CALLS) == ['divided'] * CALLS and chooser.is_long(64)
+    chooser.divide(20)
+    assert clock.run(chooser, 16, 2) == ['divided'] * 2 and clock.run(chooser, 15, 1) == ['whole']
+
+
+def test_few_calls_do_where_they_take_very_long(choosing):
+    clock, _ = choosing(divided=5, whole=4)
+    chooser = LengthChooser(Alone(), clock.noted.append, times_long=True)
+    assert clock.run(chooser, 32, 2 * WARM_UP + 3) == ['divided'] * (WARM_UP + 1) + ['whole'] * (WARM_UP + 2)
+    assert clock.noted == [64]
 
 
 # --- Models --------------------------------------------------------------------------------------
@@ -162,6 +180,33 @@ def test_a_fit_with_a_checkpoint_continues_with_the_same_bits(contexts, tmp_path
     with pytest.raises(Killed):
         fitted(tmp_path / 'run.npz', killed_at=3)
     assert_same_bits(fitted(tmp_path / 'run.npz'), expected)
+
+
+@pytest.mark.opencl
+@pytest.mark.slow
+@pytest.mark.parametrize('fails', [False, True])
+def test_the_first_device_computes_long_batches_where_it_is_faster_alone(contexts, monkeypatch, fails):
+    """One device was faster than two, and a note said no more than that."""
+    expected = batches(compiled(dense, SGD(0.1, momentum=0.9), mode=None))
+    first, second = contexts('gpu', 2)
+    clock = Clock(divided=2 * LONGEST, whole=LONGEST)
+    clock.install(monkeypatch.setattr)
+    if fails:
+        def fail(function, inputs):
+            error = MemoryError('no room for the whole batch')
+            error.out_of_memory = True
+            raise error
+        monkeypatch.setattr(ModelFunction, 'on_first', fail)
+    with change_flags(**{'mgpu.shares': 'equal'}):
+        report = enable(strict=True)
+        model = compiled(dense, SGD(0.1, momentum=0.9), mode=None)
+        assert_equal(batches(model), expected, 1e-5)
+    usage, = report.usages
+    assert usage.contexts == [first, second] and not report.notes
+    assert usage.whole_below == ({} if fails else {'train': 16})
+    assert clock.calls[:CALLS + 1] == ['divided'] * CALLS + ['whole'] and clock.calls[-1] == (
+        'divided' if fails else 'whole')
+    assert len(model.train_function.function.contexts) == 2
 
 
 def batches(model):

@@ -18,7 +18,6 @@ from support import keras_zoo as zoo
 from support.keras_equivalence import QUICK
 from support.keras_zoo import dense, head, noise, one_hot, tokens
 
-pytestmark = pytest.mark.filterwarnings('ignore:.*one context is faster')
 X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')
 SEQUENCES = noise(43, 5, 4).astype('float32')
 MODE = {'cpu': QUICK, 'gpu': None}

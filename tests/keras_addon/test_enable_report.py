@@ -1,19 +1,12 @@
 """Models that `enable()` leaves alone, its notes, their effects in strict mode and under verify, and the report."""
 import warnings
-from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu.auto import model_report as report_module
-from theano_mgpu.auto.chooser import COUNTED, MARGIN, WARM_UP
 from theano_mgpu.auto.model_report import Report
 from theano_mgpu.auto.parallel_state import parallel_state_of
 from theano_mgpu.auto.report import SHOWN
-from theano_mgpu.auto.trial import Trial
-from theano_mgpu.comm.alone import Alone
-from theano_mgpu.devices.mesh import mesh_of
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
-from theano_mgpu.options import Options
-from theano_mgpu.runtime.divided_function import DividedFunction
 from theano_mgpu.runtime.verification.report import TOLERANCE
 
 import keras
@@ -24,7 +17,7 @@ from keras import backend as K
 from keras import layers as L
 from keras.models import Model, Sequential
 from support.interrupts import interrupted_at_each_line
-from support.keras_equivalence import COMPILED, QUICK, assert_equal, built, values
+from support.keras_equivalence import QUICK, assert_equal, built, values
 from support.keras_zoo import dense, head, noise, one_hot
 
 X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')
@@ -211,42 +204,6 @@ def test_strict():
         compiled(ordered()).fit(X, Y, verbose=0)
 
 
-@pytest.mark.needs_compiler
-@pytest.mark.slow
-def test_one_context_is_faster(monkeypatch, divided_without_measuring):
-    """So small a model pays for each context; the trial leaves nothing behind."""
-    original = DividedFunction.seconds_alone
-
-    def half_as_long(step, args):
-        original(step, args)
-        return step.seconds / 2
-    monkeypatch.setattr(DividedFunction, 'seconds_alone', half_as_long)  # as it is on an idle machine
-    report = enable()
-    text = 'trains on 2 contexts, but one context is faster: .* ms a call on one device, .* ms divided.*launch'
-    model = compiled(built(dense), mode=COMPILED)
-    with pytest.warns(mgpu.MgpuWarning, match=text) as caught:
-        model.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)
-    assert [w.filename for w in caught if w.category is mgpu.MgpuWarning] == [__file__]
-    disable()
-    plain = compiled(built(dense), mode=COMPILED)
-    plain.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0)
-    assert_equal(values(model.weights + model.optimizer.weights), values(plain.weights + plain.optimizer.weights), 1e-5)
-    assert report.notes == [] and len(str(caught[0].message)) < 200
-    enable(strict=True)
-    with pytest.raises(mgpu.GraphError, match='one context is faster'):
-        compiled(built(dense), mode=COMPILED).fit(X, Y, batch_size=5, epochs=2, verbose=0)
-
-
-def test_whoever_divides_always_is_not_told_what_is_faster(monkeypatch):
-    """A note advised to use one context, even under --always."""
-    monkeypatch.setattr(DividedFunction, 'seconds_alone', lambda step, args: step.seconds / 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error', mgpu.MgpuWarning)
-        report = enable(always=True)
-        compiled(dense()).fit(X, Y, batch_size=4, epochs=2, verbose=0)
-    assert report.usages[0].samples == {'train': 86} and not report.notes
-
-
 def test_one_reason_is_said_once_of_all_functions_of_a_model():
     """The same note came for train, test and predict, and again in the summary."""
     said = []
@@ -267,63 +224,6 @@ def test_models_of_multi_gpu_model_are_counted():
     usage, = [usage for usage in report.usages if usage.samples]
     assert usage.samples == {'train': 43, 'predict': 43} and usage.contexts == mgpu.contexts()
     assert '1 model on 2 contexts' in str(report)
-
-
-@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
-def test_the_trial_draws_nothing_and_leaves_the_next_batch_alone(kind, contexts, monkeypatch,
-                                                                  divided_without_measuring):
-    contexts(kind, 2)
-    monkeypatch.setattr(theano.config.mgpu, 'shares', 'equal')  # shares by speed round otherwise each time
-    found = []
-    for rounds in (COUNTED, 0):
-        monkeypatch.setattr('theano_mgpu.auto.trial.WARM_UP', 0 if rounds else 10 ** 6)
-        enable(tell=lambda text: None)
-        np.random.seed(3)
-        model = Sequential([L.Dense(5, input_shape=(6,)), L.Dropout(0.5), head()])
-        model.compile('adam', 'categorical_crossentropy', mode=QUICK if kind == 'cpu' else None)
-        model.fit(X, Y, batch_size=6, epochs=2, shuffle=False, verbose=0)
-        found.append(values(model.weights + model.optimizer.weights))
-    assert_equal(*found, 0)
-
-
-class Step:
-    """A training function, as far as the Trial needs it."""
-
-    def __init__(self, contexts, several):
-        self.contexts, self.mesh, self.seconds = contexts, mesh_of(contexts), several
-        self.inputs, self.ranks = SimpleNamespace(rows={}), Alone()
-        self.is_settled, self.options = True, Options()
-
-
-@pytest.mark.parametrize('one,rounds', [(0.2, COUNTED), (1.1, 2), (3.0, 1)])
-@pytest.mark.parametrize('ratio,faster', [(MARGIN - 0.01, False), (MARGIN + 0.01, True)])
-def test_the_verdict(ratio, faster, one, rounds):
-    """The verdict compares medians of the first batches, without the very first ones; of fewer if they take long."""
-    taken = iter([one] * rounds)
-    step = Step(mgpu.contexts(), one * ratio)
-    step.seconds_alone = lambda args: next(taken)
-    trial = Trial(step)
-    found = [trial.after([X, Y]) for _ in range(WARM_UP + rounds)]
-    assert found[:-1] == [None] * (WARM_UP + rounds - 1)
-    text = '%.3g ms a call on one device, %.3g ms divided' % (one * 1e3, one * ratio * 1e3)
-    assert text in found[-1][0] and not found[-1][1] if faster else found[-1] is None
-    assert not trial.is_open and not list(taken)
-
-
-def test_a_batch_that_one_context_cannot_take():
-    """A model that is too large for one device trains on, and a note says so."""
-    def fail(args):
-        raise MemoryError('no room')
-    step = Step(mgpu.contexts(), 1.0)
-    step.seconds_alone = fail
-    trial = Trial(step)
-    *before, (text, is_noted), after = [trial.after([X, Y]) for _ in range(WARM_UP + 2)]
-    assert before == [None] * WARM_UP and after is None
-    assert not trial.is_open and is_noted and text.endswith('failed on a whole batch: no room')
-
-
-def test_no_trial_on_one_context():
-    assert not Trial(Step(mgpu.contexts()[:1], 1.0)).is_open
 
 
 # --- Verification reports -------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from support.keras_equivalence import QUICK, RAGGED, assert_equal, floatx, train
 from support.keras_zoo import head, noise, one_hot
 from support.optimizer_zoo import OPTIMIZERS, Steps, states_of
 
-pytestmark = pytest.mark.filterwarnings('ignore:.*one context is faster')
 DATA = [[noise(sum(RAGGED), 6)], [one_hot(sum(RAGGED))]]
 
 

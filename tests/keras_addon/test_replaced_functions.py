@@ -12,7 +12,7 @@ from support.keras_equivalence import floatx
 from support.modes import PYTHON
 from support.replaced_functions import CASES
 
-pytestmark = pytest.mark.filterwarnings('ignore:.*one context is faster', 'ignore:.*several cores')
+pytestmark = pytest.mark.filterwarnings('ignore:.*several cores')
 SCRIPT = os.path.abspath(replaced_functions.__file__)
 
 

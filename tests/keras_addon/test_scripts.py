@@ -15,7 +15,7 @@ FOLDER = os.path.join(TESTS, 'keras_scripts')
 SCRIPTS = sorted(name[:-len('.py')] for name in os.listdir(FOLDER) if name.endswith('.py'))
 QUICK = ('mnist_mlp',)
 
-pytestmark = [pytest.mark.needs_compiler, pytest.mark.filterwarnings('ignore:.*one context is faster')]
+pytestmark = pytest.mark.needs_compiler
 each_script = pytest.mark.parametrize('name', [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
                                                for name in SCRIPTS])
 

@@ -19,7 +19,7 @@ from support.keras_zoo import head, noise, one_hot
 from support.modes import PYTHON
 from support.optimizer_zoo import OPTIMIZERS, Steps, states_of
 
-pytestmark = pytest.mark.filterwarnings('ignore:.*one context is faster', 'ignore:.*several cores')
+pytestmark = pytest.mark.filterwarnings('ignore:.*several cores')
 X, Y = noise(24, 2, 4), one_hot(24)
 FIT = {'batch_size': 8, 'epochs': 2, 'shuffle': True, 'verbose': 0}
 

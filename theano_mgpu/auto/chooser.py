@@ -15,8 +15,7 @@ COUNTED = 5        # calls that count, in each way
 SHORTEST = 0.5e-3  # seconds; a call that takes less on one device stays there: a step over contexts costs about as much
 LONGEST = 10e-3    # seconds; a call that takes more over contexts stays there, and no function for one device is made
 GROWN = 4          # times the seconds of a call on one device, after which the choice is made anew
-MARGIN = 1.1       # one device is said to be faster if several take longer by this factor; less is noise
-PATIENCE = 2.0     # seconds on one device, after which fewer calls than COUNTED do for a trial
+PATIENCE = 2.0     # seconds of long calls in one way, after which fewer than COUNTED do
 
 
 class Way(enum.Enum):
@@ -31,13 +30,10 @@ class State(enum.Enum):
 
     TIMES_ONE = 'computes it on one device, and times it'
     TIMES_SEVERAL = 'computes it over the contexts, and times it'
-    TIMES_BOTH = 'computes it over the contexts and on one device, and times both'
     ONE = 'computes it on one device'
     SEVERAL = 'computes it over the contexts'
     RESTS = 'computes it on one device, and times ever fewer calls, which may have grown'
 
-
-OVER_CONTEXTS = State.TIMES_SEVERAL, State.TIMES_BOTH, State.SEVERAL
 
 
 class Chooser:
@@ -52,6 +48,8 @@ class Chooser:
     together : bool
         Whether every rank makes every timed call, so that they compare its time at once. Else they compare the times of
         all calls when these are judged.
+    times_long : bool
+        Whether calls that take longer than `LONGEST` over the contexts are timed on one device, too.
 
     Attributes
     ----------
@@ -60,17 +58,22 @@ class Chooser:
         The seconds of a call, once they are known: the same number on every rank.
     """
 
-    def __init__(self, state: State, ranks: Communicator, together: bool = False) -> None:
-        self.state = state
+    def __init__(self, state: State, ranks: Communicator, together: bool = False, times_long: bool = False) -> None:
+        self.state, self._times_long = state, times_long
         self.seconds: dict[Way, float] = {}
         self._ranks, self._together = ranks, together
-        self._timings: dict[Way, Timing] = {}
+        self._timing: Timing | None = None
         self._calls = self._next = 0
 
     @property
     def way(self) -> Way:
         """The Way to compute the next call."""
-        return Way.SEVERAL if self.state in OVER_CONTEXTS else Way.ONE
+        return Way.SEVERAL if self.state in (State.TIMES_SEVERAL, State.SEVERAL) else Way.ONE
+
+    @property
+    def is_long(self) -> bool:
+        """Return whether a call is known to take longer than `LONGEST` over the contexts."""
+        return self.seconds.get(Way.SEVERAL, 0) > LONGEST
 
     def run(self, compute: Callable[[Way], tuple[Any, bool]]) -> Any:
         """Compute a call, and time it if the choice is open.
@@ -88,7 +91,7 @@ class Chooser:
         state, began = self.state, time.perf_counter()
         results, counts = compute(self.way)
         if counts and state is self.state and self._is_timed():
-            self.add({self.way: time.perf_counter() - began})
+            self._add(time.perf_counter() - began)
         return results
 
     def _is_timed(self):
@@ -98,14 +101,14 @@ class Chooser:
             return self._calls >= self._next
         return self.state not in (State.ONE, State.SEVERAL)
 
-    def add(self, seconds: Mapping[Way, float]) -> None:
+    def _add(self, seconds):
         """Add the seconds of a call, and go on to the state that the calls so far lead to."""
-        for way, each in seconds.items():
-            self._timing(way).add(each)
-        state = self._next_state([self._timing(way) for way in seconds])
+        if self._timing is None:
+            self._timing = Timing(self._ranks, self._together, PATIENCE if self._times_long else math.inf)
+        self._timing.add(seconds)
+        state = self._next_state(self._timing)
         if state is not None:
-            self._timings.clear()
-            self.state = state
+            self._timing, self.state = None, state
 
     def settle(self, way: Way) -> None:
         """Compute all calls in one way from now on."""
@@ -123,26 +126,18 @@ class Chooser:
             return 'a call takes %.2g ms, too short to divide' % one
         return '%.3g ms a call on one device, %.3g ms divided' % (one, self.seconds[Way.SEVERAL] * 1e3)
 
-    def _timing(self, way):
-        if way not in self._timings:
-            # A trial begins once the steps over the contexts are warm.
-            is_trial = self.state is State.TIMES_BOTH
-            self._timings[way] = Timing(self._ranks, self._together, 0 if is_trial else WARM_UP,
-                                        PATIENCE if is_trial and way is Way.ONE else math.inf)
-        return self._timings[way]
-
-    def _next_state(self, timings):
+    def _next_state(self, timing):
         """Return the State that the calls so far lead to; None while more are needed."""
         other = self.seconds.get(Way.ONE if self.way is Way.SEVERAL else Way.SEVERAL)
-        if other is not None and timings[0].is_slower_than(other):
-            self.seconds[self.way] = timings[0].fastest()
-            return state_after(self.seconds)
-        if not any(timing.is_complete() for timing in timings):
+        if other is not None and timing.is_slower_than(other):
+            self.seconds[self.way] = timing.fastest()
+            return state_after(self.seconds, self._times_long)
+        if not timing.is_complete():
             return None
         before = self.seconds.get(Way.ONE)
-        self.seconds.update((way, timing.seconds()) for way, timing in self._timings.items())
+        self.seconds[self.way] = timing.seconds()
         if self.state is not State.RESTS:
-            return state_after(self.seconds, MARGIN if self.state is State.TIMES_BOTH else 1)
+            return state_after(self.seconds, self._times_long)
         if self.seconds[Way.ONE] > max(SHORTEST, GROWN * before):
             return State.TIMES_SEVERAL
         self.seconds[Way.ONE] = before
@@ -150,15 +145,15 @@ class Chooser:
         return State.RESTS
 
 
-def state_after(seconds: Mapping[Way, float], margin: float = 1) -> State:
+def state_after(seconds: Mapping[Way, float], times_long: bool = False) -> State:
     """Return the State after calls were timed in one way or in both.
 
     Parameters
     ----------
     seconds : dict of Way to float
         The seconds of a call.
-    margin : float
-        One device is faster if several take longer by this factor.
+    times_long : bool
+        See `Chooser`.
 
     Examples
     --------
@@ -168,8 +163,8 @@ def state_after(seconds: Mapping[Way, float], margin: float = 1) -> State:
     if Way.SEVERAL not in seconds:
         return State.ONE if seconds[Way.ONE] < SHORTEST else State.TIMES_SEVERAL
     if Way.ONE not in seconds:
-        return State.SEVERAL if seconds[Way.SEVERAL] > LONGEST else State.TIMES_ONE
-    return State.ONE if seconds[Way.SEVERAL] > margin * seconds[Way.ONE] else State.SEVERAL
+        return State.SEVERAL if seconds[Way.SEVERAL] > LONGEST and not times_long else State.TIMES_ONE
+    return State.ONE if seconds[Way.SEVERAL] > seconds[Way.ONE] else State.SEVERAL
 
 
 class Timing:
@@ -180,14 +175,12 @@ class Timing:
     ranks : Communicator
     together : bool
         Whether the ranks compare the time of each call at once, see `Chooser`.
-    warm_up : int
-        Calls before those that count.
     patience : float
         Seconds of all calls that count, after which fewer than `COUNTED` do.
     """
 
-    def __init__(self, ranks: Communicator, together: bool, warm_up: int, patience: float) -> None:
-        self._ranks, self._together, self._warm_up, self._patience = ranks, together, warm_up, patience
+    def __init__(self, ranks: Communicator, together: bool, patience: float) -> None:
+        self._ranks, self._together, self._patience = ranks, together, patience
         self._own: list[float] = []
         self._agreed: list[float] = []
 
@@ -199,7 +192,7 @@ class Timing:
 
     def is_slower_than(self, seconds: float) -> bool:
         """Return whether the warm-up is over, and all its calls but the first one, which compiles, took longer."""
-        return len(self._own) + len(self._agreed) == self._warm_up and self.fastest() > seconds
+        return len(self._own) + len(self._agreed) == WARM_UP and self.fastest() > seconds
 
     def fastest(self) -> float:
         """Return the seconds of the fastest call, without the first one."""
@@ -207,12 +200,12 @@ class Timing:
 
     def is_complete(self) -> bool:
         """Return whether enough calls were made."""
-        times = (self._agreed + self._own)[self._warm_up:]
-        return len(times) == COUNTED or sum(times) >= self._patience
+        times = (self._agreed + self._own)[WARM_UP:]
+        return len(times) == COUNTED or bool(times) and sum(times) >= self._patience
 
     def seconds(self) -> float:
         """Return the median of the calls that count."""
-        return statistics.median(self._agree()[self._warm_up:])
+        return statistics.median(self._agree()[WARM_UP:])
 
     def _agree(self):
         """Return the seconds of all calls, as all ranks know them; ranks compare those that are new."""
@@ -235,17 +228,31 @@ class LengthChooser:
         The processes that compute the same batches.
     note_short : callable
         ``note_short(samples)`` is called when it is known that batches of fewer samples are faster on one device.
+    times_long : bool
+        See `Chooser`.
     """
 
-    def __init__(self, ranks: Communicator, note_short: Callable[[int], object]) -> None:
-        self._ranks, self._note_short = ranks, note_short
+    def __init__(self, ranks: Communicator, note_short: Callable[[int], object], times_long: bool = False) -> None:
+        self._ranks, self._note_short, self._times_long = ranks, note_short, times_long
         self._choosers: dict[int, Chooser] = {}
         self._one, self._several = Chooser(State.ONE, ranks), Chooser(State.SEVERAL, ranks)
         self._one_below, self._several_from = 0, math.inf
+        self._are_below_long = False  # the batches that made `_one_below` known
 
     def is_open(self, samples: int) -> bool:
         """Return whether the faster way is not known yet for a number of samples."""
         return self._one_below <= samples < self._several_from
+
+    def is_long(self, samples: int) -> bool:
+        """Return whether batches of a number of samples are known to be long, as for a Chooser."""
+        if samples < self._one_below:
+            return self._are_below_long
+        return samples.bit_length() in self._choosers and self._choosers[samples.bit_length()].is_long
+
+    def divide(self, samples: int) -> None:
+        """Choose several contexts for batches of a number of samples, and for longer ones."""
+        self._several_from = 1 << (samples.bit_length() - 1)
+        self._one_below = min(self._one_below, self._several_from)
 
     def run(self, samples: int, compute: Callable[[Way], tuple[Any, bool]]) -> Any:
         """Compute a batch of a number of samples; see `Chooser.run`."""
@@ -254,10 +261,11 @@ class LengthChooser:
         if samples >= self._several_from:
             return self._several.run(compute)
         digits = samples.bit_length()
-        chooser = self._choosers.setdefault(digits, Chooser(State.TIMES_SEVERAL, self._ranks, together=True))
+        chooser = self._choosers.setdefault(digits, Chooser(State.TIMES_SEVERAL, self._ranks, together=True,
+                                                               times_long=self._times_long))
         results = chooser.run(compute)
         if chooser.state is State.ONE:
-            self._one_below = 1 << digits
+            self._one_below, self._are_below_long = 1 << digits, chooser.is_long
             self._note_short(self._one_below)
         elif chooser.state is State.SEVERAL:
             self._several_from = 1 << (digits - 1)

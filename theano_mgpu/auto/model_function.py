@@ -21,7 +21,7 @@ from ..training import TrainingFunction
 from .fallback import FAILED, by_plain, is_for_plain
 from .steps import Choice, length_of
 
-ONE = 'one replica'  # the key of the program that divides no batch
+ONE, FIRST = 'one replica', 'first context'  # keys of programs that divide no batch
 
 
 class Hint(NamedTuple):
@@ -218,11 +218,11 @@ class ModelFunction:
 
     @builds_graphs
     def _make(self, key):
-        arguments, hint, is_one = self._arguments, self._hint, key == ONE
+        arguments, hint, is_one = self._arguments, self._hint, key in (ONE, FIRST)
         options = dict(contexts=self._first() if is_one else self._state.contexts, mode=arguments['mode'],
                        givens=arguments['givens'], name='%s_function' % self.kind, allow_input_downcast=True,
                        batch_of_rank_0=True, samples=dict.fromkeys(hint.samples, 0), length=None if is_one else key,
-                       must_divide=not is_one and key != self._usual)
+                       must_divide=not is_one and key != self._usual, micro_batches=1 if key == FIRST else None)
         inputs, outputs, updates = arguments['params'], self._outputs, self.updates
         if hint.kind == 'train':
             return TrainingFunction(inputs, outputs[0], hint.params, updates, outputs[1:], **options)
@@ -282,12 +282,20 @@ class ModelFunction:
         return is_for_plain(error) and not (is_ours or is_empty or self._state.strict or self.step.sharded)
 
     def _over_contexts(self, inputs):
-        length = length_of(inputs)
-        step = self._program_for(length)
+        step = self._program_for(length_of(inputs))
+        computed = self._by(step, inputs)
+        self._has_divided = self._has_divided or self._divides(step, length_of(inputs))
+        return computed
+
+    def on_first(self, inputs: list[Any]) -> Computed:
+        """Compute a batch on the first context alone; raise a ReplicaError if it has too little memory."""
+        self.forget_prepared()
+        return self._by(self._program(FIRST), inputs)
+
+    def _by(self, step, inputs):
         ahead = self.kind == 'train' and step.executable.on_devices and self._hint.following(self, inputs)
         with step.look_ahead.asking(ahead or None):
             outputs = step(*inputs)
-        self._has_divided = self._has_divided or self._divides(step, length)
         return Computed(self._reported(outputs, step.samples), step.samples, step.contexts, step)
 
     def _reported(self, outputs, samples):

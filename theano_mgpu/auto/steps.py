@@ -1,5 +1,4 @@
-"""The steps of the functions of Keras models: a count for the summary, and the choice between one device and several.
-"""
+"""The steps of the functions of Keras models: a count for the summary, and the choice of one device or several."""
 from __future__ import annotations
 
 from time import perf_counter
@@ -11,7 +10,6 @@ from ..devices.context_map import HOST, Context
 from ..runtime.steps import Computed
 from .chooser import LengthChooser, Way
 from .model_report import Usage
-from .trial import Trial
 
 
 def count(usage: Usage, kind: str, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
@@ -23,7 +21,9 @@ def count(usage: Usage, kind: str, inputs: list[Any], proceed: Callable[..., Com
 
 
 class Choice:
-    """A step that leaves some batches to plain Keras, by the time that batches of their length take.
+    """A step that computes some batches on one device, by the time that batches of their length take.
+
+    Where they are short, this is plain Keras; else it is the first of the contexts, whose device is like the others.
 
     Ranks have to choose alike. So they compare their inputs while calls are timed, and once the inputs have differed.
 
@@ -31,7 +31,7 @@ class Choice:
     ----------
     chooser : LengthChooser
     function : ModelFunction
-        Its `plain` computes the other batches.
+        Its `plain` and its `on_first` compute the other batches.
     contexts : list of Context
         The contexts of the model. Plain Keras computes on the host.
     """
@@ -51,32 +51,15 @@ class Choice:
             if way is Way.SEVERAL:
                 computed = proceed(inputs)
                 return computed, computed.step is None or computed.step.is_settled
-            return Computed(self._function.plain(inputs), samples, self._host), True
+            if not self._chooser.is_long(samples):
+                return Computed(self._function.plain(inputs), samples, self._host), True
+            try:
+                return self._function.on_first(inputs), True
+            except Exception as error:
+                if getattr(error, 'out_of_memory', False):  # several contexts have more memory
+                    self._chooser.divide(samples)
+                return proceed(inputs), False
         return self._chooser.run(samples, compute)
-
-
-class Advice:
-    """A step that tells the user where one context would be faster than several.
-
-    Parameters
-    ----------
-    tell : callable
-        ``tell(text, noted)``: a sentence without the name of the model, and whether it belongs into the summary.
-    """
-
-    def __init__(self, tell: Callable[[str, bool], None]) -> None:
-        self._tell = tell
-        self._trial: Trial | None = None
-
-    def __call__(self, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
-        computed = proceed(inputs)
-        if computed.step is not None:
-            if self._trial is None or self._trial.step is not computed.step:
-                self._trial = Trial(computed.step)
-            advice = self._trial.after(inputs)
-            if advice is not None:
-                self._tell(*advice)
-        return computed
 
 
 def on_devices(contexts: Sequence[Context]) -> bool:

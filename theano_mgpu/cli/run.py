@@ -6,11 +6,10 @@ theano.function that takes a batch, where the result is exact and it is faster. 
 input, its exit code and its tracebacks are the same as under python.
 
 The summary (on stderr, at exit) lists each model and each function: where it ran, for how many samples, and why.
-The first calls of a function are measured, on one device and on the contexts; then it uses the faster of the two.
-So do models whose batches take less than 10 ms. On contexts of the CPU, models are not divided: use launch.
+The first calls of a function or model are measured, on one device and on the contexts; then it uses the faster of
+the two, a model for each length of its batches. On contexts of the CPU, models are not divided: use launch.
 With --always all are divided from the first call; with mgpu.shares=equal, each run then rounds alike. A note names
-each model or function that cannot be divided, and why, and each model for which one context is faster. With --strict
-these are errors.
+each model or function that cannot be divided, and why. With --strict this is an error.
 Functions whose calls take less than half a millisecond stay on one device. With --verify the first batch of each
 model, and of each function that is divided, is computed on one device and on the contexts, and a table shows the
 difference; the results stay the same. For functions, --strict and --verify are best used with --always.

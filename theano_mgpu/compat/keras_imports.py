@@ -1,6 +1,7 @@
 """Keras 2.3.1's choice of a backend when it is imported, and its data sets of texts."""
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -22,6 +23,22 @@ def default_keras_backend() -> None:
             chosen = json.load(file).get('backend', chosen)
     if chosen == 'tensorflow' and importlib.util.find_spec('tensorflow') is None:
         os.environ['KERAS_BACKEND'] = 'theano'
+
+
+def close_name_scopes(theano_backend: Any) -> None:
+    """Close a name scope also where its block ends with an error.
+
+    Without this, weights that are made after an error of an optimizer are named "training/Adam/dense_2/kernel".
+    """
+    if hasattr(theano_backend, 'NAME_SCOPE_STACK'):
+        @contextlib.contextmanager
+        def name_scope(name):
+            theano_backend.NAME_SCOPE_STACK.append(name)
+            try:
+                yield
+            finally:
+                theano_backend.NAME_SCOPE_STACK.pop()
+        theano_backend.name_scope = name_scope
 
 
 def keep_ragged_arrays(dataset: Any) -> None:

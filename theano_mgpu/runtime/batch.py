@@ -266,7 +266,7 @@ class Splitter:
                                   'a device had too little memory for fewer'))
         return changed
 
-    def split(self, values: Values, lengths: Sequence[int], alone: bool = False) -> Batch:
+    def split(self, values: Values, lengths: Sequence[int]) -> Batch:
         """Split a batch.
 
         Parameters
@@ -275,8 +275,6 @@ class Splitter:
             The inputs of this process.
         lengths : list of int
             Samples that each rank was given: of its own, or the whole batch.
-        alone : bool
-            Whether the first replica is to have all of it.
         """
         shares, machine, given = self.shares, self.shares.machine, self.key(lengths)
         total, before, own, slices = lengths[0], 0, lengths[0], self.slices.get(given)
@@ -284,12 +282,12 @@ class Splitter:
             total, before, own = sum(lengths), sum(lengths[:machine.rank]), lengths[machine.rank]
         else:
             lengths = self.lengths(total)
-        rounds = [[(0, (0, own))]] if alone else self.rounds(own, slices)
+        rounds = self.rounds(own, slices)
         tree = Tree(machine.rank, self.shards_of_ranks(given), self.shards_of_replicas(given)) \
             if shares.is_divided and shares.logical_shards else None
         # Slices for lack of memory. A device would keep all slices of a batch whose samples meet in several stages.
         waits_on_host = slices is not None and len(rounds) > 1
-        alone = alone or not shares.is_divided or tree is None and \
+        alone = not shares.is_divided or tree is None and \
             machine.size == machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
         common = {variable: value for variable, value in values.items() if variable not in self.with_samples}
         if self._total is not None:

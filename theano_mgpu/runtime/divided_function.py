@@ -296,7 +296,7 @@ class DividedFunction:
                     self.inputs.length(values, states)
 
     def split(self, values: Any, states: Mapping[SharedVariable, np.ndarray] = {},
-              lengths: Sequence[int] | None = None, alone: bool = False) -> Batch:
+              lengths: Sequence[int] | None = None) -> Batch:
         """Return the batch of the arguments of a call.
 
         Parameters
@@ -307,15 +307,13 @@ class DividedFunction:
             The values of states with a row a sample.
         lengths : list of int, optional
             Samples that each rank was given; by default, all of them in `values`.
-        alone : bool
-            Whether the first replica is to have all of it.
         """
         lengths = [self.inputs.length(values)] if lengths is None else lengths
         if self.sharded:
             values = self._example.replacing(values, lengths)
         rows = {self.inputs.rows[variable]: value for variable, value in states.items()}
         sliced = self.inputs.slices.taken(values)
-        return self.built.splitter.split({**dict(zip(self.arguments.inputs, values)), **sliced, **rows}, lengths, alone)
+        return self.built.splitter.split({**dict(zip(self.arguments.inputs, values)), **sliced, **rows}, lengths)
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
         """Split and send a batch while the devices compute the one before; return its values and the Batch."""
@@ -386,13 +384,3 @@ class DividedFunction:
         ``print(step.verify(x[:31], y[:31]))``
         """
         return checks.verified(self, args, kwargs, tolerance)
-
-    def seconds_alone(self, args: Sequence[Any]) -> float:
-        """Return the seconds that the first context alone takes for a batch; nothing is changed.
-
-        Parameters
-        ----------
-        args : list of ndarray
-            Of a call.
-        """
-        return checks.seconds_alone(self, args)

@@ -13,7 +13,7 @@ from ...auto.chooser import LengthChooser
 from ...auto.enabled import Enabled
 from ...auto.model_report import Report, Usage
 from ...auto.parallel_state import ParallelState, of_user, parallel_state_of, set_parallel_state
-from ...auto.steps import Advice, Choice, on_devices
+from ...auto.steps import Choice, on_devices
 from ...comm.choice import choose_ranks
 from ...compat import keras_models, keras_versions
 from ...devices.context_map import Context
@@ -39,8 +39,9 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
     """Run every Keras model that is compiled from now on over several contexts.
 
     Its train, test and predict functions then divide each batch, as in a model of `multi_gpu_model`. The rest of the
-    model is Keras's own, so that a script needs no change. Batches that plain Keras computes faster are left to it:
-    short ones, which is measured with the first batches, and all of them where one process has contexts on the CPU.
+    model is Keras's own, so that a script needs no change. Batches that one device computes faster are left to it,
+    which is measured with the first batches of each length: short ones to plain Keras, longer ones to the first context.
+    Where one process has contexts on the CPU, all are left to plain Keras.
     Models that are not compiled predict over contexts, too. Models that were compiled before stay as they are.
     ``theano-mgpu run`` enables it for a whole script.
 
@@ -50,8 +51,7 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
         How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
     strict : bool
         Raise a GraphError where there is else one warning: for a model that cannot give exactly the results of one
-        device, that cannot run over contexts, or for which one context is faster; and at once for flags with which
-        results differ from one device.
+        device, or that cannot run over contexts; and at once for flags with which results differ from one device.
     verify : bool
         On the first batch of each model, compare one step on one device with one on the contexts (see `verify`), and
         print the verification report to stderr. For a model that predicts first, the outputs are compared.
@@ -227,10 +227,10 @@ class EnabledState(ParallelState):
         steps = super().steps(kind)
         if self.enabled.verifies:
             steps.insert(0, functools.partial(self._verify, kind))
-        if kind == 'train' and function is not None and not self.enabled.always:
-            steps.insert(0, Advice(functools.partial(self.enabled.notify, self.name)))
-        if function is not None and self._may_leave_batches(choose_ranks(None)):
-            chooser = LengthChooser(choose_ranks(None), functools.partial(self.usage.whole_below.__setitem__, kind))
+        ranks = choose_ranks(None)
+        if function is not None and self._may_leave_batches(ranks):
+            chooser = LengthChooser(ranks, functools.partial(self.usage.whole_below.__setitem__, kind),
+                                    times_long=ranks.size == 1 and len(self.contexts) > 1)
             steps.append(Choice(chooser, function, self.contexts))
         return steps
 

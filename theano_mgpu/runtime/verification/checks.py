@@ -1,12 +1,10 @@
-"""Comparisons of a function over contexts with one device: of its results, and of its time."""
+"""Comparisons of a function over contexts with one device."""
 from __future__ import annotations
 
-import time
 from typing import Any, Mapping, Sequence
 
 from ...errors import MgpuError
 from ...graph.repeatable import unrepeatable_in
-from .. import run
 from .comparison import Verification
 from .report import VerificationReport
 
@@ -40,19 +38,3 @@ def is_divided_for(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         return not function.sharded and not unrepeatable_in(function.built.definition.whole)
     length = function.inputs.length(function.arguments.bind(args, kwargs))
     return len(sum(function.built.splitter.rounds(length), [])) > 1
-
-
-def seconds_alone(function: Any, args: Sequence[Any]) -> float:
-    """Return the seconds that the first context alone takes for a batch: copies, stages and updates."""
-    with function.lock:
-        function.executable.refresh()
-        began = time.perf_counter()
-        batch = function.split(function.arguments.bind(args, {}), alone=True)
-        ready = time.perf_counter()
-        result = run(function.executable, batch)
-        try:
-            done = time.perf_counter()
-            result.new_values.wait()
-            return ready - began + result.seconds + time.perf_counter() - done
-        finally:
-            result.new_values.roll_back()
