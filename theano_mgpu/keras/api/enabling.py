@@ -39,8 +39,8 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
     """Run every Keras model that is compiled from now on over several contexts.
 
     Its train, test and predict functions then divide each batch, as in a model of `multi_gpu_model`. The rest of the
-    model is Keras's own, so that a script needs no change. Batches that one device computes faster are left to it,
-    which is measured with the first batches of each length: short ones to plain Keras, longer ones to the first context.
+    model is Keras's own, so that a script needs no change. Batches that one device computes faster are left to it:
+    short ones to plain Keras, longer ones to the first context. The first batches of each length measure which.
     Where one process has contexts on the CPU, all are left to plain Keras.
     Models that are not compiled predict over contexts, too. Models that were compiled before stay as they are.
     ``theano-mgpu run`` enables it for a whole script.
