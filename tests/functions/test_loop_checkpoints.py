@@ -10,6 +10,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import killed_loop
+from support.launch import launch
 
 SCRIPT = os.path.abspath(killed_loop.__file__)
 FLAGS = 'floatX=float64,cxx=,optimizer=fast_compile,mgpu.shares=equal'
@@ -32,6 +33,16 @@ def test_a_killed_loop_goes_on_to_the_bit(kind, kills, tmp_path):
         started(tmp_path / 'killed', calls, kind, 3)
     found, expected = started(tmp_path / 'killed', 0, kind, 0), started(tmp_path / 'whole', 0, kind, 0)
     assert found == expected and expected.split()[1] == '36'
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.parametrize('kind', ['enable', 'training'])
+def test_two_processes_go_on_to_the_bit(kind, tmp_path):
+    def launched(folder, calls, expected):
+        return launch(2, tmp_path / folder, calls, kind, job=SCRIPT, flags=FLAGS, expected=expected).stdout
+    launched('killed', 5, 3)
+    assert launched('killed', 0, 0) == launched('whole', 0, 0)
 
 
 @pytest.fixture
