@@ -81,10 +81,9 @@ def test_bad_arguments_are_found_at_once(words, message, capsys):
 
 
 @pytest.mark.parametrize('words,message', [
-    (['bench', '--json', os.path.dirname(__file__)], 'is a folder: give the name of a file'),
+    (['bench', '--json', os.path.dirname(__file__)], 'it is a folder, not a file'),
     (['bench', '--model', 'mlp', '--batch-size', '999999999'], '--batch-size 999999999 with samples of shape'),
-    (['bench', '--link', '9' * 5000], "999...' is not a link"), (['launch', '-n', '2', '--hosts=-a,b', __file__],
-                                                                '--hosts -a,b: name each host once')])
+    (['launch', '-n', '2', '--hosts=-a,b', __file__], '--hosts -a,b: name each host once')])
 def test_bad_input_is_one_sentence_and_exit_code_2(words, message, capsys):
     assert main(words) == 2
     last = capsys.readouterr().err.splitlines()[-1]

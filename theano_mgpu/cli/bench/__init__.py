@@ -106,7 +106,10 @@ def check(args: argparse.Namespace) -> None:
         check_folder(args.json)
         if os.path.exists(args.json) and os.path.exists(args.model) and os.path.samefile(args.json, args.model):
             raise MgpuError('%s is the model itself: choose another name' % args.json)
-        check_writable(args.json)
+        try:
+            check_writable(args.json)
+        except OSError as error:
+            raise MgpuError('--json: %s' % error.strerror) from error
     if args.ranks and allocation() is None:
         check_mpi()
 
