@@ -9,7 +9,7 @@ import h5py
 import pytest
 from support import keras_equivalence  # noqa: F401  chooses Keras's backend first
 
-from .test_versions import QUICK, python
+from .test_versions import QUICK, each, python
 
 SCRIPT = str(Path(__file__).parent / 'predictions.py')
 VERSIONS = '1.2.2', '2.0.9', '2.1.6', '2.2.4', '2.3.1'
@@ -20,7 +20,7 @@ def result(version, *words, **options):
     return json.loads(python(version, SCRIPT, *words, **options).stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize('version', VERSIONS)
+@each(VERSIONS, quick=('1.2.2', '2.2.4'))
 def test_predictor(version):
     """An ImportError of the package said that Predictor is for Keras 2.3.1."""
     assert result(version, 'compare', 'of_normalised_rows', 'of_two_branches') == version
@@ -39,7 +39,7 @@ def test_predictor_of_images(version):
     assert result(version, 'compare', 'of_images', flags='floatX=float64') == version
 
 
-@pytest.mark.parametrize('version', VERSIONS)
+@each(VERSIONS, quick=('1.2.2', '2.1.6'))
 def test_command(version, tmp_path):
     """The command ended with an ImportError."""
     messages = result(version, 'write-and-read', str(tmp_path), 'of_normalised_rows', 'of_two_branches', flags=QUICK_32)

@@ -43,6 +43,12 @@ if keras.__version__ > '1':
 """
 
 
+def each(versions, quick):
+    """Return the mark of a test for each version: some of them are quick, the others are for `make test-slow`."""
+    return pytest.mark.parametrize('version', [version if version in quick else pytest.param(
+        version, marks=pytest.mark.slow) for version in versions])
+
+
 def python(version, *words, flags=QUICK, expected=0):
     """Return what a program prints with a Keras of one version."""
     folder = KERASES / version
@@ -68,7 +74,7 @@ def check_equal(version, kinds, **options):
     assert found['divided'] >= 3 * len(kinds), found  # train, test, predict
 
 
-@pytest.mark.parametrize('version', VERSIONS)
+@each(VERSIONS, quick=('0.3.3', '1.2.2'))
 def test_a_model_is_divided_as_on_one_device(version):
     """The import of Keras ended with an AttributeError or an ImportError of this package."""
     check_equal(version, ['of_weighted_classes'])
@@ -87,7 +93,7 @@ def test_images(version):
     check_equal(version, ['of_images'], flags='floatX=float64')
 
 
-@pytest.mark.parametrize('version', VERSIONS)
+@each(VERSIONS, quick=('0.3.3', '1.2.2', '2.2.4'))
 def test_files_come_back(version, tmp_path):
     python(version, '-c', SAVED, str(tmp_path / 'm.h5'))
 
