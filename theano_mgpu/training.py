@@ -23,6 +23,7 @@ from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import settings, training_state
 from .runtime.state.ledger import account_of, ledger_at
 from .runtime.state.lock import lock_file
+from .runtime.steps import Computed
 from .utils.mpi_environment import CHECKPOINT
 from .utils.progress import bar
 from .utils.rank_process import report
@@ -177,9 +178,13 @@ class TrainingFunction(DividedFunction):
         BatchError, NonFiniteError, ReplicaError, RankError
             Nothing is changed then, as after any other error.
         """
-        outputs = self.steps((args, kwargs)).outputs[:self._n_outputs]
+        outputs = self.steps((args, kwargs)).outputs
         self._note_completed()
         return outputs if len(outputs) > 1 else outputs[0]
+
+    def _call(self, arguments: Any) -> Computed:
+        computed = super()._call(arguments)
+        return computed._replace(outputs=computed.outputs[:self._n_outputs])
 
     def over(self, batches: Iterable[Any], ahead: bool | None = None, progress: bool | str = False) -> Iterator[Any]:
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.

@@ -7,7 +7,8 @@ import io
 import pickle
 
 import theano_mgpu as mgpu
-from theano_mgpu.keras import Checkpoint, disable, enable
+from theano_mgpu.auto.model_function import ModelFunction
+from theano_mgpu.keras import Checkpoint, disable, enable, multi_gpu_model
 
 import h5py
 import keras
@@ -228,3 +229,52 @@ def test_strict_leaves_no_function_behind():
     for _ in range(2):
         with pytest.raises(mgpu.GraphError, match='always=True'):
             model.train_on_batch(X, Y)
+
+
+def test_models_of_one_optimizer_keep_their_weights_over_contexts(cpu2):
+    """A second model got the weights of the first one, with which it shared an optimizer."""
+    optimizer = keras.optimizers.Adam(0.01)
+    first, second = compiled(optimizer=optimizer), compiled(optimizer=optimizer)
+    parallel = [multi_gpu_model(model) for model in (first, second)]
+    parallel[0].train_on_batch(X, Y)
+    before = second.get_weights()
+    parallel[1]._make_train_function()
+    for one, other in zip(second.get_weights(), before):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_checkpoint_is_refused_for_a_train_function_of_the_users_own(cpu2, tmp_path):
+    """A training by one, with a Checkpoint, was undone when the script ran again."""
+    model = multi_gpu_model(compiled())
+    model._make_train_function()
+    model.train_function = lambda inputs: [np.array(1.)]
+    with pytest.raises(mgpu.MgpuError, match='a train function of your own'):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Checkpoint(str(tmp_path / 'run.npz'))])
+
+
+def test_functions_of_plain_keras_can_be_copied_under_enable(cpu2):
+    """The copy ended with: 'function' object has no attribute 'copied'."""
+    mgpu.enable(tell=str)
+    enable(tell=str)
+    try:
+        model = compiled()
+        expected = model.predict_on_batch(X)
+        np.testing.assert_array_equal(model.predict_function.function.copy()(X)[0], expected)
+    finally:
+        disable()
+        mgpu.disable()
+
+
+def test_a_train_function_whose_making_was_interrupted_is_made_again(cpu2, monkeypatch):
+    """A Checkpoint said later that the model has a train function of the user's own."""
+    model, original = multi_gpu_model(compiled()), ModelFunction.compile
+
+    def interrupted(function):
+        monkeypatch.setattr(ModelFunction, 'compile', original)
+        raise KeyboardInterrupt
+    monkeypatch.setattr(ModelFunction, 'compile', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.train_on_batch(X, Y)
+    assert model.train_function is None
+    model.train_on_batch(X, Y)
+    assert len(model.train_function.function.contexts) == 2

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..comm.choice import choose_ranks
 from ..comm.rank_0 import on_rank_0
-from ..errors import warn
+from ..errors import MgpuError, warn
 from ..options import Options
+from ..runtime.divided_function import DividedFunction
 from ..runtime.replicas.replicated import replicated
 from ..runtime.state import settings, training_state
 from ..runtime.state.lock import lock_file
@@ -26,6 +27,8 @@ from .surrounded_function import account_of, divide_always, steps_of, updated_by
 
 FILE = 'checkpoint.npz'
 
+_made: dict[str, int] = {}  # Checkpoints of this process, by folder
+
 
 class Checkpoint:
     """A folder with the state of a loop over Theano functions, from which the same script continues.
@@ -39,7 +42,8 @@ class Checkpoint:
     ----------
     folder : str
         It is made if need be, and holds one file, ``checkpoint.npz``. An interrupted write leaves the old file intact;
-        the checkpoint before stays as ``checkpoint.npz.previous``, and is used if the file is damaged.
+        the checkpoint before stays as ``checkpoint.npz.previous``, and is used if the file is damaged. A second
+        Checkpoint of the same process with this folder has its own file, ``checkpoint-2.npz``, and so on.
     functions : list of callable
         The functions that the loop calls, of `theano.function`, `mgpu.function` or `mgpu.training_function`: those that
         train, and those whose results the loop depends on. The file has the variables that they update, the results of
@@ -63,20 +67,21 @@ class Checkpoint:
     Raises
     ------
     ValueError
-        If `every` is less than 1, or the file is of other functions, or damaged, and so is the one before it. In a
-        call, if the loop calls its functions in another order, or with other arguments, than the one that wrote the
-        file.
+        If `every` is less than 1, or an input of a function has an update. If the file is of other functions, or
+        damaged, and so is the one before it. In a call, if the loop calls its functions in another order, or with other
+        arguments, than the loop that wrote the file.
     MgpuError
-        If another job writes its checkpoints there.
+        If another job writes its checkpoints there, or each process has samples of its own.
     TypeError
         If one of the functions is none of Theano's or of this package's.
 
     Notes
     -----
     Variables that the loop itself sets, such as a learning rate, are set again by the loop. What it draws by
-    `numpy.random` and `random` is drawn again. A variable that the functions update has an old value while calls are
+    `numpy.random` and `random` is drawn again. A call that failed fails again, with an error of the same class if this
+    is one of Python's or of this package's. A variable that the functions update has an old value while calls are
     replayed: the first one that is read then is named by a warning. Functions that `enable` divides are divided from
-    the first call on, without timing.
+    the first call on, without timing. With several processes, all make the same calls.
 
     Examples
     --------
@@ -85,12 +90,8 @@ class Checkpoint:
     >>> step = theano.function([], count * 2, updates={count: count + 1}, mode='FAST_COMPILE')
     >>> folder = tempfile.mkdtemp()
     >>> checkpoint = Checkpoint(folder, [step], every=2)
-    >>> [float(step()) for _ in range(3)]
-    [0.0, 2.0, 4.0]
-    >>> count.set_value(0.0)  # as after a crash
-    >>> checkpoint = Checkpoint(folder, [step], every=2)
-    >>> [float(step()) for _ in range(2)], checkpoint.replaying, float(count.get_value())
-    ([0.0, 2.0], False, 2.0)
+    >>> [float(step()) for _ in range(3)], checkpoint.completed, os.path.exists(os.path.join(folder, 'checkpoint.npz'))
+    ([0.0, 2.0, 4.0], 3, True)
     """
 
     def __init__(self, folder: str, functions: Sequence[Callable[..., Any]], every: int = 100, allow_nan: bool = False,
@@ -98,8 +99,10 @@ class Checkpoint:
         if every < 1:
             raise ValueError('every=%r: give the number of calls between checkpoints, 1 or more' % (every,))
         self._every, self._allow_nan, self._functions = every, allow_nan, _listed(functions)
-        self._ranks, self._path = choose_ranks(None), os.path.join(folder, FILE)
+        self._ranks, before = choose_ranks(None), _made.get(os.path.abspath(folder), 0)
+        self._path = os.path.join(folder, FILE if not before else 'checkpoint-%d.npz' % (before + 1))
         steps = list(map(steps_of, self._functions))
+        _check(self._functions, self._ranks.size)
         updated = list(map(updated_by, self._functions))
         self._updates = [bool(variables) for variables in updated]
         self._variables = [replicated(variable) for variable in dict.fromkeys(sum(updated, []))]
@@ -113,14 +116,15 @@ class Checkpoint:
         for number, (function, each) in enumerate(zip(self._functions, steps)):
             divide_always(function)
             each.set([functools.partial(self._call, number), *[step for step in each.before if not _is_ours(step)]])
+        _made[os.path.abspath(folder)] = before + 1
         report(CHECKPOINT)
 
     @property
     def replaying(self) -> bool:
         return self._saved is not None
 
-    def save(self) -> None:
-        """Write a checkpoint now. Every rank has to make the call."""
+    def _save(self):
+        """Write a checkpoint at the end of a call, since random numbers are drawn again from here on."""
         extra = {**self._calls.to_arrays(), 'checksums': np.array(self._checksums, 'int64')}
         for name, states in (('begin', self._begin), ('now', random_states())):
             extra.update(('%s/%s' % (name, key), value) for key, value in states.items())
@@ -162,15 +166,17 @@ class Checkpoint:
             self._checksums[0] = crc
         self._checksums[1] = zlib.crc32(b'%d' % crc, self._checksums[1])
         if self.replaying:
-            computed = self._replayed(number)
-            self.completed += self._updates[number]
-            return computed
-        computed = proceed(call)
+            return self._replayed(number)
+        try:
+            computed = proceed(call)
+        except Exception as error:
+            self._calls.add_failure(number, error)
+            raise
         self._calls.add(number, computed.outputs)
         if self._updates[number]:
             self.completed += 1
             if self.completed % self._every == 0:
-                self.save()
+                self._save()
         return computed
 
     def _replayed(self, number):
@@ -180,8 +186,12 @@ class Checkpoint:
                              'from it; to train from the beginning, remove the folder, or pass resume=False' % (
                                  self._path, 'called another function' if expected != number else
                                  'called its function with other arguments'))
+        is_error = isinstance(outputs, Exception)
+        self.completed += self._updates[number] and not is_error
         if self._calls.is_replayed:
             self._continue()
+        if is_error:
+            raise outputs
         return Computed(outputs)
 
     def _continue(self):
@@ -206,6 +216,18 @@ class Checkpoint:
                 each.on_read = None
             warn('%s is read while finished calls are replayed (%s): it has an old value until the replay is over. '
                  'Skip what reads it while checkpoint.replaying is True' % (variable, self._path))
+
+
+def _check(functions, n_ranks):
+    """Raise an error for functions whose state or calls a Checkpoint cannot hold."""
+    if Options().is_sharded(n_ranks) or any(getattr(function, 'sharded', False) for function in functions):
+        raise MgpuError('Checkpoint needs the whole data in every process: with mgpu.data=sharded, processes may have '
+                        'finished different numbers of calls')
+    for function in functions:
+        for spec in [] if isinstance(function, DividedFunction) else function.maker.inputs:
+            if not spec.shared and spec.update is not None:
+                raise ValueError('the input %s of a function has an update, which a Checkpoint does not hold: use a '
+                                 'shared variable for it' % spec.variable)
 
 
 def _listed(functions: Any) -> list[Any]:

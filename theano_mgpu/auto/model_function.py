@@ -353,3 +353,24 @@ class ModelFunction:
             if self.account is not None:
                 self.account.note()
         return self._with_values((self._sums / self._samples).tolist(), of_graph=True) if self._samples else None
+
+
+class InItsPlace:
+    """A callable in place of a `theano.function`, none of whose batches is divided: it calls a ModelFunction.
+
+    Parameters
+    ----------
+    function : ModelFunction
+    """
+
+    def __init__(self, function: ModelFunction) -> None:
+        self._function = function
+
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        return self._function(*args)
+
+    def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
+        """Leave a copy of the function to plain Theano."""
+
+    def divide_always(self) -> None:
+        """Leave all batches as they are."""

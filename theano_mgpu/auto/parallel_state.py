@@ -40,8 +40,8 @@ class ParallelState:
 
     Attributes
     ----------
-    continued : bool
-        Whether the optimizer has a state to continue with.
+    continued : list of SharedVariable or None
+        The states of the optimizer with which the next train function continues.
     usage : Usage or None
         Counts the batches of functions that are made for the model.
     functions : dict of str to ModelFunction
@@ -52,7 +52,7 @@ class ParallelState:
     def __init__(self, name: str, contexts: list[Context], tell: Callable[[str, str], None] = warn_of,
                  strict: bool = False) -> None:
         self.name, self.contexts, self.strict, self._tell = name, contexts, strict, tell
-        self.continued = False
+        self.continued: list[Any] | None = None
         self.usage: Any = None
         self.functions: dict[str, Any] = {}
         self._refusals: set[str] = set()  # reasons that the user knows
@@ -86,10 +86,10 @@ class ParallelState:
                     % ('one context' if len(contexts) == 1 else 'one replica', describe(contexts), len(several),
                        FAILED % in_one_line(error)))
 
-    def make_functions_again(self, continued: bool) -> None:
-        """Forget the functions; the next ones continue with the state of the optimizer, if it has one."""
+    def make_functions_again(self, states: list[Any] | None) -> None:
+        """Forget the functions; the next train function continues with states of the optimizer, if there are any."""
         self.functions.clear()
-        self.continued = self.continued or continued
+        self.continued = states or self.continued
 
     def compare(self) -> None:
         """Compare the results that each process has computed by itself, before all compute a batch together."""

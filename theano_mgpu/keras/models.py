@@ -9,7 +9,7 @@ import theano
 from keras import backend as K
 from keras.models import Model
 
-from ..auto.model_function import Hint, ModelFunction
+from ..auto.model_function import Hint, InItsPlace, ModelFunction
 from ..auto.parallel_state import parallel_state_of
 from ..auto.rank_0_function import draw_on_rank_0
 from ..compat import keras_loops, keras_versions, theano_functions
@@ -36,10 +36,15 @@ def function_maker(kind: str) -> Callable[..., Any]:
             if state.usage is not None:
                 state.usage.is_used = True
             with theano_functions.replaced_functions(functools.partial(_replaced, self, kind, made)), \
-                    continued(self, kind == 'train' and state.continued):
+                    continued(self, state.continued if kind == 'train' else None):
                 original(self)
+            state.continued = None if kind == 'train' else state.continued
             if made:
-                made[0].compile()
+                try:
+                    made[0].compile()
+                except BaseException:  # Ctrl-C, too: as in plain Keras, there is no function then
+                    setattr(self, name, None)
+                    raise
                 state.functions[kind] = made[0]
         return make
     return wrap
@@ -55,12 +60,12 @@ def _replaced(model, kind, made, arguments, compile):
     if made or not set(keras_versions.feed_inputs(model)).issubset(inputs):  # one that an optimizer asks for
         return compile()
     function = ModelFunction(parallel_state_of(model), hint_of(model, kind, inputs), arguments,
-                             functools.partial(_plain, compile, kind + '_function'))
+                             functools.lru_cache(None)(functools.partial(_plain, compile, kind + '_function')))
     made.append(function)
     if not function.is_whole:
         return function
     plain = compile()
-    plain.mgpu_divided = lambda args, kwargs: function(*args)
+    plain.mgpu_divided = InItsPlace(function)
     return plain
 
 
@@ -84,23 +89,30 @@ def following(function: ModelFunction, inputs: list[Any]) -> Callable[[], Any] |
 
 
 @contextlib.contextmanager
-def continued(model: Model, is_continued: bool) -> Iterator[None]:
-    """Let the optimizer of a model continue with its state, if it `is_continued`, though Keras asks it once more.
+def continued(model: Model, before: list[Any] | None) -> Iterator[None]:
+    """Let the optimizer of a model continue with its state `before`, if there is one, though Keras asks it once more.
 
-    It makes new variables each time that it is asked: its `weights`, and the variables of its `updates`.
+    It makes new variables each time that it is asked.
     """
-    before = _states(model.optimizer) if is_continued else []
     yield
-    after = _states(model.optimizer) if is_continued else []
-    if len(before) == len(after) and all(old.type == new.type and old.get_value().shape == new.get_value().shape
-                                         for old, new in zip(before, after)):
+    after = states_of(model) if before else []
+    if before and len(before) == len(after) and all(
+            old.type == new.type and old.get_value().shape == new.get_value().shape for old, new in zip(before, after)):
         for old, new in zip(before, after):
             new.set_value(old.get_value())
 
 
-def _states(optimizer):
-    """Return the state variables that an optimizer names, in the two lists that Keras's optimizers have."""
-    return list(optimizer.weights) + [pair[0] for pair in optimizer.updates if isinstance(pair, tuple)]
+def states_of(model: Model) -> list[Any]:
+    """Return the state variables of the optimizer of a model, in the optimizer's order; none without a train function.
+
+    They are in two lists that Keras's optimizers have: its `weights`, and the variables of its `updates`.
+    """
+    inner = keras_versions.inner(model)
+    if getattr(inner, 'train_function', None) is None:
+        return []
+    optimizer = inner.optimizer
+    named = list(optimizer.weights) + [pair[0] for pair in optimizer.updates if isinstance(pair, tuple)]
+    return [variable for variable in named if variable not in model.weights]
 
 
 def batch_inputs(model: Model, targets: bool = True) -> list[theano.Variable]:

@@ -217,6 +217,8 @@ class Executable:
                 variable.divided()
             if variable.lent:
                 variable.note_edits()
+            if variable.on_read is not None:
+                variable.on_read(variable.variable)
         for compiled in self.parts.values():
             compiled.refresh()
 

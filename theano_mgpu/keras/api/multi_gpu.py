@@ -10,7 +10,7 @@ from ...auto.parallel_state import ParallelState, parallel_state_of, set_paralle
 from ...compat import keras_versions
 from ...devices.context_map import Context
 from ..hooks.methods import switch_methods_once
-from ..models import check_compile
+from ..models import check_compile, states_of
 from .arguments import check_built, chosen_contexts
 
 
@@ -66,7 +66,7 @@ def multi_gpu_model(model: Model, gpus: Any = None, cpu_merge: bool = True,
     parallel = cls(model, chosen_contexts(gpus))
     if keras_versions.is_compiled(model):
         compile_like(parallel, model)
-        parallel_state_of(parallel).make_functions_again(continued=True)
+        parallel_state_of(parallel).make_functions_again(states_of(model))
     return parallel
 
 

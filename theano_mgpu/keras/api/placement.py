@@ -14,7 +14,7 @@ from ...compat import keras_versions
 from ...graph.placement.tags import place_of
 from ...placement import place as place_variable
 from ...placement import place_name
-from ..models import KINDS, first_of_each
+from ..models import KINDS, first_of_each, states_of
 from .arguments import check_built
 
 
@@ -151,9 +151,8 @@ def _make_functions_again(layers):
     """
     for model in models_over_contexts():  # plain Keras runs on one device, wherever layers are placed
         if not set(layers).isdisjoint(layer for _, layer in _with_inner(model, '')):
-            inner = keras_versions.inner(model)
+            inner, states = keras_versions.inner(model), states_of(model)
             for name in ('%s_function' % kind for kind in KINDS):
                 if getattr(inner, name, None) is not None:
                     setattr(inner, name, None)
-            parallel_state_of(model).make_functions_again(
-                bool(keras_versions.is_compiled(model) and model.optimizer.weights))
+            parallel_state_of(model).make_functions_again(states)

@@ -131,10 +131,7 @@ class Checkpoint(Callback):
         state = parallel_state_of(self.model)
         functions = state.functions if state else {}
         if 'train' not in functions:
-            raise MgpuError('Checkpoint is for a model that runs over contexts, even if over one: one of '
-                            'multi_gpu_model, or any after enable(), as in theano-mgpu run. %s is left to plain Keras, '
-                            'or has a train function of your own, %r'
-                            % (self.model.name, getattr(self.model, 'train_function', None)))
+            raise self._not_ours()
         self._functions = [functions[kind] for kind in ('train', 'test') if kind in functions]
         ranks = self._step.ranks
         if self._step.sharded:
@@ -153,6 +150,12 @@ class Checkpoint(Callback):
             function.begin_fit(functools.partial(self.replay_or_compute, function),
                                account if function is self._functions[0] else None)
         report(CHECKPOINT)
+
+    def _not_ours(self):
+        return MgpuError('Checkpoint is for a model that runs over contexts, even if over one: one of '
+                         'multi_gpu_model, or any after enable(), as in theano-mgpu run. %s is left to plain Keras, '
+                         'or has a train function of your own, %r'
+                         % (self.model.name, getattr(self.model, 'train_function', None)))
 
     def replay_or_compute(self, function: Any, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
         """Return the Computed of a call of the train or test function: replay it, or go on to the next step.
@@ -182,6 +185,8 @@ class Checkpoint(Callback):
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         done, saved = self._done, self._saved
+        if self._in_batch:  # the batch did not come by `replay_or_compute`
+            raise self._not_ours()
         if not self.replaying:
             if done.n_batches % self.every == 0:
                 self._save()

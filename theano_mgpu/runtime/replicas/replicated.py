@@ -76,7 +76,7 @@ class Replicated:
     divided : callable or None
         A function that sends the latest value to every process, while one process alone has it; see `divide`.
     on_read : callable or None
-        ``on_read(variable)`` is called before each read of the variable.
+        ``on_read(variable)`` is called before each read of the variable, by a step, too.
     step_locks : list of weak references to threading.RLock
         Held during the steps of functions over the variable, and while it is set, so that a new value counts from the
         next step on, for every replica.

@@ -13,7 +13,9 @@ def random_states() -> dict[str, np.ndarray]:
     """Return the states of NumPy's and Python's random generators, as arrays."""
     generator = np.random.RandomState()
     generator.set_state(np.random.get_state())
-    return {'numpy': to_array(generator), 'python': np.array(random.getstate()[1], 'uint64')}
+    _, words, gauss = random.getstate()
+    return {'numpy': to_array(generator), 'python': np.array(words, 'uint64'),
+            'gauss': np.array(np.nan if gauss is None else gauss)}
 
 
 def set_random_states(states: Mapping[str, np.ndarray]) -> None:
@@ -26,5 +28,7 @@ def set_random_states(states: Mapping[str, np.ndarray]) -> None:
 def generators(states: Mapping[str, np.ndarray]) -> tuple[tuple, random.Random]:
     """Return the state of NumPy's generator, and one of Python with the state that `random_states` returned."""
     for_python = random.Random()
-    for_python.setstate((for_python.getstate()[0], tuple(map(int, states['python'])), None))
+    gauss = float(states.get('gauss', np.nan))  # the second of two numbers; files of earlier versions lack it
+    for_python.setstate((for_python.getstate()[0], tuple(map(int, states['python'])),
+                         None if np.isnan(gauss) else gauss))
     return from_array(states['numpy']).get_state(), for_python

@@ -1,11 +1,13 @@
 """The calls of some functions, with their results, for a file."""
 from __future__ import annotations
 
+import builtins
 import json
 from typing import Any, Mapping
 
 import numpy as np
 
+from ... import errors
 from .state_file import parsing
 
 
@@ -22,6 +24,7 @@ class RecordedCalls:
         self._order: list[int] = []
         self._forms: list[Any] = [None] * n_functions  # what a call returns: ONE, the keys of a dict, or their number
         self._columns: list[list[Column]] = [[] for _ in range(n_functions)]
+        self._errors: list[list[Any]] = []  # the number of the function, the class and the text
         self._next, self._counts = 0, [0] * n_functions
 
     def __len__(self) -> int:
@@ -36,9 +39,19 @@ class RecordedCalls:
             column.add(value)
         self._order.append(number)
 
+    def add_failure(self, number: int, error: Exception) -> None:
+        """Add a call of a function, which has raised an error."""
+        self._order.append(-1 - len(self._errors))
+        self._errors.append([number, type(error).__name__, str(error)])
+
     def next(self) -> tuple[int, Any]:
-        """Return the number of the function that was called next, and the results."""
+        """Return the number of the function that was called next, and the results, or the error that it raised."""
         number = self._order[self._next]
+        if number < 0:
+            self._next += 1
+            number, name, text = self._errors[-1 - number]
+            cls = getattr(builtins, name, None) or getattr(errors, name, None)
+            return number, cls(text) if cls else RuntimeError('%s: %s' % (name, text))
         values = [column[self._counts[number]] for column in self._columns[number]]
         self._next += 1
         self._counts[number] += 1
@@ -51,12 +64,13 @@ class RecordedCalls:
         return self._next == len(self._order)
 
     def count(self, number: int) -> int:
-        """Return the calls of a function."""
+        """Return how often a function has returned."""
         return self._order.count(number)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the calls as arrays, by name."""
-        arrays = {'calls': np.array(self._order, 'int32'), 'forms': np.array(json.dumps(self._forms))}
+        arrays = {'calls': np.array(self._order, 'int32'), 'forms': np.array(json.dumps(self._forms)),
+                  'errors': np.array(json.dumps(self._errors))}
         for number, columns in enumerate(self._columns):
             for i, column in enumerate(columns):
                 arrays['flat/%d/%d' % (number, i)], arrays['shapes/%d/%d' % (number, i)] = column.to_arrays()
@@ -69,6 +83,7 @@ class RecordedCalls:
             forms = json.loads(str(arrays['forms']))
             calls = cls(len(forms))
             calls._order, calls._forms = arrays['calls'].tolist(), forms
+            calls._errors = json.loads(str(arrays['errors']))
             calls._columns = [[Column(arrays['flat/%d/%d' % (number, i)], arrays['shapes/%d/%d' % (number, i)])
                                for i in range(_length(form))] for number, form in enumerate(forms)]
         return calls
