@@ -7,7 +7,7 @@ import sys
 from theano_mgpu.comm.failures import packed, unpacked
 
 import pytest
-from support.launch import INTERPRETED
+from support.launch import INTERPRETED, environment
 
 CASES = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', 'support', 'error_cases.py'))
 OVER_CONTEXTS = '-m', 'theano_mgpu', 'run', '--quiet', '--contexts', 'a->cpu;b->cpu', '--always'
@@ -22,7 +22,7 @@ def plain(tmp_path_factory):
 def lines(path, *command, rank=0):
     if not os.path.exists('%s.%d' % (path, rank)):
         subprocess.run([sys.executable, *command, CASES, path], check=True, timeout=600,
-                       env=dict(os.environ, THEANO_FLAGS=INTERPRETED))
+                       env=environment(INTERPRETED))
     with open('%s.%d' % (path, rank)) as file:
         return file.read().split('\n')
 

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.launch import INTERPRETED
+from support.launch import INTERPRETED, environment
 
 pytestmark = pytest.mark.mpi
 CASES = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', 'support', 'feeding_cases.py'))
@@ -15,7 +15,7 @@ CASES = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', 'support',
 def results(path, which, *command):
     """Return the findings of each rank, a list of dicts; without a command one process finds them."""
     subprocess.run([sys.executable, *command, CASES, path, which], check=True, timeout=600,
-                   env=dict(os.environ, THEANO_FLAGS=INTERPRETED))
+                   env=environment(INTERPRETED))
     found = []
     for rank in range(2 if command else 1):
         with open('%s.%d' % (path, rank)) as file:

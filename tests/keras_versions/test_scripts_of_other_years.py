@@ -8,6 +8,7 @@ from theano_mgpu.compat import keras_names
 
 import keras
 import pytest
+from support.launch import environment
 
 from . import names as names_of_packages
 from .test_versions import KERASES, QUICK
@@ -74,7 +75,7 @@ def end_of(version, tmp_path, end, *command):
     script = tmp_path / 'train.py'
     script.write_text(start.replace('ACCURACY', accuracy) + end.replace('FIT', 'verbose=0, ' + fit))
     done = subprocess.run([sys.executable, *command, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          universal_newlines=True, env=dict(os.environ, KERAS_BACKEND='theano', THEANO_FLAGS=QUICK,
+                          universal_newlines=True, env=dict(environment(QUICK), KERAS_BACKEND='theano',
                           PYTHONPATH=os.pathsep.join([str(folder)] * (version != '2.3.1'))))
     return done.stderr
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.launch import environment
 
 HERE = Path(__file__).parent
 KERASES = Path(sys.prefix) / 'kerases'  # `.ci/setup` installs them there
@@ -55,9 +56,9 @@ def python(version, *words, flags=QUICK, expected=0):
     if not folder.exists() and version != '2.3.1':  # that one is beside Theano
         pytest.skip('Keras %s is not in %s: make setup' % (version, KERASES))
     flags = flags.replace('float64', 'float32' if version in SINGLE else 'float64')
-    environment = dict(os.environ, KERAS_BACKEND='theano', THEANO_FLAGS=flags,
-                       PYTHONPATH=os.pathsep.join([str(folder), os.environ.get('PYTHONPATH', '')]))
-    done = subprocess.run([sys.executable, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    variables = dict(environment(flags), KERAS_BACKEND='theano',
+                     PYTHONPATH=os.pathsep.join([str(folder), os.environ.get('PYTHONPATH', '')]))
+    done = subprocess.run([sys.executable, *words], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           universal_newlines=True)
     assert done.returncode == expected, done.stderr[-3000:]
     return done
