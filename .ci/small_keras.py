@@ -17,7 +17,7 @@ import tarfile
 
 import theano
 
-# Keras takes its precision from a file when it is imported; Keras before 2.2 looks for it in the home folder.
+# Keras reads the precision from a file when it is imported. Keras before 2.2 looks for the file in the home folder.
 home = os.environ['HOME']
 os.environ.update(HOME=os.getcwd(), KERAS_HOME=os.path.abspath('.keras'))
 os.makedirs('.keras')
