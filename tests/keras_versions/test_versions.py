@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.launch import environment
 
@@ -118,3 +119,24 @@ except ImportError as error:
     print(error)
 """)
     assert 'Keras 1.0 to 2.3.1, but Keras 0.3.3 is installed' in done.stdout and 'theano-mgpu run' in done.stdout
+
+
+@each(['2.0.9', '2.1.6', '2.2.4'], quick=('2.2.4',))
+def test_data_sets_of_texts_and_kernels_of_tensorflow(version, tmp_path):
+    """They ended with "Object arrays cannot be loaded when allow_pickle=False", and with an IndexError."""
+    texts = np.empty(3, object)
+    texts[:] = [[4, 5], [6], [4, 4, 5]]
+    np.savez(str(tmp_path / 'texts.npz'), **{name: texts if name[0] == 'x' else np.arange(3) for name in (
+        'x_train', 'y_train', 'x_test', 'y_test')})
+    done = python(version, '-c', """
+import sys
+import theano_mgpu
+import numpy as np
+from keras.datasets import imdb
+from keras.utils import conv_utils
+imdb.get_file = lambda path, **where: path
+(x, labels), _ = imdb.load_data(sys.argv[1], num_words=99)
+print(sorted(map(len, x)), type(conv_utils.convert_kernel(np.ones((3, 3, 2, 4)))).__name__,
+      conv_utils.convert_kernel(np.arange(4.).reshape((2, 2, 1, 1))).ravel())
+""", str(tmp_path / 'texts.npz'))
+    assert done.stdout.splitlines()[-1] == '[2, 3, 4] ndarray [3. 2. 1. 0.]'

@@ -2,11 +2,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
 import types
 from typing import Any
+
+import numpy as np
+
+from .wrapping import wrap
 
 
 def default_keras_backend() -> None:
@@ -42,9 +47,10 @@ def close_name_scopes(theano_backend: Any) -> None:
 
 
 def keep_ragged_arrays(dataset: Any) -> None:
-    """Make an array of objects from the texts of a data set, which differ in length: NumPy 1.24 refuses any other.
+    """Make an array of objects from the texts of a data set, which differ in length, and load such an array.
 
-    Without this, ``imdb.load_data()`` and ``reuters.load_data()`` end with "inhomogeneous shape".
+    Without this, ``imdb.load_data()`` and ``reuters.load_data()`` end with "inhomogeneous shape", since NumPy 1.24; and
+    in Keras 2.0 to 2.2, since NumPy 1.16.3, with "Object arrays cannot be loaded when allow_pickle=False".
     """
     numpy = dataset.np
 
@@ -52,4 +58,17 @@ def keep_ragged_arrays(dataset: Any) -> None:
         lengths = {len(value) for value in values if isinstance(value, list)}
         return numpy.array(values, dtype=object if len(lengths) > 1 else None)
 
-    dataset.np = types.SimpleNamespace(**dict(vars(numpy), array=array))
+    load = functools.partial(numpy.load, allow_pickle=True)
+    dataset.np = types.SimpleNamespace(**dict(vars(numpy), array=array, load=load))
+
+
+def index_kernels_by_tuples(conv_utils: Any) -> None:
+    """Let Keras index a kernel by a list of slices, which NumPy 1.23 and later takes for an array of positions.
+
+    Without this, weights of convolutions that were saved under TensorFlow end with an IndexError in Keras 2.0 to 2.2.
+    """
+    @wrap(conv_utils)
+    def convert_kernel(original, kernel):
+        kernel = np.asarray(kernel)
+        flipped = (slice(None, None, -1),) * (kernel.ndim - 2)
+        return kernel[flipped].copy() if 3 <= kernel.ndim <= 5 else original(kernel)
