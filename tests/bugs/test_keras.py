@@ -174,3 +174,30 @@ def test_weights_that_are_made_after_an_error_have_their_own_names():
     assert Dense(2, input_shape=(3,), name='last').name == 'last'
     model = Sequential([Dense(2, input_shape=(3,), name='last')])
     assert [weight.name for weight in model.weights] == ['last/kernel', 'last/bias']
+
+
+def test_an_error_while_the_first_batch_compiles_a_model_is_that_of_keras():
+    """It ended with: 'NoneType' object has no attribute 'functions'."""
+    from theano_mgpu.keras import disable, enable
+
+    from keras.layers import Dense
+    from keras.metrics import Mean
+    from keras.models import Model
+
+    class Twice(Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = Dense(2)
+            self.mean, self.other = Mean(name='metric_1'), Mean(name='metric_1')
+
+        def call(self, x):
+            self.add_metric(self.mean(x), name='metric_1')
+            return self.dense(x)
+    enable(always=True)
+    try:
+        model = Twice()
+        model.compile('sgd', 'mse', mode=PYTHON)
+        with pytest.raises(ValueError, match='metric'):
+            model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    finally:
+        disable()

@@ -126,7 +126,7 @@ def looking_ahead(method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             keras_loops.keras_batches = before
             # A loop that was interrupted leaves a batch on the devices.
-            function = parallel_state_of(self).functions.get('train')
-            if function is not None:
-                function.forget_prepared()
+            state = parallel_state_of(self)  # none where the first batch was to compile the model, and failed
+            if state is not None and 'train' in state.functions:
+                state.functions['train'].forget_prepared()
     return loop
