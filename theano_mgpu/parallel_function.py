@@ -187,7 +187,7 @@ class ParallelFunction(DividedFunction):
                  pack: Callable[..., Any] | None = None, **options: Any):
         super().__init__(inputs, outputs, as_dict(updates), Options.of(**options))
         self._pack: Any = pack or Packing(outputs)
-        self.record(account_of(self, self.updated) if self.updated else None)
+        self.steps.record(account_of(self, self.updated) if self.updated else None)
 
     def __call__(self, *args: Any, output_subset: list[Any] | None = None, **kwargs: Any) -> Any:
         """Run the function on a batch.

@@ -157,7 +157,7 @@ class TrainingFunction(DividedFunction):
         self._state = list(dict.fromkeys(state_variables + self.updated))
         self._completed = 0  # steps, of this process and of those whose checkpoint it has loaded
         self._checkpoint: Any = None  # path, steps between checkpoints, allow_nan
-        self.record(account_of(self, self._state))
+        self.steps.record(account_of(self, self._state))
         self._checkpoint_lock: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -322,10 +322,10 @@ class TrainingFunction(DividedFunction):
         if on_rank_0(self.ranks, functools.partial(self._begin_checkpoints, path)):
             before = training_state.completed_steps(self._load(path, self._check_checkpoint))
         if ledger is not None:
-            self.record(ledger_at(ledger, every, self.ranks).account(
+            self.steps.record(ledger_at(ledger, every, self.ranks).account(
                 self.options.name, [each.variable for each in self._state], self.ranks))
-        if self.account and before:
-            self.account.steps = before
+        if self.steps.account and before:
+            self.steps.account.steps = before
         self._completed, self._checkpoint = before, (path, every, allow_nan)
         report(CHECKPOINT)
         return before

@@ -72,7 +72,8 @@ def divided_update():
 
 def resnet():
     """Return the plan of a ResNet-20 in Keras, with exact batch normalisation."""
-    from theano_mgpu.keras.models import batch_inputs, first_of_each, new_values
+    from theano_mgpu.graph.updates import first_of_each
+    from theano_mgpu.keras.models import batch_inputs, new_values
     benchmarks = os.path.join(os.path.dirname(__file__), '..', '..', 'benchmarks')
     with on_path(benchmarks):
         import exactness

@@ -18,12 +18,13 @@ from ..runtime.state import settings, training_state
 from ..runtime.state.lock import lock_file
 from ..runtime.state.random_states import random_states, set_random_states
 from ..runtime.state.recorded_calls import RecordedCalls
+from ..runtime.state.state_file import under
 from ..runtime.steps import Computed
 from ..utils.checksums import sampled_checksum
 from ..utils.mpi_environment import CHECKPOINT
 from ..utils.rank_process import report
 from ..utils.spare import wait_until_needed
-from .surrounded_function import account_of, divide_always, steps_of, updated_by
+from .surrounded_function import divide_always, steps_of, updated_by
 
 FILE = 'checkpoint.npz'
 
@@ -101,21 +102,22 @@ class Checkpoint:
         self._every, self._allow_nan, self._functions = every, allow_nan, _listed(functions)
         self._ranks, before = choose_ranks(None), _made.get(os.path.abspath(folder), 0)
         self._path = os.path.join(folder, FILE if not before else 'checkpoint-%d.npz' % (before + 1))
-        steps = list(map(steps_of, self._functions))
+        self._steps = list(map(steps_of, self._functions))
         _check(self._functions, self._ranks.size)
         updated = list(map(updated_by, self._functions))
         self._updates = [bool(variables) for variables in updated]
         self._variables = [replicated(variable) for variable in dict.fromkeys(sum(updated, []))]
         self._saved: Any = None  # the file, while it is replayed
-        self._calls, self._begin = RecordedCalls(len(steps)), random_states()
+        self._calls, self._begin = RecordedCalls(len(self._steps)), random_states()
         self._checksums = [0, 0]  # of the arguments of the first call, and of all
         self.completed = 0
         wait_until_needed()
         if on_rank_0(self._ranks, functools.partial(self._keep_folder, folder)) and resume:
             self._read()
-        for number, (function, each) in enumerate(zip(self._functions, steps)):
+        for number, (function, steps) in enumerate(zip(self._functions, self._steps)):
             divide_always(function)
-            each.set([functools.partial(self._call, number), *[step for step in each.before if not _is_ours(step)]])
+            steps.surround([functools.partial(self._call, number),
+                            *[step for step in steps.outer if not _is_ours(step)]])
         _made[os.path.abspath(folder)] = before + 1
         report(CHECKPOINT)
 
@@ -143,7 +145,7 @@ class Checkpoint:
         if not len(calls):
             return
         self._saved, self._calls = saved, calls
-        self._begin = _under('begin/', saved.extra)
+        self._begin = under('begin/', saved.extra)
         set_random_states(self._begin)
         for variable in self._variables:
             variable.on_read = self._warn_of_read
@@ -204,11 +206,10 @@ class Checkpoint:
         for variable in self._variables:
             variable.on_read = None
         saved.give(self._variables)
-        set_random_states(_under('now/', saved.extra))
-        for number, function in enumerate(self._functions):
-            account = account_of(function)
-            if account is not None:
-                account.steps = self._calls.count(number)
+        set_random_states(under('now/', saved.extra))
+        for number, steps in enumerate(self._steps):
+            if steps.account is not None:
+                steps.account.steps = self._calls.count(number)
 
     def _warn_of_read(self, variable):
         if self.completed:
@@ -236,7 +237,3 @@ def _listed(functions: Any) -> list[Any]:
 
 def _is_ours(step):
     return isinstance(getattr(getattr(step, 'func', None), '__self__', None), Checkpoint)
-
-
-def _under(prefix, values):
-    return {name[len(prefix):]: value for name, value in values.items() if name.startswith(prefix)}

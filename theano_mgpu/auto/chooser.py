@@ -13,7 +13,7 @@ from ..comm.communicator import Communicator
 WARM_UP = 3        # calls before those that count: kernels are built, buffers are allocated
 COUNTED = 5        # calls that count, in each way
 SHORTEST = 0.5e-3  # seconds; a call that takes less on one device stays there: a step over contexts costs about as much
-LONGEST = 10e-3    # seconds; a call that takes more over contexts stays there, and no function for one device is made
+LONGEST = 10e-3    # seconds; a call that takes more over contexts stays there, unless long calls are timed, too
 GROWN = 4          # times the seconds of a call on one device, after which the choice is made anew
 PATIENCE = 2.0     # seconds of long calls in one way, after which fewer than COUNTED do
 
@@ -33,7 +33,6 @@ class State(enum.Enum):
     ONE = 'computes it on one device'
     SEVERAL = 'computes it over the contexts'
     RESTS = 'computes it on one device, and times ever fewer calls, which may have grown'
-
 
 
 class Chooser:

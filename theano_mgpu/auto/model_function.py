@@ -11,12 +11,12 @@ from ..comm.choice import choose_ranks
 from ..devices.context_map import HOST
 from ..errors import BatchError, GraphError, MgpuError, in_one_line
 from ..graph.own_flags import builds_graphs
-from ..graph.updates import pairs
+from ..graph.updates import first_of_each
 from ..parallel_function import ParallelFunction
 from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.consistency import ComparedFunction, LeadingInputs
 from ..runtime.state.ledger import Account, Ledger, ledger
-from ..runtime.steps import Computed, Steps, record
+from ..runtime.steps import Computed, Steps
 from ..training import TrainingFunction
 from .fallback import FAILED, by_plain, is_for_plain
 from .steps import Choice, length_of
@@ -40,7 +40,7 @@ class Hint(NamedTuple):
         All weights.
     metrics : collection of SharedVariable
         The states of metrics, which say nothing of the training.
-    following : callable or None
+    following : callable
         ``following(function, inputs)`` returns a callable that returns the inputs of the next batch, where the loop
         knows them; else None.
     """
@@ -77,20 +77,17 @@ class ModelFunction:
         The inputs for plain Theano, the same on every rank where ranks have to choose alike.
     compared : ComparedFunction or None
         Plain Theano in several processes, which compare its results; None for predictions, as these change no variable.
+    name : str
     updates : dict of SharedVariable to theano.Variable
         The new values that a batch gives.
-    account : Account or None
-        It writes the steps to the ledger.
     """
 
     def __init__(self, state: Any, hint: Hint, arguments: dict[str, Any], compile: Callable[[], Any]) -> None:
         self.kind, self.make_plain = hint.kind, compile
         self._state, self._hint, self._arguments = state, hint, arguments
-        self.updates: dict[Any, theano.Variable] = {}
-        for variable, new in pairs(arguments['updates']):
-            self.updates.setdefault(variable, new)  # of several new values, the first counts
+        self.name, self.updates = '%s_function' % hint.kind, first_of_each(arguments['updates'])
         outputs = list(arguments['outputs'])
-        self._is_value = [hasattr(output, '_is_metric') for output in outputs]  # read after the batch, see `Values`
+        self._is_value = [hasattr(output, '_is_metric') for output in outputs]  # read after the batch, see `values`
         self._outputs = [output for output, is_value in zip(outputs, self._is_value) if not is_value]
         self._values: list[Any] = []
         self.read: Callable[[], list[Any]] = list
@@ -98,14 +95,13 @@ class ModelFunction:
         self._lengths: set[int] | None = None  # such numbers
         self._usual: int | str | None = hint.length  # the key of the program of the usual batch
         self._is_new, self._has_divided = True, False
-        self.leading = LeadingInputs(choose_ranks(None), '%s_function' % self.kind, self.kind == 'predict')
+        self.leading = LeadingInputs(choose_ranks(None), self.name, self.kind == 'predict')
         self.compared: ComparedFunction | None = None
         book = ledger(choose_ranks(None)) if self.kind == 'train' else None
-        self.account = self._account = self.open_account(book) if book else None
         self.is_whole = state.leaves_all()
-        self._steps = state.steps(self.kind, None if self.is_whole else self)
-        self._run = Steps(self._whole if self.is_whole else self._compute)
-        self._chain(self.account)
+        self._own = self._run = Steps(self._whole if self.is_whole else self._compute,
+                                      state.steps(self.kind, None if self.is_whole else self),
+                                      account=self.open_account(book) if book else None)
         self.begin()
 
     # --- the place in Keras's function
@@ -129,30 +125,26 @@ class ModelFunction:
 
     def open_account(self, book: Ledger) -> Account:
         """Return a new account in a ledger: of the weights, and of the state of the optimizer."""
-        return book.account('%s_function of %s' % (self.kind, self._state.name),
+        return book.account('%s of %s' % (self.name, self._state.name),
                             [*self._hint.weights, *(v for v in self.updates if v not in self._hint.metrics)],
                             choose_ranks(None))
-
-    def _chain(self, account, first=(), but=()):
-        self.account = account  # the one that counts at present
-        recording = [] if account is None else [functools.partial(record, account)]
-        self._run.set([*first, *recording, *[step for step in self._steps if not isinstance(step, but)]])
 
     def begin_fit(self, replay: Callable[..., Computed], account: Account | None = None) -> None:
         """Put the step of a checkpoint before the others, and divide each batch: a restart must not depend on timings.
 
         An `account` takes the place of the function's own.
         """
-        self._chain(account or self._account, [replay], Choice)
+        inner = [step for step in self._own.inner if not isinstance(step, Choice)]
+        self._run = Steps(self._own.compute, inner, [replay], account or self._own.account)
 
     def end_fit(self) -> None:
         """Take the step of a checkpoint out again."""
-        self._chain(self._account)
+        self._run = self._own
 
     def note_replayed(self) -> None:
         """Count a step that a checkpoint has replayed."""
-        if self.account is not None:
-            self.account.steps += 1
+        if self._run.account is not None:
+            self._run.account.steps += 1
 
     # --- one device
 
@@ -166,13 +158,12 @@ class ModelFunction:
         return results
 
     def _by_theano(self, inputs):
-        return self._with_values(self.make_plain().plain_call(*inputs))
+        outputs = self.make_plain().plain_call(*inputs)
+        return self._with_values([output for output, is_value in zip(outputs, self._is_value) if not is_value])
 
-    def _with_values(self, outputs, of_graph=False):
+    def _with_values(self, outputs):
         """Return outputs with the values that are read after a batch."""
-        others = iter(outputs if of_graph else
-                      [output for output, is_value in zip(outputs, self._is_value) if not is_value])
-        values = iter(self.read())
+        others, values = iter(outputs), iter(self.read())
         return [next(values if is_value else others) for is_value in self._is_value]
 
     @functools.cached_property
@@ -220,7 +211,7 @@ class ModelFunction:
     def _make(self, key):
         arguments, hint, is_one = self._arguments, self._hint, key in (ONE, FIRST)
         options = dict(contexts=self._first() if is_one else self._state.contexts, mode=arguments['mode'],
-                       givens=arguments['givens'], name='%s_function' % self.kind, allow_input_downcast=True,
+                       givens=arguments['givens'], name=self.name, allow_input_downcast=True,
                        batch_of_rank_0=True, samples=dict.fromkeys(hint.samples, 0), length=None if is_one else key,
                        must_divide=not is_one and key != self._usual, micro_batches=1 if key == FIRST else None)
         inputs, outputs, updates = arguments['params'], self._outputs, self.updates
@@ -304,7 +295,7 @@ class ModelFunction:
         if self.kind != 'predict' and self.step.sharded:
             self._sums = self._sums + np.array([np.mean(each) for each in outputs], 'float64') * samples
             self._samples += samples
-        return self._with_values(outputs, of_graph=True)
+        return self._with_values(outputs)
 
     def _divides(self, step, samples):
         """Return whether a batch is divided among the contexts of this process alone."""
@@ -350,9 +341,9 @@ class ModelFunction:
             return None
         for outputs, samples in self.step.joined():
             self._reported(outputs, samples)
-            if self.account is not None:
-                self.account.note()
-        return self._with_values((self._sums / self._samples).tolist(), of_graph=True) if self._samples else None
+            if self._run.account is not None:
+                self._run.account.note()
+        return self._with_values((self._sums / self._samples).tolist()) if self._samples else None
 
 
 class InItsPlace:

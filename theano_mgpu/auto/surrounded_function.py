@@ -1,7 +1,6 @@
 """A `theano.function` with steps that surround each call: the ledger, and checkpoints."""
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from theano.compile.function_module import Function
@@ -11,9 +10,8 @@ from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
 from ..graph.updates import pairs
 from ..runtime.divided_function import DividedFunction
-from ..runtime.state.ledger import Account, ledger
+from ..runtime.state.ledger import ledger
 from ..runtime.steps import Computed, Steps
-from ..runtime.steps import record as record_step
 
 
 class SurroundedFunction:
@@ -28,14 +26,11 @@ class SurroundedFunction:
     divided : callable or None
         The callable that would be in place of the function: an EnabledFunction, or none for plain Theano.
     steps : Steps
-    account : Account or None
-        Where the ledger has the calls.
     """
 
     def __init__(self, function: Function) -> None:
         self._function, self.divided = function, function.mgpu_divided
         self.steps = Steps(self._compute)
-        self.account: Account | None = None
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         return self.steps((args, kwargs)).outputs
@@ -49,8 +44,8 @@ class SurroundedFunction:
         """Run a copy of the function in the same way; it has lines of its own if it has updates."""
         if self.divided is not None:
             self.divided.copied(function, swap, delete_updates)
-        if self.account is not None and not delete_updates:
-            _record(function, self.account.of_copy(function.mgpu_name, swap or {}))
+        if self.steps.account is not None and not delete_updates:
+            steps_of(function).record(self.steps.account.of_copy(function.mgpu_name, swap or {}))
 
 
 def steps_of(function: Any) -> Steps:
@@ -81,11 +76,6 @@ def updated_by(function: Any) -> list[Any]:
     return [spec.variable for spec in function.maker.inputs if spec.shared and spec.update is not None]
 
 
-def account_of(function: Any) -> Account | None:
-    """Return the account that a function with `steps_of` has in a ledger; None if it has none."""
-    return function.account if isinstance(function, DividedFunction) else function.mgpu_divided.account
-
-
 def divide_always(function: Any) -> None:
     """Have each call of a function with `steps_of` run over the contexts, if it can, whatever is faster."""
     divided = None if isinstance(function, DividedFunction) else function.mgpu_divided.divided
@@ -110,12 +100,7 @@ def record(function: Function, arguments: dict[str, Any], name: str, ranks: Comm
     given = [variable for variable, _ in pairs(arguments['updates'])]
     updated = list(dict.fromkeys([*given, *updated_by(function)]))
     if book is not None and updated:
-        _record(function, book.account(name, updated, ranks, together=False))
-
-
-def _record(function, account):
-    steps_of(function).set([functools.partial(record_step, account)])
-    function.mgpu_divided.account = account
+        steps_of(function).record(book.account(name, updated, ranks, together=False))
 
 
 def leave_to_plain(function: Any) -> None:

@@ -17,6 +17,14 @@ def pairs(mapping: Any) -> list[Any]:
     return list(mapping.items() if hasattr(mapping, 'items') else mapping or ())
 
 
+def first_of_each(updates: Any) -> dict[Any, theano.Variable]:
+    """Return updates as a dict, with the first new value of each variable, as Keras takes it."""
+    first: dict[Any, theano.Variable] = {}
+    for variable, new in pairs(updates):
+        first.setdefault(variable, new)
+    return first
+
+
 def as_dict(updates: Any) -> dict[SharedVariable, theano.Variable]:
     """Return updates as a dict; raise a GraphError where they are none of shared variables, or two of one."""
     items = pairs(updates)

@@ -1,9 +1,8 @@
 """The functions of a Keras model, its inputs, new values and metrics, and the arrays in a user's data."""
 from __future__ import annotations
 
-import contextlib
 import functools
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable
 
 import theano
 from keras import backend as K
@@ -14,6 +13,7 @@ from ..auto.parallel_state import parallel_state_of
 from ..auto.rank_0_function import draw_on_rank_0
 from ..compat import keras_loops, keras_versions, theano_functions
 from ..graph.traces import name_layer
+from ..graph.updates import first_of_each
 
 OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
 KINDS = ('train', 'test', 'predict')
@@ -35,10 +35,11 @@ def function_maker(kind: str) -> Callable[..., Any]:
                     name_layer(node.output_tensors, node.input_tensors, layer.name)
             if state.usage is not None:
                 state.usage.is_used = True
-            with theano_functions.replaced_functions(functools.partial(_replaced, self, kind, made)), \
-                    continued(self, state.continued if kind == 'train' else None):
+            with theano_functions.replaced_functions(functools.partial(_replaced, self, kind, made)):
                 original(self)
-            state.continued = None if kind == 'train' else state.continued
+            if kind == 'train' and state.continued:
+                take_states(self, state.continued)
+                state.continued = None
             if made:
                 try:
                     made[0].compile()
@@ -88,16 +89,14 @@ def following(function: ModelFunction, inputs: list[Any]) -> Callable[[], Any] |
     return functools.partial(loop.after, inputs) if loop is not None and loop.calls(function) else None
 
 
-@contextlib.contextmanager
-def continued(model: Model, before: list[Any] | None) -> Iterator[None]:
-    """Let the optimizer of a model continue with its state `before`, if there is one, though Keras asks it once more.
+def take_states(model: Model, before: list[Any]) -> None:
+    """Give the state variables that the optimizer of a model has made the values of those `before`, if they are alike.
 
-    It makes new variables each time that it is asked.
+    It makes new ones each time that Keras asks it for its updates.
     """
-    yield
-    after = states_of(model) if before else []
-    if before and len(before) == len(after) and all(
-            old.type == new.type and old.get_value().shape == new.get_value().shape for old, new in zip(before, after)):
+    after = states_of(model)
+    if len(before) == len(after) and all(old.type == new.type and old.get_value().shape == new.get_value().shape
+                                         for old, new in zip(before, after)):
         for old, new in zip(before, after):
             new.set_value(old.get_value())
 
@@ -143,14 +142,6 @@ def new_values(model: Model, kind: str) -> dict[Any, theano.Variable]:
     if kind != 'predict':
         pairs += keras_versions.metric_updates(model)
     return first_of_each(pairs)
-
-
-def first_of_each(pairs: Iterable[Any]) -> dict[Any, theano.Variable]:
-    """Return pairs of updates as a dict, with the first new value of each variable."""
-    updates: dict[Any, theano.Variable] = {}
-    for variable, new in pairs:
-        updates.setdefault(variable, new)
-    return updates
 
 
 def members(data: Any) -> list[Any]:

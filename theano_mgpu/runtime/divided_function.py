@@ -30,9 +30,7 @@ from .consistency import BatchCheck
 from .remedies import Remedies
 from .replicas.replicated import replicated
 from .runner import Runner
-from .state.ledger import Account
 from .steps import Computed, Steps
-from .steps import record as record_step
 from .verification import checks
 from .verification.report import VerificationReport
 
@@ -105,8 +103,6 @@ class DividedFunction:
         The next batch, where it is known.
     steps : Steps
         Those that surround each call.
-    account : Account or None
-        Where the ledger has the calls.
     calls : int
         The calls so far, the present one among them.
     samples : int
@@ -121,7 +117,6 @@ class DividedFunction:
         self.seconds = 0.0
         self.look_ahead = LookAhead(self._prepare)
         self.steps = Steps(self._call)
-        self.account: Account | None = None
         self._definition = inputs, outputs, updates
         self._remedies = Remedies(options.name, choose_ranks(options.executor))
         self._is_verified = not options.flags.verify
@@ -211,12 +206,6 @@ class DividedFunction:
 
     def _call(self, arguments: Arguments) -> Computed:
         return Computed(self.step(*arguments), self.samples, self.contexts, self)
-
-    def record(self, account: Account | None) -> None:
-        """Write the calls to an account of a ledger from now on, in place of the one before."""
-        self.account = account
-        others = [step for step in self.steps.before if getattr(step, 'func', None) is not record_step]
-        self.steps.set([*others, functools.partial(record_step, account)] if account else others)
 
     def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         """Compute a batch, and return the outputs and the values to print.
@@ -353,8 +342,8 @@ class DividedFunction:
             outputs = self._printed(self.locked_step(None))
             if outputs is None:
                 return
-            if self.account is not None:
-                self.account.note()
+            if self.steps.account is not None:
+                self.steps.account.note()
             yield outputs, self.samples
 
     # --- comparisons with one device

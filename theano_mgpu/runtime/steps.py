@@ -6,7 +6,7 @@ next step. The last step, ``compute(call)``, computes the call.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from ..devices.context_map import Context
 from .state.ledger import Account
@@ -40,22 +40,36 @@ class Steps:
     ----------
     compute : callable
         The last step.
-    steps : list of callable
-        Those before it.
+    inner : list of callable
+        The steps right before it.
+    outer : list of callable
+        The first steps.
+    account : Account, optional
+        Where the ledger has the calls: to write them is the step between the outer and the inner ones.
     """
 
-    def __init__(self, compute: Callable[[Any], Computed], steps: Sequence[Callable[..., Computed]] = ()) -> None:
-        self._compute = compute
-        self.set(steps)
+    def __init__(self, compute: Callable[[Any], Computed], inner: Sequence[Callable[..., Computed]] = (),
+                 outer: Sequence[Callable[..., Computed]] = (), account: Account | None = None) -> None:
+        self.compute, self.inner, self.outer, self.account = compute, list(inner), list(outer), account
+        self._chain()
 
     def __call__(self, call: Any) -> Computed:
         return self._run(call)
 
-    def set(self, steps: Sequence[Callable[..., Computed]]) -> None:
-        """Set the steps before the last one."""
-        self.before: List[Callable[..., Computed]] = list(steps)
-        self._run = functools.reduce(lambda proceed, step: functools.partial(step, proceed=proceed), reversed(steps),
-                                     self._compute)
+    def surround(self, outer: Sequence[Callable[..., Computed]]) -> None:
+        """Set the first steps."""
+        self.outer = list(outer)
+        self._chain()
+
+    def record(self, account: Account | None) -> None:
+        """Write the calls to an account of a ledger from now on, in place of the one before."""
+        self.account = account
+        self._chain()
+
+    def _chain(self):
+        recording = [] if self.account is None else [functools.partial(record, self.account)]
+        self._run = functools.reduce(lambda proceed, step: functools.partial(step, proceed=proceed),
+                                     reversed([*self.outer, *recording, *self.inner]), self.compute)
 
 
 def record(account: Account, call: Any, proceed: Callable[..., Computed]) -> Computed:

@@ -12,9 +12,10 @@ from theano.gof.graph import io_toposort
 from ...auto.parallel_state import models_over_contexts, parallel_state_of
 from ...compat import keras_versions
 from ...graph.placement.tags import place_of
+from ...graph.updates import first_of_each
 from ...placement import place as place_variable
 from ...placement import place_name
-from ..models import KINDS, first_of_each, states_of
+from ..models import KINDS, states_of
 from .arguments import check_built
 
 

@@ -14,7 +14,7 @@ from keras.callbacks import Callback
 
 from ...errors import warn
 from ...runtime.state.random_states import generators, random_states
-from ...runtime.state.state_file import parsing
+from ...runtime.state.state_file import parsing, under
 from ...utils.checksums import sampled_checksum
 
 ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
@@ -88,7 +88,7 @@ class FitRecord:
     def logs_of(self, epoch: int, position: int) -> dict[str, Any]:
         """Return the values that a callback added to the logs of an epoch, a number from 0; none if it is unfinished.
         """
-        return _under('%d/' % position, self.epochs[epoch] if epoch < len(self.epochs) else {})
+        return under('%d/' % position, self.epochs[epoch] if epoch < len(self.epochs) else {})
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         arrays = {'run': np.array(self.run), 'fit': np.array(json.dumps(self.fit, default=int)),
@@ -115,21 +115,16 @@ class FitRecord:
             record.lengths, record.stopped = [int(n) for n in arrays['lengths']], bool(arrays['stopped'])
             record.first_batch, record.all_batches = arrays['checksums'].tolist()
             record.epochs = [{} for _ in record.lengths]
-            logs = _under('logs/', arrays)
-            for key, having in _under('having/', arrays).items():
+            logs = under('logs/', arrays)
+            for key, having in under('having/', arrays).items():
                 for i, value in zip(having, logs[key]):
                     record.epochs[i][key] = value
-            columns = _under('results/', arrays)
+            columns = under('results/', arrays)
             record.batches = list(map(list, zip(*(columns[str(i)] for i in range(len(columns))))))
-            record.begin, record.end = _under('begin/', arrays), _under('end/', arrays)
+            record.begin, record.end = under('begin/', arrays), under('end/', arrays)
             for states in [record.begin] + [record.end] * bool(record.end):
                 generators(states)
         return record
-
-
-def _under(prefix, values):
-    """Return the values whose names begin with a prefix, without the prefix."""
-    return {name[len(prefix):]: value for name, value in values.items() if name.startswith(prefix)}
 
 
 def states_of(callbacks: list[Callback]) -> dict[str, np.ndarray]:
@@ -146,7 +141,7 @@ def restore_states(callbacks: list[Callback], arrays: dict[str, Any]) -> None:
         if key in arrays:
             setattr(callback, name, arrays[key][()])
     for prefix, callback in _with_weights(callbacks):
-        weights = _under(prefix, arrays)
+        weights = under(prefix, arrays)
         callback.best_weights = [weights[str(i)] for i in range(len(weights))] or None
 
 

@@ -47,13 +47,12 @@ class RecordedCalls:
     def next(self) -> tuple[int, Any]:
         """Return the number of the function that was called next, and the results, or the error that it raised."""
         number = self._order[self._next]
+        self._next += 1
         if number < 0:
-            self._next += 1
             number, name, text = self._errors[-1 - number]
             cls = getattr(builtins, name, None) or getattr(errors, name, None)
             return number, cls(text) if cls else RuntimeError('%s: %s' % (name, text))
         values = [column[self._counts[number]] for column in self._columns[number]]
-        self._next += 1
         self._counts[number] += 1
         form = self._forms[number]
         return number, dict(zip(form, values)) if isinstance(form, list) else values if form != ONE else values[0]

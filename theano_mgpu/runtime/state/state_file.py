@@ -9,7 +9,7 @@ import os
 import stat
 import zipfile
 import zlib
-from typing import BinaryIO, Iterator
+from typing import Any, BinaryIO, Iterator, Mapping
 
 import numpy as np
 
@@ -107,3 +107,8 @@ def _checksum(file, length):
         checksum = zlib.crc32(data, checksum)
         length -= len(data)
     return checksum
+
+
+def under(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values whose names begin with a prefix, without the prefix."""
+    return {name[len(prefix):]: value for name, value in values.items() if name.startswith(prefix)}

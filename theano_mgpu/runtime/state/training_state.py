@@ -15,7 +15,7 @@ from ...utils.files import whole_file
 from ..replicas.copies import host_value
 from ..replicas.replicated import Replicated
 from . import state_file
-from .state_file import Damaged, parsing
+from .state_file import Damaged, parsing, under
 
 PREVIOUS = '.previous'
 
@@ -137,7 +137,7 @@ class Saved:
     def __init__(self, path: str, arrays: dict[str, np.ndarray]) -> None:
         self.path = path
         self._arrays = arrays
-        self.extra = {key[len('extra/'):]: value for key, value in arrays.items() if key.startswith('extra/')}
+        self.extra = under('extra/', arrays)
         with parsing('the record of settings'):
             self.settings: dict[str, str] = dict(json.loads(str(arrays.get('settings', '{}'))))
 
