@@ -48,7 +48,7 @@ def images(*shape):
 
 
 def texts(n):
-    """Return texts of one length, as numbers of words; NumPy refuses those of several lengths to Keras before 2.2.5."""
+    """Return texts of one length, as numbers of words: Keras before 2.2.5 cannot load texts of several lengths."""
     return draw.randint(1, 5000, (n, 100))
 
 
@@ -113,7 +113,7 @@ FILES = {'mnist.npz': lambda path: npz(path, images(28, 28)),
 def get_file(name, *_, **__):
     """Return the path of a small file."""
     if name not in FILES:
-        raise OSError('the example downloads %s, of which small_keras.py has no small one' % name)
+        raise OSError('the example downloads %s, and small_keras.py has no small file in its place' % name)
     FILES[name](name)
     return os.path.abspath(name)
 

@@ -1,4 +1,4 @@
-"""What the tests and examples of Keras and Theano need: other Kerases, their sources, and packages that they import."""
+"""Kerases of other years, their sources, and packages, as the tests and examples of Keras and Theano need them."""
 import glob
 import os
 import shutil
@@ -34,7 +34,7 @@ def add_options(parser, versions):
     parser.add_argument('--versions', nargs='+', choices=versions, default=versions, metavar='VERSION',
                         help='some of %s (default: all)' % ', '.join(versions))
     parser.add_argument('--sources', default='build/keras_sources', metavar='FOLDER', help=(
-        'a folder that has a checkout, or an unpacked sdist, of each VERSION in FOLDER/VERSION; what is missing is '
+        'a folder that has a checkout, or an unpacked sdist, of each VERSION in FOLDER/VERSION; a missing one is '
         'downloaded into it (default: %(default)s)'))
     parser.add_argument('--repository', default=REPOSITORY, metavar='URL', help=(
         'where to clone a version of which the sdist has no tests; a folder does, too (default: %(default)s)'))

@@ -1,4 +1,4 @@
-"""The costs of a training step on the devices here, measured: what the cost model predicts other devices from."""
+"""The costs of a training step on the devices here, from which the cost model predicts other devices."""
 from __future__ import annotations
 
 import math
@@ -225,7 +225,7 @@ def median_seconds(action: Callable[..., Any], arguments: Sequence[Sequence[Any]
 
 
 def cold_buffers(n_bytes: int, n: int) -> list[list[np.ndarray]]:
-    """Return so many lists of n float32 buffers that the first has left the caches when the last is used."""
+    """Return lists of n float32 buffers: enough lists to push the first one out of the caches."""
     size = max(1, n_bytes // 4)
     return [[np.ones(size, 'float32') for _ in range(n)] for _ in range(int(np.clip(COLD // (4 * size * n), 2, 64)))]
 

@@ -4,9 +4,9 @@
     python benchmarks/model_functions.py --contexts 'a->cuda0;b->cuda1' PYTHON PYTHON
 
 Each checkout has its own Python, with which a process is started for each round. The table has the medians, and the
-median of the ratios after / before of the rounds, with the quartiles.
+ratios after / before within the rounds.
 """
-import argparse
+import functools
 import json
 import statistics
 import subprocess
@@ -57,24 +57,25 @@ def measured(contexts):
 
 def main():
     """Measure both checkouts in turns, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('before'), parser.add_argument('after')
+    import turns  # imports NumPy, which `measured` imports after theano_mgpu
+    parser = turns.make_parser(__doc__, ROUNDS)
+    parser.add_argument('before', help='a Python with the one checkout')
+    parser.add_argument('after', help='a Python with the other checkout')
     parser.add_argument('--contexts', default='a->cpu;b->cpu')
-    parser.add_argument('--rounds', type=int, default=ROUNDS)
     args = parser.parse_args()
-    rounds = []
-    for number in range(args.rounds + 1):  # the first one compiles
-        order = (args.before, args.after) if number % 2 else (args.after, args.before)
-        found = {python: json.loads(subprocess.run(
-            [python, __file__, '--measure', args.contexts], stdout=subprocess.PIPE, check=True,
-            universal_newlines=True).stdout.splitlines()[-1]) for python in order}
-        rounds.append((found[args.before], found[args.after]))
-    print('%-24s %10s %10s   %s' % ('', 'before ms', 'after ms', 'after / before (quartiles)'))
-    for name in rounds[0][0]:
-        before, after = ([each[side][name] * 1e3 for each in rounds[1:]] for side in (0, 1))
-        ratios = statistics.quantiles([b / a for a, b in zip(before, after)])
-        print('%-24s %10.2f %10.2f   %.3f (%.3f to %.3f)' % (
-            name, statistics.median(before), statistics.median(after), ratios[1], ratios[0], ratios[2]))
+
+    def measure(python):
+        done = subprocess.run([python, __file__, '--measure', args.contexts], stdout=subprocess.PIPE, check=True,
+                              universal_newlines=True)
+        return json.loads(done.stdout.splitlines()[-1])
+    sides = {side: functools.partial(measure, getattr(args, side)) for side in ('before', 'after')}
+    turns.take_turns(sides, 1)  # compiles
+    found = turns.take_turns(sides, args.rounds, 'rounds')
+    print('%-24s %10s %10s   %s' % ('', 'before ms', 'after ms', 'after / before (lowest to highest)'))
+    for name in found['before'][0]:
+        before, after = ([1e3 * each[name] for each in found[side]] for side in sides)
+        print('%-24s %10.2f %10.2f   %s' % (name, statistics.median(before), statistics.median(after),
+                                            turns.ratio(after, before)))
 
 
 if __name__ == '__main__':

@@ -10,8 +10,7 @@ from theano_mgpu.cli.bench.measure import start_ranks
 from theano_mgpu.utils import mpi_environment, rank_process
 
 import pytest
-from keras.layers import Dense
-from keras.models import Sequential
+from support.small_models import saved_classifier
 
 FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
 
@@ -20,9 +19,7 @@ FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
 def folder(tmp_path_factory):
     """Return a folder with a small compiled model."""
     path = tmp_path_factory.mktemp('bench')
-    model = Sequential([Dense(16, activation='relu', input_shape=(8,)), Dense(3, activation='softmax')])
-    model.compile('sgd', 'sparse_categorical_crossentropy', metrics=['accuracy'])
-    model.save(str(path / 'small.h5'))
+    saved_classifier(path)
     return path
 
 

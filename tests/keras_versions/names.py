@@ -72,7 +72,7 @@ def names_of_class(kind):
             if kind.__name__ in MODELS or kind.__module__.startswith('keras_'):
                 for argument in arguments(getattr(kind, name, None)):
                     yield name, argument
-                    if name == 'compile':  # Keras 1 and 2 pass what they do not know to K.function
+                    if name == 'compile':  # Keras 1 and 2 pass unknown arguments on to K.function
                         yield 'K.function', argument
 
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from .test_versions import HERE, KERASES, VERSIONS
+from .test_versions import HERE, VERSIONS, python
 from .zoo_difference import difference
 
 KINDS = ('of_images', 'of_sequences', 'of_masked_sequences', 'of_two_branches', 'of_weighted_classes', 'with_a_state')
@@ -23,12 +23,7 @@ WAYS = {'two contexts': RUN + ['--contexts', 'a->cpu;b->cpu'],
 
 def written(version, words, path, flags):
     """Return the results that the zoo writes in one way."""
-    folder = [] if version == '2.3.1' else [str(KERASES / version)]
-    environment = dict(os.environ, KERAS_BACKEND='theano', THEANO_FLAGS=flags,
-                       PYTHONPATH=os.pathsep.join([*folder, os.environ.get('PYTHONPATH', '')]))
-    done = subprocess.run([sys.executable, *words, str(HERE / 'zoo.py'), '--write', str(path), *KINDS],
-                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-    assert not done.returncode, done.stderr[-3000:]
+    python(version, *words, str(HERE / 'zoo.py'), '--write', str(path), *KINDS, flags=flags)
     with np.load(str(path)) as file:
         return {name: file[name] for name in file.files}
 
@@ -39,8 +34,6 @@ def plain(tmp_path_factory):
     known = {}
 
     def results(version):
-        if version != '2.3.1' and not (KERASES / version).exists():
-            pytest.skip('Keras %s is not in %s: make setup' % (version, KERASES))
         if version not in known:
             known[version] = written(version, [], tmp_path_factory.mktemp('plain') / 'results.npz', 'floatX=float64')
         return known[version]

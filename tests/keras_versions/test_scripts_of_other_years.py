@@ -8,10 +8,9 @@ from theano_mgpu.compat import keras_names
 
 import keras
 import pytest
-from support.launch import environment
 
 from . import names as names_of_packages
-from .test_versions import KERASES, QUICK
+from .test_versions import KERASES, QUICK, python
 
 # The installed Keras, the end of a script for another one, and the version and name in the note.
 QUICK_CASES = [
@@ -66,18 +65,12 @@ ACCURACY = {'0.3.3': ('{}', 'show_accuracy=True, nb_epoch=3'), '1.2.2': ('{"metr
 
 
 def end_of(version, tmp_path, end, *command):
-    """Return what a script prints to stderr with a Keras of one version."""
-    folder = KERASES / version
-    if version != '2.3.1' and not folder.exists():
-        pytest.skip('Keras %s is not in %s: make setup' % (version, KERASES))
+    """Return the stderr of a script with a Keras of one version."""
     accuracy, fit = ACCURACY.get(version, ('{"metrics": ["accuracy"]}', 'epochs=3'))
     start = START if command != ('-m', 'theano_mgpu', 'run') else START.replace('import theano_mgpu\n', '')
     script = tmp_path / 'train.py'
     script.write_text(start.replace('ACCURACY', accuracy) + end.replace('FIT', 'verbose=0, ' + fit))
-    done = subprocess.run([sys.executable, *command, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          universal_newlines=True, env=dict(environment(QUICK), KERAS_BACKEND='theano',
-                          PYTHONPATH=os.pathsep.join([str(folder)] * (version != '2.3.1'))))
-    return done.stderr
+    return python(version, *command, str(script), expected=None).stderr
 
 
 def check_note(tmp_path, version, end, wanted, name, *command):

@@ -61,7 +61,7 @@ def python(version, *words, flags=QUICK, expected=0):
                      PYTHONPATH=os.pathsep.join([str(folder), os.environ.get('PYTHONPATH', '')]))
     done = subprocess.run([sys.executable, *words], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           universal_newlines=True)
-    assert done.returncode == expected, done.stderr[-3000:]
+    assert expected is None or done.returncode == expected, done.stderr[-3000:]
     return done
 
 

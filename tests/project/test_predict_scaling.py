@@ -14,10 +14,9 @@ import measured_costs
 import predict_scaling
 import pytest
 from cost_model import ONE_HOST, CostModel, Link, predictions
-from keras.layers import Dense
-from keras.models import Sequential
 from measured_costs import Block, Findings, costs_of
 from support.search_path import search_path
+from support.small_models import saved_classifier
 
 FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
 
@@ -35,9 +34,7 @@ def predict(folder, model, *arguments, code=0):
 def folder(tmp_path_factory):
     """Return a folder with a small compiled model."""
     path = tmp_path_factory.mktemp('bench')
-    model = Sequential([Dense(16, activation='relu', input_shape=(8,)), Dense(3, activation='softmax')])
-    model.compile('sgd', 'sparse_categorical_crossentropy', metrics=['accuracy'])
-    model.save(str(path / 'small.h5'))
+    saved_classifier(path)
     return path
 
 

@@ -69,3 +69,12 @@ def batches(length, size):
 def host_indexing():
     """Return a mode that indexes on the host: a GPU checks indices late, and PoCL not at all."""
     return theano.compile.get_mode(None).excluding('local_gpua_advanced_subtensor1')
+
+
+def saved_classifier(folder):
+    """Write a small compiled model of Keras to the file small.h5 in a folder."""
+    from keras.layers import Dense
+    from keras.models import Sequential
+    model = Sequential([Dense(16, activation='relu', input_shape=(8,)), Dense(3, activation='softmax')])
+    model.compile('sgd', 'sparse_categorical_crossentropy', metrics=['accuracy'])
+    model.save(str(folder / 'small.h5'))

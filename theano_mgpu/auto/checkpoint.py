@@ -60,8 +60,7 @@ class Checkpoint:
     Attributes
     ----------
     replaying : bool
-        Whether finished calls are replayed, not computed. A script skips what it does with weights meanwhile, such as
-        to save them.
+        Whether finished calls are replayed, not computed. A script does not read or save weights meanwhile.
     completed : int
         The finished calls with updates, replayed ones included.
 
@@ -201,8 +200,8 @@ class Checkpoint:
         saved, self._saved = self._saved, None
         if self._checksums[1] != saved.extra['checksums'][1]:
             warn('%s was written after calls with other arguments than those that were replayed now, which differ in '
-                 'order or data: the training continues from its state, but the result is not that of an '
-                 'uninterrupted one. Seed what the loop draws at random' % self._path)
+                 'order or data: the training continues from its state, but an uninterrupted one would have '
+                 'another result. Seed the random numbers of the loop' % self._path)
         for variable in self._variables:
             variable.on_read = None
         saved.give(self._variables)

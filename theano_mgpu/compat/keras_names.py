@@ -33,7 +33,7 @@ def about() -> str:
 
 
 def hint(error: BaseException) -> str:
-    """Return which Keras to install, if an error names what the installed one does not have, and another one has."""
+    """Return how to install another Keras, if an error names a thing that only the other one has; else ''."""
     text = str(error)
     if isinstance(error, KeyError) or 'keras' not in sys.modules:
         return _other_name(text.strip('\'"'), _metrics)
