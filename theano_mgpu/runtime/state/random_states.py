@@ -14,8 +14,9 @@ def random_states() -> dict[str, np.ndarray]:
     generator = np.random.RandomState()
     generator.set_state(np.random.get_state())
     _, words, gauss = random.getstate()
-    return {'numpy': to_array(generator), 'python': np.array(words, 'uint64'),
-            'gauss': np.array(np.nan if gauss is None else gauss)}
+    second = [] if gauss is None else [gauss]  # `random.gauss` draws two numbers at once, and keeps one
+    return {'numpy': to_array(generator),
+            'python': np.append(np.array(words, 'uint64'), np.array(second, 'float64').view('uint64'))}
 
 
 def set_random_states(states: Mapping[str, np.ndarray]) -> None:
@@ -28,7 +29,8 @@ def set_random_states(states: Mapping[str, np.ndarray]) -> None:
 def generators(states: Mapping[str, np.ndarray]) -> tuple[tuple, random.Random]:
     """Return the state of NumPy's generator, and one of Python with the state that `random_states` returned."""
     for_python = random.Random()
-    gauss = float(states.get('gauss', np.nan))  # the second of two numbers; files of earlier versions lack it
-    for_python.setstate((for_python.getstate()[0], tuple(map(int, states['python'])),
-                         None if np.isnan(gauss) else gauss))
+    version, of_its_own, _ = for_python.getstate()
+    words, second = np.split(states['python'], [len(of_its_own)])
+    gauss = second.view('float64').item() if len(second) else None
+    for_python.setstate((version, tuple(map(int, words)), gauss))
     return from_array(states['numpy']).get_state(), for_python
