@@ -71,6 +71,8 @@ class ModelFunction:
 
     Attributes
     ----------
+    arguments : dict
+        Of the `theano.function`.
     plain : callable
         Plain Theano's function: it compares its results in several processes.
     leading : LeadingInputs
@@ -84,7 +86,7 @@ class ModelFunction:
 
     def __init__(self, state: Any, hint: Hint, arguments: dict[str, Any], compile: Callable[[], Any]) -> None:
         self.kind, self.make_plain = hint.kind, compile
-        self._state, self._hint, self._arguments = state, hint, arguments
+        self._state, self._hint, self.arguments = state, hint, arguments
         self.name, self.updates = '%s_function' % hint.kind, first_of_each(arguments['updates'])
         outputs = list(arguments['outputs'])
         self._is_value = [hasattr(output, '_is_metric') for output in outputs]  # read after the batch, see `values`
@@ -209,7 +211,7 @@ class ModelFunction:
 
     @builds_graphs
     def _make(self, key):
-        arguments, hint, is_one = self._arguments, self._hint, key in (ONE, FIRST)
+        arguments, hint, is_one = self.arguments, self._hint, key in (ONE, FIRST)
         options = dict(contexts=self._first() if is_one else self._state.contexts, mode=arguments['mode'],
                        givens=arguments['givens'], name=self.name, allow_input_downcast=True,
                        batch_of_rank_0=True, samples=dict.fromkeys(hint.samples, 0), length=None if is_one else key,

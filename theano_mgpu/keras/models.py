@@ -4,7 +4,6 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, Iterable
 
-import theano
 from keras import backend as K
 from keras.models import Model
 
@@ -13,7 +12,6 @@ from ..auto.parallel_state import parallel_state_of
 from ..auto.rank_0_function import draw_on_rank_0
 from ..compat import keras_loops, keras_versions, theano_functions
 from ..graph.traces import name_layer
-from ..graph.updates import first_of_each
 
 OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
 KINDS = ('train', 'test', 'predict')
@@ -112,36 +110,6 @@ def states_of(model: Model) -> list[Any]:
     optimizer = inner.optimizer
     named = list(optimizer.weights) + [pair[0] for pair in optimizer.updates if isinstance(pair, tuple)]
     return [variable for variable in named if variable not in model.weights]
-
-
-def batch_inputs(model: Model, targets: bool = True) -> list[theano.Variable]:
-    """List placeholders in the order in which Keras feeds them: inputs, targets, sample weights, learning phase."""
-    inputs = keras_versions.feed_inputs(model) + (keras_versions.feed_targets(model) if targets else [])
-    return inputs + [K.learning_phase()] * takes_phase(model)
-
-
-def takes_phase(model: Model) -> bool:
-    """Return whether the functions of a model take the learning phase, their last input."""
-    return bool(model.uses_learning_phase) and not isinstance(K.learning_phase(), int)
-
-
-def new_values(model: Model, kind: str) -> dict[Any, theano.Variable]:
-    """Return the new values that a batch gives to variables, without a step of the optimizer.
-
-    Parameters
-    ----------
-    model : keras.Model
-    kind : {'test', 'predict'}
-
-    Returns
-    -------
-    dict of SharedVariable to theano.Variable
-        Of layers, then of metrics. If a variable has several, the first counts.
-    """
-    pairs = list(model.state_updates)
-    if kind != 'predict':
-        pairs += keras_versions.metric_updates(model)
-    return first_of_each(pairs)
 
 
 def members(data: Any) -> list[Any]:

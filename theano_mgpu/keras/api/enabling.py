@@ -253,6 +253,8 @@ class EnabledState(ParallelState):
         """Show a verification report before the first batch of a kind, unless the report of another kind covers it."""
         if self._verified.isdisjoint(VERIFIED_BY[kind]):
             self._verified.add(kind)
+            function = self.functions[kind]
             self.enabled.show_report(self.name, lambda: verify_batch(
-                keras_versions.inner(self._model()), kind, inputs, self.contexts))
+                keras_versions.inner(self._model()), kind, function.arguments['params'], function.updates, inputs,
+                self.contexts))
         return proceed(inputs)

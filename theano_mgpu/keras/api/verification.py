@@ -1,20 +1,17 @@
 """`theano_mgpu.keras.verify`: compares one step on one device with one on several contexts."""
 from __future__ import annotations
 
-import contextlib
-import functools
-from typing import Any
+from typing import Any, Mapping, Sequence
 
-import numpy as np
 import theano
 from keras import backend as K
 from keras.backend.theano_backend import Function
 from keras.models import Model
 
+from ...auto.definition import Definition
 from ...auto.parallel_state import ParallelState, parallel_state_of
 from ...auto.steps import length_of
 from ...compat import keras_versions
-from ...compat.theano_functions import plain_function
 from ...devices.context_map import Context
 from ...errors import MgpuError
 from ...graph.graph import shared_variables
@@ -23,10 +20,9 @@ from ...graph.rewrites import substitute
 from ...graph.updates import of_type
 from ...parallel_function import ParallelFunction
 from ...runtime.state.random_states import random_states, set_random_states
-from ...runtime.verification.comparison import on_both_sides, rows_of
-from ...runtime.verification.report import TOLERANCE, VerificationReport, largest
+from ...runtime.verification.comparison import Verification, unchanged
+from ...runtime.verification.report import VerificationReport
 from ...utils import mpi_environment
-from ..models import batch_inputs, new_values, takes_phase
 from .arguments import chosen_contexts
 
 
@@ -68,7 +64,8 @@ def verify(model: Model, x: Any, y: Any, gpus: Any = None, sample_weight: Any = 
     contexts = state.contexts if gpus is None and state else chosen_contexts(gpus)
     inner = keras_versions.inner(model)
     data = inner._standardize_user_data(x, y, sample_weight=sample_weight)
-    return verify_batch(inner, 'train', sum(map(list, data), []), contexts, tolerance)
+    inputs, updates = _train_function(inner)
+    return verify_batch(inner, 'train', inputs, updates, sum(map(list, data), []), contexts, tolerance)
 
 
 def check_alone() -> None:
@@ -77,8 +74,8 @@ def check_alone() -> None:
         raise MgpuError('verify compares one device with the contexts of one process: run it without mpirun')
 
 
-def verify_batch(model: Model, kind: str, arrays: list[Any], contexts: list[Context],
-                 tolerance: float | None = None) -> VerificationReport:
+def verify_batch(model: Model, kind: str, inputs: Sequence[Any], updates: Mapping[Any, Any], arrays: list[Any],
+                 contexts: list[Context], tolerance: float | None = None) -> VerificationReport:
     """Compare a batch, as Keras standardises it, on one device and on contexts; nothing is changed.
 
     Parameters
@@ -87,8 +84,12 @@ def verify_batch(model: Model, kind: str, arrays: list[Any], contexts: list[Cont
         Compiled, unless it predicts.
     kind : {'train', 'test', 'predict'}
         Compare a training step; the loss and metrics without training; or the outputs.
+    inputs : list of theano.Variable
+        Of the model's function of this kind.
+    updates : dict of SharedVariable to theano.Variable
+        The new values that this function gives.
     arrays : list of ndarray
-        Inputs, targets and sample weights, as Keras feeds them. A prediction takes only the inputs.
+        The arguments of the function. The learning phase may be left out.
     contexts : list of Context
     tolerance : float, optional
 
@@ -96,63 +97,33 @@ def verify_batch(model: Model, kind: str, arrays: list[Any], contexts: list[Cont
     -------
     VerificationReport
     """
-    updates = _updates_of_train_function(model) if kind == 'train' else new_values(model, kind)
-    batch, before = _Batch(model, kind, updates), parallel_state_of(model)
+    outputs, options = _outputs(model, kind, updates), getattr(model, '_function_kwargs', {})
+    states = _states(model) if kind == 'train' else {}
+    arrays = arrays + [int(kind == 'train')] * (len(inputs) - len(arrays))
+    whole = without_prints([*outputs.values(), *updates.values()])  # a script's prints appear once
+    results, new = whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
+    before = parallel_state_of(model)
     state = before.over(contexts) if before else ParallelState(model.name, contexts)
-    inputs = arrays[:len(batch.inputs)]
-    if takes_phase(model):
-        inputs[len(batch.inputs) - 1:] = [int(kind == 'train')]
-    with _restored(model, batch):
-        one, many = on_both_sides('verify %s' % model.name, functools.partial(batch.on_one_device, inputs),
-                                  functools.partial(batch.over_contexts, state, inputs))
-    tolerance = tolerance or TOLERANCE[K.floatx()]
-    left_out = _without_gradient(one, tolerance)
-    rows = rows_of(list(one), list(one.values()), [many[key] for key in one])
-    rows = [row for row in rows if (row.kind, row.name) not in left_out]
-    return VerificationReport(rows, state.contexts, tolerance, [name for kind, name in left_out if kind == 'weight'])
+    changed = [*updates, *keras_versions.metric_weights(model)]
+    changed += [v for v in shared_variables(whole) if getattr(v, 'default_update', None) is not None]  # random states
 
-
-class _Batch:
-    """The computation of a batch by a model, on one device or over contexts, with all values to compare.
-
-    Parameters
-    ----------
-    model : keras.Model
-    kind : {'train', 'test', 'predict'}
-    updates : dict of SharedVariable to theano.Variable
-        New values.
-    """
-
-    def __init__(self, model, kind, updates):
-        self._name, self.updated = kind + '_function', list(updates)
-        self._options = dict(getattr(model, '_function_kwargs', {}), allow_input_downcast=True)
-        self.inputs = batch_inputs(model, targets=kind != 'predict')
-        self._outputs = _outputs(model, kind, updates)  # by kind and name, as in a VerificationReport
-        self._states = _states(model) if kind == 'train' else {}  # values after the batch, by kind and name
-        # A script's prints appear once.
-        self.expressions = without_prints([*self._outputs.values(), *updates.values()])
-
-    def on_one_device(self, inputs: list[Any]) -> dict[tuple[str, str], np.ndarray]:
-        """Return outputs and states, by kind and name, as plain Theano computes them. No variable changes."""
-        results = plain_function(self.inputs, self.expressions, no_default_updates=True, on_unused_input='ignore',
-                                 **self._options)(*inputs)
-        new = dict(zip(self.updated, results[len(self._outputs):]))
-        values = {key: np.array(value) for key, value in zip(self._outputs, results)}
-        for key, variable in self._states.items():
-            values[key] = np.array(new[variable]) if variable in new else K.get_value(variable)
-        return values
-
-    def over_contexts(self, state: ParallelState, inputs: list[Any]) -> dict[tuple[str, str], np.ndarray]:
-        """Return the same over the contexts of a ParallelState; variables have their new values afterwards."""
-        outputs, new = self.expressions[:len(self._outputs)], self.expressions[len(self._outputs):]
-        function = ParallelFunction(self.inputs, outputs, dict(zip(self.updated, new)), contexts=state.contexts,
-                                    name=self._name, length=length_of(inputs), **self._options)
+    def compute():
+        function = ParallelFunction(inputs, results, new, contexts=state.contexts, name=kind + '_function',
+                                    length=length_of(arrays), allow_input_downcast=True, **options)
         if function.refused:
             state.cannot_divide(function)
-        results = function(*inputs)
-        values = {key: np.array(value) for key, value in zip(self._outputs, results)}
-        values.update((key, K.get_value(variable)) for key, variable in self._states.items())
-        return values
+        with unchanged(changed):
+            return function(*arrays) + [K.get_value(variable) for variable in states.values()]
+    random = random_states()
+    try:
+        with unchanged(changed):
+            if keras_versions.is_compiled(model):
+                keras_versions.reset_metrics(model)
+            verification = Verification(inputs, [*outputs, *states], results + [new.get(v, v) for v in states.values()],
+                                        **options)
+            return verification.report(arrays, compute, state.contexts, tolerance)
+    finally:
+        set_random_states(random)
 
 
 def _outputs(model, kind, updates):
@@ -178,51 +149,16 @@ def _states(model):
     return states
 
 
-def _updates_of_train_function(model):
-    """Return the new values that the train function of a model gives, by variable; an MgpuError if they are not known.
-    """
+def _train_function(model):
+    """Return the inputs of the train function of a model, and its updates; an MgpuError if they are not known."""
     state = parallel_state_of(model)
     functions = state.functions if state else {}
     if 'train' not in functions:
         model._make_train_function()
     if 'train' in functions:
-        return functions['train'].updates
+        return functions['train'].arguments['params'], functions['train'].updates
     if not isinstance(model.train_function, Function):
         raise MgpuError('the train function of %s is %r, which neither Keras nor theano_mgpu has made: its updates are '
                         'not known. Verify before it is replaced' % (model.name, model.train_function))
-    inputs = model.train_function.function.maker.inputs
-    return {each.variable: each.update for each in inputs if each.update is not None}
-
-
-@contextlib.contextmanager
-def _restored(model, batch):
-    """Set the metrics of a model to 0; restore them afterwards, and the variables that the batch changes."""
-    changed = batch.updated + keras_versions.metric_weights(model)
-    changed += [variable for variable in shared_variables(batch.expressions)
-                if getattr(variable, 'default_update', None) is not None]  # random states
-    before = [(variable, variable.get_value()) for variable in dict.fromkeys(changed)]
-    states = random_states()
-    try:
-        if keras_versions.is_compiled(model):
-            keras_versions.reset_metrics(model)
-        yield
-    finally:
-        for variable, value in before:
-            variable.set_value(value)
-        set_random_states(states)
-
-
-def _without_gradient(one, tolerance):
-    """Return kinds and names of weights, and of their optimizer's states, whose gradient is zero except for rounding.
-
-    Optimizers such as Adam make full steps from it, in any direction.
-    """
-    gradients = [(name, largest(value)) for (kind, name), value in one.items() if kind == 'gradient']
-    most = max([size for _, size in gradients], default=0)
-    states = [key for key in one if key[0] == 'optimizer']
-    left_out = []
-    for i, (name, size) in enumerate(gradients):
-        if size <= tolerance * most:
-            # First come single states, such as the number of steps; then groups with one state for each weight.
-            left_out += [('weight', name)] + states[len(states) % len(gradients) + i::len(gradients)]
-    return left_out
+    definition = Definition(model.train_function.function)
+    return [each.variable for each in definition.inputs], definition.updates

@@ -5,7 +5,7 @@ from typing import Any, Mapping, Sequence
 
 from ...errors import MgpuError
 from ...graph.repeatable import unrepeatable_in
-from .comparison import Verification
+from .comparison import Verification, unchanged
 from .report import VerificationReport
 
 
@@ -16,20 +16,16 @@ def verified(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tole
         raise MgpuError('verify compares with one device, which has the whole batch: here each process has samples '
                         'of its own. Verify in one process, without mpirun')
     outputs, updates = function.built.definition
+    names = [('output', output.name or 'number %d' % i) for i, output in enumerate(outputs)]
+    names += [('new value', str(variable)) for variable in updates]
+
+    def compute():
+        with unchanged(each.variable for each in function.updated):
+            return function.locked_step((args, kwargs)) + [each.value() for each in function.updated]
     with function.lock:
-        verification = Verification(function.arguments.inputs, outputs, updates, function.options.mode)
-        return verification.report(function.arguments.bind(args, kwargs), lambda: _undone_step(function, args, kwargs),
-                                   function.contexts, tolerance)
-
-
-def _undone_step(function, args, kwargs):
-    """Return the outputs of a step, and the new values, which are undone."""
-    before = [each.value() for each in function.updated]
-    try:
-        return function.locked_step((args, kwargs)) + [each.value() for each in function.updated]
-    finally:
-        for each, value in zip(function.updated, before):
-            each.variable.set_value(value)
+        verification = Verification(function.arguments.inputs, names, [*outputs, *updates.values()],
+                                    function.options.mode)
+        return verification.report(function.arguments.bind(args, kwargs), compute, function.contexts, tolerance)
 
 
 def is_divided_for(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

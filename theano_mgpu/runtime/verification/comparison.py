@@ -1,7 +1,8 @@
 """The comparison of a batch on one device, by plain Theano, with the same batch over contexts."""
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Mapping, Sequence
+import contextlib
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import theano
@@ -15,32 +16,32 @@ from ...utils.checksums import checksum
 from ...utils.progress import passing_bar
 from .report import TOLERANCE, Row, VerificationReport, largest, relative_difference
 
-ROUNDING = 'a change of the inputs in their last digit changes it as much'
-
 
 class Verification:
     """A comparison of the results of a function over contexts with the results of plain Theano on the host.
 
     Parameters
     ----------
-    inputs, outputs : list of theano.Variable
-    new_values : dict of SharedVariable to theano.Variable
-    mode
+    inputs : list of theano.Variable
+    names : list of (str, str)
+        The kind and the name of each result, see `Row`.
+    results : list of theano.Variable
+        Outputs, and new values of shared variables.
+    mode, givens
         As for `theano.function`.
     """
 
-    def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
-                 new_values: Mapping[Any, theano.Variable], mode: Any) -> None:
-        graph = host_graph([*outputs, *new_values.values()])
+    def __init__(self, inputs: Sequence[theano.Variable], names: Sequence[tuple[str, str]],
+                 results: Sequence[theano.Variable], mode: Any = None, givens: Any = None) -> None:
+        graph = host_graph(results)
         views = [variable for variable in shared_variables(graph) if hasattr(variable.tag, 'stands_for')]
         graph = substitute(graph, {view: on_host(view.tag.stands_for) for view in views})  # values on a device, fetched
-        self._names = [('output', output.name or 'number %d' % i) for i, output in enumerate(outputs)]
-        self._names += [('new value', str(variable)) for variable in new_values]
-        self._shared = shared_variables(graph)
-        self._tolerance = _tolerance(list(inputs) + self._shared + graph)
+        self._names, self._shared = names, shared_variables(graph)
+        self._dtype = _coarsest([*inputs, *self._shared, *graph])
         # New values are further outputs: the call changes nothing.
         self._plain = plain_function(inputs, graph, mode=theano.compile.get_mode(mode).excluding('gpuarray_opt'),
-                                      no_default_updates=True, on_unused_input='ignore', allow_input_downcast=True)
+                                     givens=givens, no_default_updates=True, on_unused_input='ignore',
+                                     allow_input_downcast=True)
 
     def report(self, values: Sequence[Any], compute: Callable[[], Any], contexts: Sequence[Context],
                tolerance: float | None = None) -> VerificationReport:
@@ -56,58 +57,51 @@ class Verification:
         tolerance : float, optional
             By default the tolerance of the coarsest dtype in the graph.
         """
-        tolerance = tolerance or self._tolerance
-        one, many = on_both_sides('verify', lambda: self._plain(*values), compute)
+        tolerance = tolerance or TOLERANCE[self._dtype]
+        with passing_bar(2, 'sides', 'verify') as bar:
+            one = self._plain(*values)
+            bar.update(1)
+            many = compute()
         rows = self._rows(one, many)
         arbitrary = []
         if any(row.difference > tolerance for row in rows):
-            nudged = [self._rows(one, self._nudged(values, seed)) for seed in range(3)]
-            arbitrary = [row for row, *others in zip(rows, *nudged)
-                         if tolerance < row.difference < 10 * max(other.difference for other in others)]
+            nudged = zip(*[self._rows(one, self._nudged(values, seed)) for seed in range(3)])
+            changes = [max(other.difference for other in others) for others in nudged]
+            arbitrary = [row for row, change in zip(rows, changes) if tolerance < row.difference < 10 * change and
+                         change > 10 * np.finfo(self._dtype).eps]  # more than rounding, however small the tolerance
         return VerificationReport([row for row in rows if row not in arbitrary], contexts, tolerance,
-                                  [row.name for row in arbitrary], ROUNDING)
+                                  [row.name for row in arbitrary])
 
     def _rows(self, one, many):
-        return rows_of(self._names, list(map(_numbers, one)), map(_numbers, many))
+        """Return the rows of a report on the values of one device, and of several contexts.
+
+        A gradient that is zero in theory, as for a bias before a batch normalisation, is pure rounding. So differences
+        of gradients are relative to the largest gradient of all.
+        """
+        one, many = list(map(_numbers, one)), map(_numbers, many)
+        least = max([largest(value) for (kind, _), value in zip(self._names, one) if kind == 'gradient'], default=0)
+        return [Row(kind, name, np.size(value), relative_difference(other, value, least if kind == 'gradient' else 0))
+                for (kind, name), value, other in zip(self._names, one, many)]
 
     def _nudged(self, values, seed):
         """Return the results of one device when inputs and shared variables differ in their last digit."""
-        before = [(variable, variable.get_value()) for variable in self._shared if not is_random_state(variable)]
         random = np.random.RandomState(seed)
-        try:
-            for variable, value in before:
-                variable.set_value(_nudge(value, random))
+        variables = [variable for variable in self._shared if not is_random_state(variable)]
+        with unchanged(variables):
+            for variable in variables:
+                variable.set_value(_nudge(variable.get_value(), random))
             return self._plain(*[_nudge(value, random) for value in values])
-        finally:
-            for variable, value in before:
-                variable.set_value(value)
 
 
-def on_both_sides(title: str, on_one_device: Callable[[], Any], over_contexts: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return the results of a computation on one device, and over contexts; both run under a progress bar."""
-    with passing_bar(2, 'sides', title) as bar:
-        one = on_one_device()
-        bar.update(1)
-        return one, over_contexts()
-
-
-def rows_of(names: Sequence[tuple[str, str]], one: Sequence[Any], many: Iterable[Any]) -> list[Row]:
-    """Return the rows of a VerificationReport.
-
-    A gradient that is zero in theory, as for a bias before a batch normalisation, is pure rounding. So differences of
-    gradients are relative to the largest gradient of all.
-
-    Parameters
-    ----------
-    names : list of (str, str)
-        The kind and the name of each value.
-    one : list of ndarray
-    many : iterable of ndarray
-        The values of one device, and of several contexts.
-    """
-    gradient = max([largest(value) for (kind, _), value in zip(names, one) if kind == 'gradient'], default=0)
-    return [Row(kind, name, np.size(value), relative_difference(other, value, gradient if kind == 'gradient' else 0))
-            for (kind, name), value, other in zip(names, one, many)]
+@contextlib.contextmanager
+def unchanged(variables: Iterable[Any]) -> Iterator[None]:
+    """Give shared variables the values back that they had before the ``with`` block."""
+    before = [(variable, variable.get_value()) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.set_value(value)
 
 
 def _nudge(value, random):
@@ -127,6 +121,7 @@ def _numbers(value):
     return value if isinstance(value, (np.ndarray, np.number)) else np.array(checksum(value))
 
 
-def _tolerance(variables):
+def _coarsest(variables):
+    """Return the real dtype of variables that rounds most."""
     dtypes = {getattr(variable.type, 'dtype', None) for variable in variables}
-    return max([TOLERANCE[dtype] for dtype in dtypes.intersection(TOLERANCE)], default=TOLERANCE['float64'])
+    return max(dtypes.intersection(TOLERANCE), key=TOLERANCE.__getitem__, default='float64')

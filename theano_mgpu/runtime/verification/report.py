@@ -43,16 +43,14 @@ class VerificationReport(Printed):
     contexts : list of Context
     tolerance : float
     arbitrary : list of str
-        Names of values that are not compared.
-    why : str
-        Why they are not.
+        Names of values that are not compared, since a change of the inputs in their last digit changes them as much.
     passed : bool
         Whether no difference is above the tolerance.
     """
 
     def __init__(self, rows: Sequence[Row], contexts: Sequence[Context], tolerance: float,
-                 arbitrary: Sequence[str] = (), why: str = 'the gradient is zero but for rounding') -> None:
-        self.rows, self.contexts, self.tolerance, self.arbitrary, self.why = rows, contexts, tolerance, arbitrary, why
+                 arbitrary: Sequence[str] = ()) -> None:
+        self.rows, self.contexts, self.tolerance, self.arbitrary = rows, contexts, tolerance, arbitrary
         self.passed = all(row.difference <= tolerance for row in rows)
 
     def show(self, name: str, strict: bool = False) -> None:
@@ -73,7 +71,8 @@ class VerificationReport(Printed):
                                                 '' if row.difference <= self.tolerance else '  <-- differs')
                   for row in self.rows]
         if self.arbitrary:
-            lines.append('not compared, since %s: %s' % (self.why, ', '.join(self.arbitrary)))
+            lines.append('not compared, since a change of the inputs in their last digit changes it as much: %s'
+                         % ', '.join(self.arbitrary))
         worst = max([row.difference for row in self.rows], default=0)
         verdict = 'same answer' if self.passed else 'NOT the same answer'
         lines.append('%s: the largest difference is %.1e, the tolerance %.1e' % (verdict, worst, self.tolerance))
