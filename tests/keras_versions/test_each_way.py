@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.devices import gpu_devices
 
 from .test_versions import HERE, VERSIONS, python
 from .zoo_difference import difference
@@ -15,10 +16,24 @@ from .zoo_difference import difference
 KINDS = ('of_images', 'of_sequences', 'of_masked_sequences', 'of_two_branches', 'of_weighted_classes', 'with_a_state')
 CUDA = os.path.join(os.path.dirname(HERE), 'cuda_on_cpu')
 RUN = ['-m', 'theano_mgpu', 'run', '--always']
-WAYS = {'two contexts': RUN + ['--contexts', 'a->cpu;b->cpu'],
-        'two processes': ['-m', 'theano_mgpu', 'launch', '-n', '2', *RUN[2:], '--contexts', 'a->cpu;b->cpu'],
-        'two CUDA devices': [CUDA, 'run', '--devices', '2', sys.executable, *RUN, '--contexts',
-                             'a->cuda0;b->cuda1']}
+ON_CPU = ['--contexts', 'a->cpu;b->cpu']
+
+
+def on_cuda():
+    """Return the words that run a program on two CUDA devices, on one twice, or on two of the stand-in."""
+    pytest.importorskip('pygpu')
+    devices = [device for device in gpu_devices() if device.startswith('cuda')]
+    if devices:
+        return [*RUN, '--contexts', 'a->%s;b->%s' % tuple(devices[:2])]
+    built = subprocess.run([sys.executable, CUDA, 'build'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if built.returncode:
+        pytest.skip('the CUDA stand-in cannot be built')
+    return [CUDA, 'run', '--devices', '2', sys.executable, *RUN, '--contexts', 'a->cuda0;b->cuda1']
+
+
+WAYS = {'two contexts': lambda: RUN + ON_CPU,
+        'two processes': lambda: ['-m', 'theano_mgpu', 'launch', '-n', '2', *RUN[2:], *ON_CPU],
+        'two CUDA devices': on_cuda}
 
 
 def written(version, words, path, flags):
@@ -45,13 +60,8 @@ def plain(tmp_path_factory):
 @pytest.mark.parametrize('way', WAYS)
 @pytest.mark.parametrize('version', [*VERSIONS, '2.3.1'])
 def test_all_results(version, way, plain, tmp_path):
-    if way == 'two CUDA devices':
-        pytest.importorskip('pygpu')
-        built = subprocess.run([sys.executable, CUDA, 'build'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        if built.returncode:
-            pytest.skip('the CUDA stand-in cannot be built')
-    expected = plain(version)
-    found = written(version, WAYS[way], tmp_path / 'results.npz', 'floatX=float64')
+    words, expected = WAYS[way](), plain(version)
+    found = written(version, words, tmp_path / 'results.npz', 'floatX=float64')
     assert found.keys() == expected.keys()
     differences = {name: difference(expected[name], found[name]) for name in expected}
     worst = {kind: max(d for name, d in differences.items() if name.startswith(kind)) for kind in KINDS}

@@ -6,8 +6,10 @@ import threading
 from typing import Any
 
 from ..comm.choice import choose_ranks
-from ..errors import LengthError, MgpuError, in_one_line
+from ..errors import GraphError, LengthError, MgpuError, in_one_line
+from ..options import Options
 from ..parallel_function import ParallelFunction
+from ..plan.layout import mesh_for
 from .chooser import Chooser, State, Way
 from .definition import Definition, Refusal
 from .enabled import Enabled
@@ -25,10 +27,15 @@ NO_BATCH_YET = 'no call has shown a batch of more than one sample'
 NOT_TIMED = 'it was not called often enough to be timed'
 PROFILED = 'it is profiled'
 NOT_COMPUTED = 'no call of it has succeeded'
+NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
 
 
 class EnabledFunction:
     """A callable in place of a `theano.function`: plain Theano or a ParallelFunction, whichever is faster.
+
+    A function whose graph is placed on devices runs on them from its first call on. Its batch is divided if there are
+    several replicas, or micro-batches. A call without a batch, or with one that cannot be divided, runs as it is on the
+    first replica.
 
     Parameters
     ----------
@@ -37,27 +44,29 @@ class EnabledFunction:
     usage : FunctionUsage
     definition : Definition, optional
         By default the graph of the function. Of a copy, Theano has kept the optimised graph alone.
+    placed : bool
+        Whether the graph is placed on devices.
     """
 
-    _how = 'divided'  # in the summary
-    _not_divided = '%s stays on one device: %s'
-
     def __init__(self, enabled: Enabled, function: Any, usage: FunctionUsage,
-                 definition: Definition | None = None) -> None:
+                 definition: Definition | None = None, placed: bool = False) -> None:
         self._enabled, self._function, self._usage = enabled, function, usage
         self._definition, self._in_place = definition or Definition(function), InPlaceUpdates(function)
         self._ranks, self._lock = choose_ranks(None), threading.RLock()
         self._programs: dict[str | None, Programs] = {}  # by the text of the outputs that were asked for, None for all
         self._refusal: str | None = None
         self._n_failures, self._has_failed = 0, False
-        self._raises_refusals = enabled.strict
-        self._chooser = Chooser(State.SEVERAL if enabled.always else State.TIMES_ONE, self._ranks)
+        self._placed, self._how = placed, 'placed' if placed else 'divided'  # the latter in the summary
+        self._whole: dict[Programs, ParallelFunction] = {}  # of a placed graph: the functions that divide no batch
+        self._divides = None if placed else True  # not known yet whether there are several replicas, or micro-batches
+        self._chooser = Chooser(State.SEVERAL if enabled.always or placed else State.TIMES_ONE, self._ranks)
         self._is_called = False
 
     @property
     def step(self) -> ParallelFunction | None:
         """The ParallelFunction of all outputs, or of some where all were never asked for; None if there is none."""
-        return next((programs.step for programs in self._programs.values()), None)
+        divided = next((programs.step for programs in self._programs.values()), None)
+        return divided or next(iter(self._whole.values()), None)
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         if not self._is_called:
@@ -76,9 +85,11 @@ class EnabledFunction:
         usage = self._enabled.report.usage(function.mgpu_name)
         if function.profile:
             usage.run_on([], PROFILED)
+            if self._placed:
+                self._enabled.tell(NOT_PLACED % (function.mgpu_name, PROFILED))
             return
-        function.mgpu_divided = type(self)(self._enabled, function, usage,
-                                           self._definition.copied(swap, delete_updates))
+        function.mgpu_divided = EnabledFunction(self._enabled, function, usage,
+                                                self._definition.copied(swap, delete_updates), self._placed)
 
     # ------------------------------------------------------------------------------- one device or several contexts
 
@@ -139,7 +150,7 @@ class EnabledFunction:
         key = None if subset is None else str(subset)
         programs = self._programs.get(key)
         news = programs is None or programs.is_news(args, kwargs)
-        if not news and self._is_plain(programs):
+        if not news and programs.step is None and not self._placed:
             return self._plain(args, kwargs)
         call = FunctionCall(self._function, functools.partial(self._compute, key, news))
         try:
@@ -162,10 +173,6 @@ class EnabledFunction:
         if key not in self._programs:
             self._programs[key] = Programs(*self._definition.on_host(subset), self._compiled)
         return self._programs[key]
-
-    def _is_plain(self, programs):
-        """Return whether plain Theano is to compute a call that shows no new batch."""
-        return programs.step is None
 
     def _note_failure(self, failure):
         """Go on with one device where calls fail over the contexts again and again; one alone may do so by its data."""
@@ -190,18 +197,56 @@ class EnabledFunction:
         """Compute the outputs and new values over the contexts, see `FunctionCall`."""
         try:
             programs = self._programs_of(key, subset)
+            if self._divides is None:
+                self._divides = self._is_divided(subset)
         except MgpuError as error:
-            return functools.partial(self._stay, str(error))
-        if programs.step is None or news:
+            return self._cannot_run(error)
+        if self._divides and (programs.step is None or news):
             self._choose(programs.choose, programs, values)
         if programs.step is None:
-            return functools.partial(self._note_undivided, programs)
+            return self._as_it_is(programs, values) if self._placed else \
+                functools.partial(self._note_undivided, programs)
         try:
             return self._by(programs.step, values)
         except LengthError:
             if not programs.choose_made(values):
-                return functools.partial(self._choose, programs.change, programs, values)
+                change = functools.partial(self._choose, programs.change, programs, values)
+                return self._as_it_is(programs, values, change) if self._placed else change
         return self._by(programs.step, values)
+
+    def _is_divided(self, subset):
+        """Return whether a placed graph has several replicas, or micro-batches."""
+        _, outputs, updates = self._definition.on_host(subset)
+        mesh = mesh_for([*outputs, *updates.values(), *updates], self._enabled.contexts())
+        return len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().in_rounds
+
+    def _as_it_is(self, programs, values, afterwards=None):
+        """Compute a call of a placed graph as it is on the first replica."""
+        if programs not in self._whole:
+            try:
+                self._whole[programs] = programs.whole()
+            except MgpuError as error:
+                return self._cannot_run(error)
+            self._verify(self._whole[programs], values)
+        step = self._whole[programs]
+        if programs.step is None:
+            self._usage.run_on(step.contexts, self._how)
+        results = self._by(step, values)
+        if afterwards is not None:
+            afterwards()
+        return results
+
+    def _cannot_run(self, error):
+        """Return a callable that leaves the function to plain Theano; a placed one is an error with `strict`."""
+        text = NOT_PLACED % (self._usage.name, error)
+        if self._placed and self._enabled.strict:
+            raise GraphError(text) from error
+
+        def leave():
+            self._stay(str(error))
+            if self._placed:
+                self._enabled.tell(text)
+        return leave
 
     def _by(self, step, values):
         lent = self._in_place.lent()
@@ -222,11 +267,12 @@ class EnabledFunction:
                 if is_first:
                     self._usage.run_on(programs.step.contexts, self._how)
         except Refusal as refusal:
-            if is_first and self._raises_refusals:
+            if is_first and self._enabled.strict and not self._placed:
                 programs.forget_refusals()
                 raise
             if self._refusal is None:
-                text = self._not_divided if is_first else '%s computes some batches on one device: %s'
+                text = '%s computes some batches on one device: %s' if not is_first else \
+                    '%s runs on one replica of its devices: %s' if self._placed else '%s stays on one device: %s'
                 self._enabled.tell(text % (self._usage.name, refusal))
             self._refusal = str(refusal)
 

@@ -15,8 +15,7 @@ from ..graph.placement.propagation import is_placed
 from ..options import Options
 from ..utils import mpi_environment
 from .enabled import Enabled
-from .enabled_function import NO_BATCH, PROFILED, EnabledFunction
-from .placed_function import NOT_PLACED, PlacedFunction
+from .enabled_function import NO_BATCH, NOT_PLACED, PROFILED, EnabledFunction
 from .rank_0_function import draw_on_rank_0
 from .report import FunctionReport
 from .surrounded_function import record
@@ -149,7 +148,7 @@ class EnabledFunctions(Enabled):
             if placed:
                 self.tell(NOT_PLACED % (usage.name, obstacle))
         else:
-            function.mgpu_divided = (PlacedFunction if placed else EnabledFunction)(self, function, usage)
+            function.mgpu_divided = EnabledFunction(self, function, usage, placed=placed)
         draw_on_rank_0(function, usage.name)
         record(function, arguments, usage.name, choose_ranks(None))
 

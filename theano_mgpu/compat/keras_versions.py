@@ -53,13 +53,6 @@ def feed_inputs(model: Any) -> list[Any]:
     return getattr(model, '_feed_inputs', model.inputs)
 
 
-def feed_targets(model: Any) -> list[Any]:
-    """Return the targets of a compiled model that take arrays, and then the sample weights."""
-    if number() >= (2, 0):
-        return model._feed_targets + model._feed_sample_weights
-    return model.targets + model.sample_weights
-
-
 def trained_weights(model: Any) -> list[Any]:
     """Return the weights that a compiled model trains; none if it is not compiled."""
     if number() == (1, 0):  # it does not keep them

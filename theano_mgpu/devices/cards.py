@@ -5,14 +5,13 @@ bus ids.
 """
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
-from typing import Any, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 from . import cuda_libraries
-from .discovery import DeviceStatus
+from .discovery import DeviceStatus, nvml
 
 PROC = '/proc/driver/nvidia/gpus'  # a folder for each card, named by its PCI bus id
 SAME_ORDER = 'CUDA_DEVICE_ORDER=PCI_BUS_ID'
@@ -58,10 +57,10 @@ def bus_address(bus_id: str) -> Tuple[int, ...]:
 
 def _bus_ids():
     """Return the PCI bus ids of all cards of this machine; none where neither NVML nor the driver's files tell."""
-    with _nvml() as nvml:
-        if nvml is not None:
-            handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-            return [_text(nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+    with nvml() as library:
+        if library is not None:
+            handles = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
+            return [_text(library.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
     return os.listdir(PROC) if os.path.isdir(PROC) else []
 
 
@@ -70,35 +69,20 @@ def _visible(bus_ids):
     return [] if 'CUDA_VISIBLE_DEVICES' in os.environ else bus_ids
 
 
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    """Yield the module pynvml, initialised; None where it or NVML is missing, or fails."""
-    try:
-        import pynvml
-        pynvml.nvmlInit()
-    except Exception:  # no module, or a pynvml.NVMLError: without NVIDIA's driver
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def _text(value):
     return value.decode() if isinstance(value, bytes) else value
 
 
 def nvml_status(card: Card) -> DeviceStatus | None:
     """Return the name, memory and utilisation of a card without opening it; None where NVML does not tell."""
-    with _nvml() as nvml:
-        if nvml is None:
+    with nvml() as library:
+        if library is None:
             return None
         try:
-            handle = nvml.nvmlDeviceGetHandleByPciBusId(card.bus_id.encode())
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            return DeviceStatus(card.name, memory.free, memory.total, nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        except nvml.NVMLError:  # a slice of a card (MIG), or a card of another container
+            handle = library.nvmlDeviceGetHandleByPciBusId(card.bus_id.encode())
+            memory = library.nvmlDeviceGetMemoryInfo(handle)
+            return DeviceStatus(card.name, memory.free, memory.total, library.nvmlDeviceGetUtilizationRates(handle).gpu)
+        except library.NVMLError:  # a slice of a card (MIG), or a card of another container
             return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
-from typing import Any, NamedTuple, Optional
+from typing import Any, Iterator, NamedTuple, Optional
 
 from ..errors import ContextError, warn
 from . import cuda_libraries
@@ -160,18 +160,27 @@ def _nvidia_utilisation(gpu_context):
 
     None where NVML is missing, as in some containers, or reports none, as for a slice of a device (MIG).
     """
+    with nvml() as library:
+        if library is not None:
+            with contextlib.suppress(library.NVMLError):
+                handle = library.nvmlDeviceGetHandleByPciBusId(gpu_context.unique_id)
+                return library.nvmlDeviceGetUtilizationRates(handle).gpu
+    return None
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Any]:
+    """Yield the module pynvml, initialised; None where it or NVML is missing, or fails."""
     try:
         import pynvml
-    except ImportError:
-        return None
-    with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpu_context.unique_id)
-            return pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-        finally:
-            pynvml.nvmlShutdown()
-    return None
+    except Exception:  # no module, or a pynvml.NVMLError: without NVIDIA's driver
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _proc_fields(path):
