@@ -322,7 +322,7 @@ def test_an_input_whose_end_is_damaged(files, capfd):
         file.write(content)
     assert predict('model.h5', 'x.npz', 'y.npy', '--quiet') == 2
     error = capfd.readouterr().err
-    assert 'the input x.npz cannot be read at samples' in error and 'y.npy.unfinished: run the same' in error
+    assert 'the input x.npz cannot be read: ' in error
     assert not os.path.exists('y.npy')
 
 
@@ -435,7 +435,6 @@ def test_an_array_that_is_shorter_than_the_archive_says(tmp_path):
     assert content.count(lengths[0]) == 2
     with open(path, 'wb') as file:
         file.write(content.replace(*lengths))
-    with open_inputs(path, ['x']) as (x,):
-        for start in (40, 70):
-            with pytest.raises(MgpuError, match='x.npz cannot be read at samples %d to 79: .*before row 80' % start):
-                rows_of([x], start, 80, path)
+    with pytest.raises(MgpuError, match='x.npz cannot be read: .*expected 2400 bytes got 1200'), \
+            open_inputs(path, ['x']):
+        pass

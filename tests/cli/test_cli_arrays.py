@@ -15,16 +15,6 @@ def test_inputs_of_different_lengths(tmp_path):
         pass
 
 
-def test_compressed_rows_are_read_from_any_place(tmp_path):
-    """A prediction that resumes, for example, reads rows from the middle of a file."""
-    rows = np.arange(3000.).reshape(500, 2, 3)
-    np.savez_compressed(str(tmp_path / 'x.npz'), x=rows)
-    with open_inputs(str(tmp_path / 'x.npz'), ['input']) as (x,):
-        np.testing.assert_array_equal(x[123:130], rows[123:130])
-        np.testing.assert_array_equal(x[490:600], rows[490:])
-        np.testing.assert_array_equal(x[3:5], rows[3:5])
-
-
 def test_stored_arrays_are_memory_mapped(tmp_path):
     np.savez(str(tmp_path / 'x.npz'), x=np.arange(10.), none=np.ones((0, 3)))
     with open_inputs(str(tmp_path / 'x.npz'), ['x']) as (x,):

@@ -109,10 +109,6 @@ class Chooser:
         if state is not None:
             self._timing, self.state = None, state
 
-    def settle(self, way: Way) -> None:
-        """Compute all calls in one way from now on."""
-        self.state = State.SEVERAL if way is Way.SEVERAL else State.ONE
-
     def rest(self) -> None:
         """Compute calls on one device until some take much longer than those that were timed."""
         self.seconds.pop(Way.SEVERAL, None)

@@ -78,7 +78,7 @@ class EnabledFunction:
 
     def divide_always(self) -> None:
         """Compute each call over the contexts from now on, if it can be divided, without timing."""
-        self._chooser.settle(Way.SEVERAL)
+        self._chooser = Chooser(State.SEVERAL, self._ranks)
 
     def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
         """Run a copy of the function over the contexts, too, unless it is profiled."""

@@ -12,7 +12,6 @@ from ..devices.context_map import Context, describe
 from ..errors import in_one_line, warn
 from ..runtime.steps import Computed
 from .fallback import FAILED
-from .model_report import Usage
 from .steps import count
 
 CANNOT_DIVIDE = 'cannot be computed in parts: '  # why a model is not divided; the reason of the analysis follows
@@ -37,29 +36,25 @@ class ParallelState:
         ``tell(name, text)`` tells the user how the model differs from one device.
     strict : bool
         Whether a difference from one device is an error.
+    usage : Usage, optional
+        Counts the batches of functions that are made for the model.
 
     Attributes
     ----------
     continued : list of SharedVariable or None
         The states of the optimizer with which the next train function continues.
-    usage : Usage or None
-        Counts the batches of functions that are made for the model.
     functions : dict of str to ModelFunction
         The functions of the package for the model, by kind: 'train', 'test', 'predict'. The model's own attributes may
         be functions of the user's that call these.
     """
 
     def __init__(self, name: str, contexts: list[Context], tell: Callable[[str, str], None] = warn_of,
-                 strict: bool = False) -> None:
+                 strict: bool = False, usage: Any = None) -> None:
         self.name, self.contexts, self.strict, self._tell = name, contexts, strict, tell
         self.continued: list[Any] | None = None
-        self.usage: Any = None
+        self.usage = usage
         self.functions: dict[str, Any] = {}
         self._refusals: set[str] = set()  # reasons that the user knows
-
-    def over(self, contexts: list[Context]) -> ParallelState:
-        """Return a new state over other contexts, which tells the user in the same way."""
-        return ParallelState(self.name, contexts, self._tell, self.strict)
 
     def notify(self, text: str) -> None:
         """Tell the user how the model differs from one device, by a sentence without its subject, the model's name."""
@@ -95,10 +90,6 @@ class ParallelState:
         """Compare the results that each process has computed by itself, before all compute a batch together."""
         for function in self.functions.values():
             function.compare()
-
-    def count_in(self, usage: Usage) -> None:
-        """Count the batches of later functions in a Usage."""
-        self.usage = usage
 
     def leaves_all(self) -> bool:
         """Return whether all batches are left to plain Keras, since dividing them gains nothing."""

@@ -100,24 +100,24 @@ def open_npy(path: str, stack: contextlib.ExitStack) -> dict[str, np.ndarray]:
     return {'array': mapped(path, 0, os.path.getsize(path))}
 
 
-def open_npz(path: str, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """Open the arrays of an .npz file."""
-    archive = stack.enter_context(zipfile.ZipFile(path))
-    return {info.filename[:-len('.npy')]: member_of(path, archive, info, stack)
-            for info in archive.infolist() if info.filename.endswith('.npy')}
+def open_npz(path: str, stack: contextlib.ExitStack) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file: mapped into memory, or read whole where they are compressed."""
+    with zipfile.ZipFile(path) as archive:
+        return {info.filename[:-len('.npy')]: member_of(path, archive, info)
+                for info in archive.infolist() if info.filename.endswith('.npy')}
 
 
-def member_of(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, stack: contextlib.ExitStack) -> Any:
-    """Open one array of an .npz file: memory-mapped, if it is not compressed."""
-    stream = stack.enter_context(archive.open(info))
-    if info.compress_type == zipfile.ZIP_STORED:
+def member_of(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """Return one array of an .npz file, see `open_npz`."""
+    array = None
+    with archive.open(info) as stream:
+        if info.compress_type != zipfile.ZIP_STORED:
+            read_header(stream, info.file_size)
+            stream.seek(0)
+            array = np.lib.format.read_array(stream)
         while stream.read(CHUNK):  # zipfile compares the checksum at the end
             pass
-        return mapped(path, data_offset(path, info), info.file_size)
-    shape, fortran_order, dtype = read_header(stream, info.file_size)
-    if fortran_order:  # its rows are not contiguous in the file
-        return Stream(stream, shape[::-1], dtype)[:].T
-    return Stream(stream, shape, dtype)
+    return mapped(path, data_offset(path, info), info.file_size) if array is None else array
 
 
 def mapped(path: str, offset: int, size: int) -> np.ndarray:
@@ -176,33 +176,6 @@ def data_offset(path: str, info: zipfile.ZipInfo) -> int:
     with open(path, 'rb') as file:
         file.seek(info.header_offset + 26)
         return info.header_offset + 30 + sum(struct.unpack('<HH', file.read(4)))
-
-
-class Stream:
-    """Rows of a compressed array, best read in increasing order: each step back begins at the first row again.
-
-    Parameters
-    ----------
-    stream : file
-        At the first row.
-    shape : tuple of int
-    dtype : numpy.dtype
-    """
-
-    def __init__(self, stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.shape, self.dtype = shape, dtype
-        self._stream, self._begin = stream, stream.tell()
-
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        start, stop, _ = rows.indices(self.shape[0])
-        row_bytes = n_bytes(self.shape[1:], self.dtype)
-        self._stream.seek(self._begin + start * row_bytes)
-        data = self._stream.read((stop - start) * row_bytes)
-        if len(data) < (stop - start) * row_bytes:
-            raise EOFError('it ends before row %d of %d' % (stop, self.shape[0]))
-        if stop == self.shape[0]:
-            self._stream.read(1)  # at the end zipfile compares the checksum
-        return np.frombuffer(data, self.dtype).reshape((stop - start,) + self.shape[1:])
 
 
 def open_h5(path: str, stack: contextlib.ExitStack) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-from typing import NamedTuple
 
 from ..comm import mpi_library
 from ..comm.allocation import allocation
@@ -31,18 +30,8 @@ def processes(text: str) -> int | str:
     return AUTO if text == AUTO else devices(text)
 
 
-class Decision(NamedTuple):
-    """The number of processes, and the reason."""
-
-    processes: int
-    reason: str
-
-    def __str__(self) -> str:
-        return '%s: %s' % ('one process' if self.processes == 1 else '%d processes' % self.processes, self.reason)
-
-
-def decide(args: argparse.Namespace) -> Decision:
-    """Return the Decision for ``--processes auto``; no device is opened.
+def decide(args: argparse.Namespace) -> tuple[int, str]:
+    """Return the number of processes for ``--processes auto``, and the reason; no device is opened.
 
     Raises
     ------
@@ -51,29 +40,24 @@ def decide(args: argparse.Namespace) -> Decision:
     """
     job = allocation()
     if job is not None:
-        return Decision(1, 'this is a job of %s, whose processes launch starts' % job.scheduler)
+        return 1, 'this is a job of %s, whose processes launch starts' % job.scheduler
     if args.verify:
-        return Decision(1, '--verify compares one device with the contexts of one process')
+        return 1, '--verify compares one device with the contexts of one process'
     contexts = args.contexts or choose_contexts(args.gpus)
-    wanted = _wanted(contexts)
-    if wanted.processes > 1:
-        try:
-            check_mpi()
-        except MissingError as error:
-            return Decision(1, '%d would be faster, but %s' % (wanted.processes, error))
-        if args.gpus:  # so that the processes do not look for them again, and tell about it
-            args.contexts, args.gpus = contexts, None
-    return wanted
-
-
-def _wanted(contexts):
-    """Return the Decision, where processes can be started."""
     if len(contexts) == 1:
-        return Decision(1, 'there is one context')
+        return 1, 'there is one context'
     if any(context.kind != 'cpu' for context in contexts):
-        return Decision(1, 'it launches for all GPUs')
+        return 1, 'it launches for all GPUs'
     n = min(len(contexts), len(os.sched_getaffinity(0)))
-    return Decision(n, 'Python computes one context on the CPU at a time' if n > 1 else 'there is one core')
+    if n == 1:
+        return 1, 'there is one core'
+    try:
+        check_mpi()
+    except MissingError as error:
+        return 1, '%d would be faster, but %s' % (n, error)
+    if args.gpus:  # so that the processes do not look for them again, and tell about it
+        args.contexts, args.gpus = contexts, None
+    return n, 'Python computes one context on the CPU at a time'
 
 
 def check_mpi() -> None:
@@ -101,10 +85,10 @@ def number_of(args: argparse.Namespace) -> int:
         if args.processes > 1 and allocation() is None:
             check_mpi()
         return args.processes
-    decision = decide(args)
+    n, reason = decide(args)
     if not args.quiet:
-        note('--processes auto: %s' % (decision,))
-    return decision.processes
+        note('--processes auto: %s: %s' % ('one process' if n == 1 else '%d processes' % n, reason))
+    return n
 
 
 def start(ranks: int, args: argparse.Namespace) -> int:

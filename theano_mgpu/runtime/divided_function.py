@@ -31,7 +31,7 @@ from .remedies import Remedies
 from .replicas.replicated import replicated
 from .runner import Runner
 from .steps import Computed, Steps
-from .verification import checks
+from .verification import comparison
 from .verification.report import VerificationReport
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
@@ -215,9 +215,9 @@ class DividedFunction:
         arguments : tuple of args and kwargs, or None
             None for a process whose data has ended; once the data of all has, None is returned.
         """
-        if not self._is_verified and arguments and checks.is_divided_for(self, *arguments):
+        if not self._is_verified and arguments and comparison.is_divided_for(self, *arguments):
             self._is_verified = True
-            report = checks.verified(self, *arguments)
+            report = comparison.verified(self, *arguments)
             if not report.passed:
                 raise GraphError('%s does not give the answer of one device, nothing was changed: %s'
                                  % (self.options.name or 'a function', report))
@@ -372,4 +372,4 @@ class DividedFunction:
         --------
         ``print(step.verify(x[:31], y[:31]))``
         """
-        return checks.verified(self, args, kwargs, tolerance)
+        return comparison.verified(self, args, kwargs, tolerance)

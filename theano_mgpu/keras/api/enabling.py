@@ -136,9 +136,11 @@ def _compile(original):
 def _make_function(original):
     @functools.wraps(original)
     def make(self):
+        state = parallel_state_of(self)
         if hasattr(self, 'template'):
-            EnabledModels.in_force.count(self)
-        elif not keras_versions.is_compiled(self) and not parallel_state_of(self):
+            if state.usage is None:
+                state.usage = EnabledModels.in_force.report.usage(self.name)
+        elif not keras_versions.is_compiled(self) and not state:
             EnabledModels.in_force.attach(self)
         original(self)
     return make
@@ -162,14 +164,6 @@ class EnabledModels(Enabled):
         super().__init__(report, *arguments)
         self.gpus = gpus
         self._told: set[tuple[str, str]] = set()
-        self._left: set[str] = set()  # names of models that are left to plain Keras
-        self._parallel: Any = weakref.WeakKeyDictionary()  # model of multi_gpu_model -> Usage
-
-    def count(self, model: Model) -> None:
-        """Count the batches of a model of `multi_gpu_model`, by functions that are made from now on."""
-        state = parallel_state_of(model)
-        if state is not None and state.usage is None:
-            state.count_in(self._parallel.get(model) or self._parallel.setdefault(model, self.report.usage(model.name)))
 
     def attach(self, model: Model, before: ParallelState | None = None) -> None:
         """Run a model over the contexts; `before` is its state from an earlier `compile`, if any."""
@@ -178,28 +172,25 @@ class EnabledModels(Enabled):
             check_built(model, 'enable')
             check_compile(model)
         except ValueError as error:
-            if name not in self._left:
-                self._left.add(name)
+            if not any(usage.is_left and usage.name == name for usage in self.report.usages):
                 left = self.report.usage(name)
                 left.why, left.is_left = 'left to plain Keras: %s' % error, True
-            self.notify(name, 'is left to plain Keras, on the host or the device of the flag "device": %s'
-                        % error)
+            self.notify(name, 'is left to plain Keras, on the host or the device of the flag "device": %s' % error)
             return
         usage = before.usage if isinstance(before, EnabledState) else self.report.usage(name)
         set_parallel_state(model, EnabledState(self, model, usage, chosen_contexts(self.gpus)))
 
-    def notify(self, name: str, text: str, noted: bool = True) -> None:
-        """Tell the user about a model once, whatever the numbers in the text; with `strict`, raise a GraphError.
+    def notify(self, name: str, text: str) -> None:
+        """Tell the user about a model once, and note it in the report, whatever the numbers in the text.
 
-        The report has it, too, if `noted`.
+        With `strict`, raise a GraphError.
         """
         whole, key = '%s %s' % (name, text), (name, re.sub(r'\d', '', text))
         if self.strict:
             raise GraphError(whole)
         if key not in self._told:
             self._told.add(key)
-            if noted:
-                self.report.notes.append(whole)
+            self.report.notes.append(whole)
             self.tell(whole)
 
 
@@ -207,8 +198,8 @@ class EnabledState(ParallelState):
     """The ParallelState of a model that `enable` has found."""
 
     def __init__(self, enabled: EnabledModels, model: Model, usage: Usage, contexts: list[Context]) -> None:
-        super().__init__(of_user(model).name, contexts, enabled.notify, enabled.strict)
-        self.enabled, self.usage = enabled, usage
+        super().__init__(of_user(model).name, contexts, enabled.notify, enabled.strict, usage)
+        self.enabled = enabled
         self._model = weakref.ref(of_user(model))
         if len(contexts) == 1 and choose_ranks(None).size == 1:
             self.explain('there is one context')

@@ -116,7 +116,8 @@ class ParallelModel(Model):
         """
         super().compile(*args, **kwargs)
         check_compile(self)
-        set_parallel_state(self, ParallelState(self.name, self.contexts))
+        before = parallel_state_of(self)
+        set_parallel_state(self, ParallelState(self.name, before.contexts, usage=before.usage))
         if self._compiles_template:
             compile_like(self.template, self)
 

@@ -102,16 +102,14 @@ def verify_batch(model: Model, kind: str, inputs: Sequence[Any], updates: Mappin
     arrays = arrays + [int(kind == 'train')] * (len(inputs) - len(arrays))
     whole = without_prints([*outputs.values(), *updates.values()])  # a script's prints appear once
     results, new = whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
-    before = parallel_state_of(model)
-    state = before.over(contexts) if before else ParallelState(model.name, contexts)
     changed = [*updates, *keras_versions.metric_weights(model)]
     changed += [v for v in shared_variables(whole) if getattr(v, 'default_update', None) is not None]  # random states
 
     def compute():
-        function = ParallelFunction(inputs, results, new, contexts=state.contexts, name=kind + '_function',
+        function = ParallelFunction(inputs, results, new, contexts=contexts, name=kind + '_function',
                                     length=length_of(arrays), allow_input_downcast=True, **options)
         if function.refused:
-            state.cannot_divide(function)
+            (parallel_state_of(model) or ParallelState(model.name, contexts)).cannot_divide(function)
         with unchanged(changed):
             return function(*arrays) + [K.get_value(variable) for variable in states.values()]
     random = random_states()
@@ -121,7 +119,7 @@ def verify_batch(model: Model, kind: str, inputs: Sequence[Any], updates: Mappin
                 keras_versions.reset_metrics(model)
             verification = Verification(inputs, [*outputs, *states], results + [new.get(v, v) for v in states.values()],
                                         **options)
-            return verification.report(arrays, compute, state.contexts, tolerance)
+            return verification.report(arrays, compute, contexts, tolerance)
     finally:
         set_random_states(random)
 

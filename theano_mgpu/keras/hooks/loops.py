@@ -7,7 +7,6 @@ import contextlib
 import functools
 import inspect
 import os
-import random
 from typing import Any, Callable
 
 import numpy as np
@@ -23,6 +22,7 @@ from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import on_rank_0
 from ...compat import keras_versions
 from ...runtime.consistency import check_lengths
+from ...runtime.state.random_states import random_states, set_random_states
 from ...utils import mpi_environment
 from ...utils.spare import wait_until_needed
 from ..models import members
@@ -224,10 +224,9 @@ class RankSync(keras_callbacks.Callback):
         """
         if theano.config.mgpu.data == 'sharded':
             return
-        states = broadcast_object(self.ranks, (random.getstate(), np.random.get_state()))
+        states = broadcast_object(self.ranks, random_states())
         if self.ranks.rank:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+            set_random_states(states)
 
     def _check_samples(self, logs: Any = None) -> None:
         """Raise a RankBatchError unless every rank was given as many samples, or they may differ."""

@@ -177,7 +177,8 @@ class Account:
     def note(self) -> None:
         """Count a step, and write its line if it is due: each k-th one, and 1, 2, 4, 8 before the first."""
         self.steps += 1
-        if self.steps % self._ledger.every == 0 or self.steps < self._ledger.every and is_power_of_two(self.steps):
+        if self.steps % self._ledger.every == 0 or self.steps < self._ledger.every and \
+                not self.steps & (self.steps - 1):  # steps 1, 2, 4, 8, ...
             self._write()
 
     def _write(self):
@@ -188,11 +189,6 @@ class Account:
         self._ranks.divided.consolidate()
         with failing_together(self._ranks):
             write()
-
-
-def is_power_of_two(number: int) -> bool:
-    """Return whether a positive number is 1, 2, 4, 8 and so on."""
-    return number & (number - 1) == 0
 
 
 def _current(variable):
