@@ -10,6 +10,7 @@ from theano_mgpu.comm.host_sum import all_reduce
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.plan import buckets
+from theano_mgpu.plan.step_plan import DeviceReduce
 
 import numpy as np
 from cost_model import EVERY_DEVICE, MEMORY, PARTS, CostModel, Link, Network, Row, fit_line, in_half
@@ -209,7 +210,8 @@ def bytes_of_gradients(model: Any) -> int:
 def scheme_of(model: Any) -> str:
     """Return the scheme of `cost_model.SCHEMES` in which the contexts of a parallel model add gradients."""
     plan = model.train_function.function.plan
-    return 'host' if not plan.sums_by_nccl else 'gather' if plan.shares.logical_shards else 'ring'
+    by_nccl = any(isinstance(group.collective, DeviceReduce) for part in plan.parts for group in part.sums)
+    return 'host' if not by_nccl else 'gather' if plan.shares.logical_shards else 'ring'
 
 
 def median_seconds(action: Callable[..., Any], arguments: Sequence[Sequence[Any]] = ((),),

@@ -44,6 +44,27 @@ if keras.__version__ > '1':
     assert all((a == b).all() for a, b in zip(load_model(sys.argv[1]).get_weights(), expected))
 """
 
+QUEUES = """
+import theano_mgpu
+import keras
+from keras.utils.data_utils import GeneratorEnqueuer, OrderedEnqueuer, Sequence
+class Rows(Sequence):
+    def __len__(self):
+        return 2
+    def __getitem__(self, i):
+        raise ValueError('there is no row %d' % i)
+queue = OrderedEnqueuer(Rows())
+queue.start(1, 10)
+try:
+    next(queue.get())
+    raise AssertionError
+except StopIteration as error:
+    assert 'there is no row' in str(error)
+queue = GeneratorEnqueuer(iter([1, 2]))
+queue.start(1)
+assert list(queue.get()) == [1, 2]
+"""
+
 
 def each(versions, quick):
     """Return the mark of a test for each version: some of them are quick, the others are for `make test-slow`."""
@@ -93,6 +114,11 @@ def test_all_kinds_of_models(version):
 @pytest.mark.parametrize('version', VERSIONS)
 def test_images(version):
     check_equal(version, ['of_images'], flags='floatX=float64')
+
+
+@each(('2.0.9', '2.1.6'), quick=('2.0.9',))
+def test_queues_end_by_stop_iteration(version):
+    python(version, '-c', QUEUES)
 
 
 @each(VERSIONS, quick=('0.3.3', '1.2.2', '2.2.4'))

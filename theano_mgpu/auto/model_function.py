@@ -21,7 +21,7 @@ from ..training import TrainingFunction
 from .fallback import FAILED, by_plain, is_for_plain
 from .steps import Choice, length_of
 
-ONE, FIRST = 'one replica', 'first context'  # keys of programs that divide no batch
+FIRST = 'first replica'  # the key of the program that divides no batch
 
 
 class Hint(NamedTuple):
@@ -93,7 +93,7 @@ class ModelFunction:
         self._outputs = [output for output, is_value in zip(outputs, self._is_value) if not is_value]
         self._values: list[Any] = []
         self.read: Callable[[], list[Any]] = list
-        self._programs: dict[Any, Any] = {}  # by the length that the graph may have as a number; see also `ONE`
+        self._programs: dict[Any, Any] = {}  # by the length that the graph may have as a number; see also `FIRST`
         self._lengths: set[int] | None = None  # such numbers
         self._usual: int | str | None = hint.length  # the key of the program of the usual batch
         self._is_new, self._has_divided = True, False
@@ -211,11 +211,11 @@ class ModelFunction:
 
     @builds_graphs
     def _make(self, key):
-        arguments, hint, is_one = self.arguments, self._hint, key in (ONE, FIRST)
-        options = dict(contexts=self._first() if is_one else self._state.contexts, mode=arguments['mode'],
+        arguments, hint, is_first = self.arguments, self._hint, key == FIRST
+        options = dict(contexts=self._first() if is_first else self._state.contexts, mode=arguments['mode'],
                        givens=arguments['givens'], name=self.name, allow_input_downcast=True,
-                       batch_of_rank_0=True, samples=dict.fromkeys(hint.samples, 0), length=None if is_one else key,
-                       must_divide=not is_one and key != self._usual, micro_batches=1 if key == FIRST else None)
+                       batch_of_rank_0=True, samples=dict.fromkeys(hint.samples, 0), length=None if is_first else key,
+                       must_divide=not is_first and key != self._usual, micro_batches=1 if is_first else None)
         inputs, outputs, updates = arguments['params'], self._outputs, self.updates
         if hint.kind == 'train':
             return TrainingFunction(inputs, outputs[0], hint.params, updates, outputs[1:], **options)
@@ -229,10 +229,10 @@ class ModelFunction:
             if step.refused:
                 step = self._of_first_batch(length)
         only = step.inputs.only_length
-        if step.ranks.size > 1 or step.refused or self._usual == ONE or only == length:
+        if step.ranks.size > 1 or step.refused or self._usual == FIRST or only == length:
             return step
         if only is not None:  # the graph has another length: it computes, or fails, as plain Keras does
-            return self._program(ONE)
+            return self._program(FIRST)
         if self._lengths is None:
             self._lengths = written_lengths([*self._outputs, *self.updates.values()])
         return length in self._lengths and self._program(length) or step
@@ -312,8 +312,8 @@ class ModelFunction:
             self._state.notify('has left a batch to plain Keras, on one device: %s' % FAILED % in_one_line(error))
             return
         contexts = self._first()
-        self._program(ONE)
-        self._usual = ONE
+        self._program(FIRST)
+        self._usual = FIRST
         self._state.use_one_replica(contexts, error)
 
     def forget_prepared(self) -> None:
@@ -346,24 +346,3 @@ class ModelFunction:
             if self._run.account is not None:
                 self._run.account.note()
         return self._with_values((self._sums / self._samples).tolist()) if self._samples else None
-
-
-class InItsPlace:
-    """A callable in place of a `theano.function`, none of whose batches is divided: it calls a ModelFunction.
-
-    Parameters
-    ----------
-    function : ModelFunction
-    """
-
-    def __init__(self, function: ModelFunction) -> None:
-        self._function = function
-
-    def __call__(self, args: Any, kwargs: Any) -> Any:
-        return self._function(*args)
-
-    def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
-        """Leave a copy of the function to plain Theano."""
-
-    def divide_always(self) -> None:
-        """Leave all batches as they are."""

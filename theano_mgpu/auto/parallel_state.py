@@ -19,11 +19,6 @@ CANNOT_DIVIDE = 'cannot be computed in parts: '  # why a model is not divided; t
 _models: weakref.WeakSet[Any] = weakref.WeakSet()  # the models that have had a ParallelState
 
 
-def warn_of(name: str, text: str) -> None:
-    """Warn about a model: a sentence whose subject, the model's name, is left out of the text."""
-    warn('%s %s' % (name, text))
-
-
 class ParallelState:
     """The contexts of a model, and its functions over them.
 
@@ -33,7 +28,7 @@ class ParallelState:
         Of the model.
     contexts : list of Context
     tell : callable
-        ``tell(name, text)`` tells the user how the model differs from one device.
+        ``tell(name, text)`` tells the user how the model differs from one device; by default it warns.
     strict : bool
         Whether a difference from one device is an error.
     usage : Usage, optional
@@ -48,9 +43,10 @@ class ParallelState:
         be functions of the user's that call these.
     """
 
-    def __init__(self, name: str, contexts: list[Context], tell: Callable[[str, str], None] = warn_of,
+    def __init__(self, name: str, contexts: list[Context], tell: Callable[[str, str], None] | None = None,
                  strict: bool = False, usage: Any = None) -> None:
-        self.name, self.contexts, self.strict, self._tell = name, contexts, strict, tell
+        self.name, self.contexts, self.strict = name, contexts, strict
+        self._tell = tell or (lambda name, text: warn('%s %s' % (name, text)))
         self.continued: list[Any] | None = None
         self.usage = usage
         self.functions: dict[str, Any] = {}

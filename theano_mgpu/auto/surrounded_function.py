@@ -1,7 +1,7 @@
 """A `theano.function` with steps that surround each call: the ledger, and checkpoints."""
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 from theano.compile.function_module import Function
 
@@ -20,6 +20,8 @@ class SurroundedFunction:
     Parameters
     ----------
     function : theano.compile.function_module.Function
+    compute : callable, optional
+        The last step; by default the function itself computes, or what is in its place.
 
     Attributes
     ----------
@@ -28,9 +30,9 @@ class SurroundedFunction:
     steps : Steps
     """
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, compute: Callable[[Any], Computed] | None = None) -> None:
         self._function, self.divided = function, function.mgpu_divided
-        self.steps = Steps(self._compute)
+        self.steps = Steps(compute or self._compute)
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         return self.steps((args, kwargs)).outputs

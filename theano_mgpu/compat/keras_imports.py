@@ -1,4 +1,4 @@
-"""Keras 2.3.1's choice of a backend when it is imported, and its data sets of texts."""
+"""Keras on the Python and NumPy of today: its backend, its data sets of texts, and its queues of batches."""
 from __future__ import annotations
 
 import contextlib
@@ -60,6 +60,24 @@ def keep_ragged_arrays(dataset: Any) -> None:
 
     load = functools.partial(numpy.load, allow_pickle=True)
     dataset.np = types.SimpleNamespace(**dict(vars(numpy), array=array, load=load))
+
+
+def end_queues_by_stop_iteration(data_utils: Any) -> None:
+    """Let queues of batches end by a StopIteration that a generator raises, as before Python 3.7 (PEP 479).
+
+    Without this, a fit_generator of Keras 2.0 and 2.1 whose data end, or whose Sequence has an error, ends with
+    "RuntimeError: generator raised StopIteration".
+    """
+    names = set() if hasattr(data_utils, 'init_pool_generator') else {'OrderedEnqueuer', 'GeneratorEnqueuer'}  # 2.2 on
+    for name in names.intersection(vars(data_utils)):
+        @wrap(getattr(data_utils, name))
+        def get(original, self):
+            try:
+                yield from original(self)
+            except RuntimeError as error:
+                if not isinstance(error.__cause__, StopIteration):
+                    raise
+                return error.__cause__.value
 
 
 def index_kernels_by_tuples(conv_utils: Any) -> None:

@@ -38,7 +38,9 @@ def cards() -> list[Card]:
         driver.cuDeviceGetName(name, len(name), number)
         driver.cuDeviceGetPCIBusId(bus_id, len(bus_id), number)
         named.append((name.value.decode('utf8', 'replace'), bus_id.value.decode()))
-    everywhere = sorted(map(bus_address, _bus_ids() or _visible([bus_id for _, bus_id in named])))
+    # Where nothing tells of all cards, those that CUDA sees are all, if it is not told to hide some.
+    seen = [] if 'CUDA_VISIBLE_DEVICES' in os.environ else [bus_id for _, bus_id in named]
+    everywhere = sorted(map(bus_address, _bus_ids() or seen))
     return [Card('cuda%d' % number, name, bus_id,
                  everywhere.index(bus_address(bus_id)) if bus_address(bus_id) in everywhere else None)
             for number, (name, bus_id) in enumerate(named)]
@@ -62,11 +64,6 @@ def _bus_ids():
             handles = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
             return [_text(library.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
     return os.listdir(PROC) if os.path.isdir(PROC) else []
-
-
-def _visible(bus_ids):
-    """Return the PCI bus ids that CUDA sees, if these are all."""
-    return [] if 'CUDA_VISIBLE_DEVICES' in os.environ else bus_ids
 
 
 def _text(value):

@@ -7,11 +7,13 @@ from typing import Any, Callable, Iterable
 from keras import backend as K
 from keras.models import Model
 
-from ..auto.model_function import Hint, InItsPlace, ModelFunction
+from ..auto.model_function import Hint, ModelFunction
 from ..auto.parallel_state import parallel_state_of
 from ..auto.rank_0_function import draw_on_rank_0
+from ..auto.surrounded_function import SurroundedFunction
 from ..compat import keras_loops, keras_versions, theano_functions
 from ..graph.traces import name_layer
+from ..runtime.steps import Computed
 
 OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
 KINDS = ('train', 'test', 'predict')
@@ -64,7 +66,7 @@ def _replaced(model, kind, made, arguments, compile):
     if not function.is_whole:
         return function
     plain = compile()
-    plain.mgpu_divided = InItsPlace(function)
+    plain.mgpu_divided = SurroundedFunction(plain, lambda call: Computed(function(*call[0])))
     return plain
 
 

@@ -274,11 +274,5 @@ class StepPlan:
         """The last part of each stage."""
         return {stage.parts[-1] for stage in self.stages}
 
-    @property
-    def sums_by_nccl(self) -> bool:
-        """True if NCCL adds a sum between the devices."""
-        boundaries = [*(stage.boundary for stage in self.stages), self.last]
-        return any(isinstance(group.collective, DeviceReduce) for each in boundaries for group in each.sums)
-
     def __str__(self) -> str:
         return explained(self)

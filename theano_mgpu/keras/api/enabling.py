@@ -138,8 +138,7 @@ def _make_function(original):
     def make(self):
         state = parallel_state_of(self)
         if hasattr(self, 'template'):
-            if state.usage is None:
-                state.usage = EnabledModels.in_force.report.usage(self.name)
+            state.usage = state.usage or EnabledModels.in_force.report.usage(self.name)
         elif not keras_versions.is_compiled(self) and not state:
             EnabledModels.in_force.attach(self)
         original(self)

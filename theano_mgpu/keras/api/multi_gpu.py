@@ -116,8 +116,7 @@ class ParallelModel(Model):
         """
         super().compile(*args, **kwargs)
         check_compile(self)
-        before = parallel_state_of(self)
-        set_parallel_state(self, ParallelState(self.name, before.contexts, usage=before.usage))
+        set_parallel_state(self, ParallelState(self.name, self.contexts, usage=parallel_state_of(self).usage))
         if self._compiles_template:
             compile_like(self.template, self)
 
