@@ -72,8 +72,10 @@ def divided_update():
 
 def resnet():
     """Return the plan of a ResNet-20 in Keras, with exact batch normalisation."""
+    from theano_mgpu.compat import keras_versions
     from theano_mgpu.graph.updates import first_of_each
-    from theano_mgpu.keras.models import batch_inputs, new_values
+
+    from keras import backend as K
     benchmarks = os.path.join(os.path.dirname(__file__), '..', '..', 'benchmarks')
     with on_path(benchmarks):
         import exactness
@@ -81,8 +83,9 @@ def resnet():
     model.compile('sgd', 'categorical_crossentropy')
     params = model._collected_trainable_weights
     updates = first_of_each([*model.updates, *model.optimizer.get_updates(params=params, loss=model.total_loss),
-                             *new_values(model, 'test').items()])
-    return planned(batch_inputs(model), [model.total_loss], updates, params=params, name='ResNet-20', by_nccl=True)
+                             *model.state_updates, *keras_versions.metric_updates(model)])
+    inputs = [*model._feed_inputs, *model._feed_targets, *model._feed_sample_weights, K.learning_phase()]
+    return planned(inputs, [model.total_loss], updates, params=params, name='ResNet-20', by_nccl=True)
 
 
 def momentum(gradients, params):

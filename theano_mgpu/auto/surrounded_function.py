@@ -21,7 +21,7 @@ class SurroundedFunction:
     ----------
     function : theano.compile.function_module.Function
     compute : callable, optional
-        The last step; by default the function itself computes, or what is in its place.
+        The last step; by default the function itself computes, or the callable in its place.
 
     Attributes
     ----------

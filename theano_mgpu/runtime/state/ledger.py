@@ -177,8 +177,7 @@ class Account:
     def note(self) -> None:
         """Count a step, and write its line if it is due: each k-th one, and 1, 2, 4, 8 before the first."""
         self.steps += 1
-        if self.steps % self._ledger.every == 0 or self.steps < self._ledger.every and \
-                not self.steps & (self.steps - 1):  # steps 1, 2, 4, 8, ...
+        if self.steps % self._ledger.every == 0 or self.steps & -self.steps == self.steps < self._ledger.every:
             self._write()
 
     def _write(self):
