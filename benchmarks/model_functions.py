@@ -7,6 +7,7 @@ Each checkout has its own Python, with which a process is started for each round
 ratios after / before within the rounds.
 """
 import functools
+import gc
 import json
 import statistics
 import subprocess
@@ -31,6 +32,7 @@ def measured(contexts):
         model = keras.Sequential([*layers, keras.layers.Dense(10, activation='softmax')])
         model.compile('adam', 'categorical_crossentropy', metrics=['accuracy'])
         x, y = rng.rand(64, 32), np.eye(10)[rng.randint(0, 10, 64)]
+        gc.collect()  # a whole collection would fall into this step on one side, and not on the other
         began = time.perf_counter()
         model.train_on_batch(x, y)
         found['first step, %d layers' % n_layers] = time.perf_counter() - began
