@@ -199,3 +199,21 @@ def test_an_error_while_the_first_batch_compiles_a_model_is_that_of_keras():
             model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
     finally:
         disable()
+
+
+def test_a_parallel_model_is_counted_in_the_report_of_the_present_enable(cpu2):
+    """A model of multi_gpu_model that was compiled anew was counted in the report of an enable() before."""
+    from theano_mgpu.keras import disable, enable, multi_gpu_model
+
+    from keras.layers import Dense
+    from keras.models import Sequential
+    model, x = multi_gpu_model(Sequential([Dense(2, input_shape=(3,))])), np.ones((4, 3))
+    try:
+        for _ in range(2):
+            report = enable(always=True)
+            model.compile('sgd', 'mse', mode=PYTHON)
+            model.train_on_batch(x, x[:, :2])
+            assert [usage.samples for usage in report.usages if usage.samples] == [{'train': 4}]
+            disable()
+    finally:
+        disable()

@@ -136,9 +136,9 @@ def _compile(original):
 def _make_function(original):
     @functools.wraps(original)
     def make(self):
-        state = parallel_state_of(self)
+        state, report = parallel_state_of(self), EnabledModels.in_force.report
         if hasattr(self, 'template'):
-            state.usage = state.usage or EnabledModels.in_force.report.usage(self.name)
+            state.usage = state.usage if state.usage in report.usages else report.usage(self.name)
         elif not keras_versions.is_compiled(self) and not state:
             EnabledModels.in_force.attach(self)
         original(self)
