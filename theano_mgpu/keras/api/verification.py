@@ -114,7 +114,7 @@ def verify_batch(model: Model, kind: str, inputs: Sequence[Any], updates: Mappin
             return function(*arrays) + [K.get_value(variable) for variable in states.values()]
     random = random_states()
     try:
-        with unchanged(changed):
+        with unchanged(keras_versions.metric_weights(model)):
             if keras_versions.is_compiled(model):
                 keras_versions.reset_metrics(model)
             verification = Verification(inputs, [*outputs, *states], results + [new.get(v, v) for v in states.values()],
