@@ -184,6 +184,8 @@ class TrainingFunction(DividedFunction):
 
     def _call(self, arguments: Any) -> Computed:
         computed = super()._call(arguments)
+        if len(computed.outputs) == self._n_outputs:
+            return computed
         return computed._replace(outputs=computed.outputs[:self._n_outputs])
 
     def over(self, batches: Iterable[Any], ahead: bool | None = None, progress: bool | str = False) -> Iterator[Any]:

@@ -233,8 +233,10 @@ class DividedFunction:
             began = time.perf_counter()
             with self.timings.span('scatter'):
                 bound = self._bind(arguments)
-            with self.timings.span('wait'):
-                lengths, values = self._check_batch(self.calls, bound.length, bound.values)
+            lengths, values = [bound.length], bound.values
+            if self.ranks.size > 1:
+                with self.timings.span('wait'):
+                    lengths, values = self._check_batch(self.calls, bound.length, bound.values)
             self.calls += 1
             self.timings.calls += 1
             if not (sum(lengths) if self.sharded else lengths[0]):
@@ -243,10 +245,10 @@ class DividedFunction:
                     return None
                 raise LengthError('the batch is empty: no process has a sample of it')
             # A batch that was split ahead is of no use if rank 0 has sent other values.
-            bound, ahead = bound._replace(batch=None), bound.batch if values is bound.values else None
-            before = time.perf_counter() - began
-            result = self._computed(values, bound.states, lengths, ahead)
-            self.samples, self.seconds = result.samples, before + result.seconds
+            states, ahead = bound.states, bound.batch if values is bound.values else None
+            del bound
+            result = self._computed(values, states, lengths, ahead)
+            self.samples, self.seconds = result.samples, result.ended - began
             rank_process.report(STEP)
             return result.outputs
 

@@ -27,7 +27,7 @@ from .device_sums import DeviceSums
 from .divided_update import UpdateOwners
 from .gathered_sums import GatheredSums
 from .launcher import Launcher, MemoryExplained, choose_executor
-from .replicas.replicated import Replicated, replicated
+from .replicas.replicated import Replicated, Slots, replicated, slots_of
 from .replicas.transfers import DeviceBuffers
 from .sums import SUMS, HostSums, OverRanks, TreeSums
 from .timeline import Timings
@@ -64,6 +64,7 @@ class CompiledPart:
         self.part, shared = part, variables_of(part)
         self.variables = [replicas[variable] for variable in shared]
         self.updated = [replicas[variable] for variable in part.updates]
+        self._slots: dict[tuple[Context, ...], Slots] = {}
         graph.check_inputs(part.inputs, [*part.graphs, *part.updates.values()])
         self._factors = [factors_of(each) if variable in factored else None
                          for variable, each in zip(part.outputs, part.graphs)]
@@ -76,17 +77,27 @@ class CompiledPart:
                     compiled[context] = compiler.compile_for(
                         context, list(part.inputs), graphs, part.updates, local, mode, part.name,
                         like=list(compiled.values()))
+        self._copies = [[variable.on(context) for variable in self.variables] for context in part.contexts]
         self.functions = [compiled[context] for context in part.contexts]
         self.takes = [function.mgpu_takes for function in self.functions]
         self._positions = np.argsort(self.functions[0].mgpu_order).tolist()
 
+    def slots(self, contexts: tuple[Context, ...]) -> Slots:
+        """Return the Slots of the variables that get new values."""
+        if contexts not in self._slots:
+            self._slots[contexts] = slots_of(self.updated, contexts)
+        return self._slots[contexts]
+
     def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
         own = self.part.is_share
-        for i, context in enumerate(self.part.contexts):
-            with MemoryExplained(i, context, 'copies of shared variables'):
-                for variable in self.variables:
-                    variable.refresh([context], own)
+        for i, (context, copies) in enumerate(zip(self.part.contexts, self._copies)):
+            stale = [variable for variable, copy in zip(self.variables, copies)
+                     if copy not in variable.latest_in or variable.divided]
+            if stale:
+                with MemoryExplained(i, context, 'copies of shared variables'):
+                    for variable in stale:
+                        variable.refresh(context, own)
 
     def drop(self) -> None:
         """Free the values that a failed call has left in the functions: Theano frees them in a call that ends."""
@@ -151,6 +162,8 @@ class Executable:
         If devices send each other new values.
     of_rank_0 : bool
         Whether the outputs and new values of rank 0 count, since an op may give other results on each rank.
+    results : tuple of list of Output
+        The results without, and with, a row a sample.
     launcher : Launcher
     on_devices : bool
         Whether any context is on a device other than the CPU.
@@ -184,6 +197,8 @@ class Executable:
         for part in plan.parts:
             for context in part.contexts:
                 read_on[context].update(part.given)
+        results = list(dict.fromkeys(plan.results))
+        self.results = [each for each in results if not each.has_rows], [each for each in results if each.has_rows]
         one_replica = machine.size == len(plan.mesh.replicas) == 1
         self.sums: dict[SumGroup, HostSums] = {
             group: sums_of(part, group, machine.size, by_tree, plan.kept, read_on,

@@ -1,8 +1,7 @@
 """One attempt at a step: a batch is run, checked, and committed or undone."""
 from __future__ import annotations
 
-import time
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
@@ -54,19 +53,16 @@ class Runner:
         split : callable
             ``split()`` splits it, also a second time.
         """
-        timings, began = self._executable.timings, time.perf_counter()
-        with timings.span('scatter'):
+        with self._executable.timings.span('scatter'):
             batch = batch or split()
             self._executable.refresh()
         if self._sentinel is not None:
             self._sentinel.compare(step)
-        before = time.perf_counter() - began
-        result = self._committed(step, batch, split)
-        return result._replace(seconds=before + result.seconds)
+        return self._committed(step, batch, split)
 
     def _committed(self, step, batch, split):
         """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
-        timings, timed = self._executable.timings, self._speeds.timed(batch)
+        timings, ranks, timed = self._executable.timings, self._executable.communicator, self._speeds.timed(batch)
         run = StepRun(self._executable, batch, timed)
         try:
             run.start()
@@ -75,14 +71,15 @@ class Runner:
             if self._sentinel is not None:
                 self._sentinel.check(step, result, split)
             self._check(result.outputs)
-            with timings.span('wait'):
-                report = self._speeds.report(batch, timed, result.timed)
-                reports = self._executable.communicator.handshake((AGREE, len(report)), report)
+            reports: Any = [self._speeds.report(batch, timed, result.timed)]
+            if ranks.size > 1:
+                with timings.span('wait'):
+                    reports = ranks.handshake((AGREE, len(reports[0])), reports[0]).tolist()
             with timings.span('update'):
                 result.new_values.commit()
         except BaseException:
             run.undo()
             raise
-        if self._speeds.note(batch, reports.tolist() if timed is not None else []):
+        if self._speeds.note(batch, reports if timed is not None else []):
             self._look_ahead.forget()  # it was split by the shares before
         return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Collection, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import theano
@@ -22,7 +22,7 @@ from .exchange import exchanged
 from .executable import CompiledPart, Executable
 from .executors import SerialExecutor
 from .launcher import MemoryExplained
-from .replicas.replicated import Replicated
+from .replicas.replicated import Replicated, Slots, commit, slots_of
 from .replicas.transfers import fetch, own_copy, wait
 from .transaction import Transaction
 
@@ -40,8 +40,8 @@ class StepResult(NamedTuple):
         The new values are stored; they stay once it is committed, and are undone once it is rolled back.
     samples : int
         Samples of the batch, on all ranks.
-    seconds : float
-        Duration up to the new values; gathering outputs with a row a sample is not included.
+    ended : float
+        The `time.perf_counter` when the new values were stored, before outputs with a row a sample are gathered.
     timed : float
         Seconds in which the replica that was to be timed has computed its stages.
     """
@@ -49,18 +49,31 @@ class StepResult(NamedTuple):
     outputs: list[np.ndarray]
     new_values: Transaction
     samples: int
-    seconds: float
+    ended: float
     timed: float = 0.0
 
 
-class NewValue(NamedTuple):
-    """The new value of a variable: the contexts that have computed it, the value on each, and contexts that get a copy.
+class NewValues(NamedTuple):
+    """The new values of variables: their slots on the contexts that have computed them, the values on each.
+
+    `copied_to` has contexts that get a copy; where no context of this process has computed the values, they are of the
+    host.
     """
 
-    variable: Replicated
+    slots: Slots
     contexts: Sequence[Context]
-    values: Sequence[Any]
+    values: Sequence[Sequence[Any]]
     copied_to: Sequence[Context] = ()
+
+    def by_variable(self) -> Iterator[tuple[Replicated, Any]]:
+        """Return each variable with its value on the first context."""
+        return zip(self.slots.variables, self.values[0])
+
+    def without(self, variables: Collection[Replicated]) -> NewValues:
+        """Return the new values of the other variables."""
+        kept = [i for i, variable in enumerate(self.slots.variables) if variable not in variables]
+        return self._replace(slots=slots_of([self.slots.variables[i] for i in kept], self.contexts),
+                             values=[[values[i] for i in kept] for values in self.values])
 
 
 class Launched(NamedTuple):
@@ -109,10 +122,9 @@ class StepRun:
         self._executable, self._plan, self._batch = executable, executable.plan, batch
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
-        self._new: list[NewValue] = []
+        self._new: list[NewValues] = []
         self._launched: list[Launched] = []
         self._underway: list[Any] = [] if batch.alone else list(executable.device_sums)  # of exchanges by NCCL
-        self._began = time.perf_counter()
         # The results of rank 0 count, also where an op fails here, such as one whose queue ends earlier.
         self._own: Any = contextlib.suppress(Exception) if executable.of_rank_0 and executable.communicator.rank else \
             contextlib.nullcontext()
@@ -139,7 +151,8 @@ class StepRun:
     def _of_rank_0(self, result: StepResult) -> StepResult:
         """Return the result with rank 0's outputs, and store rank 0's new values."""
         variables, ranks = self._executable.variables, self._executable.communicator
-        new = [(variables.index(each.variable), fetch(each.values[0])) for each in self._new]
+        new = [(variables.index(variable), fetch(value)) for each in self._new
+               for variable, value in each.by_variable()]
         outputs, new = broadcast_object(ranks, (result.outputs, new))
         for i, value in new if ranks.rank else ():
             self._transaction.store_rows(variables[i].variable, value)
@@ -148,14 +161,14 @@ class StepRun:
     def _computed(self) -> StepResult:
         of_update = self._update()
         self._wait_for_exchanges()
-        results = list(dict.fromkeys(self._plan.results))
+        whole, with_rows = self._executable.results
         with self._timings.span('run'):  # results that stayed on the device may still be in progress
-            outputs = {each: self._on_host(each.variable, of_update) for each in results if not each.has_rows}
-        seconds = time.perf_counter() - self._began
-        outputs.update(self._gathered([each for each in results if each.has_rows]))
+            outputs = {each: self._on_host(each.variable, of_update) for each in whole}
+        ended = time.perf_counter()
+        outputs.update(self._gathered(with_rows))
         self._store_rows()
         return StepResult([outputs[each] for each in self._plan.results], self._transaction, self._batch.samples,
-                          seconds, self._seconds)
+                          ended, self._seconds)
 
     def _wait_for_exchanges(self) -> None:
         """Wait for values that devices exchange, while they compute the update: no value may stay without these."""
@@ -224,6 +237,8 @@ class StepRun:
 
     def _complete(self, every_launched: Sequence[Launched]) -> None:
         """Wait for parts that were started, add up their sums, and note the new values of the first round."""
+        if not every_launched:
+            return
         executable, batch = self._executable, self._batch
         waited = [each for each in every_launched if self._timings.waits() or
                   not batch.alone and each.part not in executable.added_on_devices]
@@ -239,9 +254,9 @@ class StepRun:
                 sums.add(batch, number, contexts)
                 if number == len(batch.rounds) - 1:
                     executable.over_ranks.start(sums, batch.idle)
-            for j, variable in enumerate(executable.parts[part].updated):
-                if number == 0:
-                    self._new.append(NewValue(variable, contexts, [values[j] for _, values in results]))
+            if number == 0 and part.updates:
+                slots = executable.parts[part].slots(tuple(contexts))
+                self._new.append(NewValues(slots, contexts, [values for _, values in results]))
             if batch.waits_on_host and executable.on_devices and part in self._plan.ends:
                 for shard in shards:
                     shard.move_to_host()
@@ -294,28 +309,30 @@ class StepRun:
                 with self._timings.span('update'):
                     wait(value for _, new in results for value in new)
             of_update.update(zip(part.outputs, results[0][0]))
-            self._new += [NewValue(variable, contexts, each, part.copied_to)
-                          for variable, each in zip(compiled.updated, zip(*[new for _, new in results]))]
-        with self._timings.span('broadcast'):
-            self._share_new_values()
-            self._store(self._new)
-            if executable.owners:
-                self._transaction.then(executable.owners.leave)
+            self._new.append(NewValues(compiled.slots(contexts), contexts, [new for _, new in results], part.copied_to))
+        if executable.broadcasts or executable.owners:
+            with self._timings.span('broadcast'):
+                self._share_new_values()
+        self._store(self._new)
+        if executable.owners:
+            self._transaction.then(executable.owners.leave)
         return of_update
 
     def _share_new_values(self) -> None:
         """Add the new values that other devices, or other ranks, have computed alone."""
         executable = self._executable
-        own = {new.variable: new.values[0] for new in self._new}
+        own = dict(pair for new in self._new for pair in new.by_variable())
         sent: dict[Replicated, Any] = {}
         if executable.broadcasts:
             sent = executable.broadcasts.start(own)
-            self._underway += [executable.broadcasts] if sent else []
-            self._new = [new for new in self._new if new.variable not in sent]
-            self._new += [NewValue(variable, contexts, values) for variable, (contexts, values) in sent.items()]
+        if sent:
+            self._underway.append(executable.broadcasts)
+            self._new = [new.without(sent) for new in self._new]
+            self._new += [NewValues(slots_of([variable], contexts), contexts, [[value] for value in values])
+                          for variable, (contexts, values) in sent.items()]
         if executable.owners:
-            self._new += [NewValue(variable, [], [value], self._plan.mesh.contexts)
-                          for variable, value in executable.owners.exchange(own, sent).items()]
+            new = executable.owners.exchange(own, sent)
+            self._new.append(NewValues(slots_of(list(new), []), [], [list(new.values())], self._plan.mesh.contexts))
 
     def _broadcast(self, part: Part, contexts: Sequence[Context]) -> list[list[Any]]:
         """Return the arguments of a part of the update on each context."""
@@ -324,23 +341,30 @@ class StepRun:
                                    self._batch.common) for i, context in enumerate(contexts)]
         return self._launcher.run('broadcast', tasks, contexts) if any(map(any, takes)) else [task() for task in tasks]
 
-    def _store(self, every_new: Sequence[NewValue]) -> None:
+    def _store(self, every_new: Sequence[NewValues]) -> None:
         """Give copies of variables their new values."""
-        transaction = self._transaction
-        for variable, contexts, values, copied_to in every_new:
-            copies = variable.copies
-            for context, value in zip(contexts, values):
-                transaction.replace(copies[context], value)
-            stored = {copies[context] for context in contexts}
-            # A copy that is out of date is one that this step does not read: it stays as it is.
-            others = [each for each in copied_to if each not in contexts and variable.is_current(each)]
-            for i, context in enumerate(others):
-                copy = copies[context]
-                if copy not in stored:  # contexts on the host share a copy
-                    with MemoryExplained(i, context, 'update'):
-                        stored.add(copy)
-                        transaction.replace_by_copy(copy, values[0], context)
-            transaction.then(variable.commit, [*contexts, *others])
+        for new in every_new:
+            for storages, values in zip(new.slots.storages, new.values):
+                self._transaction.replace(storages, values)
+            copies = new.slots.copies
+            others = [context for context in new.copied_to if context not in new.contexts]
+            if others:
+                with self._timings.span('broadcast'):
+                    copies = [self._copied(variable, value, stored, others)
+                              for (variable, value), stored in zip(new.by_variable(), copies)]
+            self._transaction.then(commit, new.slots.variables, copies)
+
+    def _copied(self, variable: Replicated, value: Any, stored: tuple[Any, ...], contexts: Sequence[Context]
+                ) -> tuple[Any, ...]:
+        """Copy a new value to contexts; return the copies that have it: these, and those that are `stored`."""
+        # A copy that is out of date is one that this step does not read: it stays as it is.
+        for i, context in enumerate([each for each in contexts if variable.is_current(each)]):
+            copy = variable.copies[context]
+            if copy not in stored:  # contexts on the host share a copy
+                with MemoryExplained(i, context, 'update'):
+                    self._transaction.replace_by_copy(copy, value, context)
+                stored += copy,
+        return stored
 
     # --- outputs
 

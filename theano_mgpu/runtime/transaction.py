@@ -1,7 +1,7 @@
 """The new values of a step: all of them are stored, or none."""
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 from theano.compile.sharedvalue import SharedVariable
@@ -22,15 +22,15 @@ class Transaction:
         self._old: list[tuple[list[Any], Any]] = []
         self._actions: list[tuple[Callable[..., Any], Any]] = []
 
-    def replace(self, shared: SharedVariable, value: Any) -> None:
-        """Give a shared variable a new value, of its internal type; remember the old one."""
-        storage = shared.container.storage
-        self._old.append((storage, storage[0]))
-        storage[0] = value
+    def replace(self, storages: Sequence[list[Any]], values: Iterable[Any]) -> None:
+        """Put new values, of their internal types, into the storages of shared variables; remember the old ones."""
+        self._old += [(storage, storage[0]) for storage in storages]
+        for storage, value in zip(storages, values):
+            storage[0] = value
 
     def replace_by_copy(self, shared: SharedVariable, value: Any, context: Context) -> None:
         """Do as `replace`, with a copy of a value of the host or another context, made on the variable's context."""
-        self.replace(shared, shared.type.filter(copy_to(context, value)))
+        self.replace([shared.container.storage], [shared.type.filter(copy_to(context, value))])
 
     def has_replaced(self, shared: SharedVariable) -> bool:
         """Return whether the step has given a shared variable a new value."""
@@ -59,7 +59,7 @@ class Transaction:
         """Give a shared variable with a row a sample, of the user's or its stand-in, its new value."""
         variable = getattr(variable.tag, 'stands_for', variable)
         value = own_copy(variable, value)  # the caller may be given the same rows as an output
-        self.replace(variable, variable.type.filter(value))
+        self.replace([variable.container.storage], [variable.type.filter(value)])
         self.then(_note_written_by_step, watcher_of(variable))
 
 

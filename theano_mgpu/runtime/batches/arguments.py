@@ -55,6 +55,13 @@ class Arguments:
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return arguments in the order of the inputs, each converted to its input's type, samples along axis 0."""
+        if kwargs or len(args) != len(self._variables):
+            args = self._completed(args, kwargs)
+        bound = [converted(variable, value, self._allow_downcast) for variable, value in zip(self._variables, args)]
+        return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)]
+
+    def _completed(self, args, kwargs):
+        """Return the arguments in the order of the inputs, with the values of those that are left out."""
         if len(args) > len(self._variables):
             raise TypeError('%d arguments were given for the inputs %s' % (len(args), self._names))
         values = dict(enumerate(args))  # by position: inputs without a name share the text of their type
@@ -68,9 +75,7 @@ class Arguments:
         missing = [name for position, name in enumerate(self._names) if position not in values]
         if missing:
             raise TypeError('no value was given for %s; the inputs are %s' % (', '.join(missing), self._names))
-        bound = [converted(variable, values[position], self._allow_downcast)
-                 for position, variable in enumerate(self._variables)]
-        return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)]
+        return [values[position] for position in range(len(self._names))]
 
     def position(self, item: Any) -> int:
         """Return the position of an input, for its position, its variable or its name; raise a TypeError for none."""

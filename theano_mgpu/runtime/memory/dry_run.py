@@ -282,14 +282,14 @@ class _Transaction(Transaction):
         super().__init__()
         self._memory, self._copies = executable.memory, executable.copies
 
-    def replace(self, shared, value):
-        key = id(shared.container.storage)
-        if key in self._copies:
-            self._old.append(([], self._copies[key]))
-            self._copies[key] = value
+    def replace(self, storages, values):
+        for key, value in zip(map(id, storages), values):
+            if key in self._copies:
+                self._old.append(([], self._copies[key]))
+                self._copies[key] = value
 
     def replace_by_copy(self, shared, value, context):
-        self.replace(shared, self._memory[context].array(value.shape, value.dtype))
+        self.replace([shared.container.storage], [self._memory[context].array(value.shape, value.dtype)])
 
 
 TWINS = {DeviceSums: _DeviceSums, TreeSums: _TreeSums, GatheredSums: _GatheredSums}  # of sums; of all others, _Sums

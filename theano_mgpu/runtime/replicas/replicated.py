@@ -1,7 +1,7 @@
 """Replicas: copies of the user's shared variables, one a context, and which of them are current.
 
-Two methods mark a copy as current: `Replicated.refresh`, with the version that it read, and `Replicated.commit`, for
-values that the step itself wrote. A value that anybody sets, at whatever time, is a new version.
+Two methods mark a copy as current: `Replicated.refresh`, if no new version has come since it read the value, and
+`commit`, for values that the step itself wrote. A value that anybody sets, at whatever time, is a new version.
 """
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import contextlib
 import sys
 import threading
 from contextvars import ContextVar
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 from theano.gpuarray.type import GpuArrayType
 
@@ -55,6 +55,39 @@ def replicated(variable: Any) -> Replicated:
     return watcher_of(variable) or Replicated(variable)
 
 
+class Slots(NamedTuple):
+    """The places of some variables' values on some contexts.
+
+    Attributes
+    ----------
+    variables : list of Replicated
+    copies : list of tuple of SharedVariable
+        For each variable, its copies on the contexts, each once.
+    storages : list of list of list
+        For each context, the storage of each variable's copy, whose only item is the value.
+    """
+
+    variables: Sequence[Replicated]
+    copies: Sequence[tuple[Any, ...]]
+    storages: Sequence[Sequence[list[Any]]]
+
+
+def slots_of(variables: Sequence[Replicated], contexts: Sequence[Context]) -> Slots:
+    """Return the Slots of variables that have copies on contexts."""
+    copies = [tuple(variable.copies[context] for context in contexts) for variable in variables]
+    storages = [[of_variable[i].container.storage for of_variable in copies] for i in range(len(contexts))]
+    return Slots(variables, [tuple(dict.fromkeys(each)) for each in copies], storages)
+
+
+def commit(variables: Iterable[Replicated], copies: Iterable[tuple[Any, ...]]) -> None:
+    """Note of each variable that some copies, and they alone, have a new value that is the same on each."""
+    with _counting:
+        for variable, of_variable in zip(variables, copies):
+            variable.version += 1
+            variable.lent = None
+            variable.latest_in = of_variable
+
+
 class Replicated:
     """A shared variable of the user's and its copies on contexts.
 
@@ -73,6 +106,8 @@ class Replicated:
         Whether it has had rank 0's value.
     version : int
         Grows with every new value.
+    latest_in : tuple of SharedVariable
+        The copies, and the variable, that have the latest value.
     divided : callable or None
         A function that sends the latest value to every process, while one process alone has it; see `divide`.
     on_read : callable or None
@@ -91,7 +126,7 @@ class Replicated:
         self.on_read: Callable[[Any], object] | None = None
         self.step_locks: list[Any] = []
         self.lent: Lent | None = None  # while the user may edit the value in place, unseen by copies on devices
-        self._held: dict[Any, int] = {variable: 0}  # the version that each replica, and the variable, has
+        self.latest_in: tuple[Any, ...] = (variable,)
         watch(variable, self)
 
     def __del__(self):
@@ -110,36 +145,34 @@ class Replicated:
             self.copies[context] = self.variable if self._is_home(context) else self._copy(context)
         return self.copies[context]
 
-    def refresh(self, contexts: Iterable[Context], own: bool = False) -> None:
-        """Bring the copies on these contexts up to date.
+    def refresh(self, context: Context, own: bool = False) -> None:
+        """Bring the copy on a context up to date.
 
         Parameters
         ----------
-        contexts : list of Context
+        context : Context
         own : bool
             Whether the reader is this process's part of the update that has divided the variable.
         """
         if self.divided and not own:
             self.divided()
-        for context in contexts:
-            replica = self.copies[context]
-            if self._held.get(replica) != self.version:
-                version = self.version  # before the value is read: one that is set meanwhile is another version
-                replica.container.unwatched = current_value(self._current())
-                self._held[replica] = version
-                self._watch_lent_memory()
+        replica = self.copies[context]
+        if replica not in self.latest_in:
+            version = self.version  # before the value is read: one that is set meanwhile is another version
+            replica.container.unwatched = current_value(self.latest_in)
+            self._has_read(replica, version)
+            self._watch_lent_memory()
 
     def is_current(self, context: Context) -> bool:
         """Return whether there is a copy on a context, with the latest value."""
-        return context in self.copies and self._held.get(self.copies[context]) == self.version
+        return self.copies.get(context) in self.latest_in
 
-    def commit(self, contexts: Iterable[Context]) -> None:
-        """Note that the copies on these contexts, and they alone, have a new value that is the same on each."""
-        self._new_version(self.copies[context] for context in contexts if context in self.copies)
+    def _new_version(self, *replicas):
+        commit([self], [replicas])
 
     def _watch_lent_memory(self):
         """Watch a value that was copied for edits in place, if somebody else refers to it."""
-        if self._held.get(self.variable) == self.version and is_lent(self.variable.container.storage):
+        if self.variable in self.latest_in and is_lent(self.variable.container.storage):
             self.lend()
 
     def evict(self) -> None:
@@ -167,7 +200,7 @@ class Replicated:
         self._bring_home()
         for copy in self.copies.values():
             if copy is not self.variable and isinstance(copy.type, GpuArrayType):
-                self._held.pop(copy, None)
+                self.latest_in = tuple(each for each in self.latest_in if each is not copy)
                 value = copy.container.storage[0]
                 copy.container.unwatched = value[tuple(slice(0, 1 if fixed else 0) for fixed in
                                                        copy.type.broadcastable)].copy()
@@ -180,8 +213,8 @@ class Replicated:
     def note_edits(self) -> None:
         """Take an edit in place of the variable's value, which is `lent`, as a new version."""
         assert self.lent is not None
-        if self._held.get(self.variable) == self.version and self.lent.is_edited():
-            self._new_version([self.variable])
+        if self.variable in self.latest_in and self.lent.is_edited():
+            self._new_version(self.variable)
             self.touched = True
         elif self.lent.is_over():
             self.lent = None
@@ -198,19 +231,19 @@ class Replicated:
             Whether it is on this process.
         """
         if not is_here:
-            self._new_version([])
+            self._new_version()
         self.divided = gather
 
     def give(self, value: Any) -> None:
         """Note that every process has the latest value: `value`, or for None the value of this process."""
         if value is not None:
             self.variable.container.unwatched = value
-            self._new_version([self.variable])
+            self._new_version(self.variable)
         self.divided = None
 
     def latest(self) -> Any:
         """Return the latest value that this process has, on the host."""
-        return current_value(self._current())
+        return current_value(self.latest_in)
 
     def before_read(self) -> None:
         """Bring the user's variable up to date, before any read of it."""
@@ -222,10 +255,10 @@ class Replicated:
     def _bring_home(self):
         if self.divided:
             self.divided()
-        if self._held.get(self.variable) != self.version:
+        if self.variable not in self.latest_in:
             version = self.version
             self.variable.container.unwatched = self.latest()
-            self._held[self.variable] = version
+            self._has_read(self.variable, version)
 
     def before_write(self) -> None:
         """Check that the user's variable may be set, or updated by a Theano function."""
@@ -233,20 +266,15 @@ class Replicated:
 
     def after_write(self) -> None:
         """Note that the user's variable was set, or updated by a Theano function."""
-        self._new_version([self.variable])
+        self._new_version(self.variable)
         self.divided = None
         self.touched = True
 
-    def _new_version(self, replicas):
+    def _has_read(self, replica, version):
+        """Note that a replica has the value of a version, which is no more the latest if another one has come since."""
         with _counting:
-            self.version += 1
-            self.lent = None
-            self._held = dict.fromkeys(replicas, self.version)
-
-    def _current(self):
-        """Return the replicas, the variable among them, that have the latest version."""
-        with _counting:
-            return [replica for replica, version in self._held.items() if version == self.version]
+            if version == self.version:
+                self.latest_in += (replica,)
 
     def current(self) -> dict[Any, Context | None]:
         """Return the copies with the latest value, each with its context; without any, the variable, and None."""
@@ -269,7 +297,7 @@ class Replicated:
 
     def _copy(self, context):
         version = self.version
-        replica = copy_on(context, self.variable, current_value(self._current()))
-        self._held[replica] = version
+        replica = copy_on(context, self.variable, current_value(self.latest_in))
+        self._has_read(replica, version)
         self._watch_lent_memory()
         return replica
