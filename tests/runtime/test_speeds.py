@@ -3,7 +3,7 @@ import re
 
 import theano_mgpu as mgpu
 from theano_mgpu.plan import Machine, Shares
-from theano_mgpu.runtime.batch import Batch, Shard
+from theano_mgpu.runtime.batch import Shard, Split
 from theano_mgpu.runtime.speeds import AGAIN, Speeds
 
 import cuda_on_cpu
@@ -16,6 +16,10 @@ from support.standin import launched, run
 from theano.configparser import change_flags
 
 on_stand_in = pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
+
+
+def split_of(shards, samples, lengths):
+    return Split(shards, [shards], samples, lengths, not shards, None, None, None, ())
 
 
 class Splits:
@@ -49,9 +53,8 @@ class Job:
         for splits, speeds in zip(self.ranks, self.speeds):
             shares, rank = splits.shares, splits.shares.machine.rank
             own = lengths[rank] if shares.is_sharded else lengths[0]
-            rounds = [[Shard(replica, span, {}, None) for replica, span in each] for each in shares.rounds(own)]
-            batch = Batch(rounds or [[]], {}, sum(lengths), lengths if shares.is_sharded else shares.lengths(own),
-                          not rounds)
+            shards = [Shard(*work) for each in shares.rounds(own) for work in each]
+            batch = split_of(shards, sum(lengths), lengths if shares.is_sharded else shares.lengths(own))
             timed, first = speeds.timed(batch), sum(shares.machine.replicas[:rank])
             samples = sum(stop - start for each in batch.shards if each.replica == timed
                           for start, stop in [each.span])
@@ -124,8 +127,7 @@ def test_a_step_that_fails_leaves_no_trace():
     job, other = Job((2,), [linear(1e-3)] * 2), Job((2,), [linear(1e-3)] * 2)
     for each in (job, other):
         each.steps(3, 64)
-    batch = Batch([[Shard(0, (0, 100), {}, None)]], {}, 100, [100])
-    job.speeds[0].timed(batch)
+    job.speeds[0].timed(split_of([Shard(0, (0, 100))], 100, [100]))
     assert vars(job.speeds[0])['_samples'] == 64
     for _ in range(4):
         assert job.step(64) == other.step(64)

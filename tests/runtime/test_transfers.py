@@ -4,7 +4,7 @@ from theano_mgpu.devices.context_map import Context
 from theano_mgpu.graph.analysis import SUM
 from theano_mgpu.plan import AllReduce, Exchange, SumGroup
 from theano_mgpu.runtime import compiler
-from theano_mgpu.runtime.batch import Batch, Shard
+from theano_mgpu.runtime.batch import Shard, Split
 from theano_mgpu.runtime.executors import make_executor
 from theano_mgpu.runtime.launcher import Launcher
 from theano_mgpu.runtime.replicas.transfers import SMALL, Fetcher, Sender
@@ -100,16 +100,14 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
     group = SumGroup((Exchange(x, x, SUM), Exchange(y, y, SUM)), AllReduce())
-    sums = HostSums(group, (), {gpu2[0]: {x, y}}, Launcher(make_executor('serial', 2), Timings()), Timings(),
+    sums = HostSums(group, {gpu2[0]: {x, y}}, Launcher(make_executor('serial', 2), Timings()), Timings(),
                     one_replica=False)
     for number in (1, 2):
-        rounds = [[Shard(0, (0, 1), {x: np.full((2, 3), number, 'f4'), y: np.full(2, number, 'f4')}, None)
-                   for _ in range(2)], [Shard(0, (1, 2), {x: np.ones((2, 3), 'f4'), y: np.ones(2, 'f4')}, None)]]
-        batch, host = Batch(rounds, {}, 3, [3]), [Context('host', 'cpu', 'cpu')]  # where the parts are
-        sums.add(batch, 0, host * 2)
-        sums.add(batch, 1, host)
-        taken = sums.taken()
-        doubled, more = f(*[taken[variable].on(gpu2[0]) for variable in (x, y)])
+        rounds, host = [[Shard(0, (0, 1))] * 2, [Shard(0, (1, 2))]], [Context('host', 'cpu', 'cpu')]  # has the parts
+        split = Split(sum(rounds, []), rounds, 3, [3], False, None, None, None, ())
+        sums.add(split, 0, host * 2, [[np.full((2, 3), number, 'f4'), np.full(2, number, 'f4')]] * 2)
+        sums.add(split, 1, host, [[np.ones((2, 3), 'f4'), np.ones(2, 'f4')]])
+        doubled, more = f(*[value.on(gpu2[0]) for value in sums.taken()])
         total = 2 * number + 1
         assert np.asarray(doubled).tolist() == [[2 * total] * 3] * 2 and np.asarray(more).tolist() == [total + 1] * 2
 

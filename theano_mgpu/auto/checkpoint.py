@@ -147,7 +147,7 @@ class Checkpoint:
         self._begin = under('begin/', saved.extra)
         set_random_states(self._begin)
         for variable in self._variables:
-            variable.on_read = self._warn_of_read
+            variable.ask(self._warn_of_read)
 
     def _check(self, saved):
         """Raise a ValueError if a file cannot be continued from."""
@@ -203,7 +203,7 @@ class Checkpoint:
                  'order or data: the training continues from its state, but an uninterrupted one would have '
                  'another result. Seed the random numbers of the loop' % self._path)
         for variable in self._variables:
-            variable.on_read = None
+            variable.ask(None)
         saved.give(self._variables)
         set_random_states(under('now/', saved.extra))
         for number, steps in enumerate(self._steps):
@@ -213,7 +213,7 @@ class Checkpoint:
     def _warn_of_read(self, variable):
         if self.completed:
             for each in self._variables:
-                each.on_read = None
+                each.ask(None)
             warn('%s is read while finished calls are replayed (%s): it has an old value until the replay is over. '
                  'Skip what reads it while checkpoint.replaying is True' % (variable, self._path))
 

@@ -301,7 +301,7 @@ class ModelFunction:
 
     def _divides(self, step, samples):
         """Return whether a batch is divided among the contexts of this process alone."""
-        return bool(samples) and step.ranks.size == 1 and len(step.built.splitter.rounds(samples)[0]) > 1
+        return bool(samples) and step.ranks.size == 1 and len(step.built.splitter.shares.rounds(samples)[0]) > 1
 
     def _note_failure(self, inputs, error):
         """Note that a batch has failed over the contexts, and that plain Theano has computed it.

@@ -57,9 +57,10 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray | None = None, acc
         if len(buffers) == 1:
             return buffers[0]
         out = np.empty_like(buffers[0])
-    shapes = [out.shape] + [buffer.shape for buffer in buffers]
-    if len(set(shapes)) > 1:
-        raise ValueError('buffers of one shape are summed; the shapes are %s' % ', '.join(map(str, shapes)))
+    for buffer in buffers:
+        if buffer.shape != out.shape:
+            raise ValueError('buffers of one shape are summed; the shapes are %s'
+                             % ', '.join(str(each.shape) for each in (out, *buffers)))
     if out.size <= SMALL and out.dtype.char in 'fd' and out.flags.forc:  # for less than the checks below take
         _add(out, out, buffers, accumulate)
         return out
@@ -76,13 +77,13 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray | None = None, acc
 
 def _add(total, target, buffers, accumulate):
     """Write the sum of buffers, in their order, and of `target` with `accumulate`, to `total`."""
-    first, *others = buffers
-    if accumulate:
-        np.add(target, first, out=total, dtype=total.dtype)
-    else:
-        np.copyto(total, first, casting='same_kind')
-    for buffer in others:
-        np.add(total, buffer, out=total, dtype=total.dtype)
+    terms = [target, *buffers] if accumulate else buffers
+    if len(terms) == 1:
+        np.copyto(total, terms[0], casting='same_kind')
+        return
+    np.add(terms[0], terms[1], out=total, dtype=total.dtype)
+    for term in terms[2:]:
+        np.add(total, term, out=total, dtype=total.dtype)
 
 
 def add_blocks(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> None:

@@ -125,6 +125,11 @@ def fits_gpu(variable: theano.Variable) -> bool:
     return isinstance(variable.type, theano.tensor.TensorType) and gpu_supported(variable.type)
 
 
+def taken_on_device(variable: theano.Variable) -> bool:
+    """Return whether functions on a GPU take an input there: floating arrays; indices and labels stay on the host."""
+    return fits_gpu(variable) and variable.ndim > 0 and variable.dtype.startswith('float')
+
+
 def is_sparse(variable: theano.Variable) -> bool:
     """Return whether the values of a variable are matrices of scipy.sparse."""
     return hasattr(variable.type, 'format')

@@ -177,9 +177,8 @@ class _Planner:
         graphs = by_depth(dict(zip(piece.outputs, piece.graphs)))
         updates = {variable: graphs[new] for variable, new in self._alike.items() if new in graphs}
         outputs = [variable for variable in graphs if variable in read]
-        last = [v for v in piece.given if v.owner is not None and v not in read]
         return Part(tuple(piece.given), tuple(piece.stand_ins), tuple(outputs), tuple(graphs[v] for v in outputs),
-                    updates, tuple(self._mesh.column(piece.place)), name, piece.level, tuple(last))
+                    updates, tuple(self._mesh.column(piece.place)), name, piece.level)
 
     # --- the update
 

@@ -113,8 +113,6 @@ class Part:
         Of a stage: one for each replica of this process.
     level : int
         Of the pieces of a stage, see `pieces.Piece`.
-    last : tuple of theano.Variable
-        Values that no later part of the stage needs.
     sums : tuple of SumGroup
         Sums that it computes shares of.
     copied_to : tuple of Context
@@ -131,7 +129,6 @@ class Part:
     contexts: tuple[Context, ...]
     name: str | None = None
     level: int = 0
-    last: Variables = ()
     sums: tuple[SumGroup, ...] = ()
     copied_to: tuple[Context, ...] = ()
     is_share: bool = False

@@ -2,19 +2,17 @@
 from __future__ import annotations
 
 import collections
-import functools
-from typing import Any, Callable, Collection, Dict, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import theano
 
 from ..comm.tree import Tree
-from ..devices.context_map import HOST, Context
-from ..plan import Choice, Part, Shares, StepPlan
+from ..devices.context_map import Context
+from ..plan import Choice, Shares, StepPlan
+from ..plan.lowering import Division, StepProgram, Takes, lowered
 from ..plan.shares import Span
-from .replicas.transfers import DeviceBuffers, copy_to, is_on
-
-Values = Dict[theano.Variable, Any]
+from .replicas.transfers import DeviceBuffers
 
 
 class Sum(NamedTuple):
@@ -54,134 +52,72 @@ class DeviceSum(NamedTuple):
         return self.value if context.kind == 'cpu' else self.reduced.on(context, self.number)
 
 
-class Outbox:
-    """The values that are sent to the devices of one replica, each value once a step.
-
-    Parameters
-    ----------
-    buffers : dict of Context to DeviceBuffers
-        The memory that the values are sent to.
-    """
-
-    def __init__(self, buffers: Mapping[Context, DeviceBuffers]):
-        self.buffers = buffers
-        self._sent: dict[tuple[theano.Variable, Context], Any] = {}
-
-    def send(self, variable: theano.Variable, value: Any, context: Context) -> Any:
-        """Return a value where functions of a context take it."""
-        if isinstance(value, (Sum, DeviceSum)):
-            value = value.on(context)
-        if is_on(context, value):
-            return value
-        key = variable, context
-        if key not in self._sent:
-            self._sent[key] = copy_to(HOST, value) if context.kind == 'cpu' else \
-                self.buffers[context].send(variable, value)
-        return self._sent[key]
-
-    def clear(self) -> None:
-        """Let go of all values, and of their memory."""
-        self._sent = {}
-        self.buffers = {context: DeviceBuffers(context) for context in self.buffers}
-
-    def forget(self, variables: Sequence[theano.Variable]) -> None:
-        """Let go of the values of variables."""
-        self._sent = {key: value for key, value in self._sent.items() if key[0] not in variables}
-
-    def arguments(self, given: Sequence[theano.Variable], takes: Sequence[bool], context: Context, values: Values,
-                  common: Values) -> list[Any]:
-        """Return the values of variables as a function takes them.
-
-        Parameters
-        ----------
-        given : list of theano.Variable
-        takes : list of bool
-            Whether each of them is taken on the device, see `compiler.compile_for`.
-        context : Context
-            The context of the function.
-        values, common : dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray or Sum)
-            The values that the replica knows, and those that every replica knows.
-        """
-        return [self.send(variable, values[variable] if variable in values else common[variable],
-                          context if on_device else HOST) for variable, on_device in zip(given, takes)]
-
-
-class Shard:
+class Shard(NamedTuple):
     """The part of a batch that a replica works on at a time.
 
-    Parameters
+    Attributes
     ----------
     replica : int
     span : (int, int)
         Its samples, of those that this process has: the first, and the one after the last.
     number : int
         Its number among the shards of all ranks, where these are logical shards.
-    values : dict of theano.Variable to (ndarray or pygpu.gpuarray.GpuArray)
-        Its inputs, to which computed values are added.
-    outbox : Outbox
     """
 
-    __slots__ = 'replica', 'span', 'number', 'values', 'outbox'
-
-    def __init__(self, replica: int, span: Span, values: Values, outbox: Outbox):
-        self.replica, self.span, self.number, self.values, self.outbox = replica, span, 0, values, outbox
-
-    def keep(self, part: Part, outputs: Sequence[Any]) -> None:
-        """Keep the outputs of a part, and let go of the values that no later part needs."""
-        self.values.update(zip(part.outputs, outputs))
-        if part.last:
-            for variable in part.last:
-                del self.values[variable]
-            self.outbox.forget(part.last)
+    replica: int
+    span: Span
+    number: int = 0
 
 
-    def move_to_host(self) -> None:
-        """Move all values to the host, and free their memory on the devices."""
-        self.values = {variable: self.outbox.send(variable, value, HOST) for variable, value in self.values.items()}
-        self.outbox.clear()
+class Split(NamedTuple):
+    """The way in which batches of some lengths are split.
 
-
-class Batch:
-    """A batch that is split.
-
-    Parameters
+    Attributes
     ----------
+    shards : list of Shard
+        In the order of their samples.
     rounds : list of list of Shard
         One list a micro-batch, each with a shard for each replica that has samples.
-    common : dict of theano.Variable to ndarray
-        The values that are the same for every shard; exchanged values are added.
     samples : int
         Samples of all ranks together.
     lengths : list of int
         Samples that each rank works on.
     idle : bool
         Whether this rank has none, and takes part with a sample that does not count.
-    alone : bool
-        Whether one replica has the whole batch: its values stay on its device.
-    waits_on_host : bool
-        Whether the values of a micro-batch are on the host while the devices compute others.
-    tree : Tree, optional
+    division : Division
+    tree : Tree or None
         The order in which the parts of logical shards are added.
+    program : StepProgram
+    numbers : list of (int, ndarray)
+        Slots with the numbers that the program takes, see `Program.numbers`.
     """
 
-    def __init__(self, rounds: Sequence[Sequence[Shard]], common: Values, samples: int, lengths: Sequence[int],
-                 idle: bool = False, alone: bool = False, waits_on_host: bool = False, tree: Tree | None = None):
-        self.rounds, self.common, self.samples, self.lengths = rounds, common, samples, lengths
-        self.idle, self.alone, self.waits_on_host, self.tree = idle, alone, waits_on_host, tree
-        self.shards = rounds[0] if len(rounds) == 1 else \
-            sorted((shard for round_ in rounds for shard in round_), key=lambda shard: shard.span)
-        if tree is not None:
-            for number, shard in enumerate(self.shards, tree.first(tree.rank)):
-                shard.number = number
+    shards: Sequence[Shard]
+    rounds: Sequence[Sequence[Shard]]
+    samples: int
+    lengths: Sequence[int]
+    idle: bool
+    division: Division
+    tree: Tree | None
+    program: StepProgram
+    numbers: Sequence[tuple[int, np.ndarray]]
 
 
-    def share(self, parts: Sequence[Part]) -> None:
-        """Give the outputs of parts, which the first shard of each replica has computed, to its other shards."""
-        first = {shard.replica: shard for shard in self.rounds[0]}
-        computed = [variable for part in parts for variable in part.outputs]
-        for shard in self.shards:
-            values = first[shard.replica].values
-            shard.values.update([(variable, values[variable]) for variable in computed if variable in values])
+class Batch(NamedTuple):
+    """A batch that is split.
+
+    Attributes
+    ----------
+    split : Split
+    slots : list
+        The values that are known in the course of a step; at first, those of the inputs.
+    buffers : list of (dict of Context to DeviceBuffers)
+        For each shard, the memory that its values are sent to.
+    """
+
+    split: Split
+    slots: list[Any]
+    buffers: list[dict[Context, DeviceBuffers]]
 
 
 class Splitter:
@@ -192,8 +128,8 @@ class Splitter:
     plan : StepPlan
     split : list of theano.Variable
         Inputs that have samples along axis 0; every replica gets the others whole.
-    outbox : callable
-        ``outbox(buffers)`` makes the Outbox of a shard.
+    takes : dict of Part to list of list of bool, optional
+        See `lowered`.
 
     Attributes
     ----------
@@ -207,17 +143,13 @@ class Splitter:
         The values of its inputs that are a whole number, such as Keras's learning phase.
     with_samples : frozenset of theano.Variable
         Inputs that have samples along axis 0.
-    rounds, lengths, shards_of_ranks, shards_of_replicas : callable
-        The methods of `Shares`, with a memory.
     slices : dict of tuple of int to int
         The number of slices by the `key` of a batch, where a device had too little memory for the number of the plan.
     """
 
-    def __init__(self, plan: StepPlan, split: Collection[theano.Variable],
-                 outbox: Callable[[Mapping[Context, DeviceBuffers]], Outbox] = Outbox):
-        self._mesh, self._new_outbox = plan.mesh, outbox
-        self.with_samples = frozenset(split)
-        self._total, *self._of_shard = plan.program.numbers or [None]
+    def __init__(self, plan: StepPlan, split: Collection[theano.Variable], takes: Takes | None = None):
+        self._plan, self.with_samples, self.takes = plan, frozenset(split), takes
+        self._programs: dict[Division, StepProgram] = {}
         self.use(plan.shares)
         self.slices: dict[tuple[int, ...], int] = {}
         self.shapes: dict[theano.Variable, tuple[int, ...]] | None = None
@@ -237,10 +169,7 @@ class Splitter:
             Samples that each rank was given in the steps by whose times the shares were chosen.
         """
         self.shares, self.measured = shares, measured
-        self.rounds = functools.lru_cache(maxsize=None)(shares.rounds)
-        self.lengths = functools.lru_cache(maxsize=None)(shares.lengths)
-        self.shards_of_ranks = functools.lru_cache(maxsize=None)(shares.shards_of_ranks)
-        self.shards_of_replicas = functools.lru_cache(maxsize=None)(shares.shards_of_replicas)
+        self._splits: dict[Any, Split] = {}
 
     def key(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Return the key of `slices` for the samples that the ranks are given: of their own, or the whole batch.
@@ -266,7 +195,7 @@ class Splitter:
                                   'a device had too little memory for fewer'))
         return changed
 
-    def split(self, values: Values, lengths: Sequence[int]) -> Batch:
+    def split(self, values: Mapping[theano.Variable, Any], lengths: Sequence[int]) -> Batch:
         """Split a batch.
 
         Parameters
@@ -276,45 +205,69 @@ class Splitter:
         lengths : list of int
             Samples that each rank was given: of its own, or the whole batch.
         """
+        given = self.key(lengths)
+        slices = self.slices.get(given)
+        if (given, slices) not in self._splits:
+            self._splits[given, slices] = self._split(lengths, slices)
+        split = self._splits[given, slices]
+        program, shards = split.program, split.shards
+        slots: list[Any] = [None] * program.size
+        for slot, number in split.numbers:
+            slots[slot] = number
+        for variable, value in values.items():
+            if variable in program.common:
+                slots[program.common[variable]] = value
+            for slot, shard in zip(program.of_shards.get(variable, ()), shards):
+                start, stop = shard.span
+                slots[slot] = value[start:stop]
+        if self.shapes is None:
+            first, self.first = split.division.rounds[0][0], given
+            of_first = {**program.common, **{v: of_shards[first] for v, of_shards in program.of_shards.items()}}
+            known = {v: slots[slot] for v, slot in of_first.items() if slots[slot] is not None}
+            self.shapes = {v: np.shape(value) for v, value in known.items()}
+            self.whole_numbers = {v: int(value) for v, value in known.items() if isinstance(value, np.ndarray)
+                                  and not value.ndim and value.dtype.kind in 'biu'}
+        turns = 0 if split.division.waits_on_host else self._turns or len(split.rounds) + 1
+        return Batch(split, slots, [self._buffers_of(shard.replica, turns) for shard in shards])
+
+    def _split(self, lengths: Sequence[int], slices: int | None) -> Split:
+        """Return the way in which batches of some lengths are split."""
         shares, machine, given = self.shares, self.shares.machine, self.key(lengths)
-        total, before, own, slices = lengths[0], 0, lengths[0], self.slices.get(given)
+        total, before, own = lengths[0], 0, lengths[0]
         if shares.is_sharded:
             total, before, own = sum(lengths), sum(lengths[:machine.rank]), lengths[machine.rank]
         else:
-            lengths = self.lengths(total)
-        rounds = self.rounds(own, slices)
-        tree = Tree(machine.rank, self.shards_of_ranks(given), self.shards_of_replicas(given)) \
-            if shares.is_divided and shares.logical_shards else None
-        # Slices for lack of memory. A device would keep all slices of a batch whose samples meet in several stages.
-        waits_on_host = slices is not None and len(rounds) > 1
+            lengths = shares.lengths(total)
+        rounds, tree, first = shares.rounds(own, slices), None, 0
+        if shares.is_divided and shares.logical_shards:
+            tree = Tree(machine.rank, shares.shards_of_ranks(given), shares.shards_of_replicas(given))
+            first = tree.first(tree.rank)
         alone = not shares.is_divided or tree is None and \
             machine.size == machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
-        common = {variable: value for variable, value in values.items() if variable not in self.with_samples}
-        if self._total is not None:
-            common[self._total] = np.array(total, 'int64')
-        with_samples = [(variable, value) for variable, value in values.items() if variable in self.with_samples]
-
-        def shard(replica: int, span: Span) -> Shard:
-            start, stop = span
-            of_shard = {variable: value[start:stop] for variable, value in with_samples}
-            for variable, number in zip(self._of_shard, (stop - start, before + start, before)):
-                of_shard[variable] = np.array(number, 'int64')
-            return Shard(replica, span, of_shard, self._outbox(replica, 0 if waits_on_host else
-                                                               self._turns or len(rounds) + 1))
         # A process without samples takes part with one sample that does not count.
-        shards = [[shard(*work) for work in round_] for round_ in rounds or [[(0, (0, 1))]]]
-        if self.shapes is None:
-            first, self.first = {**common, **shards[0][0].values}, given
-            self.shapes = {v: np.shape(value) for v, value in first.items()}
-            self.whole_numbers = {v: int(value) for v, value in first.items() if isinstance(value, np.ndarray)
-                                  and not value.ndim and value.dtype.kind in 'biu'}
-        return Batch(shards, common, total, lengths, not rounds, alone, waits_on_host, None if alone else tree)
+        works = rounds or [[(0, (0, 1))]]
+        numbers = {work: i for i, work in enumerate(sorted(sum(works, []), key=lambda work: work[1]))}
+        shards = [Shard(replica, span, first + i) for i, (replica, span) in enumerate(numbers)]
+        in_rounds = tuple(tuple(numbers[work] for work in round_) for round_ in works)
+        # Slices for lack of memory. A device would keep all slices of a batch whose samples meet in several stages.
+        division = Division(tuple(shard.replica for shard in shards), in_rounds, alone,
+                            slices is not None and len(rounds) > 1)
+        if division not in self._programs:
+            self._programs[division] = lowered(self._plan, division, self.with_samples, self.takes)
+        program, (whole, *of_shard) = self._programs[division], self._plan.program.numbers or [None]
+        known = [(program.common[whole], total)] if whole is not None else []
+        known += [(slot, number) for i, variable in enumerate(of_shard)
+                  for slot, (_, (start, stop), _) in zip(program.of_shards[variable], shards)
+                  for number in [(stop - start, before + start, before)[i]]]
+        return Split(shards, [[shards[i] for i in round_] for round_ in in_rounds], total, lengths, not rounds,
+                     division, None if alone else tree, program,
+                     [(slot, np.array(number, 'int64')) for slot, number in known])
 
-    def _outbox(self, replica: int, turns: int) -> Outbox:
-        """Return an outbox with memory that the last `turns - 1` shards of the replica do not use; 0 is new memory."""
+    def _buffers_of(self, replica: int, turns: int) -> dict[Context, DeviceBuffers]:
+        """Return memory that the last `turns - 1` shards of the replica do not use; for 0 new memory."""
         buffers = self._buffers[replica] if turns else collections.deque()
         if len(buffers) < max(turns, 1):
-            buffers.append({context: DeviceBuffers(context) for context in self._mesh.replicas[replica]})
+            buffers.append({context: DeviceBuffers(context) for context in self._plan.mesh.replicas[replica]})
         else:
             buffers.rotate(-1)
-        return self._new_outbox(buffers[-1])
+        return buffers[-1]

@@ -15,7 +15,7 @@ from ..compat.theano_contexts import compiling_for
 from ..compat.theano_functions import plain_functions
 from ..devices.context_map import Context
 from ..devices.contexts import alike
-from ..graph.graph import fits_gpu, on_host
+from ..graph.graph import fits_gpu, on_host, taken_on_device
 from ..graph.output_order import by_depth
 from ..graph.rewrites import substitute
 from ..graph.traces import keep_trace
@@ -125,8 +125,8 @@ def _compile(context, inputs, outputs, updates, replicas, order, mode, name):
 
 
 def _local_input(variable, context):
-    """Return the input on a context: floating arrays are given on its device, indices and labels on the host."""
-    if context.kind == 'cpu' or not fits_gpu(variable) or not variable.ndim or variable.dtype[:5] != 'float':
+    """Return the input on a context, see `taken_on_device`."""
+    if context.kind == 'cpu' or not taken_on_device(variable):
         local = variable.type(variable.name)
         local.tag = copy.copy(variable.tag)
         if context.kind != 'cpu':

@@ -12,7 +12,7 @@ from ..devices.context_map import Context
 from ..devices.cuda_libraries.nccl import DTYPES, SUM
 from ..devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
 from ..errors import ExchangeError, GraphError, warn
-from .batch import DeviceSum, Shard, Values
+from .batch import DeviceSum, Shard
 from .launcher import MemoryExplained, error_of
 from .replicas.transfers import ALIGNED, SMALL, DeviceMemory, copy_to, describe, fetch
 from .sums import HostSums
@@ -252,11 +252,11 @@ class DeviceSums(HostSums):
         if parts is not None:
             self._add_on_host(parts, None)
 
-    def taken(self) -> Values:
+    def taken(self) -> Sequence[Any]:
         if self._reduced is None:
             return super().taken()
         self._taken, self._reduced = self._reduced, None
-        return {variable: DeviceSum(i, self._taken) for i, variable in enumerate(self._placeholders)}
+        return [DeviceSum(i, self._taken) for i in range(len(self._sources))]
 
     def finish(self) -> None:
         """Wait until the devices have added the sums; raise the error as `Reduced.wait` does."""

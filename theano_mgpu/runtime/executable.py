@@ -20,14 +20,13 @@ from ..graph.repeatable import draws
 from ..plan import DeviceGather, DeviceReduce, Part, Program, StepPlan, SumGroup
 from ..utils import progress
 from . import compiler
-from .batch import Outbox
 from .consensus import check_same_graph, share_first_values
 from .device_broadcast import DeviceBroadcasts
 from .device_sums import DeviceSums
 from .divided_update import UpdateOwners
 from .gathered_sums import GatheredSums
 from .launcher import Launcher, MemoryExplained, choose_executor
-from .replicas.replicated import Replicated, Slots, replicated, slots_of
+from .replicas.replicated import Replicated, Storages, attention, replicated, storages_of
 from .replicas.transfers import DeviceBuffers
 from .sums import SUMS, HostSums, OverRanks, TreeSums
 from .timeline import Timings
@@ -51,8 +50,6 @@ class CompiledPart:
     ----------
     functions : list of theano.compile.function_module.Function
         One a context.
-    takes : list of list of bool
-        For each context, whether each input is taken on its device.
     variables : list of Replicated
         Those that it reads and updates.
     updated : list of Replicated
@@ -64,11 +61,12 @@ class CompiledPart:
         self.part, shared = part, variables_of(part)
         self.variables = [replicas[variable] for variable in shared]
         self.updated = [replicas[variable] for variable in part.updates]
-        self._slots: dict[tuple[Context, ...], Slots] = {}
+        self._storages: dict[tuple[Context, ...], Storages] = {}
         graph.check_inputs(part.inputs, [*part.graphs, *part.updates.values()])
-        self._factors = [factors_of(each) if variable in factored else None
-                         for variable, each in zip(part.outputs, part.graphs)]
-        graphs = [each for pair, whole in zip(self._factors, part.graphs) for each in pair or (whole,)]
+        factors = [factors_of(each) if variable in factored else None
+                   for variable, each in zip(part.outputs, part.graphs)]
+        graphs = [each for pair, whole in zip(factors, part.graphs) for each in pair or (whole,)]
+        self._factors = factors if any(factors) else []
         compiled: dict[Context, Any] = {}
         with compiling(part.name, part.inputs, part.contexts), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
@@ -79,14 +77,13 @@ class CompiledPart:
                         like=list(compiled.values()))
         self._copies = [[variable.on(context) for variable in self.variables] for context in part.contexts]
         self.functions = [compiled[context] for context in part.contexts]
-        self.takes = [function.mgpu_takes for function in self.functions]
         self._positions = np.argsort(self.functions[0].mgpu_order).tolist()
 
-    def slots(self, contexts: tuple[Context, ...]) -> Slots:
-        """Return the Slots of the variables that get new values."""
-        if contexts not in self._slots:
-            self._slots[contexts] = slots_of(self.updated, contexts)
-        return self._slots[contexts]
+    def storages(self, contexts: tuple[Context, ...]) -> Storages:
+        """Return the Storages of the variables that get new values on contexts."""
+        if contexts not in self._storages:
+            self._storages[contexts] = storages_of(self.updated, contexts, self.part.copied_to)
+        return self._storages[contexts]
 
     def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
@@ -106,28 +103,33 @@ class CompiledPart:
                 if variable.owner is not None:
                     cell[0] = None
 
-    def run(self, replica: int, arguments: Sequence[Any],
-            compute: Callable[[Any, Sequence[Any]], list[Any]] | None = None) -> tuple[list[Any], list[Any]]:
-        """Run one replica.
+    def run(self, place: int, arguments: Sequence[Any],
+            compute: Callable[[Any, Sequence[Any]], list[Any]] | None = None) -> Sequence[Any]:
+        """Run the function of one context.
 
         Parameters
         ----------
-        replica : int
+        place : int
+            The number of the context.
         arguments : list of ndarray or pygpu.gpuarray.GpuArray
-            Of the inputs' types, on the device where it `takes` them there.
+            Where the function takes them.
         compute : callable, optional
             ``compute(function, arguments)`` in place of the call of the function.
 
         Returns
         -------
-        outputs, new_values : list
-            On the replica's device. Factored outputs are products that are not computed yet.
+        list
+            The outputs, then the new values, on the context's device. Factored outputs are products that are not
+            computed yet.
         """
-        function = self.functions[replica]
+        function = self.functions[place]
         results = compute(function, arguments) if compute else function.unwatched_call(*arguments)
-        ordered = iter([results[i] for i in self._positions])
+        results = [results[i] for i in self._positions]
+        if not self._factors:
+            return results
+        ordered = iter(results)
         outputs = [Product(next(ordered), next(ordered)) if pair else next(ordered) for pair in self._factors]
-        return outputs, list(ordered)
+        return outputs + list(ordered)
 
 
 class Executable:
@@ -147,11 +149,11 @@ class Executable:
     ----------
     parts : dict of Part to CompiledPart
         In the order of the plan's parts.
+    takes : dict of Part to list of list of bool
+        For each context, whether the function takes each of the given values on its device.
     sums : dict of SumGroup to HostSums
     device_sums : list of DeviceSums
         Those among the sums that devices add.
-    added_on_devices : set of Part
-        Parts whose sums are all added by devices: the host need not wait until they are computed.
     variables : list of Replicated
         The variables that the parts of all ranks read and update; each once, the same on all ranks.
     functions : list of theano.compile.function_module.Function
@@ -162,8 +164,6 @@ class Executable:
         If devices send each other new values.
     of_rank_0 : bool
         Whether the outputs and new values of rank 0 count, since an op may give other results on each rank.
-    results : tuple of list of Output
-        The results without, and with, a row a sample.
     launcher : Launcher
     on_devices : bool
         Whether any context is on a device other than the CPU.
@@ -185,38 +185,32 @@ class Executable:
         _check_same_program(communicator, program, shared)
         replicas = {variable: replicated(variable) for variable in shared}
         self.variables = list(dict.fromkeys(replicas.values()))
+        self._seen: Any = None  # the versions of the variables when all replicas were up to date
         share_first_values(communicator, [each for each in self.variables if each.variable not in program.own])
         by_tree, self.on_devices = plan.shares.logical_shards > 0, any(each.kind != 'cpu' for each in contexts)
         factored = {each.source for part in plan.parts for group in part.sums for each in group.exchanges} \
             .difference(plan.kept) if by_tree and not self.on_devices else ()
         self.parts = {part: CompiledPart(part, replicas, Alone() if part.is_share else communicator, mode, factored)
                       for part in plan.parts}
+        self.takes = {part: [function.mgpu_takes for function in compiled.functions]
+                      for part, compiled in self.parts.items()}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
         read_on: dict[Context, set[theano.Variable]] = {context: set() for context in contexts + [HOST]}
         for part in plan.parts:
             for context in part.contexts:
                 read_on[context].update(part.given)
-        results = list(dict.fromkeys(plan.results))
-        self.results = [each for each in results if not each.has_rows], [each for each in results if each.has_rows]
         one_replica = machine.size == len(plan.mesh.replicas) == 1
         self.sums: dict[SumGroup, HostSums] = {
-            group: sums_of(part, group, machine.size, by_tree, plan.kept, read_on,
-                           self.launcher, timings, one_replica)
+            group: sums_of(part, group, machine.size, by_tree, read_on, self.launcher, timings, one_replica)
             for part in plan.parts for group in part.sums}
         self.device_sums = [sums for sums in self.sums.values() if isinstance(sums, DeviceSums)]
-        self.added_on_devices = {part for part in plan.parts if part.sums and
-                                 all(self.sums[group] in self.device_sums for group in part.sums)}
         self.over_ranks = OverRanks(communicator, timings, plan.overlaps)
         self.owners = UpdateOwners(communicator, plan.divided) if plan.divided else None
         self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator) if plan.broadcasts else None
         self.of_rank_0 = communicator.size > 1 and not plan.shares.is_divided and \
             draws([each for part in plan.parts for each in [*part.graphs, *part.updates.values()]])
         self.update_buffers = {context: DeviceBuffers(context) for part in plan.update for context in part.contexts}
-
-    def outbox(self) -> Outbox:
-        """Return an outbox for the arguments of an update."""
-        return Outbox(self.update_buffers)
 
     def drop(self) -> None:
         """Free the arrays that a failed step has left on the devices."""
@@ -227,6 +221,8 @@ class Executable:
 
     def refresh(self) -> None:
         """Copy values of the user's variables to replicas that are out of date."""
+        if self._seen == (attention(), [variable.version for variable in self.variables]):
+            return
         for variable in self.variables:  # all of them: another function may have divided some otherwise
             if variable.divided and (self.owners is None or variable.divided != self.owners.gather):
                 variable.divided()
@@ -236,6 +232,14 @@ class Executable:
                 variable.on_read(variable.variable)
         for compiled in self.parts.values():
             compiled.refresh()
+        looks = any(variable.divided or variable.lent or variable.on_read for variable in self.variables)
+        self._seen = None if looks else ()  # each step looks at such variables
+        self.note_versions()
+
+    def note_versions(self) -> None:
+        """Note that the replicas are up to date, after a step has stored new values."""
+        if self._seen is not None:
+            self._seen = attention(), [variable.version for variable in self.variables]
 
 
 def sums_of(part: Part, group: SumGroup, n_ranks: int, by_tree: bool, *of_host: Any) -> HostSums:

@@ -15,8 +15,8 @@ from ..comm.communicator import Communicator
 from ..devices.context_map import Context, describe
 from ..errors import NonFiniteError, in_one_line
 from ..graph.traces import layer_of, line_of, nearest_layer
+from ..plan.instructions import Work
 from .batch import Shard
-from .executable import CompiledPart
 from .replicas.transfers import fetch
 from .step_run import StepRun
 
@@ -196,11 +196,13 @@ class InspectedRun(StepRun):
         super().__init__(executable, batch)
         self._subject = subject
 
-    def _call(self, compiled: CompiledPart, replica: int, arguments: Sequence[Any], shard: Shard | None = None) -> Any:
-        place = place_of(self._executable.communicator, compiled.part.contexts[replica])
-        return compiled.run(replica, arguments, functools.partial(self._inspected, compiled, shard, place))
+    def _call(self, work: Work, arguments: Sequence[Any]) -> Sequence[Any]:
+        place = place_of(self._executable.communicator, work.context)
+        shard = None if work.shard is None else self._split.shards[work.shard]
+        return self._executable.parts[work.part].run(work.place, arguments, functools.partial(
+            self._inspected, work.part, shard, place))
 
-    def _inspected(self, compiled, shard, place, function, arguments):
+    def _inspected(self, part, shard, place, function, arguments):
         try:
             inspection = Inspection(function, arguments)
         except Exception as error:  # of any class: ops raise their own, as in a branch that the step has not taken
@@ -217,8 +219,8 @@ class InspectedRun(StepRun):
                 'lower the learning rate, or clip the gradients'
         else:
             position = inspection.position(found.variable)
-            given = compiled.part.given[position] if position < len(arguments) else None
-            has_samples = given is not None and given.owner is None and shard is not None and given in shard.values
+            given = part.given[position] if position < len(arguments) else None
+            has_samples = given in self._split.program.of_shards and shard is not None
             cause = '%s had %s already%s, on %s' % (
                 name_of(found.variable if given is None else given), found.how,
                 samples_of(found.mask, shard) if has_samples else _elements_of(found.mask), place)

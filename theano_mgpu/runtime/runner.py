@@ -62,7 +62,7 @@ class Runner:
 
     def _committed(self, step, batch, split):
         """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
-        timings, ranks, timed = self._executable.timings, self._executable.communicator, self._speeds.timed(batch)
+        timings, ranks, timed = self._executable.timings, self._executable.communicator, self._speeds.timed(batch.split)
         run = StepRun(self._executable, batch, timed)
         try:
             run.start()
@@ -71,7 +71,7 @@ class Runner:
             if self._sentinel is not None:
                 self._sentinel.check(step, result, split)
             self._check(result.outputs)
-            reports: Any = [self._speeds.report(batch, timed, result.timed)]
+            reports: Any = [self._speeds.report(batch.split, timed, result.timed)]
             if ranks.size > 1:
                 with timings.span('wait'):
                     reports = ranks.handshake((AGREE, len(reports[0])), reports[0]).tolist()
@@ -80,6 +80,6 @@ class Runner:
         except BaseException:
             run.undo()
             raise
-        if self._speeds.note(batch, reports if timed is not None else []):
+        if self._speeds.note(batch.split, reports if timed is not None else []):
             self._look_ahead.forget()  # it was split by the shares before
         return result

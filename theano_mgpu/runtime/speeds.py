@@ -8,7 +8,7 @@ from typing import Deque, Mapping, Sequence
 
 from ..plan.record import note_change
 from ..plan.shares import ranges, weighted_sizes
-from .batch import Batch, Splitter
+from .batch import Split, Splitter
 
 MEASUREMENTS = 5     # of each replica: shares follow their median
 EVERY = 20           # steps from one measurement to the next, once each replica has that many
@@ -53,20 +53,21 @@ class Speeds:
         return not shares.adapts or self._others > 0 or self._steps >= SETTLING or \
             self._has_measured(1) and self._balanced() == shares.weights
 
-    def timed(self, batch: Batch) -> int | None:
+    def timed(self, split: Split) -> int | None:
         """Return the replica of this process that a step has to time; None if the step measures nothing."""
         shares = self._splitter.shares
-        if not shares.adapts or batch.samples != self._samples or \
+        if not shares.adapts or split.samples != self._samples or \
                 self._has_measured(MEASUREMENTS) and self._steps % EVERY:
             return None
         return self._turns % shares.machine.replicas[shares.machine.rank]
 
-    def report(self, batch: Batch, timed: int | None, seconds: float) -> list[int]:
+    def report(self, split: Split, timed: int | None, seconds: float) -> list[int]:
         """Return the numbers that the ranks tell each other: a replica, its samples, and its nanoseconds.
 
         Parameters
         ----------
-        batch : Batch
+        split : Split
+            Of the batch of the step.
         timed : int or None
             As it was returned by `timed`.
         seconds : float
@@ -75,14 +76,14 @@ class Speeds:
         if timed is None:
             return []
         machine = self._splitter.shares.machine
-        spans = [] if batch.idle else [shard.span for shard in batch.shards if shard.replica == timed]
+        spans = [] if split.idle else [shard.span for shard in split.shards if shard.replica == timed]
         return [sum(machine.replicas[:machine.rank]) + timed, sum(stop - start for start, stop in spans),
                 int(1e9 * seconds)]
 
-    def note(self, batch: Batch, reports: Sequence[Sequence[int]]) -> bool:
+    def note(self, split: Split, reports: Sequence[Sequence[int]]) -> bool:
         """Note the end of a step, and the reports of the ranks; return whether the shares have changed."""
         shares = self._splitter.shares
-        if not shares.adapts or not self._is_of_size(batch):
+        if not shares.adapts or not self._is_of_size(split):
             return False
         self._steps += 1
         self._turns += bool(reports)
@@ -102,13 +103,13 @@ class Speeds:
         self._tell()
         return True
 
-    def _is_of_size(self, batch: Batch) -> bool:
+    def _is_of_size(self, split: Split) -> bool:
         """Return whether a batch has the size that counts; begin anew with a larger one, or one that is common now."""
-        self._others = 0 if batch.samples == self._samples else self._others + 1
-        if batch.samples > self._samples or self._others >= COMMON:
+        self._others = 0 if split.samples == self._samples else self._others + 1
+        if split.samples > self._samples or self._others >= COMMON:
             shares = self._splitter.shares
-            self._samples, self._steps, self._others = batch.samples, 0, 0
-            self._lengths = batch.lengths if shares.is_sharded else [batch.samples]
+            self._samples, self._steps, self._others = split.samples, 0, 0
+            self._lengths = split.lengths if shares.is_sharded else [split.samples]
             self._forget()
             return False  # the first step of a size is slower
         return not self._others

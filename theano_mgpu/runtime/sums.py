@@ -17,7 +17,7 @@ from ..comm.tree_products import Product, add_products
 from ..devices.context_map import HOST, Context
 from ..plan import AllReduce, ReduceScatter, SumGroup
 from ..utils.worker_threads import Task, WorkerThreads
-from .batch import Batch, Shard, Sum, Values
+from .batch import Shard, Split, Sum
 from .compiler import compile_for
 from .launcher import Launcher
 from .replicas.transfers import Fetcher, FlatBuffers, Sender, describe, flat_layout, on_device
@@ -30,8 +30,6 @@ class HostSums:
     Parameters
     ----------
     group : SumGroup
-    kept : collection of theano.Variable
-        The sources that a shard needs itself, too.
     read_on : dict of Context to (set of theano.Variable)
         The placeholders that are read on each context: their sums are sent there.
     launcher : Launcher
@@ -49,16 +47,14 @@ class HostSums:
 
     by_host = True
 
-    def __init__(self, group: SumGroup, kept: Collection[theano.Variable],
-                 read_on: Mapping[Context, Collection[theano.Variable]], launcher: Launcher, timings: Timings,
-                 one_replica: bool):
+    def __init__(self, group: SumGroup, read_on: Mapping[Context, Collection[theano.Variable]], launcher: Launcher,
+                 timings: Timings, one_replica: bool):
         self._collective: Any = group.collective
         self._launcher, self._timings = launcher, timings
         self._sources = [exchange.source for exchange in group.exchanges]
-        self._placeholders = [exchange.variable for exchange in group.exchanges]
-        self._kept, self._one_replica = set(self._sources).intersection(kept), one_replica
+        self._one_replica = one_replica
         self._on_devices = any(context.kind != 'cpu' for context in read_on)
-        self._wanted = {context: [i for i, variable in enumerate(self._placeholders) if variable in read]
+        self._wanted = {context: [i for i, each in enumerate(group.exchanges) if each.variable in read]
                         for context, read in read_on.items()}
         self.views: list[Any] = []
         self._buffers = FlatBuffers([])
@@ -68,20 +64,22 @@ class HostSums:
         self._on_its_device: Any = None  # the sums of the only replica
         self._underway: list[Task] = []
 
-    def add(self, batch: Batch, number: int, contexts: Sequence[Context]) -> None:
+    def add(self, split: Split, number: int, contexts: Sequence[Context], parts: Sequence[list[Any]]) -> None:
         """Add the parts of shards; large arrays are added on another thread while the next ones come from the devices.
 
         Parameters
         ----------
-        batch : Batch
+        split : Split
+            Of the batch.
         number : int
-            The number of the round whose shards have computed their parts. They let go of these. On devices, the parts
-            of all rounds are added there.
+            The number of the round whose shards have computed their parts. On devices, the parts of all rounds are
+            added there.
         contexts : list of Context
             The context that each of the shards has its part on.
+        parts : list of list of (ndarray or pygpu.gpuarray.GpuArray)
+            For each of the shards its part of each sum.
         """
-        shards, n_rounds, accumulate = batch.rounds[number], len(batch.rounds), number > 0
-        parts: Sequence[Any] = [self._taken_from(shard) for shard in shards]
+        shards, n_rounds, accumulate = split.rounds[number], len(split.rounds), number > 0
         if n_rounds > 1 and contexts[0].kind != 'cpu':
             self._hold(parts, shards, contexts, accumulate)
             if number < n_rounds - 1:
@@ -93,19 +91,15 @@ class HostSums:
                 return
         self._add(parts, shards, contexts, accumulate, number == n_rounds - 1)
 
-    def _taken_from(self, shard: Shard) -> list[Any]:
-        kept, values = self._kept, shard.values
-        return [values[source] if source in kept else values.pop(source) for source in self._sources]
-
-    def taken(self) -> Values:
-        """Return the sums by placeholder, for one step: copies on devices are freed with them."""
+    def taken(self) -> Sequence[Any]:
+        """Return the sums for one step: copies on devices are freed with them."""
         values, self._on_its_device = self._on_its_device, None
         if values is None:
             values = self.views
             if self._on_devices:
                 sent: dict[Context, dict[int, Any]] = {}
                 values = [Sum(view, i, self, sent) for i, view in enumerate(self.views)]
-        return dict(zip(self._placeholders, values))
+        return values
 
     def add_over(self, ranks: Communicator) -> None:
         """Add the sums over the ranks, which have just had a handshake."""
@@ -253,14 +247,13 @@ class TreeSums(HostSums):
         self._products: dict[int, dict[int, Product]] = {}  # of each source, by the number of the shard
         self._levels: dict[Any, FlatBuffers] = {}  # memory for the nodes of each level, by replica
 
-    def add(self, batch: Batch, number: int, contexts: Sequence[Context]) -> None:
-        shards = batch.rounds[number]
-        assert batch.tree is not None
+    def add(self, split: Split, number: int, contexts: Sequence[Context], parts: Sequence[list[Any]]) -> None:
+        shards = split.rounds[number]
+        assert split.tree is not None
         if number == 0:
-            self._tree, self._nodes, self._places, self._here, self._products = batch.tree, {}, {}, [], {}
+            self._tree, self._nodes, self._places, self._here, self._products = split.tree, {}, {}, [], {}
         tasks = []
-        for shard, context in zip(shards, contexts):
-            part = self._taken_from(shard)
+        for shard, context, part in zip(shards, contexts, parts):
             if context.kind != 'cpu':
                 self._compile_adder(context)
             self._use_buffers(describe(part))
@@ -269,9 +262,9 @@ class TreeSums(HostSums):
                     part[i] = self._kept_apart(i, shard.number, value)
             self._places[shard.replica] = shard, context
             tasks.append(functools.partial(self._merge, shard, context, Terms(part)))
-        if not batch.idle:
+        if not split.idle:
             self._launcher.run('launch' if self._on_devices else 'all_reduce', tasks, contexts, shards)
-        if number == len(batch.rounds) - 1:
+        if number == len(split.rounds) - 1:
             self._add_replicas()
 
     def add_over(self, ranks: Communicator) -> None:

@@ -104,30 +104,26 @@ def make_executor(name: str, n_replicas: int) -> Executor:
                     'mgpu.executor' % (name,))
 
 
-def _outcomes(numbered: Iterable[Any]) -> dict[int, Any]:
-    """Run tasks one after the other; return the result and the exception of each one that has run, by number."""
-    outcomes: dict[int, Any] = {}
-    failed: set[Hashable] = set()
+def _outcomes(numbered: Iterable[Any]) -> tuple[dict[int, Any], dict[Hashable, Any]]:
+    """Run tasks one after the other; return the results by number, and for each key the first failure with its number.
+    """
+    results: dict[int, Any] = {}
+    failures: dict[Hashable, Any] = {}
     for i, task, key in numbered:
-        if not failed or key not in failed:
-            outcomes[i] = _outcome(task)
-            if outcomes[i][1] is not None:
-                failed.add(key)
-    return outcomes
+        if not failures or key not in failures:
+            try:
+                results[i] = task()
+            except Exception as error:  # handed on by `_results` once all tasks have ended
+                failures[key] = i, error
+    return results, failures
 
 
-def _outcome(task):
-    try:
-        return task(), None
-    except Exception as error:  # handed on by `_results` once all tasks have ended
-        return None, error
-
-
-def _results(groups: Sequence[dict[int, Any]]) -> list[Any]:
-    """Return the results of the outcomes of all groups, in order; raise a TaskError from the first exception."""
-    outcomes = groups[0] if len(groups) == 1 else {i: each for group in groups for i, each in group.items()}
-    ordered = sorted(outcomes.items())
-    for i, (_, error) in ordered:
-        if error is not None:
-            raise TaskError(i) from error
-    return [result for _, (result, _) in ordered]
+def _results(groups: Sequence[tuple[dict[int, Any], dict[Hashable, Any]]]) -> list[Any]:
+    """Return the results of all groups, in order; raise a TaskError from the first exception."""
+    failed = [failure for _, failures in groups for failure in failures.values()]
+    if failed:
+        number, error = min(failed, key=lambda each: each[0])
+        raise TaskError(number) from error
+    results = groups[0][0] if len(groups) == 1 else dict(sorted(item for of_group, _ in groups
+                                                                for item in of_group.items()))
+    return list(results.values())

@@ -2,21 +2,21 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 from theano.gpuarray.type import GpuArrayType
 
 from ...comm.alone import Alone
 from ...comm.host_sum import bucket_ranges
-from ...devices.context_map import HOST
+from ...devices.context_map import HOST, Context
 from ...graph.analysis import SAME, STACK
 from ...plan import Part
-from ..batch import Batch, DeviceSum, Outbox, Sum
+from ..batch import Batch, DeviceSum, Sum
 from ..device_broadcast import DeviceBroadcasts
 from ..device_sums import DeviceSums
 from ..divided_update import UpdateOwners
-from ..executable import CompiledPart, Executable
+from ..executable import Executable
 from ..gathered_sums import GatheredSums
 from ..replicas.transfers import SMALL, DeviceBuffers, FlatBuffers, describe
 from ..step_run import StepRun
@@ -38,36 +38,62 @@ def is_in(memory: Memory, value: Any) -> bool:
 
 
 class DryRun(StepRun):
-    """A step of a `DryExecutable`. Only the exchange of single values differs from a `StepRun`."""
+    """A step of a `DryExecutable`: it takes and frees the memory of values, and computes and sends nothing."""
 
     def __init__(self, executable: DryExecutable, batch: Batch) -> None:
         super().__init__(executable, batch)
         self._transaction = _Transaction(executable)
-        self._host = executable.memory[HOST]
+        self._memory, self._host = executable.memory, executable.memory[HOST]
 
-    def step(self) -> None:
-        """Run the step up to its new values."""
-        self.start()
-        self._update()
-        self._wait_for_exchanges()
+    def _sent(self, variable, value, context, buffers):
+        if isinstance(value, (Sum, DeviceSum)):
+            value = value.on(context)
+        memory = self._memory[context]
+        is_on_host = isinstance(value, np.ndarray) or is_in(self._host, value)
+        if is_in(memory, value) or memory is self._host and is_on_host:
+            return value
+        arrays = buffers[context].arrays if is_on_host else {}
+        if variable not in arrays or arrays[variable].shape != tuple(value.shape):
+            arrays[variable] = memory.array(value.shape, value.dtype)  # before the old memory goes
+        arrays[variable].value = content(value)
+        return arrays[variable]
 
-    def _together(self, variables, reductions, communicator):
-        return [self._exchanged([shard.values[variable] for shard in self._batch.shards], reduction)
-                for variable, reduction in zip(variables, reductions)]
+    def _on_host(self, value):
+        return self._host.array(value.shape, value.dtype) if isinstance(value, Array) else value
+
+    def _call(self, work, arguments):
+        part, memory, copies = work.part, self._memory[work.context], self._executable.copies
+        function = self._executable.parts[part].functions[work.place]
+        dry, left = self._executable.dry_function(part, work.context, function, arguments)
+        given = [content(value) if i in dry.numbers else tuple(value.shape) for i, value in enumerate(arguments)]
+        on_device = [value if work.context.kind != 'cpu' and is_in(memory, value) else None for value in arguments]
+        shared = [copies.get(id(each.storage)) for each in function.input_storage[len(arguments):]]
+        results = dry.run(memory, on_device, shared, dry.shapes(given), left)
+        return [value if isinstance(value, (Array, np.ndarray)) else
+                self._host.array(value or (), getattr(variable.type, 'dtype', 'int8'))
+                for variable, value in zip([*part.outputs, *part.updates],
+                                           [results[i] for i in np.argsort(function.mgpu_order)])]
+
+    def _gathered(self, parts, reductions, communicator):
+        return [self._exchanged([self._slots[slot] for slot in part], reduction)
+                for part, reduction in zip(parts, reductions)]
 
     def _exchanged(self, parts, reduction):
         """Return an exchanged value, from its parts in this process."""
         first, *_ = parts
         if reduction == SAME and content(first) is not None:
             return content(first)
-        tree, axis, shape = self._batch.tree, getattr(reduction, 'axis', None), first.shape
-        n_shards = tree.total if tree else self._plan.shares.n_replicas * len(self._batch.rounds)  # about, of all ranks
+        tree, axis, shape = self._split.tree, getattr(reduction, 'axis', None), first.shape
+        n_shards = tree.total if tree else self._executable.plan.shares.n_replicas * len(self._split.rounds)  # about
         if reduction == STACK:
             shape = (n_shards, *shape)
         elif axis is not None:
             size = sum(part.shape[axis] for part in parts) * n_shards // len(parts)
             shape = (*shape[:axis], size, *shape[axis + 1:])
         return self._host.array(shape, first.dtype)
+
+    def fetch(self, given):
+        self._wait_for_exchanges()
 
 
 class DryExecutable(Executable):
@@ -102,9 +128,8 @@ class DryExecutable(Executable):
                 if context in self.memory and key not in self.copies and \
                         isinstance(copy.type, GpuArrayType) and hasattr(value, 'dtype'):
                     self.copies[key] = self.memory[context].array(value.shape, value.dtype)
+        self._functions, self._left = functions, {}
         self.over_ranks = OverRanks(Alone(), idle, False)
-        self.parts = {part: _twin(_Part, each, memory=self.memory, copies=self.copies, dry_functions=functions,
-                                  constants={}, left={}) for part, each in self.parts.items()}
         memory = self.memory.__getitem__
         self.sums = {group: _twin(TWINS.get(type(each), _Sums), each, _memory=memory, _launcher=idle, _timings=idle,
                                   _fetched_through={}, _over_ranks=False) for group, each in self.sums.items()}
@@ -113,8 +138,16 @@ class DryExecutable(Executable):
         self.owners = self.owners and _twin(_Owners, self.owners, host=host)
         self.update_buffers = {context: DeviceBuffers(context) for context in self.update_buffers}
 
-    def outbox(self, buffers: Any = None) -> Outbox:
-        return _Outbox(self.update_buffers if buffers is None else buffers, self.memory)
+    def dry_function(self, part: Part, context: Context, function: Any, arguments: Sequence[Any]) -> Any:
+        """Return the dry run of a function, the same on all contexts of a kind, and what its calls have left here."""
+        if (part, context.kind) not in self._functions:
+            known = [i for i, value in enumerate(arguments) if content(value) is not None]
+            self._functions[part, context.kind] = DryFunction(function, context.kind, known)
+        dry = self._functions[part, context.kind]
+        if (part, context) not in self._left:
+            self._left[part, context] = {}, self.memory[context].array([dry.constants], 'int8')
+        left, _ = self._left[part, context]
+        return dry, left
 
 
 def _twin(cls: Any, original: Any, **changes: Any) -> Any:
@@ -135,55 +168,6 @@ class _Idle(Timings):
 
     def waits(self):
         return False
-
-
-class _Part(CompiledPart):
-    """A part whose functions run dry."""
-
-    def run(self, replica, arguments, compute=None):
-        context, function, part = self.part.contexts[replica], self.functions[replica], self.part
-        memory, dry = self.memory[context], self._dry(context, function, arguments)
-        if context not in self.constants:
-            self.constants[context] = memory.array([dry.constants], 'int8')
-        given = [content(value) if i in dry.numbers else tuple(value.shape) for i, value in enumerate(arguments)]
-        on_device = [value if context.kind != 'cpu' and is_in(memory, value) else None for value in arguments]
-        copies = [self.copies.get(id(each.storage)) for each in function.input_storage[len(arguments):]]
-        results = dry.run(memory, on_device, copies, dry.shapes(given), self.left.setdefault(context, {}))
-        results = [value if isinstance(value, (Array, np.ndarray)) else
-                   self.memory[HOST].array(value or (), getattr(variable.type, 'dtype', 'int8'))
-                   for variable, value in zip([*part.outputs, *part.updates], [results[i] for i in self._positions])]
-        return results[:len(part.outputs)], results[len(part.outputs):]
-
-    def _dry(self, context, function, arguments):
-        """Return the dry run of a function; it is the same on all contexts of a kind."""
-        key = self.part, context.kind
-        if key not in self.dry_functions:
-            known = [i for i, value in enumerate(arguments) if content(value) is not None]
-            self.dry_functions[key] = DryFunction(function, context.kind, known)
-        return self.dry_functions[key]
-
-
-class _Outbox(Outbox):
-    """An outbox that takes the memory of the values that it sends."""
-
-    def __init__(self, buffers, memory):
-        super().__init__(buffers)
-        self._memory = memory
-
-    def send(self, variable, value, context):
-        if isinstance(value, (Sum, DeviceSum)):
-            value = value.on(context)
-        memory, host, key = self._memory[context], self._memory[HOST], (variable, context)
-        is_on_host = isinstance(value, np.ndarray) or is_in(host, value)
-        if is_in(memory, value) or memory is host and is_on_host:
-            return value
-        if key not in self._sent:
-            arrays = self.buffers[context].arrays if is_on_host else {}
-            if variable not in arrays or arrays[variable].shape != tuple(value.shape):
-                arrays[variable] = memory.array(value.shape, value.dtype)  # before the old memory goes
-            self._sent[key] = arrays[variable]
-            self._sent[key].value = content(value)
-        return self._sent[key]
 
 
 class _Sums(HostSums):
@@ -287,6 +271,9 @@ class _Transaction(Transaction):
             if key in self._copies:
                 self._old.append(([], self._copies[key]))
                 self._copies[key] = value
+
+    def store_rows(self, variable, value):
+        pass
 
     def replace_by_copy(self, shared, value, context):
         self.replace([shared.container.storage], [self._memory[context].array(value.shape, value.dtype)])

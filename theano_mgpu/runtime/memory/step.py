@@ -101,13 +101,15 @@ class DryStep:
         shares, lengths = self._plan.shares, self._lengths(samples)
         own = lengths[shares.machine.rank] if shares.is_sharded else samples
         dry = DryExecutable(self._executable, self._functions)
-        splitter = Splitter(self._plan, self._like.with_samples, dry.outbox)
+        splitter = Splitter(self._plan, self._like.with_samples, self._like.takes)
         splitter.use(self._like.shares)
         if slices is not None:
             splitter.slices[tuple(lengths)] = slices
         values = {variable: self._value(variable, own, dry.memory[HOST]) for variable in self._plan.program.given}
         for _ in range(STEPS):
-            DryRun(dry, splitter.split(values, lengths)).step()
+            run = DryRun(dry, splitter.split(values, lengths))
+            run.start()
+            run.finish()
         return {context: dry.memory[context].peak for context in self._plan.mesh.contexts}
 
     def _value(self, variable, length, host):

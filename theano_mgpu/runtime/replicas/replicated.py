@@ -21,6 +21,7 @@ from .borrowed import Lent, is_lent
 from .copies import copy_on, current_value, host_value, lies_on_device
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions
+_attention = 0  # grows with each event after which a step has to look at variables, although no value is new
 _is_within_a_step = ContextVar('_is_within_a_step', default=False)  # each thread has its own
 
 
@@ -35,6 +36,17 @@ def within_a_step() -> Iterator[None]:
         yield
     finally:
         _is_within_a_step.reset(before)
+
+
+def attention() -> int:
+    """Return a number that grows when a step has to look at its variables again, although no value is new."""
+    return _attention
+
+
+def _call_attention() -> None:
+    global _attention
+    with _counting:
+        _attention += 1
 
 
 def _check_turn(variable):
@@ -55,7 +67,7 @@ def replicated(variable: Any) -> Replicated:
     return watcher_of(variable) or Replicated(variable)
 
 
-class Slots(NamedTuple):
+class Storages(NamedTuple):
     """The places of some variables' values on some contexts.
 
     Attributes
@@ -63,20 +75,34 @@ class Slots(NamedTuple):
     variables : list of Replicated
     copies : list of tuple of SharedVariable
         For each variable, its copies on the contexts, each once.
-    storages : list of list of list
+    of_contexts : list of list of list
         For each context, the storage of each variable's copy, whose only item is the value.
+    others : list of (int, Context, SharedVariable)
+        The copies on other contexts, each with the number of the variable.
     """
 
     variables: Sequence[Replicated]
     copies: Sequence[tuple[Any, ...]]
-    storages: Sequence[Sequence[list[Any]]]
+    of_contexts: Sequence[Sequence[list[Any]]]
+    others: Sequence[tuple[int, Context, Any]]
+
+    def of(self, numbers: Sequence[int]) -> Storages:
+        """Return those of some of the variables, by their numbers."""
+        return Storages([self.variables[i] for i in numbers], [self.copies[i] for i in numbers],
+                        [[storages[i] for i in numbers] for storages in self.of_contexts],
+                        [(numbers.index(i), context, copy) for i, context, copy in self.others if i in numbers])
 
 
-def slots_of(variables: Sequence[Replicated], contexts: Sequence[Context]) -> Slots:
-    """Return the Slots of variables that have copies on contexts."""
-    copies = [tuple(variable.copies[context] for context in contexts) for variable in variables]
-    storages = [[of_variable[i].container.storage for of_variable in copies] for i in range(len(contexts))]
-    return Slots(variables, [tuple(dict.fromkeys(each)) for each in copies], storages)
+def storages_of(variables: Sequence[Replicated], contexts: Sequence[Context],
+                others: Sequence[Context] = ()) -> Storages:
+    """Return the Storages of variables that have copies on contexts, and maybe on others."""
+    on_contexts = [tuple(variable.copies[context] for context in contexts) for variable in variables]
+    of_contexts = [[of_variable[i].container.storage for of_variable in on_contexts] for i in range(len(contexts))]
+    copies = [tuple(dict.fromkeys(each)) for each in on_contexts]  # contexts on the host share a copy
+    on_others = [(i, context, variable.copies[context]) for i, variable in enumerate(variables) for context in others
+                 if context in variable.copies and variable.copies[context] not in copies[i]]
+    return Storages(variables, copies, of_contexts, list({(i, copy): (i, context, copy)
+                                                          for i, context, copy in on_others}.values()))
 
 
 def commit(variables: Iterable[Replicated], copies: Iterable[tuple[Any, ...]]) -> None:
@@ -111,7 +137,7 @@ class Replicated:
     divided : callable or None
         A function that sends the latest value to every process, while one process alone has it; see `divide`.
     on_read : callable or None
-        ``on_read(variable)`` is called before each read of the variable, by a step, too.
+        See `ask`.
     step_locks : list of weak references to threading.RLock
         Held during the steps of functions over the variable, and while it is set, so that a new value counts from the
         next step on, for every replica.
@@ -123,7 +149,7 @@ class Replicated:
         self.touched = self.shared = False
         self.version = 0
         self.divided: Callable[[], None] | None = None
-        self.on_read: Callable[[Any], object] | None = None
+        self.on_read: Callable[[Any], object] | None = None  # see `ask`
         self.step_locks: list[Any] = []
         self.lent: Lent | None = None  # while the user may edit the value in place, unseen by copies on devices
         self.latest_in: tuple[Any, ...] = (variable,)
@@ -197,6 +223,7 @@ class Replicated:
             copy.container.storage[0].size == 0 != self.variable.container.storage[0].size
 
     def _evict(self):
+        _call_attention()
         self._bring_home()
         for copy in self.copies.values():
             if copy is not self.variable and isinstance(copy.type, GpuArrayType):
@@ -209,6 +236,7 @@ class Replicated:
         """Watch the variable's value for edits in place: the user is about to refer to it."""
         if self.lent is None:
             self.lent = Lent(self.variable)
+            _call_attention()
 
     def note_edits(self) -> None:
         """Take an edit in place of the variable's value, which is `lent`, as a new version."""
@@ -233,6 +261,12 @@ class Replicated:
         if not is_here:
             self._new_version()
         self.divided = gather
+        _call_attention()
+
+    def ask(self, on_read: Callable[[Any], object] | None) -> None:
+        """Call ``on_read(variable)`` before each read of the variable, by a step, too; None ends that."""
+        self.on_read = on_read
+        _call_attention()
 
     def give(self, value: Any) -> None:
         """Note that every process has the latest value: `value`, or for None the value of this process."""

@@ -43,7 +43,7 @@ def is_divided_for(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     if function.sharded or len(function.mesh.places) > 1:
         return not function.sharded and not unrepeatable_in(function.built.definition.whole)
     length = function.inputs.length(function.arguments.bind(args, kwargs))
-    return len(sum(function.built.splitter.rounds(length), [])) > 1
+    return len(sum(function.built.splitter.shares.rounds(length), [])) > 1
 
 
 class Verification:

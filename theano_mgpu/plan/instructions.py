@@ -1,0 +1,171 @@
+"""The instructions of a step, over numbered slots: values that do not change, each with one method.
+
+A slot holds one value: of a shard (the part of a batch that a replica works on at a time), or of all shards. The method
+``run(step)`` has an interpreter of the instructions carry it out.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Tuple
+
+import theano
+from theano.compile.sharedvalue import SharedVariable
+
+from ..devices.context_map import Context
+from ..graph.analysis import Reduction
+from .step_plan import Part, SumGroup
+
+Slots = Tuple[int, ...]
+Shards = Tuple[Optional[int], ...]  # numbers of shards
+
+
+class Work(NamedTuple):
+    """A part on one context.
+
+    Attributes
+    ----------
+    part : Part
+    place : int
+        The number of the context among those of the part.
+    context : Context
+    shard : int or None
+        The number of the shard that it works on; None in the update.
+    given, made : tuple of int
+        Slots of the values that it takes, and of those that it makes: the outputs, then the new values.
+    """
+
+    part: Part
+    place: int
+    context: Context
+    shard: Optional[int]
+    given: Slots
+    made: Slots
+
+
+class Move(NamedTuple):
+    """A value that goes to a context, into memory that is used again for each value of `variable`."""
+
+    source: int
+    target: int
+    variable: theano.Variable
+    context: Context
+
+
+class New(NamedTuple):
+    """The new values that a part has made on some contexts: a row of slots for each context."""
+
+    part: Part
+    contexts: Tuple[Context, ...]
+    slots: Tuple[Slots, ...]
+
+
+class Send(NamedTuple):
+    """Values go to the contexts where parts take them: for each of `contexts` and `shards` some moves."""
+
+    moves: Tuple[Tuple[Move, ...], ...]
+    contexts: Tuple[Context, ...]
+    shards: Shards
+    phase: str
+
+    def run(self, step: Any) -> None:
+        step.send(self)
+
+
+class Launch(NamedTuple):
+    """Parts are started, each on a shard; in the update on none. Devices may still compute them afterwards."""
+
+    works: Tuple[Work, ...]
+    contexts: Tuple[Context, ...]
+    shards: Shards
+    phase: str
+
+    def run(self, step: Any) -> None:
+        step.launch(self)
+
+
+class Wait(NamedTuple):
+    """The host waits for devices; for `others` only to measure how long each phase takes."""
+
+    works: Tuple[Work, ...]
+    others: Tuple[Work, ...]
+
+    def run(self, step: Any) -> None:
+        step.wait(self)
+
+
+class Add(NamedTuple):
+    """The parts of sums that the shards of a round have, a row of slots each, are added up on the host or by devices.
+    """
+
+    group: SumGroup
+    round: int
+    contexts: Tuple[Context, ...]
+    parts: Tuple[Slots, ...]
+
+    def run(self, step: Any) -> None:
+        step.add(self)
+
+
+class Finish(NamedTuple):
+    """The ranks add up sums, whose slots are the `targets`."""
+
+    groups: Tuple[SumGroup, ...]
+    targets: Slots
+
+    def run(self, step: Any) -> None:
+        step.finish_sums(self)
+
+
+class Gather(NamedTuple):
+    """Values that are no sums are put together on the host, of each a row of slots in `parts`, one for each shard.
+
+    With `own`, they are those of this process alone.
+    """
+
+    parts: Tuple[Slots, ...]
+    reductions: Tuple[Reduction, ...]
+    targets: Slots
+    own: bool
+
+    def run(self, step: Any) -> None:
+        step.gather(self)
+
+
+class Stack(NamedTuple):
+    """The value of the only shard gets an axis of length 1 in front."""
+
+    source: int
+    target: int
+
+    def run(self, step: Any) -> None:
+        step.stack(self)
+
+
+class Save(NamedTuple):
+    """The values of shards wait on the host while devices compute others."""
+
+    shards: Shards
+    slots: Slots
+
+    def run(self, step: Any) -> None:
+        step.save(self)
+
+
+class Store(NamedTuple):
+    """The copies of variables, on other contexts and ranks, too, get their new values, and states their `rows`."""
+
+    news: Tuple[New, ...]
+    rows: Tuple[Tuple[SharedVariable, int], ...]
+
+    def run(self, step: Any) -> None:
+        step.store(self)
+
+
+class Fetch(NamedTuple):
+    """Results come to the host."""
+
+    variables: Tuple[theano.Variable, ...]
+    sources: Slots
+    targets: Slots
+
+    def run(self, step: Any) -> None:
+        step.fetch(self)

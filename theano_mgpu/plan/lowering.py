@@ -1,0 +1,282 @@
+"""The lowering of a plan to the instructions of a step, once for each way in which a batch is divided."""
+from __future__ import annotations
+
+from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
+
+import theano
+
+from ..devices.context_map import HOST, Context
+from ..graph.analysis import STACK
+from ..graph.graph import taken_on_device
+from ..graph.partition import Output
+from . import instructions
+from .instructions import Move, New, Slots, Work
+from .schedule import schedule
+from .step_plan import Boundary, DeviceReduce, Part, StagePlan, StepPlan
+
+
+Takes = Mapping[Part, Sequence[Sequence[bool]]]
+
+
+class Division(NamedTuple):
+    """The way in which a batch is divided.
+
+    Attributes
+    ----------
+    replicas : tuple of int
+        The replica of each shard; shards are in the order of their samples.
+    rounds : tuple of tuple of int
+        For each micro-batch the numbers of its shards.
+    alone : bool
+        Whether one replica has the whole batch: its values stay on its device.
+    waits_on_host : bool
+        Whether the values of a micro-batch are on the host while the devices compute others.
+    """
+
+    replicas: tuple[int, ...]
+    rounds: tuple[tuple[int, ...], ...]
+    alone: bool
+    waits_on_host: bool
+
+
+class StepProgram(NamedTuple):
+    """The instructions of a step, each with the slots that no later one needs.
+
+    Attributes
+    ----------
+    stages, update : list of (instruction, tuple of int)
+        Devices may still compute the last stage when all `stages` have run.
+    size : int
+        The number of slots.
+    of_shards : dict of theano.Variable to tuple of int
+        For each input with samples the slot of each shard.
+    common : dict of theano.Variable to int
+        The slots of the other inputs.
+    results : tuple of int
+    """
+
+    stages: Sequence[tuple[Any, Slots]]
+    update: Sequence[tuple[Any, Slots]]
+    size: int
+    of_shards: dict[theano.Variable, Slots]
+    common: dict[theano.Variable, int]
+    results: Slots
+
+
+def lowered(plan: StepPlan, division: Division, with_samples: Collection[theano.Variable],
+            takes: Takes | None = None) -> StepProgram:
+    """Return the instructions of a step.
+
+    Parameters
+    ----------
+    plan : StepPlan
+    division : Division
+    with_samples : collection of theano.Variable
+        The inputs that have samples.
+    takes : dict of Part to list of list of bool, optional
+        For each context of a part whether its function takes each of the given values on the device. By default, as
+        functions do unless Theano moves an op to the host.
+    """
+    lowering = _Lowering(plan, division, with_samples, takes or {
+        part: [[context.kind != 'cpu' and taken_on_device(variable) for variable in part.given]
+               for context in part.contexts] for part in plan.parts})
+    for stage in plan.stages:
+        lowering.compute(stage)
+    n_in_stages = len(lowering.instructions)
+    lowering.exchange(plan.last)
+    for part in plan.update:
+        lowering.update(part)
+    results = lowering.store_and_fetch()
+    ended: list[list[int]] = [[] for _ in lowering.instructions]
+    for slot, i in lowering.last.items():
+        if slot not in results:
+            ended[i].append(slot)
+    steps = list(zip(lowering.instructions, map(tuple, ended)))
+    return StepProgram(steps[:n_in_stages], steps[n_in_stages:], lowering.size, lowering.of_shards, lowering.common,
+                       results)
+
+
+class _Lowering:
+    """The instructions so far, and the slots of the values that are known after them."""
+
+    def __init__(self, plan: StepPlan, division: Division, with_samples: Collection[theano.Variable], takes: Takes):
+        self._plan, self._division, self._takes, self._shards = plan, division, takes, range(len(division.replicas))
+        self._on_devices = any(context.kind != 'cpu' for context in plan.mesh.contexts)
+        self.size = 0
+        self.instructions: list[Any] = []
+        self.last: dict[int, int] = {}  # for each slot, the number of the last instruction that uses it
+        self._slots: dict[tuple[theano.Variable, int | None], int] = {}  # by variable and shard; None: all of them
+        self._moved: dict[tuple[int, Context, int | None], int] = {}     # by slot, context and shard
+        self._launched: list[tuple[int, list[Work]]] = []  # the number of a round, and works that are not complete
+        self._news: list[New] = []
+        total, *of_shard = plan.program.numbers or [None]
+        given = [*plan.program.given, *([] if total is None else [total])]
+        self.of_shards = {v: tuple(self._known(v, shard) for shard in self._shards)
+                          for v in [*given, *of_shard] if v in with_samples or v in of_shard}
+        self.common = {v: self._known(v) for v in given if v not in with_samples}
+
+    def _add(self, instruction: Any, *used: Iterable[int]) -> None:
+        self.last.update((slot, len(self.instructions)) for slots in used for slot in slots)
+        self.instructions.append(instruction)
+
+    # --- slots
+
+    def _new(self) -> int:
+        self.size += 1
+        return self.size - 1
+
+    def _known(self, variable: theano.Variable, shard: int | None = None) -> int:
+        """Return a new slot for a value."""
+        self._slots[variable, shard] = self._new()
+        return self._slots[variable, shard]
+
+    def _slot(self, variable: theano.Variable, shard: int | None) -> int:
+        """Return the slot of a value that a shard has, or that all shards have."""
+        own = self._slots.get((variable, shard))
+        return self._slots[variable, None] if own is None else own
+
+    def _of_shards(self, variable: theano.Variable) -> Slots:
+        return tuple(self._slot(variable, shard) for shard in self._shards)
+
+    # --- parts
+
+    def compute(self, stage: StagePlan) -> None:
+        """Exchange what a stage needs, and start its parts, cycle after cycle."""
+        self.exchange(stage.boundary)
+        for placeholder, source in stage.saved.items():
+            self._slots.update(((placeholder, shard), self._slot(source, shard)) for shard in self._shards)
+        rounds = self._division.rounds[:1] if stage.once else self._division.rounds
+        overlaps = self._on_devices and len(stage.parts) > 1
+        for cycle in schedule(stage.parts, len(rounds)):
+            # The values of a micro-batch are released before the next one starts. The CPU computes at once.
+            if not overlaps:
+                self._complete()
+            before, self._launched = self._launched, self._start(
+                [(number, part, [(self._division.replicas[shard], shard) for shard in rounds[number]])
+                 for part, number in cycle], 'host_to_device', 'launch' if self._on_devices else 'run')
+            self._complete(before)
+        if stage.once:  # the first shard of each replica has computed it for the others
+            first = {self._division.replicas[shard]: shard for shard in reversed(self._division.rounds[0])}
+            self._slots.update(((variable, shard), self._slots[variable, first[self._division.replicas[shard]]])
+                               for part in stage.parts for variable in part.outputs for shard in self._shards)
+
+    def update(self, part: Part) -> None:
+        """Compute a part of the update, from the values that were exchanged last."""
+        places = range(1 if self._division.alone else len(part.contexts))
+        (_, works), = self._start([(0, part, [(place, None) for place in places])], 'broadcast', 'update')
+        self._note_new(works)
+
+    def _start(self, cycle: Sequence[tuple[int, Part, Sequence[tuple[int, int | None]]]], sending: str,
+               phase: str) -> list[tuple[int, list[Work]]]:
+        """Start parts, each at some places and on their shards; return the works of each."""
+        moves: list[list[Move]] = []
+        launched = [(number, [self._work(part, place, shard, moves) for place, shard in on])
+                    for number, part, on in cycle]
+        works = [work for _, each in launched for work in each]
+        contexts, shards = tuple(work.context for work in works), tuple(work.shard for work in works)
+        if any(moves):
+            self._add(instructions.Send(tuple(map(tuple, moves)), contexts, shards, sending),
+                      [slot for each in moves for move in each for slot in move[:2]])
+        self._add(instructions.Launch(tuple(works), contexts, shards, phase),
+                  [slot for work in works for slot in work.given + work.made])
+        return launched
+
+    def _work(self, part: Part, place: int, shard: int | None, every_moves: list[list[Move]]) -> Work:
+        """Return the work of a part, and add the moves of its arguments to those of the other works."""
+        context = part.contexts[place]
+        every_moves.append([])
+        given = tuple(self._moved_to(variable, context if on_device else HOST, shard, every_moves[-1])
+                      for variable, on_device in zip(part.given, self._takes[part][place]))
+        counts = shard is not None or not place  # of the update, the results on the first context do
+        outputs = [self._known(variable, shard) if counts else self._new() for variable in part.outputs]
+        return Work(part, place, context, shard, given, tuple(outputs + [self._new() for _ in part.updates]))
+
+    def _moved_to(self, variable: theano.Variable, context: Context, shard: int | None, moves: list[Move]) -> int:
+        """Return the slot of a value on a context; it goes there once."""
+        source = self._slot(variable, shard)
+        if not self._on_devices:
+            return source
+        key = source, context, shard
+        if key not in self._moved:
+            self._moved[key] = self._new()
+            moves.append(Move(source, self._moved[key], variable, context))
+        return self._moved[key]
+
+    def _complete(self, launched: Sequence[tuple[int, list[Work]]] | None = None) -> None:
+        """Complete parts that were started: wait, add up their sums, and note the new values of the first round."""
+        if launched is None:
+            launched, self._launched = self._launched, []
+        works, division = [work for _, of_round in launched for work in of_round], self._division
+        if works and self._on_devices:
+            needed = [work for work in works if not division.alone and not _added_on_devices(work.part)]
+            self._add(instructions.Wait(tuple(needed), tuple(each for each in works if each not in needed)))
+        for number, of_round in launched:
+            part, contexts = of_round[0].part, tuple(work.context for work in of_round)
+            for group in () if division.alone else part.sums:
+                parts = tuple(tuple(self._slots[each.source, work.shard] for each in group.exchanges)
+                              for work in of_round)
+                self._add(instructions.Add(group, number, contexts, parts), *parts)
+            if number == 0:
+                self._note_new(of_round)
+            if division.waits_on_host and self._on_devices and part in self._plan.ends:
+                self._save(tuple(work.shard for work in of_round))
+
+    def _note_new(self, works: Sequence[Work]) -> None:
+        part = works[0].part
+        if part.updates:
+            self._news.append(New(part, tuple(work.context for work in works),
+                                  tuple(work.made[len(part.outputs):] for work in works)))
+
+    def _save(self, shards: tuple[int | None, ...]) -> None:
+        """Move what shards have to the host; it is sent again where it is needed."""
+        slots = {slot for (_, shard), slot in self._slots.items() if shard in shards}
+        self.instructions.append(instructions.Save(shards, tuple(sorted(slots))))
+        self._moved = {key: target for key, target in self._moved.items() if key[2] not in shards}
+
+    # --- exchanges and results
+
+    def exchange(self, boundary: Boundary) -> None:
+        """Complete the stage before, and exchange values, which every shard knows then."""
+        self._complete()
+        if self._division.alone:
+            for variable, source, reduction in boundary.exchanges:
+                self._slots[variable, None] = slot = self._slot(source, 0)
+                if reduction == STACK:
+                    target = self._known(variable)
+                    self._add(instructions.Stack(slot, target), [slot, target])
+            return
+        if boundary.sums:
+            targets = tuple(self._known(each.variable) for group in boundary.sums for each in group.exchanges)
+            self._add(instructions.Finish(boundary.sums, targets), targets)
+        self._gather([(each.source, each.reduction) for each in boundary.others],
+                     [self._known(each.variable) for each in boundary.others], False)
+
+    def _gather(self, values: Sequence[Any], targets: Sequence[int], own: bool) -> None:
+        """Gather values, each a variable with its reduction."""
+        if values:
+            parts = tuple(self._of_shards(variable) for variable, _ in values)
+            self._add(instructions.Gather(parts, tuple(reduction for _, reduction in values), tuple(targets), own),
+                      *parts, targets)
+
+    def store_and_fetch(self) -> Slots:
+        """Store the new values, and bring the results to the host; return their slots."""
+        plan, with_rows = self._plan, [each for each in dict.fromkeys(self._plan.results) if each.has_rows]
+        whole = [each for each in dict.fromkeys(plan.results) if not each.has_rows]
+        targets = {each: self._new() for each in [*whole, *with_rows]}
+        rows = {variable: self._new() for variable in plan.rows}
+        self._gather(list(plan.rows.values()), list(rows.values()), plan.shares.is_sharded)
+        self._add(instructions.Store(tuple(self._news), tuple(rows.items())), rows.values(),
+                  *[row for new in self._news for row in new.slots])
+        sources = [self._result(each) for each in whole]
+        self._add(instructions.Fetch(tuple(each.variable for each in whole), tuple(sources),
+                                     tuple(targets[each] for each in whole)), sources, targets.values())
+        self._gather(with_rows, [targets[each] for each in with_rows], plan.shares.is_sharded)
+        return tuple(targets[each] for each in plan.results)
+
+    def _result(self, output: Output) -> int:
+        return self._slots[output.variable, None if (output.variable, None) in self._slots else 0]
+
+
+def _added_on_devices(part: Part) -> bool:
+    """Return whether devices add all sums of a part: the host need not wait until it is computed."""
+    return bool(part.sums) and all(isinstance(group.collective, DeviceReduce) for group in part.sums)
