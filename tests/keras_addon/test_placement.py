@@ -150,7 +150,7 @@ def test_a_flag_makes_a_pipeline():
     assert_equal(found, expected, TOLERANCE['float32'])
     function = placed.train_function.function
     assert function.options.micro_batches == 3 and function.options.recompute is True
-    assert len(function.built.splitter.rounds(24)) == 3
+    assert len(function.built.splitter.shares.rounds(24)) == 3
 
 
 @pytest.mark.parametrize('given, expected', [(None, 2), (1, 1)])

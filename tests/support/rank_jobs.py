@@ -66,7 +66,7 @@ def divided(path, file, update_on):
     else:
         for batch in batches:
             network.step(*batch)
-        lacks = [i for i, each in enumerate(network.step.updated) if not each._current()]
+        lacks = [i for i, each in enumerate(network.step.updated) if not each.latest_in]
         network.step.save(file)
     for batch in batches[:2]:
         network.step(*batch)

@@ -77,13 +77,13 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray | None = None, acc
 
 def _add(total, target, buffers, accumulate):
     """Write the sum of buffers, in their order, and of `target` with `accumulate`, to `total`."""
-    terms = [target, *buffers] if accumulate else buffers
-    if len(terms) == 1:
-        np.copyto(total, terms[0], casting='same_kind')
-        return
-    np.add(terms[0], terms[1], out=total, dtype=total.dtype)
-    for term in terms[2:]:
-        np.add(total, term, out=total, dtype=total.dtype)
+    first, *others = [target, *buffers] if accumulate else buffers
+    if not others or first.dtype != total.dtype:  # NumPy would convert both terms of a sum in new memory
+        np.copyto(total, first, casting='same_kind')
+        first = total
+    for buffer in others:
+        np.add(first, buffer, out=total, dtype=total.dtype)
+        first = total
 
 
 def add_blocks(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> None:

@@ -11,7 +11,6 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 
 from ..devices.context_map import Context
-from ..graph.analysis import Reduction
 from .step_plan import Part, SumGroup
 
 Slots = Tuple[int, ...]
@@ -25,12 +24,12 @@ class Work(NamedTuple):
     ----------
     part : Part
     place : int
-        The number of the context among those of the part.
+        The number of the context, among the part's.
     context : Context
     shard : int or None
         The number of the shard that it works on; None in the update.
     given, made : tuple of int
-        Slots of the values that it takes, and of those that it makes: the outputs, then the new values.
+        Slots of the values that it takes, and of the values that it makes: the outputs, then the new values.
     """
 
     part: Part
@@ -51,11 +50,11 @@ class Move(NamedTuple):
 
 
 class New(NamedTuple):
-    """The new values that a part has made on some contexts: a row of slots for each context."""
+    """The new values that a part has made: all slots on the first context, then on the next one."""
 
     part: Part
     contexts: Tuple[Context, ...]
-    slots: Tuple[Slots, ...]
+    slots: Slots
 
 
 class Send(NamedTuple):
@@ -116,13 +115,13 @@ class Finish(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Values that are no sums are put together on the host, of each a row of slots in `parts`, one for each shard.
+    """Values that are no sums are put together on the host: each has a row of slots in `parts`, one for each shard.
 
-    With `own`, they are those of this process alone.
+    With `own`, they are of this process alone.
     """
 
     parts: Tuple[Slots, ...]
-    reductions: Tuple[Reduction, ...]
+    reductions: Tuple[Any, ...]
     targets: Slots
     own: bool
 
@@ -141,9 +140,9 @@ class Stack(NamedTuple):
 
 
 class Save(NamedTuple):
-    """The values of shards wait on the host while devices compute others."""
+    """The values of shards, given by their numbers, wait on the host while devices compute others."""
 
-    shards: Shards
+    shards: Slots
     slots: Slots
 
     def run(self, step: Any) -> None:

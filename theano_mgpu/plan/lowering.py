@@ -14,7 +14,6 @@ from .instructions import Move, New, Slots, Work
 from .schedule import schedule
 from .step_plan import Boundary, DeviceReduce, Part, StagePlan, StepPlan
 
-
 Takes = Mapping[Part, Sequence[Sequence[bool]]]
 
 
@@ -141,7 +140,7 @@ class _Lowering:
     # --- parts
 
     def compute(self, stage: StagePlan) -> None:
-        """Exchange what a stage needs, and start its parts, cycle after cycle."""
+        """Start the parts of a stage, cycle after cycle, after the exchange before it."""
         self.exchange(stage.boundary)
         for placeholder, source in stage.saved.items():
             self._slots.update(((placeholder, shard), self._slot(source, shard)) for shard in self._shards)
@@ -182,7 +181,7 @@ class _Lowering:
         return launched
 
     def _work(self, part: Part, place: int, shard: int | None, every_moves: list[list[Move]]) -> Work:
-        """Return the work of a part, and add the moves of its arguments to those of the other works."""
+        """Return the work of a part, and add a list with the moves of its arguments."""
         context = part.contexts[place]
         every_moves.append([])
         given = tuple(self._moved_to(variable, context if on_device else HOST, shard, every_moves[-1])
@@ -219,18 +218,18 @@ class _Lowering:
             if number == 0:
                 self._note_new(of_round)
             if division.waits_on_host and self._on_devices and part in self._plan.ends:
-                self._save(tuple(work.shard for work in of_round))
+                self._save([work.shard for work in of_round if work.shard is not None])
 
     def _note_new(self, works: Sequence[Work]) -> None:
         part = works[0].part
         if part.updates:
             self._news.append(New(part, tuple(work.context for work in works),
-                                  tuple(work.made[len(part.outputs):] for work in works)))
+                                  sum((work.made[len(part.outputs):] for work in works), ())))
 
-    def _save(self, shards: tuple[int | None, ...]) -> None:
+    def _save(self, shards: Sequence[int]) -> None:
         """Move what shards have to the host; it is sent again where it is needed."""
         slots = {slot for (_, shard), slot in self._slots.items() if shard in shards}
-        self.instructions.append(instructions.Save(shards, tuple(sorted(slots))))
+        self.instructions.append(instructions.Save(tuple(shards), tuple(sorted(slots))))
         self._moved = {key: target for key, target in self._moved.items() if key[2] not in shards}
 
     # --- exchanges and results
@@ -252,7 +251,7 @@ class _Lowering:
                      [self._known(each.variable) for each in boundary.others], False)
 
     def _gather(self, values: Sequence[Any], targets: Sequence[int], own: bool) -> None:
-        """Gather values, each a variable with its reduction."""
+        """Put values together, each a variable with its reduction."""
         if values:
             parts = tuple(self._of_shards(variable) for variable, _ in values)
             self._add(instructions.Gather(parts, tuple(reduction for _, reduction in values), tuple(targets), own),
@@ -266,7 +265,7 @@ class _Lowering:
         rows = {variable: self._new() for variable in plan.rows}
         self._gather(list(plan.rows.values()), list(rows.values()), plan.shares.is_sharded)
         self._add(instructions.Store(tuple(self._news), tuple(rows.items())), rows.values(),
-                  *[row for new in self._news for row in new.slots])
+                  *[new.slots for new in self._news])
         sources = [self._result(each) for each in whole]
         self._add(instructions.Fetch(tuple(each.variable for each in whole), tuple(sources),
                                      tuple(targets[each] for each in whole)), sources, targets.values())

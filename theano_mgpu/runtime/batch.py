@@ -110,7 +110,7 @@ class Batch(NamedTuple):
     ----------
     split : Split
     slots : list
-        The values that are known in the course of a step; at first, those of the inputs.
+        The values that are known in the course of a step; at first, the inputs.
     buffers : list of (dict of Context to DeviceBuffers)
         For each shard, the memory that its values are sent to.
     """

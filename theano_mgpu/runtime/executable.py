@@ -1,6 +1,7 @@
 """A plan, compiled: the functions of each part on each context, and the memory that its steps use again."""
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, Collection, Mapping, Sequence
 
 import numpy as np
@@ -164,6 +165,8 @@ class Executable:
         If devices send each other new values.
     of_rank_0 : bool
         Whether the outputs and new values of rank 0 count, since an op may give other results on each rank.
+    failures : context manager
+        It suppresses exceptions of a step if `of_rank_0`, on another rank.
     launcher : Launcher
     on_devices : bool
         Whether any context is on a device other than the CPU.
@@ -210,6 +213,9 @@ class Executable:
         self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator) if plan.broadcasts else None
         self.of_rank_0 = communicator.size > 1 and not plan.shares.is_divided and \
             draws([each for part in plan.parts for each in [*part.graphs, *part.updates.values()]])
+        # The results of rank 0 count, also where an op fails here, such as one whose queue ends earlier.
+        self.failures: Any = contextlib.suppress(Exception) if self.of_rank_0 and communicator.rank else \
+            contextlib.nullcontext()
         self.update_buffers = {context: DeviceBuffers(context) for part in plan.update for context in part.contexts}
 
     def drop(self) -> None:

@@ -53,17 +53,14 @@ class Runner:
         split : callable
             ``split()`` splits it, also a second time.
         """
-        with self._executable.timings.span('scatter'):
+        executable, ranks, timings = self._executable, self._executable.communicator, self._executable.timings
+        with timings.span('scatter'):
             batch = batch or split()
-            self._executable.refresh()
+            executable.refresh()
         if self._sentinel is not None:
             self._sentinel.compare(step)
-        return self._committed(step, batch, split)
-
-    def _committed(self, step, batch, split):
-        """Run a batch, and prepare the next one meanwhile; commit the new values once no rank has failed."""
-        timings, ranks, timed = self._executable.timings, self._executable.communicator, self._speeds.timed(batch.split)
-        run = StepRun(self._executable, batch, timed)
+        timed = self._speeds.timed(batch.split)
+        run = StepRun(executable, batch, timed)
         try:
             run.start()
             self._look_ahead.prepare()

@@ -1,7 +1,6 @@
 """A step: an interpreter of the instructions of a plan, on a batch."""
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from typing import Any, Collection, Iterator, NamedTuple, Sequence
@@ -16,7 +15,7 @@ from ..devices.context_map import HOST, Context
 from ..graph.analysis import SAME, Reduction
 from ..plan import instructions
 from ..plan.instructions import Move, New, Slots, Work
-from .batch import Batch, DeviceSum, Sum
+from .batch import Batch, DeviceSum, Shard, Sum
 from .exchange import exchanged
 from .executable import Executable
 from .executors import SerialExecutor
@@ -51,22 +50,17 @@ class StepResult(NamedTuple):
 
 
 class NewValues(NamedTuple):
-    """The new values of variables: their storages on the contexts that have computed them, the values on each.
+    """The new values of variables: of all variables on the first context that has computed them, then on the next one.
 
     Where no context of this process has computed the values, they are of the host.
     """
 
     storages: Storages
-    values: Sequence[Sequence[Any]]
+    values: Sequence[Any]
 
     def by_variable(self) -> Iterator[tuple[Replicated, Any]]:
         """Return each variable with its value on the first context."""
-        return zip(self.storages.variables, self.values[0])
-
-    def without(self, variables: Collection[Replicated]) -> NewValues:
-        """Return the new values of the other variables."""
-        kept = [i for i, variable in enumerate(self.storages.variables) if variable not in variables]
-        return NewValues(self.storages.of(kept), [[values[i] for i in kept] for values in self.values])
+        return zip(self.storages.variables, self.values)
 
 
 def run(executable: Executable, batch: Batch) -> StepResult:
@@ -110,30 +104,26 @@ class StepRun:
         self._transaction = Transaction()
         self._new: list[NewValues] = []
         self._underway: list[Any] = [] if batch.split.division.alone else list(executable.device_sums)  # by NCCL
-        # The results of rank 0 count, also where an op fails here, such as one whose queue ends earlier.
-        self._own: Any = contextlib.suppress(Exception) if executable.of_rank_0 and executable.communicator.rank else \
-            contextlib.nullcontext()
 
     def start(self) -> None:
         """Compute all stages; the last one may still be under way on the devices."""
         self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
-        with self._own:
-            self._run(self._split.program.stages)
+        self._run(self._split.program.stages)
 
     def finish(self) -> StepResult:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
-        with self._own:
-            self._run(self._split.program.update)
+        self._run(self._split.program.update)
         outputs = [self._slots[slot] for slot in self._split.program.results]
         result = StepResult(outputs, self._transaction, self._split.samples, self._ended, self._seconds)
         return self._of_rank_0(result) if self._executable.of_rank_0 else result
 
     def _run(self, steps: Sequence[tuple[Any, Slots]]) -> None:
         slots = self._slots
-        for instruction, ended in steps:
-            instruction.run(self)
-            for slot in ended:
-                slots[slot] = None
+        with self._executable.failures:
+            for instruction, ended in steps:
+                instruction.run(self)
+                for slot in ended:
+                    slots[slot] = None
 
     def _of_rank_0(self, result: StepResult) -> StepResult:
         """Return the result with rank 0's outputs, and store rank 0's new values."""
@@ -225,14 +215,13 @@ class StepRun:
         """Move the values of shards to the host, and free their memory on the devices."""
         for slot in given.slots:
             self._slots[slot] = self._on_host(self._slots[slot])
-        for shard in given.shards:
-            buffers = self._batch.buffers[shard]
+        for buffers in [self._batch.buffers[shard] for shard in given.shards]:
             buffers.update((context, DeviceBuffers(context)) for context in buffers)
 
     def _on_host(self, value: Any) -> Any:
         return copy_to(HOST, value)
 
-    def _shards(self, numbers: Sequence[Any]) -> Any:
+    def _shards(self, numbers: Sequence[Any]) -> list[Shard] | None:
         """Return shards by their numbers; None in the update."""
         return None if numbers[0] is None else [self._split.shards[number] for number in numbers]
 
@@ -284,23 +273,22 @@ class StepRun:
 
     def store(self, given: instructions.Store) -> None:
         """Give copies of variables their new values."""
-        executable = self._executable
-        self._new = [self._new_values(new) for new in given.news]
+        executable, slots = self._executable, self._slots
+        self._new = [NewValues(executable.parts[part].storages(contexts), [slots[slot] for slot in made])
+                     for part, contexts, made in given.news]
         if executable.broadcasts or executable.owners:
             with self._timings.span('broadcast'):
-                self._share_new_values()
+                self._share_new_values(given)
         for each in self._new:
-            self._store(each)
+            self._store(*each)
         for variable, slot in () if executable.plan.shares.is_sharded and self._split.idle else given.rows:
-            self._transaction.store_rows(variable, self._slots[slot])
-        self._transaction.then(executable.owners.leave if executable.owners else executable.note_versions)
+            self._transaction.store_rows(variable, slots[slot])
+        if executable.owners:
+            self._transaction.then(executable.owners.leave)
+        elif all(each.storages.everywhere for each in self._new):
+            self._transaction.then(executable.note_versions)
 
-    def _new_values(self, new: New) -> NewValues:
-        slots = self._slots
-        return NewValues(self._executable.parts[new.part].storages(new.contexts),
-                         [[slots[slot] for slot in row] for row in new.slots])
-
-    def _share_new_values(self) -> None:
+    def _share_new_values(self, given: instructions.Store) -> None:
         """Add the new values that other devices, or other ranks, have computed alone."""
         executable, contexts = self._executable, self._executable.plan.mesh.contexts
         own = dict(pair for new in self._new for pair in new.by_variable())
@@ -309,17 +297,22 @@ class StepRun:
             sent = executable.broadcasts.start(own)
         if sent:
             self._underway.append(executable.broadcasts)
-            self._new = [new.without(sent) for new in self._new]
-            self._new += [NewValues(storages_of([variable], on), [[value] for value in values])
-                          for variable, (on, values) in sent.items()]
+            self._new = [self._without(sent, new, each) for new, each in zip(given.news, self._new)]
+            self._new += [NewValues(storages_of([variable], on), values) for variable, (on, values) in sent.items()]
         if executable.owners:
             new = executable.owners.exchange(own, sent)
-            self._new.append(NewValues(storages_of(list(new), [], contexts), [list(new.values())]))
+            self._new.append(NewValues(storages_of(list(new), [], contexts), list(new.values())))
 
-    def _store(self, new: NewValues) -> None:
-        storages, copies = new.storages, new.storages.copies
-        for of_context, values in zip(storages.of_contexts, new.values):
-            self._transaction.replace(of_context, values)
+    def _without(self, variables: Collection[Replicated], new: New, values: NewValues) -> NewValues:
+        """Return the new values of the variables that are not among others."""
+        kept = [i for i, variable in enumerate(values.storages.variables) if variable not in variables]
+        n = len(values.storages.variables)
+        return NewValues(storages_of([values.storages.variables[i] for i in kept], new.contexts, new.part.copied_to),
+                         [values.values[i + start] for start in range(0, n * len(new.contexts), n) for i in kept])
+
+    def _store(self, storages: Storages, values: Sequence[Any]) -> None:
+        self._transaction.replace(storages.cells, values)
+        copies = storages.copies
         if storages.others:
             copies = list(copies)
             with self._timings.span('broadcast'):
@@ -327,7 +320,7 @@ class StepRun:
                     # A copy that is out of date is one that this step does not read: it stays as it is.
                     if copy in storages.variables[i].latest_in:
                         with MemoryExplained(self._executable.plan.mesh.contexts.index(context), context, 'update'):
-                            self._transaction.replace_by_copy(copy, new.values[0][i], context)
+                            self._transaction.replace_by_copy(copy, values[i], context)
                         copies[i] += copy,
         self._transaction.then(commit, storages.variables, copies)
 

@@ -128,7 +128,8 @@ class DryExecutable(Executable):
                 if context in self.memory and key not in self.copies and \
                         isinstance(copy.type, GpuArrayType) and hasattr(value, 'dtype'):
                     self.copies[key] = self.memory[context].array(value.shape, value.dtype)
-        self._functions, self._left = functions, {}
+        self._functions = functions
+        self._left: dict[tuple[Part, Context], tuple[dict[Any, Any], Array]] = {}
         self.over_ranks = OverRanks(Alone(), idle, False)
         memory = self.memory.__getitem__
         self.sums = {group: _twin(TWINS.get(type(each), _Sums), each, _memory=memory, _launcher=idle, _timings=idle,

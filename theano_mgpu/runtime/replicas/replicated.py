@@ -68,41 +68,42 @@ def replicated(variable: Any) -> Replicated:
 
 
 class Storages(NamedTuple):
-    """The places of some variables' values on some contexts.
+    """The places of the values of some variables: on some contexts, and maybe on others.
 
     Attributes
     ----------
     variables : list of Replicated
     copies : list of tuple of SharedVariable
         For each variable, its copies on the contexts, each once.
-    of_contexts : list of list of list
-        For each context, the storage of each variable's copy, whose only item is the value.
+    cells : list of list
+        The storages of the copies, each with the value as its only item: of all variables on the first context, then on
+        the next one.
     others : list of (int, Context, SharedVariable)
         The copies on other contexts, each with the number of the variable.
+    everywhere : bool
+        Whether no variable has further copies.
     """
 
     variables: Sequence[Replicated]
     copies: Sequence[tuple[Any, ...]]
-    of_contexts: Sequence[Sequence[list[Any]]]
+    cells: Sequence[list[Any]]
     others: Sequence[tuple[int, Context, Any]]
-
-    def of(self, numbers: Sequence[int]) -> Storages:
-        """Return those of some of the variables, by their numbers."""
-        return Storages([self.variables[i] for i in numbers], [self.copies[i] for i in numbers],
-                        [[storages[i] for i in numbers] for storages in self.of_contexts],
-                        [(numbers.index(i), context, copy) for i, context, copy in self.others if i in numbers])
+    everywhere: bool
 
 
 def storages_of(variables: Sequence[Replicated], contexts: Sequence[Context],
                 others: Sequence[Context] = ()) -> Storages:
     """Return the Storages of variables that have copies on contexts, and maybe on others."""
-    on_contexts = [tuple(variable.copies[context] for context in contexts) for variable in variables]
-    of_contexts = [[of_variable[i].container.storage for of_variable in on_contexts] for i in range(len(contexts))]
-    copies = [tuple(dict.fromkeys(each)) for each in on_contexts]  # contexts on the host share a copy
-    on_others = [(i, context, variable.copies[context]) for i, variable in enumerate(variables) for context in others
-                 if context in variable.copies and variable.copies[context] not in copies[i]]
-    return Storages(variables, copies, of_contexts, list({(i, copy): (i, context, copy)
-                                                          for i, context, copy in on_others}.values()))
+    # Contexts on the host share a copy.
+    copies = [tuple(dict.fromkeys(variable.copies[context] for context in contexts)) for variable in variables]
+    on_others = {(i, variable.copies[context]): (i, context, variable.copies[context])
+                 for i, variable in enumerate(variables) for context in others
+                 if context in variable.copies and variable.copies[context] not in copies[i]}
+    return Storages(variables, copies,
+                    [variable.copies[context].container.storage for context in contexts for variable in variables],
+                    list(on_others.values()),
+                    all(copy in copies[i] or (i, copy) in on_others for i, variable in enumerate(variables)
+                        for copy in variable.copies.values()))
 
 
 def commit(variables: Iterable[Replicated], copies: Iterable[tuple[Any, ...]]) -> None:
