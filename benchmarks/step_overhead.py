@@ -1,8 +1,9 @@
 #!/usr/bin/env python
-"""The overhead of a step over contexts: two ratios, measured in one run.
+"""The overhead of a step over contexts: some ratios, measured in one run.
 
-  plain   one `cpu` context through mgpu, against the plain theano.function of the same step; with a GPU or OpenCL
-          device, one and two contexts on it against one Theano function there
+  plain   one and two `cpu` contexts through mgpu, against the plain theano.function of the same step, and the calls of
+          the compiled functions of mgpu alone, with the same arguments; with a GPU or OpenCL device, one and two
+          contexts on it against one Theano function there
   shared  the batch over two contexts that share one device's cores, against the batch on one of them
 
 Both sides of a ratio take turns, a block of steps each; the ratio is the median over the rounds of the
@@ -68,6 +69,24 @@ def one_function_on(context, make_model):
     return step
 
 
+def bare_calls(step, batch):
+    """Return a function that calls the compiled functions of a step, with their arguments of one batch."""
+    functions, calls = list(dict.fromkeys(step.functions)), []
+
+    def noted(function):
+        def call(*given):
+            calls.append((original, given))
+            return original(*given)
+        original = function.unwatched_call
+        return call
+    for function in functions:
+        function.unwatched_call = noted(function)
+    step(*batch)
+    for function in functions:
+        del function.unwatched_call
+    return lambda *_: [function(*given) for function, given in calls]
+
+
 def pair(ours, theirs, batch, arguments, title):
     return compare(lambda: ours(*batch), lambda: theirs(*batch), title, arguments.rounds, arguments.block)
 
@@ -80,9 +99,11 @@ def measure(arguments):
         make_model, shape = MODELS[name]
         batch = (rng.rand(arguments.batch_size, *shape).astype('float32'),
                  rng.randint(0, 10, arguments.batch_size).astype('int32'))
-        mgpu.init('host->cpu')
-        yield pair(step_on(make_model, ['host']), step_on(make_model, None), batch, arguments,
-                   '%s: one cpu context / plain theano.function' % name)
+        for n, names in ((1, ['a']), (2, ['a', 'b'])):
+            mgpu.init(';'.join(each + '->cpu' for each in names))
+            step, title = step_on(make_model, names), '%s: %s%d cpu context%s / plain theano.function'
+            for ours, what in ((step, ''), (bare_calls(step, batch), 'bare calls of ')):
+                yield pair(ours, step_on(make_model, None), batch, arguments, title % (name, what, n, 's' * (n > 1)))
         if shared:
             contexts = mgpu.init('dev0->%s;dev1->%s' % tuple(shared))
             for n, names in ((1, ['dev0']), (2, ['dev0', 'dev1'])):

@@ -149,6 +149,7 @@ class Splitter:
 
     def __init__(self, plan: StepPlan, split: Collection[theano.Variable], takes: Takes | None = None):
         self._plan, self.with_samples, self.takes = plan, frozenset(split), takes
+        self._on_devices = any(context.kind != 'cpu' for context in plan.mesh.contexts)
         self._programs: dict[Division, StepProgram] = {}
         self.use(plan.shares)
         self.slices: dict[tuple[int, ...], int] = {}
@@ -227,6 +228,8 @@ class Splitter:
             self.shapes = {v: np.shape(value) for v, value in known.items()}
             self.whole_numbers = {v: int(value) for v, value in known.items() if isinstance(value, np.ndarray)
                                   and not value.ndim and value.dtype.kind in 'biu'}
+        if not self._on_devices:
+            return Batch(split, slots, [])
         turns = 0 if split.division.waits_on_host else self._turns or len(split.rounds) + 1
         return Batch(split, slots, [self._buffers_of(shard.replica, turns) for shard in shards])
 

@@ -5,7 +5,7 @@ import functools
 import gc
 import threading
 import time
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 import theano
@@ -35,27 +35,6 @@ from .verification import comparison
 from .verification.report import VerificationReport
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
-
-
-class Bound(NamedTuple):
-    """The arguments of a call, bound to the inputs.
-
-    Attributes
-    ----------
-    values : list of ndarray, or None
-        None for a process whose data has ended.
-    states : dict of SharedVariable to ndarray
-        The values of states with a row a sample.
-    length : int
-        Samples that this process was given.
-    batch : Batch, optional
-        The batch that was made of the values during the step before.
-    """
-
-    values: Sequence[Any] | None
-    states: dict[Any, np.ndarray]
-    length: int
-    batch: Any = None
 
 
 class DividedFunction:
@@ -232,11 +211,11 @@ class DividedFunction:
         with self.ranks.single_thread:
             began = time.perf_counter()
             with self.timings.span('scatter'):
-                bound = self._bind(arguments)
-            lengths, values = [bound.length], bound.values
+                values, states, length, batch = self._bind(arguments)
+            lengths, own = [length], values
             if self.ranks.size > 1:
                 with self.timings.span('wait'):
-                    lengths, values = self._check_batch(self.calls, bound.length, bound.values)
+                    lengths, values = self._check_batch(self.calls, length, own)
             self.calls += 1
             self.timings.calls += 1
             if not (sum(lengths) if self.sharded else lengths[0]):
@@ -245,19 +224,21 @@ class DividedFunction:
                     return None
                 raise LengthError('the batch is empty: no process has a sample of it')
             # A batch that was split ahead is of no use if rank 0 has sent other values.
-            states, ahead = bound.states, bound.batch if values is bound.values else None
-            del bound
-            result = self._computed(values, states, lengths, ahead)
+            result = self._computed(values, states, lengths, batch if values is own else None)
             self.samples, self.seconds = result.samples, result.ended - began
             rank_process.report(STEP)
             return result.outputs
 
-    def _bind(self, arguments: Arguments | None) -> Bound:
+    def _bind(self, arguments: Arguments | None) -> tuple[Sequence[Any] | None, dict[Any, np.ndarray], int, Any]:
+        """Return the values of the inputs, the states with a row a sample, the samples, and a batch split ahead, if any.
+
+        A process whose data has ended has no values.
+        """
         states = self.inputs.states()
         if arguments is None:
-            return Bound(None, states, 0)
+            return None, states, 0, None
         values, batch = self.look_ahead.take(*arguments) or (self.arguments.bind(*arguments), None)
-        return Bound(values, states, self.inputs.length(values, states), batch)
+        return values, states, self.inputs.length(values, states), batch
 
     def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
         """Compute a batch on every rank: again, in another way, each time that a device has too little memory.
@@ -302,9 +283,12 @@ class DividedFunction:
         lengths = [self.inputs.length(values)] if lengths is None else lengths
         if self.sharded:
             values = self._example.replacing(values, lengths)
-        rows = {self.inputs.rows[variable]: value for variable, value in states.items()}
-        sliced = self.inputs.slices.taken(values)
-        return self.built.splitter.split({**dict(zip(self.arguments.inputs, values)), **sliced, **rows}, lengths)
+        given = dict(zip(self.arguments.inputs, values))
+        if self.inputs.slices:
+            given.update(self.inputs.slices.taken(values))
+        for variable, value in states.items():
+            given[self.inputs.rows[variable]] = value
+        return self.built.splitter.split(given, lengths)
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
         """Split and send a batch while the devices compute the one before; return its values and the Batch."""

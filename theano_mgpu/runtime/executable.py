@@ -82,9 +82,10 @@ class CompiledPart:
 
     def storages(self, contexts: tuple[Context, ...]) -> Storages:
         """Return the Storages of the variables that get new values on contexts."""
-        if contexts not in self._storages:
-            self._storages[contexts] = storages_of(self.updated, contexts, self.part.copied_to)
-        return self._storages[contexts]
+        storages = self._storages.get(contexts)
+        if storages is None:
+            storages = self._storages[contexts] = storages_of(self.updated, contexts, self.part.copied_to)
+        return storages
 
     def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""

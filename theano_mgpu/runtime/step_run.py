@@ -167,12 +167,13 @@ class StepRun:
 
     def launch(self, given: instructions.Launch) -> None:
         """Start parts; on the CPU, compute them."""
-        works, compute = given.works, self._compute
-        if self._timed is not None and given.shards[0] is not None:
+        works, contexts, shards, compute = given.works, given.contexts, given.shards, self._compute
+        if self._timed is not None and shards[0] is not None:
             works, compute = tuple(sorted(works, key=lambda work: work.place == self._timed)), self._compute_timed
-        self._launcher.run(given.phase, [functools.partial(compute, work) for work in works],
-                           [work.context for work in works], self._shards([work.shard for work in works]))
-        if given.shards[0] is None and self._timings.waits():
+            contexts, shards = tuple(work.context for work in works), tuple(work.shard for work in works)
+        self._launcher.run(given.phase, [functools.partial(compute, work) for work in works], contexts,
+                           self._shards(shards))
+        if shards[0] is None and self._timings.waits():
             with self._timings.span(given.phase):
                 wait(self._slots[slot] for work in works for slot in work.made)
 
@@ -285,7 +286,7 @@ class StepRun:
             self._transaction.store_rows(variable, slots[slot])
         if executable.owners:
             self._transaction.then(executable.owners.leave)
-        elif all(each.storages.everywhere for each in self._new):
+        elif all([each.storages.everywhere for each in self._new]):
             self._transaction.then(executable.note_versions)
 
     def _share_new_values(self, given: instructions.Store) -> None:

@@ -175,8 +175,8 @@ class HostSums:
         if self._buffers.like != like:
             self._buffers = FlatBuffers(like)
         self.views = self._buffers.views
-        sizes = [array.size * array.itemsize for array in self.views]
-        buckets = list(bucket_ranges(sizes)) if self._on_devices else [(0, len(sizes))]
+        buckets = list(bucket_ranges([each.nbytes for each in self.views])) if self._on_devices else \
+            [(0, len(self.views))]
         for bucket in buckets[:-1]:
             self._underway.append(Task(self._fetched(parts, bucket, shards, contexts), self.views[slice(*bucket)],
                                        accumulate))

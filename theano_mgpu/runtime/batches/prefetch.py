@@ -54,8 +54,9 @@ class LookAhead:
 
     def take(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Batch] | None:
         """Return the values and the batch that were prepared, if they are of these arguments."""
-        before, prepared = self._prepared or ((), None)
-        self._prepared = None
+        if self._prepared is None:
+            return None
+        (before, prepared), self._prepared = self._prepared, None
         is_of_these = not kwargs and len(args) == len(before) and all(map(operator.is_, args, before))
         return prepared if is_of_these else None
 

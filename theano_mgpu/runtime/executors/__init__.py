@@ -48,7 +48,16 @@ class SerialExecutor(Executor):
     """An executor on the calling thread: devices still overlap, since launches return at once."""
 
     def run(self, tasks: Sequence[Callable[[], Any]], keys: Sequence[Hashable] | None = None) -> list[Any]:
-        return _results([_outcomes(zip(range(len(tasks)), tasks, keys or range(len(tasks))))])
+        results: list[Any] = []
+        try:
+            for task in tasks:
+                results.append(task())
+            return results
+        except Exception as error:
+            number, keys = len(results), keys or range(len(tasks))
+            others = list(zip(range(len(tasks)), tasks, keys))[number + 1:]
+            _outcomes([each for each in others if each[2] != keys[number]])
+            raise TaskError(number) from error
 
 
 class ThreadsExecutor(Executor):
@@ -124,6 +133,5 @@ def _results(groups: Sequence[tuple[dict[int, Any], dict[Hashable, Any]]]) -> li
     if failed:
         number, error = min(failed, key=lambda each: each[0])
         raise TaskError(number) from error
-    results = groups[0][0] if len(groups) == 1 else dict(sorted(item for of_group, _ in groups
-                                                                for item in of_group.items()))
-    return list(results.values())
+    results = {number: result for of_group, _ in groups for number, result in of_group.items()}
+    return [results[number] for number in range(len(results))]

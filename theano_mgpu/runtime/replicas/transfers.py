@@ -207,7 +207,7 @@ def on_device(context: Context) -> Callable[[int, np.dtype], Any]:
 
 def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
     """Return shapes and dtypes."""
-    return [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
+    return [(array.shape, array.dtype) for array in arrays]
 
 
 class Fetcher:
