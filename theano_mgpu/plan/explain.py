@@ -12,10 +12,12 @@ from ..devices.context_map import describe
 from ..graph.graph import shared_variables
 from ..utils.tables import counted, table
 from .buckets import bytes_of_gradients
+from .listing import listed
 from .memory import MemoryEstimate
 from .sizes import bytes_of, bytes_of_shared, peak_of, shapes_of
 
 UNKNOWN = '?'
+MOST = 30  # instructions that are shown
 NOT_KNOWN = '?: depends on the shapes of a batch; theano-mgpu run --explain knows the first one'
 # Names of exchanged values, where the name of the reduction does not fit.
 VALUES = {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min': 'minimum', 'stack': 'stacked value'}
@@ -49,7 +51,9 @@ def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | N
             'contexts': [each.name for each in plan.mesh.contexts],
             'devices': [describe(row) for row in plan.mesh.replicas],
             'stages': [_step(plan, stage.parts, stage.boundary, sizes) for stage in plan.stages],
-            'update': _step(plan, plan.update, plan.last, sizes), 'memory': _memory(plan, known, memory),
+            'update': _step(plan, plan.update, plan.last, sizes),
+            'instructions': listed(plan, {**{v: bytes_of(v, shape) for v, shape in known.items()}, **sizes}),
+            'memory': _memory(plan, known, memory),
             'largest_batch': memory and memory.largest_batch, 'largest_slice': memory and memory.slice,
             'fits': largest_text(memory, plan.shares.grows) if memory else None,
             'choices': [vars(choice) for choice in plan.choices
@@ -71,6 +75,10 @@ def as_text(data: dict[str, Any]) -> str:
         parts = [[str(part['ops']), part['where']] for part in stage['parts']] or [['0', '-']]
         for i, (part, cells) in enumerate(itertools.zip_longest(parts, exchanged, fillvalue=['', ''])):
             rows.append([name * (not i), *part, *(cells if i < len(exchanged) else [])])
+    listing = [['INSTRUCTION', 'WHERE', 'WHAT', 'BYTES']]
+    listing += [[each['instruction'], each['where'], each['what'], '' if each['bytes'] == 0 else
+                 bytes_text(each['bytes'])] for each in data['instructions'][:MOST]]
+    listing += [['and %d more' % (len(data['instructions']) - MOST)]] * (len(data['instructions']) > MOST)
     memory = [['MEMORY (ESTIMATE)', 'PARAMETERS', 'STATE', 'OTHER VARIABLES', 'VALUES AT ONCE']]
     kinds = ['parameters', 'state', 'other', 'values']
     if any(each['peak'] is not None for each in data['memory']):
@@ -84,7 +92,8 @@ def as_text(data: dict[str, Any]) -> str:
     choices += [[each['what'], each['chosen'], each['reason']] for each in data['choices']]
     unknown = [] if all(each['values'] is not None for each in data['memory']) else [NOT_KNOWN]
     fits = [data['fits']] if data['fits'] else []
-    return '\n'.join([_title(data), '', _cut(table(rows, right={1, 4})), '', table(memory, right=set(range(1, 8))),
+    return '\n'.join([_title(data), '', _cut(table(rows, right={1, 4})), '', table(listing, right={3}), '',
+                      table(memory, right=set(range(1, 8))),
                       *unknown, *fits, '', table(choices)])
 
 

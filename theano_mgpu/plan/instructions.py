@@ -11,13 +11,13 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 
 from ..devices.context_map import Context
-from .step_plan import Part, SumGroup
+from .parts import Part, SumGroup
 
 Slots = Tuple[int, ...]
 Shards = Tuple[Optional[int], ...]  # numbers of shards
 
 
-class Work(NamedTuple):
+class PartOnContext(NamedTuple):
     """A part on one context.
 
     Attributes
@@ -72,7 +72,7 @@ class Send(NamedTuple):
 class Launch(NamedTuple):
     """Parts are started, each on a shard; in the update on none. Devices may still compute them afterwards."""
 
-    works: Tuple[Work, ...]
+    works: Tuple[PartOnContext, ...]
     contexts: Tuple[Context, ...]
     shards: Shards
     phase: str
@@ -84,8 +84,8 @@ class Launch(NamedTuple):
 class Wait(NamedTuple):
     """The host waits for devices; for `others` only to measure how long each phase takes."""
 
-    works: Tuple[Work, ...]
-    others: Tuple[Work, ...]
+    works: Tuple[PartOnContext, ...]
+    others: Tuple[PartOnContext, ...]
 
     def run(self, step: Any) -> None:
         step.wait(self)
@@ -120,8 +120,9 @@ class Gather(NamedTuple):
     With `own`, they are of this process alone.
     """
 
-    parts: Tuple[Slots, ...]
+    variables: Tuple[theano.Variable, ...]
     reductions: Tuple[Any, ...]
+    parts: Tuple[Slots, ...]
     targets: Slots
     own: bool
 

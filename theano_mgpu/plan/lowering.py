@@ -10,9 +10,10 @@ from ..graph.analysis import STACK
 from ..graph.graph import taken_on_device
 from ..graph.partition import Output
 from . import instructions
-from .instructions import Move, New, Slots, Work
+from .instructions import Move, New, PartOnContext, Slots
+from .parts import Boundary, DeviceReduce, Part, StagePlan
 from .schedule import schedule
-from .step_plan import Boundary, DeviceReduce, Part, StagePlan, StepPlan
+from .shares import Machine, Shares, Work  # noqa: F401  Machine for the example
 
 Takes = Mapping[Part, Sequence[Sequence[bool]]]
 
@@ -36,6 +37,32 @@ class Division(NamedTuple):
     rounds: tuple[tuple[int, ...], ...]
     alone: bool
     waits_on_host: bool
+
+
+def divided(shares: Shares, rounds: Sequence[Sequence[Work]],
+            waits_on_host: bool = False) -> tuple[list[Work], Division]:
+    """Return the shards of a batch in the order of their samples, and the Division.
+
+    Parameters
+    ----------
+    shares : Shares
+    rounds : list of list of (int, (int, int))
+        As of `Shares.rounds`.
+    waits_on_host : bool
+        As of a `Division`.
+
+    Examples
+    --------
+    >>> shares = Shares(Machine(replicas=(2,)), micro_batches=2)
+    >>> shards, division = divided(shares, shares.rounds(4))
+    >>> shards, division.rounds
+    ([(0, (0, 1)), (0, (1, 2)), (1, (2, 3)), (1, (3, 4))], ((0, 2), (1, 3)))
+    """
+    shards = sorted((work for round_ in rounds for work in round_), key=lambda work: work[1])
+    alone = not shares.is_divided or not shares.logical_shards and \
+        shares.machine.size == shares.machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
+    return shards, Division(tuple(replica for replica, _ in shards),
+                            tuple(tuple(map(shards.index, round_)) for round_ in rounds), alone, waits_on_host)
 
 
 class StepProgram(NamedTuple):
@@ -62,7 +89,7 @@ class StepProgram(NamedTuple):
     results: Slots
 
 
-def lowered(plan: StepPlan, division: Division, with_samples: Collection[theano.Variable],
+def lowered(plan: Any, division: Division, with_samples: Collection[theano.Variable],
             takes: Takes | None = None) -> StepProgram:
     """Return the instructions of a step.
 
@@ -98,7 +125,7 @@ def lowered(plan: StepPlan, division: Division, with_samples: Collection[theano.
 class _Lowering:
     """The instructions so far, and the slots of the values that are known after them."""
 
-    def __init__(self, plan: StepPlan, division: Division, with_samples: Collection[theano.Variable], takes: Takes):
+    def __init__(self, plan: Any, division: Division, with_samples: Collection[theano.Variable], takes: Takes):
         self._plan, self._division, self._takes, self._shards = plan, division, takes, range(len(division.replicas))
         self._on_devices = any(context.kind != 'cpu' for context in plan.mesh.contexts)
         self.size = 0
@@ -106,7 +133,7 @@ class _Lowering:
         self.last: dict[int, int] = {}  # for each slot, the number of the last instruction that uses it
         self._slots: dict[tuple[theano.Variable, int | None], int] = {}  # by variable and shard; None: all of them
         self._moved: dict[tuple[int, Context, int | None], int] = {}     # by slot, context and shard
-        self._launched: list[tuple[int, list[Work]]] = []  # the number of a round, and works that are not complete
+        self._launched: list[tuple[int, list[PartOnContext]]] = []  # by round, works that are not complete
         self._news: list[New] = []
         total, *of_shard = plan.program.numbers or [None]
         given = [*plan.program.given, *([] if total is None else [total])]
@@ -166,7 +193,7 @@ class _Lowering:
         self._note_new(works)
 
     def _start(self, cycle: Sequence[tuple[int, Part, Sequence[tuple[int, int | None]]]], sending: str,
-               phase: str) -> list[tuple[int, list[Work]]]:
+               phase: str) -> list[tuple[int, list[PartOnContext]]]:
         """Start parts, each at some places and on their shards; return the works of each."""
         moves: list[list[Move]] = []
         launched = [(number, [self._work(part, place, shard, moves) for place, shard in on])
@@ -180,7 +207,7 @@ class _Lowering:
                   [slot for work in works for slot in work.given + work.made])
         return launched
 
-    def _work(self, part: Part, place: int, shard: int | None, every_moves: list[list[Move]]) -> Work:
+    def _work(self, part: Part, place: int, shard: int | None, every_moves: list[list[Move]]) -> PartOnContext:
         """Return the work of a part, and add a list with the moves of its arguments."""
         context = part.contexts[place]
         every_moves.append([])
@@ -188,7 +215,7 @@ class _Lowering:
                       for variable, on_device in zip(part.given, self._takes[part][place]))
         counts = shard is not None or not place  # of the update, the results on the first context do
         outputs = [self._known(variable, shard) if counts else self._new() for variable in part.outputs]
-        return Work(part, place, context, shard, given, tuple(outputs + [self._new() for _ in part.updates]))
+        return PartOnContext(part, place, context, shard, given, tuple(outputs + [self._new() for _ in part.updates]))
 
     def _moved_to(self, variable: theano.Variable, context: Context, shard: int | None, moves: list[Move]) -> int:
         """Return the slot of a value on a context; it goes there once."""
@@ -201,7 +228,7 @@ class _Lowering:
             moves.append(Move(source, self._moved[key], variable, context))
         return self._moved[key]
 
-    def _complete(self, launched: Sequence[tuple[int, list[Work]]] | None = None) -> None:
+    def _complete(self, launched: Sequence[tuple[int, list[PartOnContext]]] | None = None) -> None:
         """Complete parts that were started: wait, add up their sums, and note the new values of the first round."""
         if launched is None:
             launched, self._launched = self._launched, []
@@ -220,7 +247,7 @@ class _Lowering:
             if division.waits_on_host and self._on_devices and part in self._plan.ends:
                 self._save([work.shard for work in of_round if work.shard is not None])
 
-    def _note_new(self, works: Sequence[Work]) -> None:
+    def _note_new(self, works: Sequence[PartOnContext]) -> None:
         part = works[0].part
         if part.updates:
             self._news.append(New(part, tuple(work.context for work in works),
@@ -254,8 +281,8 @@ class _Lowering:
         """Put values together, each a variable with its reduction."""
         if values:
             parts = tuple(self._of_shards(variable) for variable, _ in values)
-            self._add(instructions.Gather(parts, tuple(reduction for _, reduction in values), tuple(targets), own),
-                      *parts, targets)
+            variables, reductions = zip(*values)
+            self._add(instructions.Gather(variables, reductions, parts, tuple(targets), own), *parts, targets)
 
     def store_and_fetch(self) -> Slots:
         """Store the new values, and bring the results to the host; return their slots."""

@@ -17,13 +17,9 @@ from ..graph.partition import Exchange, Program, Stage
 from ..graph.random_streams import is_random_state
 from ..options import UPDATE_ON, Options
 from .buckets import buckets, bytes_of_gradients
-from .pieces import Piece, Places, cut
-from .shares import Machine, Shares, against_speeds
-from .sizes import bytes_of_shared
-from .step_plan import (
+from .parts import (
     AllReduce,
     Boundary,
-    Choice,
     DeviceBroadcast,
     DeviceGather,
     DeviceReduce,
@@ -31,9 +27,12 @@ from .step_plan import (
     Part,
     ReduceScatter,
     StagePlan,
-    StepPlan,
     SumGroup,
 )
+from .pieces import Piece, Places, cut
+from .shares import Machine, Shares, against_speeds
+from .sizes import bytes_of_shared
+from .step_plan import Choice, StepPlan
 
 OF_NCCL = 'float32', 'float64'  # NCCL adds float16 in half precision, the host in single
 

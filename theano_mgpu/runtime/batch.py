@@ -10,7 +10,7 @@ import theano
 from ..comm.tree import Tree
 from ..devices.context_map import Context
 from ..plan import Choice, Shares, StepPlan
-from ..plan.lowering import Division, StepProgram, Takes, lowered
+from ..plan.lowering import Division, StepProgram, Takes, divided, lowered
 from ..plan.shares import Span
 from .replicas.transfers import DeviceBuffers
 
@@ -245,16 +245,10 @@ class Splitter:
         if shares.is_divided and shares.logical_shards:
             tree = Tree(machine.rank, shares.shards_of_ranks(given), shares.shards_of_replicas(given))
             first = tree.first(tree.rank)
-        alone = not shares.is_divided or tree is None and \
-            machine.size == machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
-        # A process without samples takes part with one sample that does not count.
-        works = rounds or [[(0, (0, 1))]]
-        numbers = {work: i for i, work in enumerate(sorted(sum(works, []), key=lambda work: work[1]))}
-        shards = [Shard(replica, span, first + i) for i, (replica, span) in enumerate(numbers)]
-        in_rounds = tuple(tuple(numbers[work] for work in round_) for round_ in works)
-        # Slices for lack of memory. A device would keep all slices of a batch whose samples meet in several stages.
-        division = Division(tuple(shard.replica for shard in shards), in_rounds, alone,
-                            slices is not None and len(rounds) > 1)
+        # A process without samples takes part with one sample that does not count. Where a batch is in slices for lack
+        # of memory, they wait on the host: a device would keep all of them if their samples meet in several stages.
+        works, division = divided(shares, rounds or [[(0, (0, 1))]], slices is not None and len(rounds) > 1)
+        shards = [Shard(replica, span, first + i) for i, (replica, span) in enumerate(works)]
         if division not in self._programs:
             self._programs[division] = lowered(self._plan, division, self.with_samples, self.takes)
         program, (whole, *of_shard) = self._programs[division], self._plan.program.numbers or [None]
@@ -262,8 +256,8 @@ class Splitter:
         known += [(slot, number) for i, variable in enumerate(of_shard)
                   for slot, (_, (start, stop), _) in zip(program.of_shards[variable], shards)
                   for number in [(stop - start, before + start, before)[i]]]
-        return Split(shards, [[shards[i] for i in round_] for round_ in in_rounds], total, lengths, not rounds,
-                     division, None if alone else tree, program,
+        return Split(shards, [[shards[i] for i in round_] for round_ in division.rounds], total, lengths, not rounds,
+                     division, tree, program,
                      [(slot, np.array(number, 'int64')) for slot, number in known])
 
     def _buffers_of(self, replica: int, turns: int) -> dict[Context, DeviceBuffers]:

@@ -230,7 +230,7 @@ class DividedFunction:
             return result.outputs
 
     def _bind(self, arguments: Arguments | None) -> tuple[Sequence[Any] | None, dict[Any, np.ndarray], int, Any]:
-        """Return the values of the inputs, the states with a row a sample, the samples, and a batch split ahead, if any.
+        """Return the values of inputs, the states with a row a sample, the number of samples, and a batch split ahead.
 
         A process whose data has ended has no values.
         """

@@ -15,7 +15,7 @@ from ..comm.communicator import Communicator
 from ..devices.context_map import Context, describe
 from ..errors import NonFiniteError, in_one_line
 from ..graph.traces import layer_of, line_of, nearest_layer
-from ..plan.instructions import Work
+from ..plan.instructions import PartOnContext
 from .batch import Shard
 from .replicas.transfers import fetch
 from .step_run import StepRun
@@ -196,7 +196,7 @@ class InspectedRun(StepRun):
         super().__init__(executable, batch)
         self._subject = subject
 
-    def _call(self, work: Work, arguments: Sequence[Any]) -> Sequence[Any]:
+    def _call(self, work: PartOnContext, arguments: Sequence[Any]) -> Sequence[Any]:
         place = place_of(self._executable.communicator, work.context)
         shard = None if work.shard is None else self._split.shards[work.shard]
         return self._executable.parts[work.part].run(work.place, arguments, functools.partial(

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any, Callable, Sequence
 
 from ..devices.context_map import Context, describe
@@ -13,7 +14,7 @@ from ..graph.analysis import NOT_DIVISIBLE
 from ..graph.audit import audit
 from .batch import Shard
 from .executors import Executor, TaskError, make_executor
-from .timeline import Timings, on_track
+from .timeline import HOST, Timings, note, on_track
 
 # The texts of drivers, and of Theano's own ops, for too little memory on a device.
 OUT_OF_MEMORY = re.compile('CUDA_ERROR_OUT_OF_MEMORY|CL_MEM_OBJECT_ALLOCATION_FAILURE|CL_OUT_OF_RESOURCES|'
@@ -51,11 +52,13 @@ class Launcher:
         Exception
             The first one of a task, with a note of its replica, context and samples; a ReplicaError if a device failed.
         """
+        began = time.perf_counter()
         try:
-            with self._timings.span(name):
-                return self.executor.run(on_track(tasks, name, contexts), contexts)
+            return self.executor.run(on_track(tasks, name, contexts), contexts)
         except TaskError as failed:
             index, cause = failed.index, failed.__cause__ or failed
+        finally:
+            note(self._timings.seconds, name, HOST, began)
         shard = shards[index] if shards else None
         where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
         error = error_of(cause, shard.replica if shard else index, contexts[index], where,

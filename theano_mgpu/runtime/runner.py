@@ -32,14 +32,14 @@ class Runner:
     def __init__(self, built: Built, options: Options, look_ahead: LookAhead,
                  check: Callable[[list[np.ndarray]], object]) -> None:
         self._executable, self._look_ahead, self._check = built.executable, look_ahead, check
-        self._speeds = Speeds(options.name, built.splitter)
+        self._speeds = Speeds(options.name, built.splitter) if built.splitter.shares.adapts else None
         every = options.flags.check
         self._sentinel = Sentinel(built, options.name, every) if every else None
 
     @property
     def is_settled(self) -> bool:
         """Return whether shares by speed have settled, so that the time of a step counts for a choice."""
-        return self._speeds.is_settled
+        return self._speeds is None or self._speeds.is_settled
 
     def run(self, step: int, batch: Batch | None, split: Callable[[], Batch]) -> StepResult:
         """Compute a batch on every rank; on an error nothing changes on any rank.
@@ -59,7 +59,8 @@ class Runner:
             executable.refresh()
         if self._sentinel is not None:
             self._sentinel.compare(step)
-        timed = self._speeds.timed(batch.split)
+        speeds = self._speeds
+        timed = speeds.timed(batch.split) if speeds else None
         run = StepRun(executable, batch, timed)
         try:
             run.start()
@@ -68,15 +69,16 @@ class Runner:
             if self._sentinel is not None:
                 self._sentinel.check(step, result, split)
             self._check(result.outputs)
-            reports: Any = [self._speeds.report(batch.split, timed, result.timed)]
+            report = speeds.report(batch.split, timed, result.timed) if speeds else []
+            reports: Any = [report]
             if ranks.size > 1:
                 with timings.span('wait'):
-                    reports = ranks.handshake((AGREE, len(reports[0])), reports[0]).tolist()
+                    reports = ranks.handshake((AGREE, len(report)), report).tolist()
             with timings.span('update'):
                 result.new_values.commit()
         except BaseException:
             run.undo()
             raise
-        if self._speeds.note(batch.split, reports if timed is not None else []):
+        if speeds and speeds.note(batch.split, reports if timed is not None else []):
             self._look_ahead.forget()  # it was split by the shares before
         return result

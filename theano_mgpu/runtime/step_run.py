@@ -14,7 +14,7 @@ from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, Context
 from ..graph.analysis import SAME, Reduction
 from ..plan import instructions
-from ..plan.instructions import Move, New, Slots, Work
+from ..plan.instructions import Move, New, PartOnContext, Slots
 from .batch import Batch, DeviceSum, Shard, Sum
 from .exchange import exchanged
 from .executable import Executable
@@ -22,6 +22,7 @@ from .executors import SerialExecutor
 from .launcher import MemoryExplained
 from .replicas.replicated import Replicated, Storages, commit, storages_of
 from .replicas.transfers import DeviceBuffers, copy_to, fetch, is_on, own_copy, wait
+from .timeline import records, span
 from .transaction import Transaction
 
 
@@ -118,10 +119,14 @@ class StepRun:
         return self._of_rank_0(result) if self._executable.of_rank_0 else result
 
     def _run(self, steps: Sequence[tuple[Any, Slots]]) -> None:
-        slots = self._slots
+        slots, shown = self._slots, records()
         with self._executable.failures:
             for instruction, ended in steps:
-                instruction.run(self)
+                if shown:
+                    with span(type(instruction).__name__.lower(), 'step'):
+                        instruction.run(self)
+                else:
+                    instruction.run(self)
                 for slot in ended:
                     slots[slot] = None
 
@@ -177,18 +182,18 @@ class StepRun:
             with self._timings.span(given.phase):
                 wait(self._slots[slot] for work in works for slot in work.made)
 
-    def _compute(self, work: Work) -> None:
+    def _compute(self, work: PartOnContext) -> None:
         """Run a part on one context."""
         slots = self._slots
         results = self._call(work, [slots[slot] for slot in work.given])
         for slot, result in zip(work.made, results):
             slots[slot] = result
 
-    def _call(self, work: Work, arguments: Sequence[Any]) -> Sequence[Any]:
+    def _call(self, work: PartOnContext, arguments: Sequence[Any]) -> Sequence[Any]:
         """Return the outputs of a part, then its new values."""
         return self._executable.parts[work.part].run(work.place, arguments)
 
-    def _compute_timed(self, work: Work) -> None:
+    def _compute_timed(self, work: PartOnContext) -> None:
         """Run a part as `_compute`; of the replica that is timed, wait for its results, and add the seconds."""
         began = time.perf_counter()
         self._compute(work)
@@ -209,7 +214,7 @@ class StepRun:
             self._launcher.run('run', tasks, [work.context for work in works],
                                self._shards([work.shard for work in works]))
 
-    def _wait(self, work: Work) -> None:
+    def _wait(self, work: PartOnContext) -> None:
         wait(self._slots[slot] for slot in work.made[:len(work.part.outputs)])
 
     def save(self, given: instructions.Save) -> None:
@@ -286,7 +291,7 @@ class StepRun:
             self._transaction.store_rows(variable, slots[slot])
         if executable.owners:
             self._transaction.then(executable.owners.leave)
-        elif all([each.storages.everywhere for each in self._new]):
+        elif all(each.storages.everywhere for each in self._new):
             self._transaction.then(executable.note_versions)
 
     def _share_new_values(self, given: instructions.Store) -> None:

@@ -97,10 +97,15 @@ class _Span:
         self._start = time.perf_counter()
 
     def __exit__(self, *error):
-        stop = time.perf_counter()
-        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + stop - self._start
-        if _recorder is not None:
-            _recorder.add(self._name, self._track, self._start, stop)
+        note(self._seconds, self._name, self._track, self._start)
+
+
+def note(seconds: Dict[str, float], name: str, track: str, start: float) -> None:
+    """Add the seconds since the start of an action, and show it in the timeline."""
+    stop = time.perf_counter()
+    seconds[name] = seconds.get(name, 0.0) + stop - start
+    if _recorder is not None:
+        _recorder.add(name, track, start, stop)
 
 
 class Recorder:
@@ -164,9 +169,10 @@ def timeline(path: str, rank: int | None = None) -> Iterator[None]:
 
     Notes
     -----
-    One row shows the phases of each step on the host. Each context has a row of its own: copies to its device, the
-    launch, the run (until the device has the results; a ``cpu`` context has no launch), copies from it, the update, and
-    ``interpreter lock``: the time in which it waits because another context has Python's lock, or the only thread.
+    One row shows the instructions of each step, as ``print(step.plan)`` lists them, another one its phases on the host.
+    Each context has a row of its own: copies to its device, the launch, the run (until the device has the results; a
+    ``cpu`` context has no launch), copies from it, the update, and ``interpreter lock``: the time in which it waits
+    because another context has Python's lock, or the only thread.
 
     The flag ``mgpu.timeline=trace.json`` records a whole script.
 
