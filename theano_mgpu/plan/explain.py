@@ -17,7 +17,7 @@ from .memory import MemoryEstimate
 from .sizes import bytes_of, bytes_of_shared, peak_of, shapes_of
 
 UNKNOWN = '?'
-MOST = 30  # instructions that are shown
+MOST = 20  # instructions that are shown
 NOT_KNOWN = '?: depends on the shapes of a batch; theano-mgpu run --explain knows the first one'
 # Names of exchanged values, where the name of the reduction does not fit.
 VALUES = {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min': 'minimum', 'stack': 'stacked value'}

@@ -43,7 +43,7 @@ def listed(plan: Any, sizes: Mapping[theano.Variable, int | None]) -> list[dict[
 
 def _described(instruction: Any, n_ranks: int) -> tuple[Sequence[str], str, Sequence[Any]]:
     """Return the names of contexts, words, and the values whose bytes count."""
-    on_host, by_ranks = ['the host'], ', of %d ranks' % n_ranks if n_ranks > 1 else ''
+    on_host = ['the host']
     if isinstance(instruction, Send):
         values = [move.variable for move in instruction.moves[0]]
         return [each.name for each in instruction.contexts], _names(values), values
@@ -54,12 +54,13 @@ def _described(instruction: Any, n_ranks: int) -> tuple[Sequence[str], str, Sequ
         return [each.name for each in instruction.contexts], of + counted(made, 'value'), ()
     if isinstance(instruction, Wait):
         return [work.context.name for work in instruction.works or instruction.others], \
-            'until computed' if instruction.works else 'only for a timeline', ()
+            'until computed' if instruction.works else 'where phases are timed', ()
     if isinstance(instruction, (Add, Finish)):
         groups = [instruction.group] if isinstance(instruction, Add) else instruction.groups
         values = [each.variable for group in groups for each in group.exchanges]
-        by = ' and '.join(dict.fromkeys(group.collective.by(n_ranks) for group in groups))
-        return [by], counted(len(values), 'sum') + (by_ranks if isinstance(instruction, Finish) else ''), values
+        by = [group.collective.by(n_ranks).partition(', ') for group in groups]  # such as the host, all_reduce by MPI
+        ways = dict.fromkeys(way for *_, way in by if way and isinstance(instruction, Finish))
+        return [place for place, *_ in by], ', '.join([counted(len(values), 'sum'), *ways]), values
     if isinstance(instruction, Store):
         updated = [(variable, new) for new in instruction.news for variable in new.part.updates]
         where = [context.name for _, new in updated for context in (*new.contexts, *new.part.copied_to)]
@@ -67,14 +68,13 @@ def _described(instruction: Any, n_ranks: int) -> tuple[Sequence[str], str, Sequ
         return where + on_host * bool(rows), counted(len(updated) + len(rows), 'variable'), \
             [variable for variable, _ in updated] + rows
     if isinstance(instruction, (Fetch, Gather)):
-        return on_host, _names(instruction.variables) + (by_ranks if isinstance(instruction, Gather) else ''), \
-            instruction.variables
+        return on_host, _names(instruction.variables), instruction.variables
     assert isinstance(instruction, (Save, Stack))
     return on_host, counted(len(instruction.slots) if isinstance(instruction, Save) else 1, 'value'), ()
 
 
 def _names(values: Sequence[Any]) -> str:
     """Return the names of values, or how many there are."""
-    names = [each.name for each in values if each.name]
-    others = len(values) - len(names[:NAMED])
-    return ', '.join(names[:NAMED] + [('%d others' if names else '%d values') % others] * bool(others))
+    names = [each.name.lstrip('/') for each in values if each.name][:NAMED]  # Keras begins those of inputs with a slash
+    others = len(values) - len(names)
+    return ', '.join(names + [counted(others, 'other' if names else 'value')] * bool(others))
