@@ -65,6 +65,10 @@ def test_each_context_has_a_track_with_its_spans(contexts, kind, executor, tmp_p
         assert found == {'run', 'update', timeline_module.LOCK} | copies
     assert {'scatter', 'run', 'all_reduce', 'update'} | copies <= {s for _, _, s in spans['host']}
     assert len([1 for _, _, span in spans[names[1]] if span == 'update']) == len(SHAPES)
+    steps = [span for _, _, span in spans['step']]
+    listed = ['launch', 'add', 'finish', 'launch', 'store', 'fetch'] if kind == 'cpu' else \
+        ['send', 'launch', 'wait', 'add', 'finish', 'send', 'launch', 'store', 'fetch']
+    assert steps == listed * len(SHAPES)
 
 
 def test_a_context_that_waits_for_the_interpreter_shows_it(cpu2, tmp_path):
@@ -138,4 +142,4 @@ def test_the_flag_records_a_script(tmp_path):
     flags = 'floatX=float32,cxx=,mgpu.timeline=%s' % path  # interpreted: compiling takes longer than the steps
     subprocess.run([sys.executable, '-c', SCRIPT], check=True, env=dict(os.environ, THEANO_FLAGS=flags))
     spans = check_format(json.loads(path.read_text())['traceEvents'])
-    assert {'dev0', 'dev1', 'host'} == set(spans)
+    assert {'dev0', 'dev1', 'host', 'step'} == set(spans)

@@ -165,7 +165,7 @@ class ModelFunction:
 
     def _with_values(self, outputs):
         """Return outputs with the values that are read after a batch."""
-        others, values = iter(outputs), iter(self.read())
+        others, values = iter(outputs), iter(self.read() if any(self._is_value) else ())
         return [next(values if is_value else others) for is_value in self._is_value]
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""The instructions of a step, for people: what is done where, with which values, and of how many bytes."""
+"""The instructions of a step, for people: the place of each, the values, and their bytes."""
 from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
@@ -75,6 +75,6 @@ def _described(instruction: Any, n_ranks: int) -> tuple[Sequence[str], str, Sequ
 
 def _names(values: Sequence[Any]) -> str:
     """Return the names of values, or how many there are."""
-    names = [each.name.lstrip('/') for each in values if each.name][:NAMED]  # Keras begins those of inputs with a slash
+    names = [each.name.lstrip('/') for each in values if each.name][:NAMED]  # Keras begins names of inputs with it
     others = len(values) - len(names)
     return ', '.join(names + [counted(others, 'other' if names else 'value')] * bool(others))

@@ -196,11 +196,10 @@ class InspectedRun(StepRun):
         super().__init__(executable, batch)
         self._subject = subject
 
-    def _call(self, work: PartOnContext, arguments: Sequence[Any]) -> Sequence[Any]:
+    def _compute(self, work: PartOnContext, inspect: Any = None) -> None:
         place = place_of(self._executable.communicator, work.context)
         shard = None if work.shard is None else self._split.shards[work.shard]
-        return self._executable.parts[work.part].run(work.place, arguments, functools.partial(
-            self._inspected, work.part, shard, place))
+        super()._compute(work, functools.partial(self._inspected, work.part, shard, place))
 
     def _inspected(self, part, shard, place, function, arguments):
         try:

@@ -74,8 +74,7 @@ class Runner:
             if ranks.size > 1:
                 with timings.span('wait'):
                     reports = ranks.handshake((AGREE, len(report)), report).tolist()
-            with timings.span('update'):
-                result.new_values.commit()
+            result.new_values.commit()
         except BaseException:
             run.undo()
             raise

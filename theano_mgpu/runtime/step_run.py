@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any, Collection, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import theano
@@ -22,7 +22,8 @@ from .executors import SerialExecutor
 from .launcher import MemoryExplained
 from .replicas.replicated import Replicated, Storages, commit, storages_of
 from .replicas.transfers import DeviceBuffers, copy_to, fetch, is_on, own_copy, wait
-from .timeline import records, span
+from .timeline import HOST as HOST_TRACK
+from .timeline import note, records, span
 from .transaction import Transaction
 
 
@@ -172,7 +173,8 @@ class StepRun:
 
     def launch(self, given: instructions.Launch) -> None:
         """Start parts; on the CPU, compute them."""
-        works, contexts, shards, compute = given.works, given.contexts, given.shards, self._compute
+        works, contexts, shards = given.works, given.contexts, given.shards
+        compute: Callable[[PartOnContext], None] = self._compute
         if self._timed is not None and shards[0] is not None:
             works, compute = tuple(sorted(works, key=lambda work: work.place == self._timed)), self._compute_timed
             contexts, shards = tuple(work.context for work in works), tuple(work.shard for work in works)
@@ -182,16 +184,12 @@ class StepRun:
             with self._timings.span(given.phase):
                 wait(self._slots[slot] for work in works for slot in work.made)
 
-    def _compute(self, work: PartOnContext) -> None:
+    def _compute(self, work: PartOnContext, inspect: Callable[[Any, Sequence[Any]], list[Any]] | None = None) -> None:
         """Run a part on one context."""
         slots = self._slots
-        results = self._call(work, [slots[slot] for slot in work.given])
+        results = self._executable.parts[work.part].run(work.place, [slots[slot] for slot in work.given], inspect)
         for slot, result in zip(work.made, results):
             slots[slot] = result
-
-    def _call(self, work: PartOnContext, arguments: Sequence[Any]) -> Sequence[Any]:
-        """Return the outputs of a part, then its new values."""
-        return self._executable.parts[work.part].run(work.place, arguments)
 
     def _compute_timed(self, work: PartOnContext) -> None:
         """Run a part as `_compute`; of the replica that is timed, wait for its results, and add the seconds."""
@@ -332,11 +330,13 @@ class StepRun:
 
     def fetch(self, given: instructions.Fetch) -> None:
         """Bring results to the host."""
+        began, slots = time.perf_counter(), self._slots
         self._wait_for_exchanges()
-        with self._timings.span('run'):  # those that stayed on the device may still be in progress
-            for variable, source, target in zip(*given):
-                value = self._slots[source]
-                self._slots[target] = own_copy(variable, value.value if isinstance(value, (Sum, DeviceSum)) else value)
+        for variable, source, target in zip(*given):
+            value = slots[source]
+            slots[target] = own_copy(variable, value.value if isinstance(value, (Sum, DeviceSum)) else value)
+        if self._executable.on_devices:  # results that stayed there may still have been in progress
+            note(self._timings.seconds, 'run', HOST_TRACK, began)
         self._ended = time.perf_counter()
 
 

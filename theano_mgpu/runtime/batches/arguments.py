@@ -43,6 +43,7 @@ class Arguments:
         self._axes = [axes.get(variable) for variable in self._variables]
         self._allow_downcast = allow_downcast
         self.split = [axis is not None for axis in self._axes]
+        self._split_names = [(i, name) for i, name in enumerate(self._names) if self.split[i]]
         self.inputs = [host_type(moved(variable, axis, 0))(variable.name) if axis else variable
                        for variable, axis in zip(self._variables, self._axes)]
         self.replacements = {variable: moved(new, 0, axis)
@@ -118,7 +119,7 @@ class Arguments:
 
     def named(self, values: Sequence[Any]) -> list[tuple[int, str]]:
         """Return the number of samples, and the name, of each argument that has samples."""
-        return [(value.shape[0], name) for value, name, split in zip(values, self._names, self.split) if split]
+        return [(values[i].shape[0], name) for i, name in self._split_names]
 
     def first_sample(self, values: Sequence[Any]) -> list[Any]:
         """Return the arguments for a batch of the first sample alone."""

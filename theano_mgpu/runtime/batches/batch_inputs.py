@@ -178,10 +178,12 @@ class BatchInputs:
         BatchError
             If arguments, slices and states do not agree, or the graph is one of batches of another length.
         """
-        named = self.arguments.named(values) + self.slices.named(values)
-        named += [(value.shape[0], 'the state %s' % variable) for variable, value in (states or {}).items()]
         if self._options.internal.whole:
             return 1
+        named = self.arguments.named(values)
+        if self.slices or states:
+            named = [*named, *self.slices.named(values),
+                     *((value.shape[0], 'the state %s' % variable) for variable, value in (states or {}).items())]
         # A process slices nothing once it is through its part of the data; the others may go on.
         lengths, names = zip(*named)
         length = batch_length(lengths, names, 0 if self._sharded and self.slices else 1)

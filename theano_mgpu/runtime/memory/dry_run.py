@@ -61,18 +61,19 @@ class DryRun(StepRun):
     def _on_host(self, value):
         return self._host.array(value.shape, value.dtype) if isinstance(value, Array) else value
 
-    def _call(self, work, arguments):
+    def _compute(self, work, inspect=None):
         part, memory, copies = work.part, self._memory[work.context], self._executable.copies
+        arguments = [self._slots[slot] for slot in work.given]
         function = self._executable.parts[part].functions[work.place]
         dry, left = self._executable.dry_function(part, work.context, function, arguments)
         given = [content(value) if i in dry.numbers else tuple(value.shape) for i, value in enumerate(arguments)]
         on_device = [value if work.context.kind != 'cpu' and is_in(memory, value) else None for value in arguments]
         shared = [copies.get(id(each.storage)) for each in function.input_storage[len(arguments):]]
         results = dry.run(memory, on_device, shared, dry.shapes(given), left)
-        return [value if isinstance(value, (Array, np.ndarray)) else
+        for variable, slot, i in zip([*part.outputs, *part.updates], work.made, np.argsort(function.mgpu_order)):
+            value = results[i]
+            self._slots[slot] = value if isinstance(value, (Array, np.ndarray)) else \
                 self._host.array(value or (), getattr(variable.type, 'dtype', 'int8'))
-                for variable, value in zip([*part.outputs, *part.updates],
-                                           [results[i] for i in np.argsort(function.mgpu_order)])]
 
     def _gathered(self, parts, reductions, communicator):
         return [self._exchanged([self._slots[slot] for slot in part], reduction)
