@@ -9,8 +9,7 @@ from theano_mgpu.cli.bench import is_cpu
 from theano_mgpu.comm.host_sum import all_reduce
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.devices.contexts import gpu_context
-from theano_mgpu.plan import buckets
-from theano_mgpu.plan import DeviceReduce
+from theano_mgpu.plan import DeviceReduce, buckets
 
 import numpy as np
 from cost_model import EVERY_DEVICE, MEMORY, PARTS, CostModel, Link, Network, Row, fit_line, in_half

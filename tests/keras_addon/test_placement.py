@@ -11,7 +11,6 @@ import theano_mgpu as mgpu
 from theano_mgpu.errors import ContextError
 from theano_mgpu.graph.placement.tags import place_of
 from theano_mgpu.keras import Checkpoint, Predictor, balance, disable, enable, multi_gpu_model, place, verify
-from theano_mgpu.keras.api import balancing
 from theano_mgpu.keras.api.balancing import best_cut
 from theano_mgpu.keras.api.placement import layer_places
 from theano_mgpu.runtime.executable import variables_of
@@ -29,7 +28,6 @@ from support.keras_equivalence import COMPILED, DTYPES, QUICK, assert_equal, bui
 from support.keras_zoo import head, noise, one_hot
 from support.modes import LAZY
 from support.strategies import examples
-from theano import Op
 from theano.configparser import change_flags
 from theano.tensor.nnet.nnet import Softmax
 
@@ -407,38 +405,19 @@ def test_the_cut_is_the_best_one(costs, data):
     assert slowest(sizes) == pytest.approx(min(map(slowest, cuts(len(costs), n))))
 
 
-class Clock(Op):
-    """A clock whose time passes only where a layer applies this op."""
-    itypes = otypes = [T.fmatrix]
-    now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
-    def perform(self, node, inputs, outputs):
-        self.now += 0.5
-        outputs[0][0] = inputs[0].copy()
-
-    def grad(self, inputs, output_gradients):
-        return output_gradients
-
-
-def test_balance_measures_layers(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(balancing, 'time', clock)
-    model = Sequential([L.Dense(60, input_shape=(6,), name='a'), L.Lambda(clock, output_shape=(60,), name='slow'),
-                        L.Dense(900, name='b'), L.Dense(1, name='c')])
-    model.compile('adam', 'mse', mode=COMPILED)
-    by_time, by_memory = balance(model, 2, noise(50, 6)), balance(model, 2, by='memory')
-    costs = {cost.layer: cost for cost in by_time.costs}
-    assert [(name, cost.seconds) for name, cost in costs.items()] == [('a', 0), ('slow', 0.5), ('b', 0), ('c', 0)]
+def test_balance_counts_bytes():
+    model = Sequential([L.Dense(60, input_shape=(6,), name='a'), L.Dense(900, name='b'), L.Dense(1, name='c')])
+    model.compile('adam', 'mse')
+    found = balance(model, 2, 50)
     # Weights, gradients and two moments; the outputs for 50 samples.
-    assert costs['b'].bytes == 4 * (4 * (60 * 900 + 900) + 50 * 900)
-    assert by_memory == {'a': 'host0', 'slow': 'host0', 'b': 'host1', 'c': 'host1'}
-    lines = str(by_memory).splitlines()
-    assert lines[0].split() == ['LAYER', 'MS', 'MB', 'DEVICE'] and len(lines) == 7
-    assert re.match(r'sum of 2 +\d+\.\d\d +\d+\.\d\d  host1', lines[-1]) and '<td>slow</td>' in by_memory._repr_html_()
-    assert layer_places(place(model, by_memory)) == dict(by_memory)
+    assert {cost.layer: cost.bytes for cost in found.costs} == {
+        'a': 4 * (4 * (6 * 60 + 60) + 50 * 60), 'b': 4 * (4 * (60 * 900 + 900) + 50 * 900),
+        'c': 4 * (4 * (900 + 1) + 50)}
+    assert found == {'a': 'host0', 'b': 'host1', 'c': 'host1'}
+    lines = str(found).splitlines()
+    assert lines[0].split() == ['LAYER', 'MB', 'DEVICE'] and len(lines) == 6
+    assert re.match(r'sum of 2 +\d+\.\d\d  host1', lines[-1]) and '<td>c</td>' in found._repr_html_()
+    assert layer_places(place(model, found)) == dict(found)
 
 
 @pytest.mark.parametrize('build', [
@@ -459,7 +438,5 @@ def test_balance_refuses():
         balance(model, 3)
     with pytest.raises(ValueError, match='has 1 layers, which cannot be cut into 2 pieces'):
         balance(Sequential([L.Dense(2, input_shape=(3,))]), 2)
-    with pytest.raises(ValueError, match="by='size' is neither"):
-        balance(model, 2, by='size')
-    with pytest.raises(ValueError, match='of which a part is not known: give a batch, x'):
-        balance(Sequential([L.LSTM(2, input_shape=(None, 3)), L.Dense(1)]), 2)
+    with pytest.raises(ValueError, match='balance takes a batch_size, at least 1, not array'):
+        balance(model, 2, noise(5, 3))

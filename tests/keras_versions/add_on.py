@@ -144,7 +144,7 @@ def save(path):
     mgpu.init('a->cpu;b->cpu')
     enable(always=True)
     model = with_noise()
-    assert set(place(model, balance(model, 2, x)).layers) == set(model.layers)
+    assert set(place(model, balance(model, 2)).layers) == set(model.layers)
     np.testing.assert_allclose([model.train_on_batch(x, y) for _ in range(3)], expected, 1e-5)
     for saved in (model, multi_gpu_model(model)):
         expected = saved.predict(x)

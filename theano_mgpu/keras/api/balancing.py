@@ -1,46 +1,31 @@
-"""`balance`: propose a cut of a Keras model over several devices, by measured time or by memory."""
+"""`balance`: propose a cut of a Keras model over several devices, by memory."""
 from __future__ import annotations
 
 import html
-import itertools
-import statistics
-import time
 from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
-import theano.tensor as T
-from keras import backend as K
-from keras.layers import Embedding, InputLayer
+from keras.layers import InputLayer
 from keras.models import Model
-from theano import Variable
-from theano.gradient import DisconnectedInputError, NullTypeGradError
 
 from ...compat import keras_versions
 from ...devices.context_map import describe
 from ...devices.contexts import contexts as active_contexts
 from ...errors import ContextError
-from ...graph import graph
-from ...runtime import compiler
-from ...runtime.replicas.copies import copy_on
-from ...runtime.replicas.transfers import Sender, fetch, wait
-from ...utils import progress
 from ...utils.tables import table
 from ..models import members
 from .arguments import check_built
 
-WARM_UP, REPEATS = 2, 5
-SAMPLES = 32     # of a random batch
 # Arrays of the size of the weights that an optimizer keeps; 2 for others, and for a model that is not compiled.
 STATES = {'SGD': 1, 'RMSprop': 1, 'Adagrad': 1, 'Adadelta': 2, 'Adam': 2, 'Adamax': 2, 'Nadam': 2}
 
 
 class Cost(NamedTuple):
-    """The cost of a layer: its name, seconds of a forward and a backward pass, and bytes of memory."""
+    """The bytes of memory that a layer takes, with its name."""
 
     layer: str
-    seconds: float
-    bytes: float
+    bytes: int
 
 
 class Balance(dict):
@@ -59,7 +44,7 @@ class Balance(dict):
         self.costs = costs
 
     def _rows(self):
-        rows = [['LAYER', 'MS', 'MB', 'DEVICE']]
+        rows = [['LAYER', 'MB', 'DEVICE']]
         rows += [_row(cost.layer, [cost], self[cost.layer]) for cost in self.costs]
         for device in dict.fromkeys(self.values()):
             own = [cost for cost in self.costs if self[cost.layer] == device]
@@ -67,7 +52,7 @@ class Balance(dict):
         return rows
 
     def __str__(self):
-        return table(self._rows(), right={1, 2})
+        return table(self._rows(), right={1})
 
     def _repr_html_(self):
         rows = ['<tr>%s</tr>' % ''.join('<td>%s</td>' % html.escape(cell) for cell in row) for row in self._rows()]
@@ -75,16 +60,13 @@ class Balance(dict):
 
 
 def _row(name, costs, device):
-    return [name, '%.2f' % (sum(cost.seconds for cost in costs) * 1e3),
-            '%.2f' % (sum(cost.bytes for cost in costs) / 2 ** 20), device]
+    return [name, '%.2f' % (sum(cost.bytes for cost in costs) / 2 ** 20), device]
 
 
-def balance(model: Model, n: int, x: Any = None, by: str = 'time') -> Balance:
-    """Propose a cut of a model over several devices, such that the slowest one, or the fullest one, has least.
+def balance(model: Model, n: int, batch_size: int = 32) -> Balance:
+    """Propose a cut of a model over several devices, such that the fullest one has least.
 
-    Each layer is measured by itself on the first context: a forward and a backward pass over a batch, the median of
-    several. The layers, in their order, are then cut into as many pieces as there are devices. Of all cuts, the best
-    one is found. Copies between devices are not counted.
+    The layers, in their order, are cut into as many pieces as there are devices. Of all cuts, the best one is found.
 
     Parameters
     ----------
@@ -93,29 +75,28 @@ def balance(model: Model, n: int, x: Any = None, by: str = 'time') -> Balance:
         is one layer. If it is compiled, the memory of its optimizer's state counts.
     n : int
         Devices: the first contexts.
-    x : ndarray or list of ndarray, optional
-        A batch for the model, of the size that it will be given. By default 32 random samples; zeros for integers.
-    by : {'time', 'memory'}
-        The quantity in which the pieces are equal, as far as possible.
+    batch_size : int
+        Samples of a batch.
 
     Returns
     -------
     Balance
         A dict that `place` takes; printed, a table of the layers and devices. Memory counts the weights, their
-        gradients, the state of the optimizer, and the outputs of the layer for the batch.
+        gradients, the state of the optimizer, and the outputs of the layer for a batch; an axis whose length is not
+        known counts once.
 
     Raises
     ------
     ContextError
         If there are fewer contexts.
     ValueError
-        If the model has fewer layers than `n`, or an input whose shape is not known and no `x` is given.
+        If the model has fewer layers than `n`.
 
     Notes
     -----
-    The idea is from ``torchgpipe.balance`` (Kim et al., 2020: torchgpipe, on-the-fly pipeline parallelism), which
-    measures in the same way, and cuts by the block partitions of Bárány and Grinberg (2015). Here the cut is found by
-    dynamic programming, which is exact and fast enough for any model.
+    The idea is from ``torchgpipe.balance.balance_by_size`` (Kim et al., 2020: torchgpipe, on-the-fly pipeline
+    parallelism), which cuts by the block partitions of Bárány and Grinberg (2015). Here the cut is found by dynamic
+    programming, which is exact and fast enough for any model.
 
     Examples
     --------
@@ -123,15 +104,14 @@ def balance(model: Model, n: int, x: Any = None, by: str = 'time') -> Balance:
     >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
     >>> model = keras.Sequential([keras.layers.Dense(3, input_shape=(4,), name='first'),
     ...                           keras.layers.Dense(2, name='second')])
-    >>> balance(model, 2, by='memory')
+    >>> balance(model, 2)
     {'first': 'dev0', 'second': 'dev1'}
     """
     model = getattr(model, 'template', model)
     check_built(model, 'balance')
-    if by not in ('time', 'memory'):
-        raise ValueError("by=%r is neither 'time' nor 'memory'" % (by,))
-    if not isinstance(n, int) or n < 1:
-        raise ValueError('balance takes a number of devices, at least 1, not %r' % (n,))
+    for name, value in (('number of devices', n), ('batch_size', batch_size)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError('balance takes a %s, at least 1, not %r' % (name, value))
     layers = [layer for layer in model.layers if not isinstance(layer, InputLayer)]
     there = active_contexts()
     if n > len(there):
@@ -140,10 +120,9 @@ def balance(model: Model, n: int, x: Any = None, by: str = 'time') -> Balance:
     if n > len(layers):
         raise ValueError('the model %s has %d layers, which cannot be cut into %d pieces: give a smaller number'
                          % (model.name, len(layers), n))
-    with progress.note_if_long(lambda: 'measuring the %d layers of %s takes a while' % (len(layers), model.name)):
-        seconds, sizes = _measured(model, there[0], _values(model, x))
-    costs = [Cost(layer.name, seconds[layer], sizes[layer] + _bytes_of_weights(layer, model)) for layer in layers]
-    lengths = best_cut([cost.seconds if by == 'time' else cost.bytes for cost in costs], n)
+    outputs = _bytes_of_outputs(model, batch_size)
+    costs = [Cost(layer.name, outputs[layer] + _bytes_of_weights(layer, model)) for layer in layers]
+    lengths = best_cut([cost.bytes for cost in costs], n)
     return Balance(costs, [context.name for context, length in zip(there, lengths) for _ in range(length)])
 
 
@@ -176,73 +155,15 @@ def best_cut(costs: list[float], n: int) -> list[int]:
     return np.diff(best[-1][1][::-1] + [len(costs)]).tolist()
 
 
-def _values(model, x):
-    """Return the values of a batch of inputs, by tensor."""
-    if x is not None:
-        return dict(zip(keras_versions.feed_inputs(model), keras_versions.standardize(model, x)))
-    values, rng = {}, np.random.RandomState(0)
-    for tensor in keras_versions.feed_inputs(model):
-        shape = tensor._keras_shape
-        if None in shape[1:]:
-            raise ValueError('the input %s of %s has the shape %s, of which a part is not known: give a batch, x'
-                             % (tensor, model.name, shape))
-        is_real = K.dtype(tensor).startswith('float') and not _takes_integers(tensor, model)
-        values[tensor] = is_real * rng.rand(*((shape[0] or SAMPLES,) + tuple(shape[1:])))
-    return values
-
-
-def _takes_integers(tensor, model):
-    return any(tensor in call.input_tensors for layer in model.layers if isinstance(layer, Embedding)
-               for call in keras_versions.calls_of(layer))
-
-
-def _measured(model, context, values):
-    """Return the seconds, and the bytes of the outputs, of each layer in all its calls."""
-    seconds, sizes = Counter(), Counter()
-    mode = getattr(model, '_function_kwargs', {}).get('mode')
-    by_depth = sorted(keras_versions.calls_by_depth(model).items(), reverse=True)
-    for call in itertools.chain(*(calls for _, calls in by_depth)):
-        layer = call.outbound_layer
-        if not isinstance(layer, InputLayer):
-            duration, results = _measure(call, context, values, mode)
-            values.update(results)
-            seconds[layer] += duration
-            sizes[layer] += sum(value.nbytes for value in results.values())
-    return seconds, sizes
-
-
-def _measure(call, context, values, mode):
-    """Return the seconds of a call of a layer, and its results by tensor."""
-    inputs = list(dict.fromkeys(tensor for tensor in call.input_tensors + call.input_masks if tensor is not None))
-    results = [tensor for tensor in call.output_tensors + call.output_masks
-               if isinstance(tensor, Variable) and tensor not in inputs]
-    stand_ins = [tensor.type() for tensor in inputs]
-    outputs = graph.substitute(results, dict(zip(inputs, stand_ins)))
-    inner = [variable for variable, tensor in zip(stand_ins, inputs) if tensor.owner is not None]
-    whole = outputs + _gradients(outputs, call.outbound_layer.trainable_weights + inner)
-    phase = [v for v in graph.free_inputs(whole) if v not in stand_ins]  # the learning phase: training
-    copies = {v: copy_on(context, v, v.get_value()) for v in graph.shared_variables(whole)}
-    function = compiler.compile_for(context, stand_ins + phase, whole, {}, copies, mode, call.outbound_layer.name)
-    arguments = [np.asarray(values[tensor], tensor.dtype) for tensor in inputs]
-    arguments += [np.ones((), v.dtype) for v in phase]
-    sender, seconds = Sender(function), []
-    for _ in range(WARM_UP + REPEATS):
-        sent = sender.send(arguments)
-        began = time.perf_counter()
-        on_device = function.unwatched_call(*sent)
-        wait(on_device)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[WARM_UP:]), dict(zip(results, map(fetch, on_device)))
-
-
-def _gradients(outputs, wrt):
-    """Return the gradients of the sum of all outputs; none where an op has no gradient."""
-    wrt = [variable for variable in wrt if variable.dtype.startswith('float')]
-    terms = [output.sum() for output in outputs if output.dtype.startswith('float')]
-    try:
-        return T.grad(sum(terms), wrt, disconnected_inputs='ignore') if terms and wrt else []
-    except (DisconnectedInputError, NotImplementedError, NullTypeGradError):
-        return []
+def _bytes_of_outputs(model, batch_size):
+    """Return the bytes of the outputs of each layer in all its calls, for a batch."""
+    sizes: Any = Counter()
+    for calls in keras_versions.calls_by_depth(model).values():
+        for call in calls:
+            sizes[call.outbound_layer] += sum(
+                batch_size * int(np.prod([size or 1 for size in tensor._keras_shape[1:]], dtype='int64')) *
+                np.dtype(tensor.dtype).itemsize for tensor in call.output_tensors)
+    return sizes
 
 
 def _bytes_of_weights(layer, model):
