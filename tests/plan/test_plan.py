@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import HOST, parse_context_map
 from theano_mgpu.plan import AllReduce, DeviceGather, DeviceReduce, Machine, ReduceScatter
 from theano_mgpu.plan.explain import as_text, explanation
@@ -132,7 +133,7 @@ def test_slices_of_batches_that_did_not_fit_are_explained():
     plan = training()
     splitter = Splitter(plan, [])
     splitter.slices.update({(64,): 4, (9,): 2})
-    data = explanation(plan, None, splitter.changes())
+    data = explanation(plan, splitter.changes())
     assert [(each['what'], each['chosen']) for each in data['choices']][-2:] == [
         ('slices', '2 for batches of 9 samples'), ('slices', '4 for batches of 64 samples')]
     assert 'a device had too little memory for fewer' in as_text(data)
@@ -167,22 +168,23 @@ def test_a_graph_that_is_not_divided_is_one_stage_on_one_device():
     assert where == 'whole batches' and 'how MatrixInverse depends on single samples' in why
 
 
-def test_an_explanation_is_plain_data_and_knows_more_with_shapes():
-    plan = training()
-    found = explanation(plan)
-    assert json.loads(json.dumps(found)) == found
-    assert [each['values'] for each in found['memory']] == [None] * 2
-    x, = plan.program.given
-    known = explanation(plan, {x: (64, 100)})
-    size = np.dtype(theano.config.floatX).itemsize
-    for each in known['memory']:
-        assert each['parameters'] == each['state'] == 2 * 100 * 100 * size
-        # At least two layers' outputs and one gradient are alive at once.
-        assert 2 * 64 * 100 * size + 100 * 100 * size < each['values'] < 20 * 64 * 100 * size + 4 * 100 * 100 * size
+def test_an_explanation_is_plain_data_and_knows_more_with_a_batch(cpu2):
+    inputs, loss, params = layers(2, 100)
+    step = mgpu.training_function(inputs, loss, params, momentum, mode='FAST_COMPILE')
+    found = explanation(step.plan)
+    assert json.loads(json.dumps(found)) == found and [each['values'] for each in found['memory']] == [None] * 3
+    assert step.built.dry_step.estimate() is None
+    step(np.ones((64, 100), theano.config.floatX))
+    known = explanation(step.plan, memory=step.built.dry_step.estimate())
+    size, sums = np.dtype(theano.config.floatX).itemsize, 2 * 100 * 100 + 1
+    for each in known['memory']:  # at least two layers' outputs of a replica, and the gradients of both
+        assert (2 * 32 * 100 + 2 * sums) * size < each['values'] < (20 * 32 * 100 + 10 * sums) * size
     assert as_text(known).count('?') == 0 < as_text(found).count('?')
-    assert known['update']['exchanges'] == [{'values': 3, 'reduction': 'sum', 'by': 'the host', 'bytes':
-                                             2 * 100 * 100 * size + size, 'names': found['update']['exchanges'][0][
-                                                 'names']}]
+    assert known['update']['exchanges'] == [{'values': 3, 'reduction': 'sum', 'by': 'the host', 'bytes': sums * size,
+                                             'names': found['update']['exchanges'][0]['names']}]
+    assert [each['instruction'] for each in known['instructions']] == [
+        'launch', 'add', 'finish', 'launch', 'store', 'fetch']
+    assert known['instructions'][1]['bytes'] == known['instructions'][2]['bytes'] == sums * size
 
 
 @pytest.mark.parametrize('name', GUIDE)

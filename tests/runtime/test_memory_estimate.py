@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import theano_mgpu as mgpu
+from theano_mgpu.plan.explain import largest_text
 from theano_mgpu.runtime.memory.arrays import Memory, reshaped_strides
 from theano_mgpu.runtime.memory.function import DryFunction, UnknownShape
 from theano_mgpu.runtime.memory.step import last_within
@@ -306,11 +307,15 @@ def test_the_zoo_is_within_15_percent(tmp_path):
     near([row['estimate'] / row['peak'] for row in rows])
 
 
-def test_without_a_device_nothing_is_estimated(contexts):
+def test_without_a_device_no_batch_is_estimated(contexts):
     contexts('cpu', 2)
     f = mgpu.function([x], T.exp(x).sum())
-    f(np.ones((4, 3), theano.config.floatX))
     assert f.built.dry_step.estimate() is None
+    f(np.ones((4, 3), theano.config.floatX))
+    estimate, size = f.built.dry_step.estimate(), np.dtype(theano.config.floatX).itemsize
+    assert not estimate.peaks and not estimate.largest and largest_text(estimate, True) == ''
+    # The batch, and the values of a replica with half of it.
+    assert estimate.sizes[f.arguments.inputs[0]] == 2 * 3 * size and estimate.host >= 4 * 3 * size
 
 
 @pytest.mark.parametrize('seed', range(5))

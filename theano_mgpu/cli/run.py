@@ -260,7 +260,7 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     if mpi_environment.rank() > 0:
         return
     from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without
-    explanations = [explanation(each.plan, each.splitter.shapes, each.splitter.changes(), each.estimate())
+    explanations = [explanation(each.plan, each.splitter.changes(), each.estimate())
                     for each in recorded]
     if args.json:
         try:

@@ -9,12 +9,13 @@ import theano
 from theano.gof.graph import io_toposort
 
 from ..devices.context_map import describe
+from ..graph.analysis import SUM
 from ..graph.graph import shared_variables
 from ..utils.tables import counted, table
 from .buckets import bytes_of_gradients
 from .listing import listed
 from .memory import MemoryEstimate
-from .sizes import bytes_of, bytes_of_shared, peak_of, shapes_of
+from .sizes import bytes_of, bytes_of_shared
 
 UNKNOWN = '?'
 MOST = 20  # instructions that are shown
@@ -24,45 +25,34 @@ VALUES = {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min'
 Sizes = Dict[theano.Variable, Any]
 
 
-def explanation(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | None = None,
-                changes: Sequence[Any] = (), memory: MemoryEstimate | None = None) -> dict[str, Any]:
+def explanation(plan: Any, changes: Sequence[Any] = (), memory: MemoryEstimate | None = None) -> dict[str, Any]:
     """Return the content of a plan as plain data for `json.dump`.
 
     Parameters
     ----------
     plan : StepPlan
-    shapes : dict of theano.Variable to tuple of int, optional
-        The shapes of a replica's inputs, if a batch is known: then the values that a device holds at once are
-        estimated, and the bytes of all exchanges.
     changes : list of Choice
         The choices that its steps have changed, see `Splitter.changes`.
     memory : MemoryEstimate, optional
-        What a dry run of the compiled plan has counted.
+        What a dry run of the compiled plan has counted, if a batch is known.
 
     Returns
     -------
     dict
         Bytes are None where they are not known.
     """
-    known: Any = shapes_of(plan, shapes) if shapes else {}
-    sizes = _sizes_of_exchanges(plan, known)
+    sizes = {**(memory.sizes if memory else {}), **_sizes_of_exchanges(plan, memory.sizes if memory else {})}
     return {'name': plan.name, 'processes': plan.machine.size, 'replicas': plan.shares.n_replicas,
             'micro_batches': plan.shares.micro_batches, 'logical_shards': plan.shares.logical_shards,
             'contexts': [each.name for each in plan.mesh.contexts],
             'devices': [describe(row) for row in plan.mesh.replicas],
             'stages': [_step(plan, stage.parts, stage.boundary, sizes) for stage in plan.stages],
-            'update': _step(plan, plan.update, plan.last, sizes),
-            'instructions': listed(plan, {**{v: bytes_of(v, shape) for v, shape in known.items()}, **sizes}),
-            'memory': _memory(plan, known, memory),
+            'update': _step(plan, plan.update, plan.last, sizes), 'instructions': listed(plan, sizes),
+            'memory': _memory(plan, memory),
             'largest_batch': memory and memory.largest_batch, 'largest_slice': memory and memory.slice,
-            'fits': largest_text(memory, plan.shares.grows) if memory else None,
+            'fits': (memory and largest_text(memory, plan.shares.grows)) or None,
             'choices': [vars(choice) for choice in plan.choices
                         if choice.what not in {each.what for each in changes}] + [vars(each) for each in changes]}
-
-
-def explained(plan: Any, shapes: Mapping[theano.Variable, tuple[int, ...]] | None = None) -> str:
-    """Return a plan as text for a terminal; `shapes` as for `explanation`."""
-    return as_text(explanation(plan, shapes))
 
 
 def as_text(data: dict[str, Any]) -> str:
@@ -98,7 +88,7 @@ def as_text(data: dict[str, Any]) -> str:
 
 
 def largest_text(memory: MemoryEstimate, grows: bool) -> str:
-    """Return a sentence on the batches that fit in the memory of every device.
+    """Return a sentence on the batches that fit in the memory of every device; nothing without a device.
 
     Parameters
     ----------
@@ -108,9 +98,11 @@ def largest_text(memory: MemoryEstimate, grows: bool) -> str:
 
     Examples
     --------
-    >>> largest_text(MemoryEstimate(64, {}, {}, {'dev0': 5312, 'dev1': 5400}, 1200), True)
+    >>> largest_text(MemoryEstimate(64, {}, {'dev0': 1 << 30}, {'dev0': 5312, 'dev1': 5400}, 1200), True)
     'Batches of up to 5312 samples fit at once; larger ones are computed in slices, of up to 1200 samples on a device.'
     """
+    if not memory.totals:
+        return ''
     without = '' if memory.is_whole else ' Workspaces of cuDNN are not counted.'
     if memory.largest_batch is None:
         return 'Batches of any usual size fit at once.' + without
@@ -191,7 +183,7 @@ def _exchanges(plan: Any, boundary: Any, sizes: Sizes) -> list[dict[str, Any]]:
     return merged
 
 
-def _memory(plan: Any, known: Any, memory: MemoryEstimate | None) -> list[dict[str, Any]]:
+def _memory(plan: Any, memory: MemoryEstimate | None) -> list[dict[str, Any]]:
     """Return the bytes that each context of this process needs for variables, and for values that it holds at once."""
     params, rows = set(plan.params), []
     updated = {variable for part in plan.parts for variable in part.updates}
@@ -200,12 +192,11 @@ def _memory(plan: Any, known: Any, memory: MemoryEstimate | None) -> list[dict[s
         parts = [part for part in plan.parts if context in part.contexts]
         read = dict.fromkeys(v for part in parts for v in shared_variables(
             [*part.graphs, *part.updates.values(), *part.updates]))
-        peaks: list[Any] = [peak_of(part, known) for part in parts] if known else [None]
         row: dict[str, Any] = {
             'context': describe([context]), 'parameters': _bytes(v for v in read if v in params),
             'state': _bytes(v for v in read if v in updated and v not in params),
             'other': _bytes(v for v in read if v not in updated and v not in params),
-            'values': None if None in peaks else max(peaks, default=0),
+            'values': memory.host if memory and context.kind == 'cpu' else None,
             'peak': None, 'total': None, 'largest_batch': None}
         if memory and context in memory.peaks:
             row.update(peak=memory.peaks[context], total=memory.totals.get(context),
@@ -219,14 +210,17 @@ def _bytes(variables: Iterable[Any]) -> int:
     return sum(map(bytes_of_shared, variables))
 
 
-def _sizes_of_exchanges(plan: Any, known: Any) -> Sizes:
+def _sizes_of_exchanges(plan: Any, known: Mapping[theano.Variable, int]) -> Sizes:
     """Return about how many bytes each exchanged value has; None where its type, and its use, do not tell."""
     program = plan.program
     new = dict(zip(program.updated, (each.variable for each in program.outputs[-len(program.updated):])))
     of_gradients = bytes_of_gradients(program.every_exchange, plan.params, new)
     sizes: Sizes = {}
-    for variable, source, _ in program.every_exchange:
-        is_scalar = all(getattr(variable.type, 'broadcastable', [False]))
-        sizes[variable] = bytes_of(variable, known.get(variable, ())) if is_scalar or variable in known else \
-            int(of_gradients[source]) if source in of_gradients else None
+    for variable, source, reduction in program.every_exchange:
+        if reduction == SUM and source in known or variable in known:
+            sizes[variable] = known[source if reduction == SUM and source in known else variable]
+        elif all(getattr(variable.type, 'broadcastable', [False])):
+            sizes[variable] = bytes_of(variable, ())
+        else:
+            sizes[variable] = int(of_gradients[source]) if source in of_gradients else None
     return sizes

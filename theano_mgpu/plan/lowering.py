@@ -79,6 +79,8 @@ class StepProgram(NamedTuple):
     common : dict of theano.Variable to int
         The slots of the other inputs.
     results : tuple of int
+    slots : dict of theano.Variable to int
+        The slot of each value; of the first shard, if each shard has its own value.
     """
 
     stages: Sequence[tuple[Any, Slots]]
@@ -87,6 +89,7 @@ class StepProgram(NamedTuple):
     of_shards: dict[theano.Variable, Slots]
     common: dict[theano.Variable, int]
     results: Slots
+    slots: dict[theano.Variable, int]
 
 
 def lowered(plan: Any, division: Division, with_samples: Collection[theano.Variable],
@@ -119,7 +122,7 @@ def lowered(plan: Any, division: Division, with_samples: Collection[theano.Varia
             ended[i].append(slot)
     steps = list(zip(lowering.instructions, map(tuple, ended)))
     return StepProgram(steps[:n_in_stages], steps[n_in_stages:], lowering.size, lowering.of_shards, lowering.common,
-                       results)
+                       results, {variable: slot for (variable, shard), slot in lowering.slots.items() if not shard})
 
 
 class _Lowering:
@@ -131,7 +134,7 @@ class _Lowering:
         self.size = 0
         self.instructions: list[Any] = []
         self.last: dict[int, int] = {}  # for each slot, the number of the last instruction that uses it
-        self._slots: dict[tuple[theano.Variable, int | None], int] = {}  # by variable and shard; None: all of them
+        self.slots: dict[tuple[theano.Variable, int | None], int] = {}  # by variable and shard; None: all of them
         self._moved: dict[tuple[int, Context, int | None], int] = {}     # by slot, context and shard
         self._launched: list[tuple[int, list[PartOnContext]]] = []  # by round, works that are not complete
         self._news: list[New] = []
@@ -153,13 +156,13 @@ class _Lowering:
 
     def _known(self, variable: theano.Variable, shard: int | None = None) -> int:
         """Return a new slot for a value."""
-        self._slots[variable, shard] = self._new()
-        return self._slots[variable, shard]
+        self.slots[variable, shard] = self._new()
+        return self.slots[variable, shard]
 
     def _slot(self, variable: theano.Variable, shard: int | None) -> int:
         """Return the slot of a value that a shard has, or that all shards have."""
-        own = self._slots.get((variable, shard))
-        return self._slots[variable, None] if own is None else own
+        own = self.slots.get((variable, shard))
+        return self.slots[variable, None] if own is None else own
 
     def _of_shards(self, variable: theano.Variable) -> Slots:
         return tuple(self._slot(variable, shard) for shard in self._shards)
@@ -170,7 +173,7 @@ class _Lowering:
         """Start the parts of a stage, cycle after cycle, after the exchange before it."""
         self.exchange(stage.boundary)
         for placeholder, source in stage.saved.items():
-            self._slots.update(((placeholder, shard), self._slot(source, shard)) for shard in self._shards)
+            self.slots.update(((placeholder, shard), self._slot(source, shard)) for shard in self._shards)
         rounds = self._division.rounds[:1] if stage.once else self._division.rounds
         overlaps = self._on_devices and len(stage.parts) > 1
         for cycle in schedule(stage.parts, len(rounds)):
@@ -183,7 +186,7 @@ class _Lowering:
             self._complete(before)
         if stage.once:  # the first shard of each replica has computed it for the others
             first = {self._division.replicas[shard]: shard for shard in reversed(self._division.rounds[0])}
-            self._slots.update(((variable, shard), self._slots[variable, first[self._division.replicas[shard]]])
+            self.slots.update(((variable, shard), self.slots[variable, first[self._division.replicas[shard]]])
                                for part in stage.parts for variable in part.outputs for shard in self._shards)
 
     def update(self, part: Part) -> None:
@@ -239,7 +242,7 @@ class _Lowering:
         for number, of_round in launched:
             part, contexts = of_round[0].part, tuple(work.context for work in of_round)
             for group in () if division.alone else part.sums:
-                parts = tuple(tuple(self._slots[each.source, work.shard] for each in group.exchanges)
+                parts = tuple(tuple(self.slots[each.source, work.shard] for each in group.exchanges)
                               for work in of_round)
                 self._add(instructions.Add(group, number, contexts, parts), *parts)
             if number == 0:
@@ -255,7 +258,7 @@ class _Lowering:
 
     def _save(self, shards: Sequence[int]) -> None:
         """Move what shards have to the host; it is sent again where it is needed."""
-        slots = {slot for (_, shard), slot in self._slots.items() if shard in shards}
+        slots = {slot for (_, shard), slot in self.slots.items() if shard in shards}
         self.instructions.append(instructions.Save(tuple(shards), tuple(sorted(slots))))
         self._moved = {key: target for key, target in self._moved.items() if key[2] not in shards}
 
@@ -266,7 +269,7 @@ class _Lowering:
         self._complete()
         if self._division.alone:
             for variable, source, reduction in boundary.exchanges:
-                self._slots[variable, None] = slot = self._slot(source, 0)
+                self.slots[variable, None] = slot = self._slot(source, 0)
                 if reduction == STACK:
                     target = self._known(variable)
                     self._add(instructions.Stack(slot, target), [slot, target])
@@ -300,7 +303,7 @@ class _Lowering:
         return tuple(targets[each] for each in plan.results)
 
     def _result(self, output: Output) -> int:
-        return self._slots[output.variable, None if (output.variable, None) in self._slots else 0]
+        return self.slots[output.variable, None if (output.variable, None) in self.slots else 0]
 
 
 def _added_on_devices(part: Part) -> bool:

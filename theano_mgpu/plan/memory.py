@@ -1,7 +1,9 @@
 """The memory that the steps of a plan take on each device, as a dry run of the compiled plan has counted it."""
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Mapping, NamedTuple
+
+import theano
 
 from ..devices.context_map import Context
 
@@ -23,6 +25,10 @@ class MemoryEstimate(NamedTuple):
         Samples of the largest slice that fits in the memory of every device, where batches are computed in slices.
     is_whole : bool
         Whether all is counted; without it, the workspaces of cuDNN are not, which it chooses when it runs.
+    host : int
+        Bytes of the values on the host at one time; the contexts on the CPU share them.
+    sizes : dict of theano.Variable to int
+        Bytes of the values of a step, in the first shard of this process.
     """
 
     samples: int
@@ -31,6 +37,8 @@ class MemoryEstimate(NamedTuple):
     largest: dict[Context, int | None]
     slice: int | None = None
     is_whole: bool = True
+    host: int = 0
+    sizes: Mapping[theano.Variable, int] = {}
 
     @property
     def largest_batch(self) -> int | None:

@@ -8,7 +8,7 @@ from theano.compile.sharedvalue import SharedVariable
 
 from ..devices.mesh import Mesh
 from ..graph.partition import Output, Program
-from .explain import explained
+from .explain import as_text, explanation
 from .parts import Boundary, DeviceBroadcast, DividedUpdate, Part, StagePlan
 from .shares import Machine, Shares
 
@@ -83,4 +83,4 @@ class StepPlan:
         return {stage.parts[-1] for stage in self.stages}
 
     def __str__(self) -> str:
-        return explained(self)
+        return as_text(explanation(self))

@@ -44,24 +44,23 @@ class DryStep:
         Returns
         -------
         MemoryEstimate or None
-            None before the first batch, without a device other than the CPU, or if the shape of a value is not known
-            before it is computed.
+            None before the first batch, or if the shape of a value is not known before it is computed. The peaks are of
+            devices other than the CPU.
         """
         devices = [context for context in self._plan.mesh.contexts if context.kind != 'cpu']
-        if self._like.shapes is None or not devices:
-            return None
         shares, first = self._plan.shares, self._like.first
         samples = sum(first)
-        peaks = self.peaks(samples, self._like.slices.get(first))
-        if peaks is None:
+        counted = self._counted(samples, self._like.slices.get(first)) if self._like.shapes is not None else None
+        if counted is None:
             return None
+        peaks, sizes = counted
         totals = {context: gpu_context(context).total_gmem for context in devices}
         largest = {context: self.largest({context: total}) for context, total in totals.items()}
-        in_slices = self.largest(totals, SLICES) if shares.grows and shares.is_divided else None
+        in_slices = self.largest(totals, SLICES) if devices and shares.grows and shares.is_divided else None
         part = in_slices and max(self._like.shares.sizes(self._lengths(in_slices)))
         return MemoryEstimate(samples, {context: peaks[context] for context in devices}, totals, largest,
                               part and sub_batch_sizes(part, SLICES)[0],
-                              not any(each.has_dnn for each in self._functions.values()))
+                              not any(each.has_dnn for each in self._functions.values()), peaks[HOST], sizes)
 
     def peaks(self, samples: int, slices: int | None = None) -> dict[Context, int] | None:
         """Return the most bytes that each context's device has in use at one time, for batches of some length.
@@ -78,12 +77,17 @@ class DryStep:
         dict of Context to int, or None
             None if the shape of a value is not known before it is computed.
         """
+        counted = self._counted(samples, slices)
+        return counted and counted[0]
+
+    def _counted(self, samples, slices):
+        """Return the peaks, and the bytes of each value; None as for `peaks`."""
         if self._has_evicted():
             return None
         key = samples, slices, self._like.shares.weights
         if key not in self._known:
             try:
-                self._known[key] = self._counted(samples, slices)
+                self._known[key] = self._run(samples, slices)
             except UnknownShape:
                 self._known[key] = None
             except Exception as error:  # an op that the dry run does not understand must not stop a training
@@ -97,7 +101,7 @@ class DryStep:
         return any(variable.is_evicted(context) for compiled in self._executable.parts.values()
                    for context in compiled.part.contexts for variable in compiled.variables)
 
-    def _counted(self, samples, slices):
+    def _run(self, samples, slices):
         shares, lengths = self._plan.shares, self._lengths(samples)
         own = lengths[shares.machine.rank] if shares.is_sharded else samples
         dry = DryExecutable(self._executable, self._functions)
@@ -110,7 +114,9 @@ class DryStep:
             run = DryRun(dry, splitter.split(values, lengths))
             run.start()
             run.finish()
-        return {context: dry.memory[context].peak for context in self._plan.mesh.contexts}
+        sizes = {variable: run.sizes.get(slot) for variable, slot in run.program.slots.items()}
+        return {context: memory.peak for context, memory in dry.memory.items()}, {
+            variable: size for variable, size in sizes.items() if size is not None}
 
     def _value(self, variable, length, host):
         """Return an input like the one in the first batch, for a batch of some length."""
