@@ -19,7 +19,7 @@ on_stand_in = pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=c
 
 
 def split_of(shards, samples, lengths):
-    return Split(shards, [shards], samples, lengths, not shards, None, None, None, ())
+    return Split(shards, [shards], samples, lengths, not shards, None, None, None, (), ())
 
 
 class Splits:

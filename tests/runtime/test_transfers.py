@@ -104,7 +104,7 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
                     one_replica=False)
     for number in (1, 2):
         rounds, host = [[Shard(0, (0, 1))] * 2, [Shard(0, (1, 2))]], [Context('host', 'cpu', 'cpu')]  # has the parts
-        split = Split(sum(rounds, []), rounds, 3, [3], False, None, None, None, ())
+        split = Split(sum(rounds, []), rounds, 3, [3], False, None, None, None, (), ())
         sums.add(split, 0, host * 2, [[np.full((2, 3), number, 'f4'), np.full(2, number, 'f4')]] * 2)
         sums.add(split, 1, host, [[np.ones((2, 3), 'f4'), np.ones(2, 'f4')]])
         doubled, more = f(*[value.on(gpu2[0]) for value in sums.taken()])

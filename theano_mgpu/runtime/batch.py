@@ -88,8 +88,10 @@ class Split(NamedTuple):
     tree : Tree or None
         The order in which the parts of logical shards are added.
     program : StepProgram
-    numbers : list of (int, ndarray)
-        Slots with the numbers that the program takes, see `Program.numbers`.
+    slots : list
+        Those of a batch that is not given yet: with the numbers that the program takes, see `Program.numbers`.
+    pieces : list of slice
+        The samples of each shard.
     """
 
     shards: Sequence[Shard]
@@ -100,7 +102,8 @@ class Split(NamedTuple):
     division: Division
     tree: Tree | None
     program: StepProgram
-    numbers: Sequence[tuple[int, np.ndarray]]
+    slots: Sequence[Any]
+    pieces: Sequence[slice]
 
 
 class Batch(NamedTuple):
@@ -207,20 +210,18 @@ class Splitter:
             Samples that each rank was given: of its own, or the whole batch.
         """
         given = self.key(lengths)
-        slices = self.slices.get(given)
-        if (given, slices) not in self._splits:
-            self._splits[given, slices] = self._split(lengths, slices)
-        split = self._splits[given, slices]
-        program, shards = split.program, split.shards
-        slots: list[Any] = [None] * program.size
-        for slot, number in split.numbers:
-            slots[slot] = number
+        key = given, self.slices.get(given)
+        split = self._splits.get(key)
+        if split is None:
+            split = self._splits[key] = self._split(lengths, key[1])
+        program, slots = split.program, list(split.slots)
         for variable, value in values.items():
-            if variable in program.common:
+            of_shards = program.of_shards.get(variable)
+            if of_shards is None:
                 slots[program.common[variable]] = value
-            for slot, shard in zip(program.of_shards.get(variable, ()), shards):
-                start, stop = shard.span
-                slots[slot] = value[start:stop]
+            else:
+                for slot, piece in zip(of_shards, split.pieces):
+                    slots[slot] = value[piece]
         if self.shapes is None:
             first, self.first = split.division.rounds[0][0], given
             of_first = {**program.common, **{v: of_shards[first] for v, of_shards in program.of_shards.items()}}
@@ -231,7 +232,7 @@ class Splitter:
         if not self._on_devices:
             return Batch(split, slots, [])
         turns = 0 if split.division.waits_on_host else self._turns or len(split.rounds) + 1
-        return Batch(split, slots, [self._buffers_of(shard.replica, turns) for shard in shards])
+        return Batch(split, slots, [self._buffers_of(shard.replica, turns) for shard in split.shards])
 
     def _split(self, lengths: Sequence[int], slices: int | None) -> Split:
         """Return the way in which batches of some lengths are split."""
@@ -252,13 +253,14 @@ class Splitter:
         if division not in self._programs:
             self._programs[division] = lowered(self._plan, division, self.with_samples, self.takes)
         program, (whole, *of_shard) = self._programs[division], self._plan.program.numbers or [None]
-        known = [(program.common[whole], total)] if whole is not None else []
-        known += [(slot, number) for i, variable in enumerate(of_shard)
-                  for slot, (_, (start, stop), _) in zip(program.of_shards[variable], shards)
-                  for number in [(stop - start, before + start, before)[i]]]
+        slots: list[Any] = [None] * program.size
+        if whole is not None:
+            slots[program.common[whole]] = np.array(total, 'int64')
+        for i, variable in enumerate(of_shard):
+            for slot, (_, (start, stop), _) in zip(program.of_shards[variable], shards):
+                slots[slot] = np.array((stop - start, before + start, before)[i], 'int64')
         return Split(shards, [[shards[i] for i in round_] for round_ in division.rounds], total, lengths, not rounds,
-                     division, tree, program,
-                     [(slot, np.array(number, 'int64')) for slot, number in known])
+                     division, tree, program, slots, [slice(*shard.span) for shard in shards])
 
     def _buffers_of(self, replica: int, turns: int) -> dict[Context, DeviceBuffers]:
         """Return memory that the last `turns - 1` shards of the replica do not use; for 0 new memory."""
