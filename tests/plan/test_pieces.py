@@ -4,7 +4,7 @@ import contextlib
 import theano_mgpu as mgpu
 from theano_mgpu.devices.mesh import Mesh, mesh_of
 from theano_mgpu.plan.instructions import Launch
-from theano_mgpu.runtime import run
+from theano_mgpu.runtime import StepRun
 from theano_mgpu.runtime.replicas.replicated import replicated
 
 import numpy as np
@@ -99,7 +99,9 @@ def test_values_are_released_once_no_later_piece_needs_them(names, recompute):
     step = compiled([a, b, a], micro_batches=2, contexts=[[a, b]], recompute=recompute)
     x = np.ones((6, 3), theano.config.floatX)
     batch = step.built.splitter.split({step.arguments.inputs[0]: x}, [6])
-    run(step.executable, batch)
+    run = StepRun(step.executable, batch)
+    run.start()
+    run.finish()
     works = [work for each, _ in batch.split.program.stages if isinstance(each, Launch) for work in each.works]
     assert works and all(batch.slots[slot] is None for work in works for slot in work.made)
 

@@ -187,7 +187,7 @@ class _Lowering:
         if stage.once:  # the first shard of each replica has computed it for the others
             first = {self._division.replicas[shard]: shard for shard in reversed(self._division.rounds[0])}
             self.slots.update(((variable, shard), self.slots[variable, first[self._division.replicas[shard]]])
-                               for part in stage.parts for variable in part.outputs for shard in self._shards)
+                              for part in stage.parts for variable in part.outputs for shard in self._shards)
 
     def update(self, part: Part) -> None:
         """Compute a part of the update, from the values that were exchanged last."""
@@ -238,7 +238,8 @@ class _Lowering:
         works, division = [work for _, of_round in launched for work in of_round], self._division
         if works and self._on_devices:
             needed = [work for work in works if not division.alone and not _added_on_devices(work.part)]
-            self._add(instructions.Wait(tuple(needed), tuple(each for each in works if each not in needed)))
+            self._add(instructions.Wait(tuple(needed), tuple(each for each in works if each not in needed)),
+                      [slot for work in needed for slot in work.made[:len(work.part.outputs)]])
         for number, of_round in launched:
             part, contexts = of_round[0].part, tuple(work.context for work in of_round)
             for group in () if division.alone else part.sums:

@@ -65,27 +65,6 @@ class NewValues(NamedTuple):
         return zip(self.storages.variables, self.values)
 
 
-def run(executable: Executable, batch: Batch) -> StepResult:
-    """Compute a batch.
-
-    Parameters
-    ----------
-    executable : Executable
-    batch : Batch
-
-    Returns
-    -------
-    StepResult
-    """
-    step = StepRun(executable, batch)
-    try:
-        step.start()
-        return step.finish()
-    except BaseException:
-        step.undo()
-        raise
-
-
 class StepRun:
     """One step, in two halves: between them, the devices compute, and the next batch can be prepared.
 
