@@ -2,14 +2,12 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 
 import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
-from .comm.rank_0 import on_rank_0
 from .compat.shared_variables import watcher_of
 from .errors import GraphError, NonFiniteError
 from .graph import graph, training_graph
@@ -22,7 +20,6 @@ from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import settings, training_state
 from .runtime.state.ledger import account_of, ledger_at
-from .runtime.state.lock import lock_file
 from .runtime.steps import Computed
 from .utils.mpi_environment import CHECKPOINT
 from .utils.progress import bar
@@ -158,7 +155,6 @@ class TrainingFunction(DividedFunction):
         self._completed = 0  # steps, of this process and of those whose checkpoint it has loaded
         self._checkpoint: Any = None  # path, steps between checkpoints, allow_nan
         self.steps.record(account_of(self, self._state))
-        self._checkpoint_lock: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch.
@@ -321,7 +317,8 @@ class TrainingFunction(DividedFunction):
             raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))
         before = 0
         wait_until_needed()
-        if on_rank_0(self.ranks, functools.partial(self._begin_checkpoints, path)):
+        self._locks, exists = training_state.begin(path, self.ranks)
+        if exists:
             before = training_state.completed_steps(self._load(path, self._check_checkpoint))
         if ledger is not None:
             self.steps.record(ledger_at(ledger, every, self.ranks).account(
@@ -336,11 +333,6 @@ class TrainingFunction(DividedFunction):
         """Raise a ValueError if a file cannot be continued from."""
         training_state.completed_steps(saved)
         self.check_saved(saved)
-
-    def _begin_checkpoints(self, path):
-        """Keep a file to this process; return whether it exists."""
-        self._checkpoint_lock = lock_file(path)
-        return os.path.exists(path)
 
     def _note_completed(self):
         """Count a completed step, and save the state if a checkpoint is due."""

@@ -174,7 +174,7 @@ def test_a_checkpoint_of_another_job_is_refused(kind, contexts, tmp_path):
     """Two jobs on one file went on from each other's state."""
     contexts(kind, 2)
     path, model = str(tmp_path / 'run.npz'), dense_model()
-    code = "import sys; from theano_mgpu.runtime.state.lock import lock_file; lock = lock_file(%r)\n" \
+    code = "import sys; from theano_mgpu.utils.owned import lock_file; lock = lock_file(%r)\n" \
         "print('locked', flush=True); sys.stdin.read()" % path
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, mode=MODES[kind])
     with subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -9,7 +9,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.runtime.replicas.replicated import replicated
 from theano_mgpu.runtime.state import state_file, training_state
-from theano_mgpu.runtime.state.lock import lock_file
+from theano_mgpu.utils.owned import lock_file
 
 import numpy as np
 import pytest

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.runtime.state.lock import lock_file
 from theano_mgpu.utils import files
+from theano_mgpu.utils.owned import lock_file
 
 import pytest
 

@@ -1,15 +1,17 @@
 """Bugs that were found and fixed, each under its symptom: files that `theano-mgpu predict` reads and writes."""
+import errno
 import json
 import os
 import shutil
 import zipfile
 
 import theano_mgpu as mgpu
-from theano_mgpu.cli import main
+from theano_mgpu.cli import array_output, main
 from theano_mgpu.cli.array_input import open_inputs
-from theano_mgpu.cli.array_output import MARKER, TEXT, UnfinishedOutput
+from theano_mgpu.cli.array_output import TEXT, UnfinishedOutput
 from theano_mgpu.cli.predict import rows_of
 from theano_mgpu.errors import MgpuError
+from theano_mgpu.utils import files as utils_files
 
 import h5py
 import numpy as np
@@ -84,32 +86,13 @@ def assert_predicted(expected, *arguments):
     assert not os.path.lexists(os.path.realpath(arguments[2]) + '.unfinished')
 
 
-# --- the folder of the rows ----------------------------------------------------------------------
+# --- the file of the rows ------------------------------------------------------------------------
 
-def in_folder(**contents):
-    """Make OUTPUT.unfinished with files; a name has `_` for `.`."""
-    os.mkdir('y.npy.unfinished')
-    for name, content in contents.items():
-        with open('y.npy.unfinished/' + name.replace('_', '.'), 'wb') as file:
-            file.write(content)
-
-
-def link_to_folder():
-    os.mkdir('victim')
-    with open('victim/precious', 'w') as file:
-        file.write('x')
-    os.symlink('victim', 'y.npy.unfinished')
-
-
-def link_in_folder():
-    """Make a folder of the package's with one file that is a link to another place."""
-    interrupted()
-    os.remove('y.npy.unfinished/0.npy')
-    os.symlink(os.path.abspath('x.npy'), 'y.npy.unfinished/0.npy')
+ROWS = 'y.npy.unfinished'
 
 
 def interrupted(rows=5):
-    """Leave the folder of a run that was killed after some rows of zeros."""
+    """Leave the file of a run that was killed after some rows of zeros."""
     status = [os.stat('x.npy'), os.stat('model.h5')]
     identity = [[each.st_size, each.st_mtime_ns] for each in status]
     import keras
@@ -119,86 +102,136 @@ def interrupted(rows=5):
             output.append([np.zeros((rows, 3), 'float32')])
 
 
+def written(content, name=ROWS):
+    with open(name, 'wb') as file:
+        file.write(content)
+
+
+def folder_of_the_user():
+    os.mkdir(ROWS)
+    written(b'x', ROWS + '/thesis.tex')
+
+
+def link_to_folder():
+    os.mkdir('victim')
+    written(b'x', 'victim/precious')
+    os.symlink('victim', ROWS)
+
+
+def link_to_rows():
+    interrupted()
+    os.rename(ROWS, 'rows')
+    os.symlink('rows', ROWS)
+
+
 FOREIGN = {
-    "a folder of the user's": lambda: in_folder(thesis_tex=b'x'), 'a job of another program': lambda: in_folder(
-        job_json=b'{"format": "PDF"}'), 'a job that is no JSON': lambda: in_folder(job_json=b'// my job\n{}'),
-    'a binary job': lambda: in_folder(job_json=b'\xff\xfe'), 'an array': lambda: in_folder(**{'0_npy': b'precious'}),
-    'rows without a marker': lambda: (interrupted(), os.remove('y.npy.unfinished/' + MARKER)),
-    'an array and an empty job': lambda: in_folder(**{'0_npy': b'precious', 'job_json': b''}),
-    'an array and a marker of another program': lambda: in_folder(**{'0_npy': b'x', MARKER.replace('.', '_'): b'mine'}),
-    'a link to a folder': link_to_folder, 'a dangling link': lambda: os.symlink('none', 'y.npy.unfinished'),
-    'a file': lambda: open('y.npy.unfinished', 'w').close(), 'a pipe': lambda: os.mkfifo('y.npy.unfinished'),
-    'a folder in it': lambda: os.makedirs('y.npy.unfinished/sub'),
-    'a folder with the name of a part': lambda: (interrupted(), os.mkdir('y.npy.unfinished/1.npy')),
-    'another file beside the rows': lambda: (interrupted(), shutil.copy('x.npy', 'y.npy.unfinished/x.npy')),
-    'a link for a part': link_in_folder,
-    'a second name of a part': lambda: (interrupted(), os.link('y.npy.unfinished/0.npy', 'mine.npy'))}
+    "a text of the user's": lambda: written(b'my notes'), 'bytes': lambda: written(b'\xff' * 5000),
+    'JSON': lambda: written(b'{"format": "PDF"}'), 'an array': lambda: shutil.copy('x.npy', ROWS),
+    'a text that begins alike': lambda: written(TEXT[:20] + b'mine'),
+    "a folder of the user's": folder_of_the_user, 'an empty folder': lambda: os.mkdir(ROWS),
+    'a link to a folder': link_to_folder, 'a dangling link': lambda: os.symlink('none', ROWS),
+    'a link to itself': lambda: os.symlink(ROWS, ROWS), 'a link to rows': link_to_rows,
+    'a pipe': lambda: os.mkfifo(ROWS), 'a second name of rows': lambda: (interrupted(), os.link(ROWS, 'mine')),
+    'a second name of an empty file': lambda: (written(b''), os.link(ROWS, 'mine'))}
 
 
 @pytest.mark.parametrize('name', FOREIGN)
 def test_nothing_is_removed_that_the_package_did_not_write(name, files, capfd):
     """OUTPUT.unfinished was emptied, through a link, too."""
     FOREIGN[name]()
-    assert_refused(capfd, 'y.npy.unfinished', 'model.h5', 'x.npy', 'y.npy', '--quiet')
+    assert_refused(capfd, ROWS, 'model.h5', 'x.npy', 'y.npy', '--quiet')
 
 
-@pytest.mark.parametrize('content', [b'', b'{', b'[]', b'null', b'\0\1', b'\xff', b'{"format": 1}', None])
+def parts_of_rows():
+    """Return the line of JSON, and the bytes of the rows."""
+    with open(ROWS, 'rb') as file:
+        assert file.readline() == TEXT
+        return file.readline(), file.read()
+
+
+@pytest.mark.parametrize('content', [
+    b'\n', b'{\n', b'{}\n', b'[]\n', b'null\n', b'[1, 2]\n', b'[{}, [["zz", [3]]]]\n', b'[{}, [["float32", [-3]]]]\n',
+    b'\0\1', b'\xff', b'[' * 100000, b'\0' * (3 << 20), 'cut'])
 def test_a_damaged_job_starts_again(content, files, capfd):
     """The command could not resume: a traceback from json."""
     interrupted()
-    if content is None:
-        os.remove('y.npy.unfinished/job.json')
-    else:
-        with open('y.npy.unfinished/job.json', 'wb') as file:
-            file.write(content)
+    line, rows = parts_of_rows()
+    written(TEXT + (line[:-2] if content == 'cut' else content + rows))
     assert_predicted(files, 'model.h5', 'x.npy', 'y.npy')
     assert 'starting again' in capfd.readouterr().err
 
 
-@pytest.mark.parametrize('content', [b'x' * 40, b'', b'\x93NUMPY\1\0v\0{', 'objects', 'shape', 'dtype', 'longer'])
-def test_damaged_rows_start_again(content, files, capfd):
+@pytest.mark.parametrize('dtype, shape', [('float64', [2]), ('float32', [3, 1]), ('float32', [])])
+def test_rows_of_another_layout_are_the_user_s_to_give_up(dtype, shape, files, capfd):
     interrupted()
-    path = 'y.npy.unfinished/0.npy'
-    if content == 'objects':
-        np.save(path, np.array([None] * N, object), allow_pickle=True)
-    elif content in ('shape', 'dtype'):
-        np.save(path, np.zeros((N + 1, 3), 'float32') if content == 'shape' else np.zeros((N, 2), 'float64'))
-    elif content == 'longer':
-        np.save(path, np.concatenate([files, files[:1]]))
-        with open(path, 'r+b') as file:
-            header = file.read(128).replace(b'(%d, ' % (N + 1), b'(%d, ' % N)
-            file.seek(0)
-            file.write(header)
-    else:
-        with open(path, 'wb') as file:
-            file.write(content)
-    if content == 'dtype':  # rows that are whole are the user's to give up
-        os.truncate(path, os.path.getsize(path) - 40)
-        assert_refused(capfd, 'y.npy.unfinished holds rows of shape (2,)', 'model.h5', 'x.npy', 'y.npy', '--quiet')
-    else:
+    line, rows = parts_of_rows()
+    job, _ = json.loads(line)
+    written(TEXT + json.dumps([job, [[dtype, shape]]]).encode() + b'\n' + rows[:33])
+    assert_refused(capfd, '%s holds rows of shape (%s' % (ROWS, ', '.join(map(str, shape))),
+                   'model.h5', 'x.npy', 'y.npy', '--quiet')
+
+
+def test_rows_that_were_cut_or_are_too_many(files):
+    interrupted()
+    line, rows = parts_of_rows()
+    zeros = np.zeros((N, 3), 'float32')
+    for content, kept in ((rows[:-5], 4), (b'', 0), (rows + b'half', 5), (bytes(12 * N + 7), N), (bytes(24 * N), N)):
+        written(TEXT + line + content)
+        assert_predicted(np.concatenate([zeros[:kept], files[kept:]]), 'model.h5', 'x.npy', 'y.npy', '--quiet')
+
+
+def test_files_that_are_the_package_s_own(files):
+    """A machine that stopped left such files."""
+    for content in (b'', TEXT[:9], TEXT):
+        written(content)
         assert_predicted(files, 'model.h5', 'x.npy', 'y.npy', '--quiet')
 
 
-def test_folders_that_are_the_package_s_own(files):
-    """A machine that stopped left such folders."""
-    for make in (lambda: os.mkdir('y.npy.unfinished'),
-                 lambda: in_folder(**{MARKER.replace('.', '_'): TEXT[:9].encode()}),
-                 lambda: (interrupted(), open('y.npy.unfinished/job.json.new', 'w').close())):
-        make()
-        assert_predicted(files if not os.path.exists('y.npy.unfinished/0.npy') else
-                         np.concatenate([np.zeros_like(files[:5]), files[5:]]), 'model.h5', 'x.npy', 'y.npy', '--quiet')
-
-
-def test_a_file_that_appears_in_the_folder_stays(files, capfd, monkeypatch):
+def test_a_file_that_appears_in_the_place_of_the_rows_stays(files, monkeypatch):
     finish = UnfinishedOutput.finish
 
-    def add(self):
-        shutil.copy('x.npy', 'y.npy.unfinished/x.npy')
+    def replace(self):
+        os.remove(ROWS)
+        written(b'precious')
         finish(self)
-    monkeypatch.setattr(UnfinishedOutput, 'finish', add)
+    monkeypatch.setattr(UnfinishedOutput, 'finish', replace)
     assert predict('model.h5', 'x.npy', 'y.npy') == 0
-    assert os.listdir('y.npy.unfinished') == ['x.npy'] and len(np.load('y.npy')) == N
-    assert 'the folder y.npy.unfinished stays' in capfd.readouterr().err.replace(os.getcwd() + '/', '')
+    assert open(ROWS, 'rb').read() == b'precious'
+    np.testing.assert_allclose(np.load('y.npy'), files, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize('path', ['y.npy', 'y.npz', 'y.h5'])
+@pytest.mark.parametrize('length', [0, 7])
+def test_parts_of_all_shapes_and_types(path, length, tmp_path, monkeypatch):
+    """All arrays that a file can have, in blocks of one row for h5py."""
+    monkeypatch.setattr(array_output, 'CHUNK', 1)
+    arrays = {'file': np.arange(length * 6, dtype='float16').reshape(length, 2, 3), 'a/b': np.ones(length, 'int64'),
+              'empty': np.ones((length, 0), 'float32'), 'flag': np.arange(length) % 2 == 0}
+    if path == 'y.npy':
+        arrays = {'file': arrays['file']}
+    with UnfinishedOutput(str(tmp_path / path), list(arrays), length, {}) as output:
+        for rows in np.array_split(np.arange(length), 3) if length else [slice(0)]:
+            output.append([array[rows] for array in arrays.values()])
+        output.finish()
+    assert os.listdir(str(tmp_path)) == [path]
+    if path == 'y.npy':
+        loaded = {'file': np.load(str(tmp_path / path))}
+    else:
+        with h5py.File(str(tmp_path / path), 'r') if path == 'y.h5' else np.load(str(tmp_path / path)) as file:
+            loaded = {name: np.array(file[name]) for name in arrays}
+    for name, array in arrays.items():
+        assert loaded[name].dtype == array.dtype
+        np.testing.assert_array_equal(loaded[name], array)
+
+
+def test_a_full_disk_names_the_output_once_and_keeps_the_rows(files, capfd, monkeypatch):
+    def fail(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(utils_files, 'flush_file', fail)
+    assert predict('model.h5', 'x.npy', 'y.npy', '--quiet') == 2
+    text = 'error: the output y.npy cannot be written: No space left on device. %d of %d samples are saved in '
+    assert text % (N, N) in capfd.readouterr().err
+    assert sorted(os.listdir('.')) == ['model.h5', 'x.npy', ROWS]
 
 
 # --- the output ----------------------------------------------------------------------------------
@@ -248,9 +281,9 @@ def test_outputs_that_cannot_be_written(output, message, files, capfd):
     assert_refused(capfd, message, 'model.h5', 'x.npy', output)
 
 
-def test_the_input_is_among_the_rows_of_the_output(files, capfd):
-    interrupted()
-    assert_refused(capfd, 'is in the folder for the rows of y.npy', 'model.h5', 'y.npy.unfinished/0.npy', 'y.npy')
+def test_the_model_is_in_the_place_of_the_rows(files, capfd):
+    os.rename('model.h5', ROWS)
+    assert_refused(capfd, '%s was not made by theano-mgpu' % ROWS, ROWS, 'x.npy', 'y.npy')
 
 
 # --- the input -----------------------------------------------------------------------------------

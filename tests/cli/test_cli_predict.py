@@ -1,7 +1,6 @@
 """`theano-mgpu predict`: files of any size, outputs that are complete or absent, and resuming after a kill."""
 import dataclasses
 import fcntl
-import json
 import os
 import pty
 import re
@@ -14,7 +13,7 @@ import time
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
-from theano_mgpu.cli.array_output import UnfinishedOutput
+from theano_mgpu.cli.array_output import TEXT, UnfinishedOutput
 
 import h5py
 import numpy as np
@@ -121,10 +120,19 @@ def test_no_samples(files):
 
 # --- complete or absent --------------------------------------------------------------------------
 
+def header_of_rows():
+    """Return the two lines before the rows; nothing while they are not complete."""
+    if not os.path.exists('y.npy.unfinished'):
+        return b''
+    with open('y.npy.unfinished', 'rb') as file:
+        lines = file.readline() + file.readline()
+    assert lines.startswith(TEXT) or TEXT.startswith(lines)
+    return lines if lines.count(b'\n') == 2 else b''
+
+
 def saved_rows():
-    if not os.path.exists('y.npy.unfinished/0.npy'):
-        return 0
-    return (os.path.getsize('y.npy.unfinished/0.npy') - 128) // 12
+    header = header_of_rows()
+    return (os.path.getsize('y.npy.unfinished') - len(header)) // 12 if header else 0
 
 
 def kill_in_the_middle(rows):
@@ -147,12 +155,11 @@ def test_kill_and_resume(files, kills, capfd):
     for _ in range(kills):
         saved, before = kill_in_the_middle(saved + 200), saved
         assert before + 200 <= saved < 100 * N
-    with open('y.npy.unfinished/0.npy', 'r+b') as part:
-        header = part.read(128)
-        assert header.startswith(b'\x93NUMPY') and header.endswith(b'\n')
-        part.write(np.full((saved, 3), 7, 'float32').tobytes())
-        part.seek(0, os.SEEK_END)
-        part.write(b'half a row'[:7])
+    with open('y.npy.unfinished', 'r+b') as rows:
+        rows.seek(len(header_of_rows()))
+        rows.write(np.full((saved, 3), 7, 'float32').tobytes())
+        rows.seek(0, os.SEEK_END)
+        rows.write(b'half a row'[:7])
     assert predict('x.npy', 'y.npy') == 0
     error = capfd.readouterr().err
     assert 'y.npy: resuming after %d of %d samples' % (saved, 100 * N) in error
@@ -182,12 +189,10 @@ def test_ctrl_c(files):
 def test_another_job_starts_again(files, capfd):
     for changed, change in (('input', lambda: np.save('x.npy', X[::-1])),
                             ('model', lambda: zoo.dense().save('model.h5'))):
-        with UnfinishedOutput('y.npy', ['y'], N, {}) as output:
-            output.append([np.zeros((5, 3), 'float32')])
         stat = [os.stat('x.npy'), os.stat('model.h5')]
-        with open('y.npy.unfinished/job.json', 'w') as file:
-            json.dump({'input': [stat[0].st_size, stat[0].st_mtime_ns], 'model': [stat[1].st_size, stat[1].st_mtime_ns],
-                       'format': 1, 'outputs': zoo_names()}, file)
+        job = {'input': [stat[0].st_size, stat[0].st_mtime_ns], 'model': [stat[1].st_size, stat[1].st_mtime_ns]}
+        with UnfinishedOutput('y.npy', zoo_names(), N, job) as output:
+            output.append([np.zeros((5, 3), 'float32')])
         change()
         assert predict('x.npy', 'y.npy') == 0
         assert 'y.npy was begun with another %s' % changed in capfd.readouterr().err

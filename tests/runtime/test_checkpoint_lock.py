@@ -10,13 +10,13 @@ import sys
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.errors import MgpuError, MgpuWarning
 from theano_mgpu.runtime.state.ledger import ledger_at
-from theano_mgpu.runtime.state.lock import lock_file
+from theano_mgpu.utils.owned import lock_file
 
 import pytest
 
 OTHER = """
 import sys
-from theano_mgpu.runtime.state.lock import lock_file
+from theano_mgpu.utils.owned import lock_file
 lock = lock_file(sys.argv[1])
 print('locked', flush=True)
 sys.stdin.read()

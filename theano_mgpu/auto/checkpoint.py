@@ -15,7 +15,6 @@ from ..options import Options
 from ..runtime.divided_function import DividedFunction
 from ..runtime.replicas.replicated import replicated
 from ..runtime.state import settings, training_state
-from ..runtime.state.lock import lock_file
 from ..runtime.state.random_states import random_states, set_random_states
 from ..runtime.state.recorded_calls import RecordedCalls
 from ..runtime.state.state_file import under
@@ -111,7 +110,9 @@ class Checkpoint:
         self._checksums = [0, 0]  # of the arguments of the first call, and of all
         self.completed = 0
         wait_until_needed()
-        if on_rank_0(self._ranks, functools.partial(self._keep_folder, folder)) and resume:
+        on_rank_0(self._ranks, functools.partial(os.makedirs, folder, exist_ok=True))
+        self._locks, exists = training_state.begin(self._path, self._ranks)
+        if exists and resume:
             self._read()
         for number, (function, steps) in enumerate(zip(self._functions, self._steps)):
             divide_always(function)
@@ -131,12 +132,6 @@ class Checkpoint:
             extra.update(('%s/%s' % (name, key), value) for key, value in states.items())
         training_state.save(self._path, self._variables, self._ranks, extra, self._allow_nan,
                             settings.of_function(Options()))
-
-    def _keep_folder(self, folder):
-        """Make the folder, and keep it to this process; return whether it has a checkpoint."""
-        os.makedirs(folder, exist_ok=True)
-        self._lock = lock_file(self._path)
-        return os.path.exists(self._path)
 
     def _read(self):
         saved = training_state.read(self._path, self._ranks, self._check)

@@ -6,7 +6,7 @@ import math
 import os
 import struct
 import zipfile
-from typing import IO, Any, Iterator
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -112,8 +112,6 @@ def member_of(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.
     array = None
     with archive.open(info) as stream:
         if info.compress_type != zipfile.ZIP_STORED:
-            read_header(stream, info.file_size)
-            stream.seek(0)
             array = np.lib.format.read_array(stream)
         while stream.read(CHUNK):  # zipfile compares the checksum at the end
             pass
@@ -124,51 +122,23 @@ def mapped(path: str, offset: int, size: int) -> np.ndarray:
     """Map an .npy file into memory as an array; the file is a part of another one, or all of that."""
     with open(path, 'rb') as file:
         file.seek(offset)
-        shape, fortran_order, dtype = read_header(file, size)
-        if 0 in shape:
-            return np.empty(shape, dtype)
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran_order, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError('it contains Python objects, not numbers')
+        if min(shape, default=0) < 0:
+            raise ValueError('it has the shape %s' % (shape,))
+        check_size(size - (file.tell() - offset), shape, dtype)
         return np.memmap(file, dtype, 'r', file.tell(), shape, order='F' if fortran_order else 'C')
 
 
 def check_size(size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
     """Raise a ValueError unless an array has so many bytes."""
-    if size != n_bytes(shape, dtype):
+    expected = math.prod(shape, start=dtype.itemsize)  # however many: a header may be damaged
+    if size != expected:
         raise ValueError('by its header it has the shape %s and dtype %s, which are %d bytes, but there are %d'
-                         % (shape, dtype, n_bytes(shape, dtype), size))
-
-
-def n_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    """Return the bytes of an array, however large.
-
-    Examples
-    --------
-    >>> n_bytes((10 ** 30, 2), np.dtype('float32'))
-    8000000000000000000000000000000
-    """
-    return math.prod(shape, start=dtype.itemsize)
-
-
-def read_header(stream: IO[bytes], size: int | None = None) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, Fortran order and dtype of an .npy file or member; leave the stream at its data.
-
-    Parameters
-    ----------
-    stream : file
-        At the first byte.
-    size : int, optional
-        Bytes of the whole file or member, to check them.
-    """
-    begin = stream.tell()
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran_order, dtype = read(stream)
-    if dtype.hasobject:
-        raise ValueError('it contains Python objects, not numbers')
-    if min(shape, default=0) < 0:
-        raise ValueError('it has the shape %s' % (shape,))
-    if size is not None:
-        check_size(size - (stream.tell() - begin), shape, dtype)
-    return shape, fortran_order, dtype
+                         % (shape, dtype, expected, size))
 
 
 def data_offset(path: str, info: zipfile.ZipInfo) -> int:

@@ -1,46 +1,38 @@
 """Output files written row by row: a file is complete or absent, and an interrupted one can be resumed.
 
-The folder of an output that is not complete is recognised by a marker that is written before anything else. Its files
-are removed one by one, by their names, and only in a folder of the package's own in which all files have names of its
-own.
+The rows of an output that is not complete are in a file beside it. A line in words begins it, by which the package
+knows its own files; a line of JSON says what the rows depend on, and their layout.
 """
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import re
-import stat
 import zipfile
-from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import numpy as np
 
 from ..errors import MgpuError
 from ..utils import files, owned
-from .array_input import n_bytes, read_header
+from .array_input import CHUNK
 from .output import note
 
 FORMAT = 1
 UNFINISHED = '.unfinished'
-MARKER = 'theano-mgpu-predict.txt'
-TEXT = 'theano-mgpu predict keeps the rows of a file here until that is complete. To begin anew, remove this folder.\n'
-JOB = 'job.json'
-NAMES = re.compile(r'%s|job\.json(\.new)?|\d+\.npy(\.new)?|whole\.(npz|h5|hdf5)' % re.escape(MARKER), re.ASCII)
+TEXT = b'theano-mgpu predict keeps the rows of a file here until that is complete. To begin anew, remove this file.\n'
 
 
 class UnfinishedOutput:
-    """The rows of an output file that is not complete: a folder next to it, with one .npy file for each array.
+    """The rows of an output file that is not complete: a file next to it, each row with its part of all arrays.
 
-    These files only grow, and their length is the number of finished rows: a process that is killed loses no complete
-    row. A context manager that locks the folder against other processes.
+    This file only grows, and its length gives the number of finished rows: a process that is killed loses no complete
+    row. A context manager that locks the file against other processes.
 
     Parameters
     ----------
     path : str
-        The output file. If it is a symbolic link, its target is written, and the folder is next to that.
+        The output file. If it is a symbolic link, its target is written, and the rows are next to that.
     names : list of str
         Names of the arrays.
     length : int
@@ -51,200 +43,154 @@ class UnfinishedOutput:
     Attributes
     ----------
     rows : int
-        Finished rows: those that are complete in each array.
+        Finished rows.
     """
 
     def __init__(self, path: str, names: list[str], length: int, job: dict[str, Any]) -> None:
         self.path, self.names, self.length = path, names, length
         self.target = output_target(path)
-        self.folder = self.target + UNFINISHED
+        self.place = self.target + UNFINISHED
         self._job = dict(job, format=FORMAT, outputs=names)
-        self._parts = [self._at('%d.npy' % number) for number in range(len(names))]
-        self._files: list[Any] = []
-        self._is_finished = False
+        self._fields: list[Any] = []  # the dtype and the shape of each part of a row
+        self._start = 0  # bytes before the first row
+        self.rows = 0
 
     def __enter__(self) -> UnfinishedOutput:
-        with writing(self.path, self.folder), contextlib.ExitStack() as stack:
-            stack.callback(os.close, owned.locked(self.folder, self._opened, self._lock))
-            self._claim()
-            if self._is_of_another_job():
-                self._begin()
-            self.rows = min(self.length, *[whole_rows(part, self.length) for part in self._parts])
-            self._unlock = stack.pop_all().close
+        with writing(self.path, self.place):
+            try:
+                self._file: Any = open(owned.locked(self.place, is_own), 'r+b', buffering=0)
+            except BlockingIOError as error:
+                raise MgpuError('another process is writing %s: wait for it, or end it' % self.path) from error
+            except FileExistsError as error:
+                raise MgpuError('%s was not made by theano-mgpu: rows of %s are kept there while they are computed. '
+                                'Move it, or choose another name for the output' % (self.place, self.path)) from error
+            self._resume()
         return self
 
     def __exit__(self, *error: object) -> None:
-        for file in self._files:
-            file.close()
-        if self.rows == 0 or self._is_finished:
-            self._remove()
-        self._unlock()
+        if self.rows == 0:
+            owned.remove(self._file.fileno(), self.place)
+        self._file.close()
 
-    def _at(self, name):
-        return os.path.join(self.folder, name)
-
-    def _opened(self, folder):
-        """Make the folder if there is none, and open it."""
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder)
-        if os.path.islink(folder) or not os.path.isdir(folder):
-            self._refuse('is no folder, but a link or a file')
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-
-    def _lock(self, descriptor, operation):
+    def _resume(self):
+        """Count the finished rows, unless they belong to another job, or it cannot be told to which one."""
+        with open(self.place, 'rb') as file:
+            file.readline(len(TEXT))
+            line = file.readline(CHUNK)  # a damaged file may have no end of a line
+        if not line:
+            return
         try:
-            fcntl.flock(descriptor, operation)
-        except BlockingIOError as error:
-            raise MgpuError('another process is writing %s: wait for it, or end it' % self.path) from error
-
-    def _claim(self):
-        """Check that the folder is the package's own, and write the marker."""
-        names = sorted(os.listdir(self.folder))
-        foreign = [name for name in names if not self._is_own(name)]
-        if foreign:
-            self._refuse('has files in it that theano-mgpu did not write (%s)' % ', '.join(foreign[:5]))
-        marker = Path(self._at(MARKER))
-        # A machine that stopped may have cut the marker short.
-        if names and not (MARKER in names and TEXT.encode().startswith(marker.read_bytes())):
-            self._refuse('was not made by theano-mgpu (%s)' % ', '.join(names[:5]))
-        marker.write_text(TEXT)
-
-    def _is_own(self, name):
-        """Return whether a file has a name of the package's own, and no other one, and is no link and no folder."""
-        status = os.lstat(self._at(name))
-        return bool(NAMES.fullmatch(name)) and stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-
-    def _refuse(self, reason):
-        raise MgpuError('%s %s: rows of %s are kept there while they are computed. Move it, or choose another name for '
-                        'the output' % (self.folder, reason, self.path))
-
-    def _is_of_another_job(self):
-        """Return whether the rows belong to another job, or it cannot be told to which one."""
-        job = None
-        with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
-            job = json.loads(Path(self._at(JOB)).read_text(encoding='utf-8'))
-        if not isinstance(job, dict):
-            if any(map(os.path.exists, self._parts)):
-                note('%s: the job of the rows in %s is not known, since its job.json is damaged: starting again'
-                     % (self.path, self.folder))
-            return True
-        changed = sorted(key for key in self._job if job.get(key) != self._job[key])
+            job, fields = json.loads(line)
+            size = layout_of(fields).itemsize
+            changed = sorted(key for key in self._job if job.get(key) != self._job[key])
+        except Exception:  # there are errors of many classes for damaged content
+            note('%s: the job of the rows in %s is not known, since it is damaged: starting again'
+                 % (self.path, self.place))
+            return
         if changed:
             note('%s was begun with another %s: starting again' % (self.path, ' and '.join(changed)))
-        return bool(changed)
+            return
+        self._fields, self._start = fields, len(TEXT) + len(line)
+        self.rows = min(self.length, (os.path.getsize(self.place) - self._start) // max(1, size))
 
-    def _begin(self):
-        """Remove all rows, and note the job that new ones belong to, as JSON can hold it."""
-        for name in os.listdir(self.folder):
-            if name != MARKER:
-                os.remove(self._at(name))
-        Path(self._at(JOB)).write_text(json.dumps(self._job, indent=1))
+    def _begin(self, fields):
+        """Remove all rows, and write what new ones depend on, and their layout."""
+        header = TEXT + json.dumps([self._job, fields]).encode() + b'\n'
+        self._file.truncate(0)
+        self._write(header, 0)
+        self._fields, self._start = fields, len(header)
 
-    def _remove(self):
-        """Remove the folder, with all that the package has written in it."""
-        try:
-            for name in sorted(os.listdir(self.folder), key=MARKER.__eq__):  # the marker last
-                if self._is_own(name):
-                    os.remove(self._at(name))
-            os.rmdir(self.folder)
-        except OSError as error:
-            note('the folder %s stays: %s' % (self.folder, error.strerror))
+    def _write(self, data, offset):
+        self._file.seek(offset)
+        while data:  # an unbuffered write may be partial
+            data = data[self._file.write(data):]
 
     def append(self, outputs: list[np.ndarray]) -> None:
         """Write the next rows, one array of them for each array of the file."""
-        if not self._files:
-            self._files = [self._open(part, output) for part, output in zip(self._parts, outputs)]
-        for file, output in zip(self._files, outputs):
-            data: np.ndarray = np.ascontiguousarray(output).reshape(-1).view('uint8')
-            while data.size:  # an unbuffered write may be partial
-                data = data[file.write(data):]
-        self.rows += len(outputs[0])
-
-    def _open(self, part, output):
-        """Open an array's file for appending after its finished rows; they must match the output in shape and dtype."""
-        whole = (self.length,) + output.shape[1:]
+        fields = [[output.dtype.name, list(output.shape[1:])] for output in outputs]
         if self.rows == 0:
-            with open(part, 'wb') as file:
-                np.lib.format.write_array_header_1_0(file, {'shape': whole, 'fortran_order': False, 'descr':
-                                                            np.lib.format.dtype_to_descr(output.dtype)})
-        shape, dtype, _ = layout(part)
-        if (shape, dtype) != (whole, output.dtype):
-            raise MgpuError('%s holds rows of shape %s and dtype %s, but the new rows %s and %s: remove it'
-                            % (self.folder, shape[1:], dtype, whole[1:], output.dtype))
-        cut_after(part, self.rows)
-        return open(part, 'ab', buffering=0)
+            self._begin(fields)
+        if fields != self._fields:
+            raise MgpuError('%s holds rows of %s, but the new rows are of %s: remove it'
+                            % (self.place, described(self._fields), described(fields)))
+        rows = np.empty(len(outputs[0]), layout_of(fields))
+        for number, output in enumerate(outputs):
+            rows['f%d' % number] = output
+        self._write(rows.tobytes(), self._start + self.rows * rows.itemsize)
+        self.rows += len(rows)
 
     def state(self) -> str:
         """Return a sentence that says how much is saved."""
         if self.rows == 0:
             return 'No samples are saved yet'
         return ('%d of %d samples are saved in %s: run the same command again to resume'
-                % (self.rows, self.length, self.folder))
+                % (self.rows, self.length, self.place))
 
     def finish(self) -> None:
-        """Move the complete file to its name; the folder is removed at the end."""
-        parts = dict(zip(self.names, self._parts))
-        for part in parts.values():
-            cut_after(part, self.rows)
+        """Write the complete file, and remove the file of the rows."""
         kind = os.path.splitext(self.path)[1].lower()
-        whole = self._at('whole' + kind)
-        if kind == '.npy':
-            whole, = parts.values()
-        elif kind == '.npz':
-            with zipfile.ZipFile(whole, 'w', zipfile.ZIP_STORED, allowZip64=True) as archive:
-                for name, part in parts.items():
-                    archive.write(part, name + '.npy')
-        else:
-            import h5py
-            with h5py.File(whole, 'w') as hdf5:
-                for name, part in parts.items():
-                    hdf5.create_dataset(name, data=np.load(part, mmap_mode='r'))
-        files.flush_file(whole)
-        os.replace(whole, self.target)
-        files.flush_folder(os.path.dirname(self.target))
-        self._is_finished = True
+        rows = np.memmap(self._file, layout_of(self._fields), 'r', self._start, (self.length,))
+        arrays = {name: rows['f%d' % number] for number, name in enumerate(self.names)}
+        with files.whole_file(self.target) as whole:
+            if kind == '.npy':
+                with open(whole, 'w+b') as file:  # with 'wb', NumPy's error does not say that the disk is full
+                    np.lib.format.write_array(file, *arrays.values())
+            elif kind == '.npz':
+                with zipfile.ZipFile(whole, 'w') as archive:
+                    for name, array in arrays.items():
+                        with archive.open(name + '.npy', 'w', force_zip64=True) as member:
+                            np.lib.format.write_array(member, array)
+            else:
+                import h5py
+                with h5py.File(whole, 'w') as hdf5:
+                    for name, array in arrays.items():
+                        dataset = hdf5.create_dataset(name, array.shape, array.dtype)
+                        step = max(1, CHUNK // max(1, rows.itemsize))  # h5py copies so many rows at a time
+                        for start in range(0, self.length, step):
+                            dataset[start:start + step] = array[start:start + step]
+        owned.remove(self._file.fileno(), self.place)
+
+
+def is_own(content: bytes) -> bool:
+    """Return whether the package made a file with this content; a machine that stopped may have cut it short."""
+    return content.startswith(TEXT) or TEXT.startswith(content)
+
+
+def layout_of(fields: list[Any]) -> np.dtype:
+    """Return the dtype of a row whose parts, f0 and so on, have these dtypes and shapes."""
+    return np.dtype([('f%d' % number, dtype, tuple(shape)) for number, (dtype, shape) in enumerate(fields)])
+
+
+def described(fields: list[Any]) -> str:
+    """Return the shape and dtype of each part of a row, in words."""
+    return ', '.join('shape %s and dtype %s' % (tuple(shape), dtype) for dtype, shape in fields)
 
 
 @contextlib.contextmanager
-def writing(output: str, place: str = '') -> Iterator[None]:
-    """Make an OSError of the ``with`` block a MgpuError that names the output file, and the place of the error."""
+def writing(output: str, place: str = '', state: Callable[[], str] | None = None) -> Iterator[None]:
+    """Make an OSError of the ``with`` block a MgpuError that names the output file.
+
+    Parameters
+    ----------
+    output : str
+    place : str, optional
+        The file that cannot be written, if it is another one.
+    state : callable, optional
+        Returns a sentence that says how much is saved.
+    """
     try:
         yield
     except OSError as error:
-        raise MgpuError('the output %s cannot be written: %s%s'
-                        % (output, place and place + ': ', error.strerror or error)) from error
+        cause = error.__cause__ or error  # an error of `utils.files` names the file, too
+        reason = getattr(cause, 'strerror', None) or cause
+        raise MgpuError('the output %s cannot be written: %s%s%s' % (output, place and place + ': ', reason,
+                                                                     '. ' + state() if state else '')) from error
 
 
 def output_target(path: str) -> str:
     """Return the file that an output path stands for, the target of a link; a MgpuError if no file can be there."""
     with writing(path):
         target = files.target_of(path)
-        with contextlib.suppress(FileNotFoundError):
-            os.lstat(target + UNFINISHED)
+        files.check_folder(target)
+        files.check_writable(target)
     return target
-
-
-def layout(path: str) -> tuple[tuple[int, ...], np.dtype, int]:
-    """Return the shape and dtype of an .npy file, and the offset of its data in bytes."""
-    with open(path, 'rb') as file:
-        shape, _, dtype = read_header(file)
-        return shape, dtype, file.tell()
-
-
-def whole_rows(path: str, length: int) -> int:
-    """Return the number of complete rows in the .npy file of an array of `length` rows; 0 if it is damaged."""
-    try:
-        shape, dtype, start = layout(path)
-        rows = (os.path.getsize(path) - start) // max(1, n_bytes(shape[1:], dtype))
-    except FileNotFoundError:
-        return 0
-    except Exception as error:  # NumPy raises errors of many classes for a damaged header
-        note('%s is damaged (%s): starting again' % (path, error))
-        return 0
-    return rows if shape[:1] == (length,) else 0
-
-
-def cut_after(path: str, rows: int) -> None:
-    """Remove all that follows the first rows in an .npy file, such as a part of a row."""
-    shape, dtype, start = layout(path)
-    os.truncate(path, start + rows * n_bytes(shape[1:], dtype))

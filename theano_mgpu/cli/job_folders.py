@@ -74,9 +74,5 @@ def remove_abandoned(parent: str) -> None:
         with contextlib.suppress(OSError):  # a live process has the lock, or it is no folder of this package
             status = os.lstat(folder)
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-                os.close(owned.locked(os.path.join(folder, LOCK), _opened))
+                os.close(owned.locked(os.path.join(folder, LOCK), lambda content: content.startswith(MARK), flags=0))
                 shutil.rmtree(folder, ignore_errors=True)  # another launch may be removing it as well
-
-
-def _opened(path):
-    return owned.open_own(path, lambda content: content.startswith(MARK), flags=0)

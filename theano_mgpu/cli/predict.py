@@ -5,7 +5,7 @@ A model with several inputs or outputs needs these names. Files are read and wri
 not matter.
 
 The output file appears when it is complete, and then replaces an existing file of that name. Until then its rows are
-in the folder OUTPUT.unfinished: after a kill or an error the same command resumes there.
+in the file OUTPUT.unfinished: after a kill or an error the same command resumes there.
 
 The Keras that is installed, 1.0 to 2.3.1, loads the model. An error names the version that wrote a file which it cannot
 load, and how to install that.
@@ -35,9 +35,8 @@ import numpy as np
 from ..compat import keras_versions
 from ..errors import MgpuError, PredictionError
 from ..utils import mpi_environment, progress
-from ..utils.files import check_folder
 from .array_input import KINDS, InputError, kind_of, open_inputs, reading
-from .array_output import UNFINISHED, UnfinishedOutput, output_target
+from .array_output import UnfinishedOutput, output_target, writing
 from .config import positive
 from .model_file import load_model
 from .output import help_of, note, quietly
@@ -96,14 +95,12 @@ def run(args: argparse.Namespace) -> int:
             if os.path.exists(args.output) and not args.quiet:
                 note('%s exists: it will be replaced when all samples are done' % args.output)
             try:
-                compute(predictor, inputs, output, args)
+                with writing(args.output, state=output.state):
+                    compute(predictor, inputs, output, args)
             except PredictionError as error:
                 raise failure(error, error.index, first, output, args) from error
             except InputError as error:
                 raise MgpuError('%s. %s' % (error, output.state())) from error
-            except OSError as error:
-                raise MgpuError('the output %s cannot be written: %s. %s'
-                                % (args.output, error.strerror or error, output.state())) from error
             except KeyboardInterrupt:
                 note('interrupted. ' + output.state())
                 return 130
@@ -170,10 +167,6 @@ def check_paths(args: argparse.Namespace) -> None:
             raise MgpuError('no permission to read %s' % path)
         if os.path.exists(target) and os.path.samefile(path, target):
             raise MgpuError('the output %s is the input or the model itself: choose another name' % args.output)
-        if os.path.dirname(os.path.realpath(path)) == os.path.realpath(target + UNFINISHED):
-            raise MgpuError('%s is in the folder for the rows of %s: choose another name for the output'
-                            % (path, args.output))
-    check_folder(target)
 
 
 def load(args: argparse.Namespace) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 import stat
-from typing import Callable, Iterator, TextIO
+from typing import Iterator, TextIO
 
 from ..errors import MgpuError
 
@@ -42,8 +42,7 @@ def target_of(path: str) -> str:
 
 
 @contextlib.contextmanager
-def whole_file(path: str, previous: str | None = None, flush: bool = True,
-               is_own: Callable[[str], bool] | None = None) -> Iterator[str]:
+def whole_file(path: str, previous: str | None = None, flush: bool = True) -> Iterator[str]:
     """Write a file under a temporary name, which becomes `path` at the end of the ``with`` block unless that raises.
 
     An interrupted write leaves the old file intact: at every moment there is a complete file, the old one or the new
@@ -54,12 +53,9 @@ def whole_file(path: str, previous: str | None = None, flush: bool = True,
     ----------
     path : str
     previous : str, optional
-        A name for the old file, which is then kept.
+        A name for the old file, which is then kept. A file of this name is replaced.
     flush : bool
         Whether to wait until the file is on the disk. Without that, it may be empty after a power failure.
-    is_own : callable, optional
-        Tells from a path whether the package wrote the file. A file of the name `previous` that it did not write
-        stays as it is, and the old file is not kept.
 
     Raises
     ------
@@ -75,7 +71,7 @@ def whole_file(path: str, previous: str | None = None, flush: bool = True,
             if flush:
                 flush_file(unfinished)
             if previous is not None:
-                _keep(target, previous, is_own)
+                _keep(target, previous)
             os.replace(unfinished, target)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -143,26 +139,18 @@ def _made(path):
     return path
 
 
-def _keep(path, previous, is_own):
-    """Link the file `path` as `previous`, too; a file of that name that the package did not write stays."""
-    if is_own and os.path.lexists(previous) and not is_own(previous):
-        return
+def _keep(path, previous):
+    """Link the file `path` as `previous`, too."""
     if not os.path.exists(path):
         with contextlib.suppress(FileNotFoundError):
             os.remove(previous)  # its newer version was removed by the user
         return
-    _remove_leftovers(previous)
-    second = _unfinished(previous)
-    try:
+    with whole_file(previous) as second:
+        os.remove(second)  # a link needs a name that is free
         try:
             os.link(path, second)
         except OSError:  # a file system without hard links
-            shutil.copyfile(path, _made(second))
-            flush_file(second)
-        os.replace(second, previous)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(second)
+            shutil.copyfile(path, second)
 
 
 def _remove_leftovers(path):

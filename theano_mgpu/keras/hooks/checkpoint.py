@@ -12,11 +12,9 @@ from keras.callbacks import Callback
 
 from ...auto.parallel_state import parallel_state_of
 from ...comm.collectives import broadcast_object
-from ...comm.rank_0 import on_rank_0
 from ...errors import MgpuError, warn
 from ...runtime.state import training_state
 from ...runtime.state.ledger import ledger_at
-from ...runtime.state.lock import lock_file
 from ...runtime.state.random_states import random_states, set_random_states
 from ...runtime.steps import Computed
 from ...utils.mpi_environment import CHECKPOINT
@@ -89,7 +87,7 @@ class Checkpoint(Callback):
         self.path, self.every, self.allow_nan, self.ledger = path, every, allow_nan, ledger
         self._others: list[Callback] = []  # the fit's other callbacks
         self._functions: list[Any] = []  # only during a fit: compile() of the model makes new ones
-        self._lock: Any = None
+        self._locks: Any = None
         self._saved: Any = None  # the FitRecord of the file, while it is replayed
 
     @property
@@ -121,7 +119,7 @@ class Checkpoint(Callback):
                 if self.replaying:
                     self._restore()
             finally:
-                functions, self._functions, self._lock = self._functions, [], None
+                functions, self._functions, self._locks = self._functions, [], None
                 for function in functions:
                     function.end_fit()
         if functions:
@@ -140,7 +138,8 @@ class Checkpoint(Callback):
         self._run = _runs.setdefault(os.path.abspath(self.path), Run())
         self._file = file_of_fit(self.path, self._run.finished + 1)
         self._done, self._in_batch = FitRecord(self.params), False
-        if on_rank_0(ranks, self._keep_file):
+        self._locks, exists = training_state.begin(self._file, ranks)
+        if exists:
             self._read()
         if self._run.id is None:
             self._run.id = broadcast_object(ranks, uuid.uuid4().hex)
@@ -235,11 +234,6 @@ class Checkpoint(Callback):
             callback.on_epoch_end(epoch, logs)
             added = {name: value for name, value in logs.items() if name not in before or before[name] is not value}
         self._done.add_logs(position, added)
-
-    def _keep_file(self):
-        """Lock the file for this process; return whether it exists."""
-        self._lock = lock_file(self._file)
-        return os.path.exists(self._file)
 
     def _read(self):
         saved = training_state.read(self._file, self._step.ranks, self._check)

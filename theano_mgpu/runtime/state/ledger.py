@@ -27,8 +27,8 @@ from ...devices.discovery import status
 from ...errors import MgpuError
 from ...utils import ledger_file, mpi_environment
 from ...utils.checksums import digest
+from ...utils.owned import LEDGER, lock_file
 from . import settings
-from .lock import LEDGER, lock_file
 
 _open: dict[str, Ledger] = {}  # by path
 

@@ -12,6 +12,7 @@ from ...comm.communicator import Communicator
 from ...comm.rank_0 import on_rank_0
 from ...errors import warn
 from ...utils.files import whole_file
+from ...utils.owned import FileLock, lock_file
 from ..replicas.copies import host_value
 from ..replicas.replicated import Replicated
 from . import state_file
@@ -22,6 +23,26 @@ PREVIOUS = '.previous'
 _damaged: set[str] = set()     # damaged files; they must not replace the intact ones before them
 _foreign: set[str] = set()     # files that the user has been told that they are in the way of `PREVIOUS`
 _not_finite: set[str] = set()  # files whose non-finite values the user has been warned about
+
+
+def begin(path: str, ranks: Communicator) -> tuple[list[FileLock], bool]:
+    """Lock the file of a run's checkpoints on rank 0. Every rank has to call it.
+
+    Returns
+    -------
+    locks : list of FileLock
+        The lock, as long as the list is kept; none on other ranks.
+    exists : bool
+        Whether there is such a file.
+
+    Raises
+    ------
+    MgpuError
+        If another job writes its checkpoints there.
+    """
+    locks: list[FileLock] = []
+    on_rank_0(ranks, lambda: locks.append(lock_file(path)))
+    return locks, on_rank_0(ranks, lambda: os.path.exists(path))
 
 
 def save(path: str, variables: Sequence[Replicated], ranks: Communicator,
@@ -61,11 +82,13 @@ def _write(path, variables, extra, allow_nan, settings):
     arrays.update(names=np.array(names), settings=np.array(json.dumps(settings)))
     arrays.update(('value/%d' % i, value) for i, value in enumerate(values))
     previous = None if path in _damaged else path + PREVIOUS
-    if previous not in _foreign and previous and os.path.lexists(previous) and not state_file.is_own(previous):
+    if previous and os.path.lexists(previous) and not state_file.is_own(previous):
+        if previous not in _foreign:
+            warn('%s was not written by theano_mgpu: it stays as it is, and no checkpoint before the last one is kept. '
+                 'Move it to keep one' % previous)
         _foreign.add(previous)
-        warn('%s was not written by theano_mgpu: it stays as it is, and no checkpoint before the last one is kept. '
-             'Move it to keep one' % previous)
-    with whole_file(path, previous, is_own=state_file.is_own) as unfinished, open(unfinished, 'w+b') as f:
+        previous = None
+    with whole_file(path, previous) as unfinished, open(unfinished, 'w+b') as f:
         state_file.write(f, arrays)
     _damaged.discard(path)
 
