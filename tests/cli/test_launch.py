@@ -12,7 +12,7 @@ from pathlib import Path
 from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
 from theano_mgpu.cli.launch import COMMAND
-from theano_mgpu.cli.launcher_output import OwnMessages, RankOutput
+from theano_mgpu.cli.launcher_output import OwnMessages
 from theano_mgpu.comm import collectives
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.comm.mpi import import_mpi
@@ -20,7 +20,7 @@ from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.errors import ContextError, MgpuError
 from theano_mgpu.plan import Machine, Shares
-from theano_mgpu.utils import checksums, mpi_environment
+from theano_mgpu.utils import checksums, mpi_environment, rank_process
 
 import numpy as np
 import pytest
@@ -126,22 +126,18 @@ def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
     assert 'THEANO_FLAGS=floatX=float32' in out and out.rstrip().endswith("%s 'a b'" % script)
 
 
-def shell_report(what):
-    """Return a report of rank 0 as a format of printf, in a shell."""
-    return mpi_environment.report_of(what, {mpi_environment.QUIET: '$MGPU_QUIET'}).decode().replace('\0', r'\0')
+def shell_report(*what):
+    """Return commands of a shell that make reports of rank 0."""
+    return ' '.join(': > "$MGPU_REPORTS/%s";' % each for each in what)
 
 
-@pytest.mark.parametrize('stream', ['stdout', 'stderr'])
-def test_restarts(stream, fake_mpirun, script, capfd):
-    """Open MPI 5.0.7 passes the stderr of ranks on to its stdout."""
-    report = shell_report(mpi_environment.STEP)
-    runs = 'printf "%s" >&%d; echo x >> "$0.runs"; ' % (report, ['stdout', 'stderr'].index(stream) + 1)
+def test_restarts(fake_mpirun, script, capfd):
+    runs = shell_report(mpi_environment.STEP) + 'echo x >> "$0.runs"; '
     (fake_mpirun / 'mpirun.does').write_text(runs + '[ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
-    out, err = capfd.readouterr()
+    _, err = capfd.readouterr()
     assert re.search(r'exit code 5 after \d+ s: restart 1 of 3', err)
     assert 'restart 2 of 3' in err and 'restart 3' not in err
-    assert 'a step of job' not in out + err and '\0' not in out + err
     (fake_mpirun / 'mpirun.runs').unlink()
     assert main(['launch', '-n', '2', '--restarts', '1', script]) == 5
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\n'
@@ -155,11 +151,28 @@ def test_a_job_that_never_gets_to_a_step_is_not_started_again_and_again(fake_mpi
     assert 'again before the first step was done: it is not started once more' in capfd.readouterr().err
 
 
+@pytest.mark.parametrize('is_here, runs', [(True, 2), (False, 4)])
+def test_a_job_whose_reports_may_not_arrive_is_started_again(is_here, runs, fake_mpirun, script):
+    """The launcher cannot know of a step if rank 0 is on another host."""
+    reports = shell_report(mpi_environment.STARTED) if is_here else ''
+    (fake_mpirun / 'mpirun.does').write_text('%s echo x >> "$0.runs"; exit 5' % reports)
+    assert main(['launch', '-n', '2', '--hosts', 'one,two', '--restarts', '3', script]) == 5
+    assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\n' * runs
+
+
+def test_rank_0_reports_where_there_is_a_folder_for_it(tmp_path, monkeypatch):
+    for folder in (tmp_path, tmp_path / 'nowhere'):
+        monkeypatch.setenv(mpi_environment.REPORTS, str(folder))
+        rank_process.report.cache_clear()
+        rank_process.report('test')
+    assert [path.name for path in tmp_path.iterdir()] == ['test']
+
+
 def test_a_kill_of_a_job_that_has_just_started_again_does_not_end_it(fake_mpirun, script, capfd):
     """A second kill before the next step ended the job, whatever number of restarts was left."""
     (fake_mpirun / 'mpirun.does').write_text('''
         echo x >> "$0.runs"; case $(wc -l < "$0.runs") in 2) exit 5;; esac
-        printf "%s" >&2; [ $(wc -l < "$0.runs") -ge 3 ] || exit 5''' % shell_report(mpi_environment.STEP))
+        %s [ $(wc -l < "$0.runs") -ge 3 ] || exit 5''' % shell_report(mpi_environment.STEP))
     assert main(['launch', '-n', '2', '--restarts', '3', script]) == 0
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\nx\n' and 'restart 2 of 3' in capfd.readouterr().err
 
@@ -169,7 +182,7 @@ def test_fewer_processes_and_all_again(fake_mpirun, script, capfd):
     (fake_mpirun / 'mpirun.does').write_text('''
         echo "$2" >> "$0.runs"; run=$(wc -l < "$0.runs")
         case $run-$2 in 2-4|3-3|5-4) exit 1;; esac
-        printf "%s" >&2; [ $run -ge 6 ] || exit 5''' % shell_report(mpi_environment.STEP))
+        %s [ $run -ge 6 ] || exit 5''' % shell_report(mpi_environment.STEP))
     assert main(['launch', '--min', '2', '--max', '4', '--restarts', '2', script]) == 0
     assert (fake_mpirun / 'mpirun.runs').read_text().split() == ['4', '4', '3', '2', '4', '3']
     err = capfd.readouterr().err
@@ -183,11 +196,11 @@ SHRUNK = '''
 [ -z "$MGPU_SPARE" ] || kind=spare
 echo "$kind$2" >> "$0.runs"; run=$(wc -l < "$0.runs")
 case $run-$2 in
-    1-3) printf "%(step)s" >&2; exit 5;;
+    1-3) %(step)s exit 5;;
     *-3) [ -e "$0.back" ] || exit 6
-         [ -z "$MGPU_SPARE" ] || { printf "%(ready)s" >&2; flock --shared "$MGPU_SPARE" cat "$MGPU_SPARE"; }
+         [ -z "$MGPU_SPARE" ] || { %(ready)s until [ -e "$MGPU_SPARE" ]; do sleep 0.02; done; printf needed; }
          exit;;
-    *) printf "%(step)s%(checkpoint)s" >&2; %(does)s; exec sleep 60;;
+    *) %(step)s %(checkpoint)s %(does)s; exec sleep 60;;
 esac
 '''
 
@@ -238,16 +251,16 @@ def test_a_job_that_never_gets_to_a_step_is_tried_once_with_each_number(fake_mpi
 SPARED = '''
 if [ -n "$MGPU_SPARE" ]; then
     echo spare >> "$0.runs"; echo "from the spare"; %s
-    printf "%s" >&2; touch "$0.ready"; flock --shared "$MGPU_SPARE" cat "$MGPU_SPARE"; exit
+    %s touch "$0.ready"; until [ -e "$MGPU_SPARE" ]; do sleep 0.02; done; printf needed; exit
 fi
-echo job >> "$0.runs"; printf "%s" >&2; while [ ! -e "$0.ready" ]; do sleep 0.05; done; sleep 0.2
+echo job >> "$0.runs"; %s while [ ! -e "$0.ready" ]; do sleep 0.05; done; sleep 0.2
 echo "from the job"; exit 5
 '''
 
 
-def spared(does, extra='', first=mpi_environment.STEP):
-    return does.write_text(SPARED % (extra, shell_report(mpi_environment.READY),
-                                     shell_report(first) + shell_report(mpi_environment.CHECKPOINT)))
+def spared(does, extra=''):
+    does.write_text(SPARED % (extra, shell_report(mpi_environment.READY),
+                              shell_report(mpi_environment.STEP, mpi_environment.CHECKPOINT)))
 
 
 def test_a_spare_job_continues(fake_mpirun, script, capfd):
@@ -285,7 +298,7 @@ def test_a_process_has_ended_when_its_last_thread_has():
 
 def test_a_job_without_checkpoints_has_no_spare(fake_mpirun, script, capfd):
     """The spare would train by itself."""
-    (fake_mpirun / 'mpirun.does').write_text('echo "job$MGPU_SPARE" >> "$0.runs"; printf "%s" >&2; sleep 0.2; exit 5'
+    (fake_mpirun / 'mpirun.does').write_text('echo "job$MGPU_SPARE" >> "$0.runs"; %s sleep 0.2; exit 5'
                                              % shell_report(mpi_environment.STEP))
     assert main(['launch', '-n', '2', '--restarts', '1', '--spares', '1', script]) == 5
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'job\njob\n'
@@ -373,18 +386,6 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
     whole = NOISE + b'text\n' + news + b'-- a line\n' + NOISE + news + b'end'
     assert list(in_parts(OwnMessages, whole)) == [whole.replace(NOISE, b'')] * 3
     assert list(in_parts(OwnMessages, NOISE[:90])) == [NOISE[:90]] * 3
-
-
-def test_the_report_of_a_step_is_taken_out_of_what_is_printed():
-    reports = {what: mpi_environment.report_of(what, {mpi_environment.QUIET: '7'}) for what in mpi_environment.REPORTS}
-    step, end = reports['step'], reports['end']
-    assert step.endswith(b'\n') and end.endswith(b'\n')  # Open MPI 5 held back reports until the end of the line
-    printed = b'progress 10%%\r%sprogress%s 20%%\r\0end\0' % (step, end)
-    without = printed.replace(step, b'').replace(end, b'')
-    assert list(in_parts(lambda: RankOutput(reports), printed)) == [without] * 3
-    errors = RankOutput(reports)
-    assert errors.passed(step[:9]) == b'' and errors.tail and not errors.received
-    assert errors.passed(step[9:] + b'text\0') == b'text' and errors.received == {'step'} and errors.rest() == b'\0'
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from .launcher_output import OWN_DESCRIPTOR
 COMMAND = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '__main__.py')
 # Environment variables that processes on other hosts need; mpirun itself passes on OMPI_* only.
 CARRIED = ('THEANO_FLAGS', 'THEANORC', 'PYTHONPATH', 'PYTHONHASHSEED', 'PYTHONSAFEPATH', 'KERAS_BACKEND', 'KERAS_HOME',
-           'POCL_DEVICES', 'LD_LIBRARY_PATH', 'CUDA_HOME', mpi_environment.QUIET, mpi_environment.SEED,
-           blas.VARIABLE, blas.OWN)
+           'POCL_DEVICES', 'LD_LIBRARY_PATH', 'CUDA_HOME', mpi_environment.QUIET, mpi_environment.REPORTS,
+           mpi_environment.SEED, blas.VARIABLE, blas.OWN)
 # A lost host is noticed within 10 seconds; with Open MPI's defaults it takes 8 minutes.
 KEEPALIVE = ['--mca', 'oob_tcp_keepalive_time', '3', '--mca', 'oob_tcp_keepalive_intvl', '1',
              '--mca', 'oob_tcp_keepalive_probes', '3']

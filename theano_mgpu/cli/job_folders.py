@@ -1,4 +1,6 @@
-"""The folders of a job on this host, for mpirun's files and for shared memory; a launch that was killed leaves them."""
+"""The folders of a job on this host: for its reports, mpirun's files and shared memory. A launch that was killed leaves
+them.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +12,7 @@ import stat
 import tempfile
 from typing import Iterator
 
-from ..utils import owned
+from ..utils import mpi_environment, owned
 
 # Without these, all jobs of a user share one folder for temporary files. Open MPI removes it with the last job in it,
 # even if the next one is about to use it, which then ends with an error (open-mpi/ompi#8510).
@@ -26,14 +28,16 @@ MARK = b'theano-mgpu launch made this folder, and locks this file; its process i
 
 
 @contextlib.contextmanager
-def job_folders(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], list[int]]]:
-    """Make folders for mpirun, unless the environment names some already; remove them at the end.
+def job_folders(environment: dict[str, str], on_this_host: bool = True) -> Iterator[tuple[dict[str, str], list[int]]]:
+    """Make folders for a job, and remove them at the end: for mpirun's files only if the environment names none.
 
     The folders of killed jobs are removed, too: folders of this user that no live process has a lock on.
 
     Parameters
     ----------
     environment : dict of str to str
+    on_this_host : bool
+        Whether all ranks are on this host. On other hosts the folders for mpirun would have to be there, too.
 
     Yields
     ------
@@ -42,16 +46,18 @@ def job_folders(environment: dict[str, str]) -> Iterator[tuple[dict[str, str], l
     locks : list of int
         Descriptors to pass on to mpirun, so that the folders count as used as long as it runs.
     """
-    environment = dict(environment)
     with contextlib.ExitStack() as stack:
-        locks = []
-        for names, parent in ((TEMPORARY, tempfile.gettempdir()), (SHARED, MEMORY)):
-            remove_abandoned(parent)
-            unset = [name for name in names if name not in environment]
-            if unset == names and os.access(parent, os.W_OK):
-                folder, lock = stack.enter_context(locked_folder(parent))
-                locks.append(lock)
-                environment.update(dict.fromkeys([names[0], names[-1]] if names is TEMPORARY else names, folder))
+        parent = tempfile.gettempdir()
+        remove_abandoned(parent)
+        folder, lock = stack.enter_context(locked_folder(parent))
+        environment, locks = {**environment, mpi_environment.REPORTS: folder}, [lock]
+        if on_this_host and not any(name in environment for name in TEMPORARY):
+            environment.update(dict.fromkeys([TEMPORARY[0], TEMPORARY[-1]], folder))
+        if on_this_host and not any(name in environment for name in SHARED) and os.access(MEMORY, os.W_OK):
+            remove_abandoned(MEMORY)
+            folder, lock = stack.enter_context(locked_folder(MEMORY))
+            locks.append(lock)
+            environment.update(dict.fromkeys(SHARED, folder))
         yield environment, locks
 
 

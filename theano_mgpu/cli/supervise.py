@@ -2,38 +2,36 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import functools
 import os
 import re
-import secrets
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterable, Iterator, Mapping
+from typing import Callable, Collection, Iterable, Iterator, Mapping
 
-from ..utils import mpi_environment, rank_process, spare
-from ..utils.mpi_environment import CHECKPOINT, END, READY, REPORTS, STEP, TOGETHER
+from ..utils import mpi_environment, rank_process
+from ..utils.mpi_environment import CHECKPOINT, END, READY, STARTED, STEP, TOGETHER
 from .job_command import Start
-from .job_folders import job_folders, locked_folder
-from .launcher_output import JobOutput
+from .job_folders import job_folders
+from .launcher_output import OWN_DESCRIPTOR, JobOutput
 from .output import note
 
 GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
 LOOK = 0.02  # seconds from one look at the processes of a job to the next
 SOONEST, LATEST = 30, 3600  # seconds until spare processes that have failed beside a job of fewer are tried again
-GROW = getattr(signal, 'SIGRTMIN', None)  # this signal asks a job of fewer processes to grow; Linux only
-ENDED, LOST, GROWS = 'ended', 'lost', 'grows'  # why the watch over a job ends
+GROW = getattr(signal, 'SIGRTMIN', 0)  # this signal asks a job of fewer processes to grow; Linux only
+THREADS = 16  # of the fields of /proc/PID/stat after the state, the one with the number of threads
+GROWS = 'the job of fewer processes was ended'
 
 
 def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int, spares: int = 0,
                       fewer: Mapping[int, tuple[Start, dict[str, str]]] = {}) -> int:
     """Run a job until it succeeds, with at most `restarts` more attempts; return the last exit code.
 
-    It is not restarted after a signal to this process, nor if it has failed twice in a row before its first step.
+    It is not restarted after a signal to this process, nor if it has failed twice in a row before its first step; see
+    `Job.stepped`.
 
     Parameters
     ----------
@@ -50,59 +48,79 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
         asked to grow by the signal `GROW`, or the spare processes, which are as many as all, are ready.
     """
     seed = {mpi_environment.SEED: str(int.from_bytes(os.urandom(4), 'big'))}
-    with Signals(may_grow=bool(fewer)) as signals:
-        def make(start=start, environment=environment, is_spare=False):
-            return Job(start, {**environment, **seed}, program, lambda: signals.end(signal.SIGPIPE), is_spare)
-        with contextlib.closing(Reserve(make, spares)) as reserve:
-            job, restart, untried, was_stuck, is_small = make(), 0, list(fewer), bool(fewer), False
-            while True:
-                may_restart = restart < restarts
-                with signals.sent_on_to(job.process):
-                    reason = job.watch(functools.partial(reserve.look, is_small=is_small, is_last=not may_restart),
-                                       may_restart, signals, functools.partial(grows, job, reserve, signals, is_small))
-                if reason != ENDED:
-                    job.output.name_job('the job that was ended')
-                    threading.Thread(target=job.close).start()  # mpirun needs two seconds, and then names the signal
-                if reason == GROWS:
-                    taken = reserve.take()
-                    note('the job of fewer processes was ended after %.0f s: it continues with all of them%s'
-                         % (job.seconds, ', the spare ones' if taken else ''))
-                    job, untried, was_stuck, is_small = taken or make(), list(fewer), True, False
-                    continue
-                event = '%s ended early, and the others were ended, after %.0f s' % (job.lost, job.seconds)
-                if reason == ENDED:
-                    code = job.close(signals)
-                    if code == 0 or signals.received:
-                        return code
-                    event = 'the job ended with exit code %d after %.0f s' % (code, job.seconds)
-                stepped = job.output.has(STEP)
-                if not stepped and untried:
-                    ranks = untried.pop(0)
-                    note('%s, before the first step was done: it is tried with -n %d' % (event, ranks))
-                    job, is_small = make(*fewer[ranks]), True
-                    continue
-                if restart == restarts or not stepped and was_stuck:
-                    if restart < restarts:
-                        event += ', again before the first step was done: it is not started once more'
-                    note(event)
+
+    def make(start=start, environment=environment, **kind):
+        return Job(start, {**environment, **seed}, program, **kind)
+    with Signals(may_grow=bool(fewer)) as signals, contextlib.closing(Reserve(make, spares)) as reserve:
+        job, restart, stuck = make(), 0, 0  # stuck: the jobs in a row that have failed before their first step
+        while True:
+            event = watch(job, reserve, signals, may_restart=restart < restarts)
+            stepped, has_checkpoint = job.stepped, job.has(CHECKPOINT)
+            stuck = 0 if stepped else stuck + 1
+            grows = event == GROWS
+            if event:
+                job.output.messages.job = 'the job that was ended'
+                threading.Thread(target=job.close).start()  # mpirun needs two seconds, and then names the signal
+            else:
+                code = job.close(signals.received)
+                if code == 0 or signals.received or job.output.failures:
                     return code
-                restart, untried, was_stuck, is_small = restart + 1, list(fewer), not stepped or bool(fewer), False
-                taken = reserve.take()
+                event = 'the job ended with exit code %d' % code
+            event += ' after %.0f s' % job.seconds
+            if 0 < stuck <= len(fewer):
+                ranks = list(fewer)[stuck - 1]
+                note('%s, before the first step was done: it is tried with -n %d' % (event, ranks))
+                job = make(*fewer[ranks], is_small=True)
+                continue
+            if stuck > 1 and restart < restarts:
+                event += ', again before the first step was done: it is not started once more'
+            if stuck > 1 or restart == restarts and not grows:
+                note(event)
+                return code
+            taken = reserve.take()
+            if grows:
+                note('%s: it continues with all of them%s' % (event, ', the spare ones' if taken else ''))
+            else:
+                restart += 1
                 note('%s: restart %d of %d%s' % (event, restart, restarts, ', by the spare processes' if taken else ''))
-                if spares and stepped and not job.output.has(CHECKPOINT):
-                    note('it has no spare processes, since the script keeps no checkpoints: see step.checkpoint and '
-                         'theano_mgpu.keras.Checkpoint')
-                job = taken or make()
+            if spares and stepped and not has_checkpoint:
+                note('it has no spare processes, since the script keeps no checkpoints: see step.checkpoint and '
+                     'theano_mgpu.keras.Checkpoint')
+            job = taken or make()
 
 
-def grows(job: Job, reserve: Reserve, signals: Signals, is_small: bool) -> bool:
-    """Return whether a job is to continue with more processes: it was asked to, or all are ready as spare ones."""
-    asked, signals.asked_to_grow = signals.asked_to_grow, False
-    if asked and not (is_small and job.output.has(STEP, CHECKPOINT)):
-        note('the job does not grow: %s' % ('it has no step, or no checkpoint, to continue from' if is_small else
+def watch(job: Job, reserve: Reserve, signals: Signals, may_restart: bool) -> str:
+    """Watch the ranks until the job ends, or has to be replaced; return why its ranks were killed, '' if it has ended.
+
+    They are killed once one has ended early: mpirun would give the others two seconds to end by SIGTERM, and they
+    cannot go on without the lost one, unless each works by itself. So they are when the job can grow (`GROWS`).
+    """
+    while job.process.poll() is None:
+        time.sleep(LOOK)
+        if job.output.failures and not signals.received:
+            signals.receive(signal.SIGPIPE)
+        is_asked = signals.pass_on(job.process)
+        if signals.received:  # it may end the ranks
+            continue
+        if can_grow(job, is_asked, reserve.look(job, may_restart)):
+            job.kill()
+            return GROWS
+        lost = job.lost() if may_restart else ''
+        if lost:
+            time.sleep(LOOK)  # rank 0 may be about to report the end, or a signal may be on its way
+            if not job.has(END) and not signals.received:
+                end_all(job.ranks)
+                return lost + ' ended early, and the others were ended,'
+    return ''
+
+
+def can_grow(job: Job, is_asked: bool, is_ready: bool) -> bool:
+    """Return whether a job is to continue with more processes: it is asked to, or all are ready as spare ones."""
+    if is_asked and not (job.is_small and job.has(STEP, CHECKPOINT)):
+        note('the job does not grow: %s' % ('it has no step, or no checkpoint, to continue from' if job.is_small else
                                             'it has all of its processes'))
         return False
-    return is_small and (asked or reserve.is_ready)
+    return job.is_small and (is_asked or is_ready)
 
 
 class Job:
@@ -113,8 +131,8 @@ class Job:
     start : Start
     environment : dict of str to str
     program : list of str
-    failed : callable
-        Called if the output cannot be written any more.
+    is_small : bool
+        Whether it has fewer processes than were asked for.
     is_spare : bool
         Whether the ranks wait, at their first checkpoint, until `release` is called.
 
@@ -122,36 +140,31 @@ class Job:
     ----------
     process : subprocess.Popen
     output : JobOutput
+    ranks : dict of int to int
+        The numbers of the ranks by process, once `lost` has found them.
     is_ready : bool
         Whether the user was told that the spare ranks wait.
-    lost : str
-        The ranks that ended early.
     """
 
-    def __init__(self, start: Start, environment: dict[str, str], program: list[str], failed: Callable[[], object],
+    def __init__(self, start: Start, environment: dict[str, str], program: list[str], is_small: bool = False,
                  is_spare: bool = False) -> None:
-        self._is_watched = start.by_mpirun and start.on_this_host
-        self._began, self.is_ready, self.lost = time.monotonic(), False, ''
-        self._gate: Any = None
+        self.is_small, self.is_ready = is_small, False
+        self.ranks: dict[int, int] = {}
+        self.output = JobOutput(is_spare)
+        self._start, self._began = start, time.monotonic()
         with contextlib.ExitStack() as folders:
-            environment = dict(environment)
-            locks: list[int] = []
-            if start.on_this_host:  # on other hosts the folders would have to be there, too
-                environment, locks = folders.enter_context(job_folders(environment))
+            environment, locks = folders.enter_context(job_folders(environment, start.on_this_host))
+            self._reports = environment[mpi_environment.REPORTS]
             if is_spare:
-                folder, _ = folders.enter_context(locked_folder(tempfile.gettempdir()))
-                environment[mpi_environment.SPARE] = os.path.join(folder, 'spare')
-                self._gate = folders.enter_context(open(environment[mpi_environment.SPARE], 'wb', buffering=0))
-                fcntl.flock(self._gate, fcntl.LOCK_EX)
-            # A number that no script prints by chance: the reports of rank 0 are taken out of the output.
-            environment[mpi_environment.QUIET] = secrets.token_hex(8)
-            self.output = JobOutput({what: mpi_environment.report_of(what, environment) for what in REPORTS},
-                                    start.by_mpirun, is_spare, failed)
+                environment[mpi_environment.SPARE] = os.path.join(self._reports, 'needed')
+            if start.by_mpirun:
+                environment[OWN_DESCRIPTOR] = str(self.output.descriptor)
+            launcher = os.getpid()
             self.process = subprocess.Popen(
-                start.command(environment, program), env=dict(environment, **self.output.environment),
+                start.command(environment, program), env=environment,
                 stdin=subprocess.DEVNULL if is_spare else None, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                pass_fds=locks + self.output.descriptors,
-                preexec_fn=functools.partial(rank_process.end_with, os.getpid(), signal.SIGTERM))
+                pass_fds=[*locks, self.output.descriptor],
+                preexec_fn=lambda: rank_process.end_with(launcher, signal.SIGTERM))
             self._folders = folders.pop_all()
         self.output.copy(self.process)
 
@@ -160,72 +173,40 @@ class Job:
         """Return the seconds since it was started, or released."""
         return time.monotonic() - self._began
 
-    def watch(self, look: Callable[[Job], object], may_restart: bool, signals: Signals,
-              grows: Callable[[], bool]) -> str:
-        """Watch the ranks until the job ends, or has to be replaced.
+    def has(self, *reports: str) -> bool:
+        """Return whether rank 0 has made all these reports; False once the job is closed."""
+        return all(os.path.exists(os.path.join(self._reports, report)) for report in reports)
 
-        mpirun gives the others two seconds to end by SIGTERM. But they cannot go on without the lost one, unless each
-        works by itself.
+    @property
+    def stepped(self) -> bool:
+        """Return whether it has done a step, or may have: the reports of rank 0 do not arrive from another host."""
+        return self.has(STEP) or not (self._start.on_this_host or self.has(STARTED))
 
-        Parameters
-        ----------
-        look : callable
-            Called with this Job now and then.
-        may_restart : bool
-        signals : Signals
-            A signal ends the watch, since it may end the ranks.
-        grows : callable
-            Returns whether the job is to be replaced by one of more processes.
-
-        Returns
-        -------
-        str
-            `LOST` once a rank has ended early, and `GROWS`: the ranks were killed then. Else `ENDED`.
-        """
-        ranks: dict[int, int] = {}  # their numbers, by process
-        while self.process.poll() is None and not signals.received:
-            time.sleep(LOOK)
-            look(self)
-            if grows():
-                self._kill_all()
-                return GROWS
-            if may_restart and self._is_watched and self.output.has(TOGETHER, STEP):
-                ranks = ranks or ranks_of(self.process.pid)
-                ended = list(filter(has_ended, ranks))
-                if ended:
-                    time.sleep(LOOK)  # a report of rank 0 from before may be on its way, or a signal
-                    if not self.output.has(END) and not signals.received:
-                        self.lost = ' and '.join('rank %d (process %d)' % (ranks[each], each) for each in ended)
-                        end_all(ranks)
-                        return LOST
-        self.process.wait()
-        return ENDED
+    def lost(self) -> str:
+        """Return which ranks have ended while mpirun runs; '' if none has, or they do not work together."""
+        if not (self._start.by_mpirun and self._start.on_this_host and self.has(TOGETHER, STEP)):
+            return ''
+        self.ranks = self.ranks or ranks_of(self.process.pid)
+        ended = [process for process in self.ranks if has_ended(process)]
+        return ' and '.join('rank %d (process %d)' % (self.ranks[process], process) for process in ended)
 
     def release(self) -> None:
         """Let the ranks of a spare job continue, in place of those that have ended."""
         self._began = time.monotonic()
-        self._gate.write(spare.NEEDED)
-        fcntl.flock(self._gate, fcntl.LOCK_UN)
-        self.output.release()
+        Path(self._reports, 'needed').touch()
+        self.output.is_held = False
 
     def kill(self) -> None:
-        """End it at once."""
-        self._kill_all()
-        self.close()
+        """End mpirun and the ranks at once."""
+        end_all([self.process.pid, *ranks_of(self.process.pid)])
 
-    def _kill_all(self):
-        """End mpirun and the ranks."""
-        ranks = ranks_of(self.process.pid)
-        self.process.kill()
-        end_all(ranks)
-
-    def close(self, signals: Signals | None = None) -> int:
+    def close(self, received: int = 0) -> int:
         """Wait for its end, and remove its folders; return its exit code.
 
         Parameters
         ----------
-        signals : Signals, optional
-            One of them may have ended the job.
+        received : int
+            A signal that may have ended the job.
 
         Raises
         ------
@@ -235,7 +216,6 @@ class Job:
         """
         with self._folders, self.process:
             status = self.process.wait()
-            received = signals.received if signals else 0
             self.output.finish(status, GRACE if received else None)
         ended_by = received or -status
         return 128 + ended_by if ended_by > 0 else status
@@ -257,65 +237,63 @@ class Reserve:
         self._jobs: list[Job] = []  # the oldest first
         self._not_before, self._pause = 0.0, SOONEST
 
-    @property
-    def is_ready(self) -> bool:
-        """Return whether a spare job could continue at once."""
-        return any(each.is_ready for each in self._jobs)
+    def look(self, job: Job, may_restart: bool) -> bool:
+        """Start a spare job if there are too few; return whether one could continue at once.
 
-    def look(self, job: Job, is_small: bool, is_last: bool) -> None:
-        """Start a spare job if there are too few, once a running one keeps checkpoints; one after the other.
-
-        Beside a job of fewer processes, whose lost device all of them may need, a spare one is tried again and again.
-        A job of all processes that is not restarted any more, `is_last`, needs none.
+        They start once the running job keeps checkpoints, one after the other. A job of all processes that is not
+        restarted any more needs none.
         """
-        if is_last and not is_small:
-            return
+        if not may_restart and not job.is_small:
+            return False
         for each in self._jobs[:]:
             if each.process.poll() is not None:
-                (self._postpone if is_small else self._drop)(each)
-            elif not each.is_ready and each.output.has(READY):
+                self._jobs.remove(each)
+                self._report_failed(each, job.is_small)
+            elif not each.is_ready and each.has(READY):
                 each.is_ready = True
                 note('the spare processes are ready, after %.0f s' % each.seconds)
         if len(self._jobs) < self._size and all(each.is_ready for each in self._jobs) \
-                and job.output.has(STEP, CHECKPOINT) and time.monotonic() >= self._not_before:
+                and job.has(STEP, CHECKPOINT) and time.monotonic() >= self._not_before:
             try:
                 self._jobs.append(self._make(is_spare=True))
             except OSError as error:  # such as for lack of memory: the job itself goes on
                 self._size = 0
                 note('spare processes cannot be started: %s; a restart begins anew' % error)
+        return any(each.is_ready for each in self._jobs)
 
     def take(self) -> Job | None:
         """Return a spare job, which continues from now on, or as soon as it is ready; None if there is none."""
-        if not self._jobs:
-            return None
-        job = self._jobs.pop(0)
-        job.release()
+        job = self._jobs.pop(0) if self._jobs else None
+        if job:
+            job.release()
         return job
 
     def close(self) -> None:
         """End the spare jobs."""
         for job in self._jobs:
             job.kill()
+            job.close()
 
-    def _postpone(self, job):
-        """Forget a spare job that has failed, and wait for longer than before until the next one."""
-        self._jobs.remove(job)
-        note('spare processes, as many as all, have ended with exit code %d: the job goes on with fewer, and the next '
-             'ones are started in %d s' % (job.close(), self._pause))
-        self._not_before, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LATEST)
+    def _report_failed(self, job, is_tried_again):
+        """Tell of a spare job that has failed.
 
-    def _drop(self, job):
-        """Show why a spare job has ended, and start no more."""
-        self._size = 0
-        self._jobs.remove(job)
-        job.output.name_job('the spare job')
-        job.output.release()
-        note('the spare processes have ended with exit code %d before they were needed; there will be no others: a '
-             'restart begins anew' % job.close())
+        Beside a job of fewer processes, whose lost device all of them may need, a spare one is tried again, after
+        longer pauses each time. Else its output is shown, and there will be no others.
+        """
+        if is_tried_again:
+            note('spare processes, as many as all, have ended with exit code %d: the job goes on with fewer, and the '
+                 'next ones are started in %d s' % (job.close(), self._pause))
+            self._not_before, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LATEST)
+        else:
+            self._size = 0
+            job.output.messages.job = 'the spare job'
+            job.output.is_held = False
+            note('the spare processes have ended with exit code %d before they were needed; there will be no others: a '
+                 'restart begins anew' % job.close())
 
 
 class Signals:
-    """A redirection to mpirun of the signals that would end this process, and that the ranks are to get.
+    """The signals to this process that would end it, or that the ranks are to get: `pass_on` sends them on to mpirun.
 
     Parameters
     ----------
@@ -325,9 +303,7 @@ class Signals:
     Attributes
     ----------
     received : int
-        Number of the first signal; 0 if there was none.
-    asked_to_grow : bool
-        Whether the signal `GROW` has come.
+        Number of the first signal that ends the job; 0 if there was none.
     """
 
     FROM_A_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -335,19 +311,14 @@ class Signals:
     PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # mpirun and srun send these to the ranks
 
     def __init__(self, may_grow: bool) -> None:
-        self.received, self.asked_to_grow = 0, False
-        self._may_grow = may_grow
-        self._process: subprocess.Popen | None = None
-        self._early: list[int] = []  # to be passed on once there is a process
+        self.received, self._is_ending = 0, False
+        self._numbers = self.ENDING + self.PASSED_ON + (GROW,) * bool(may_grow and GROW)
+        self._new: list[int] = []  # those to be passed on
 
     def __enter__(self) -> Signals:
         # Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a background process. Handlers of C code (None)
         # stay, too, such as PYTHONFAULTHANDLER installs one for SIGABRT: Python cannot put them back.
-        handlers: dict[int, Any] = {**dict.fromkeys(self.ENDING, self._receive),
-                                    **dict.fromkeys(self.PASSED_ON, self._pass_on)}
-        if self._may_grow and GROW is not None:
-            handlers[GROW] = self._note_growth
-        self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()
+        self._before = {number: signal.signal(number, self.receive) for number in self._numbers
                         if signal.getsignal(number) not in (signal.SIG_IGN, None)}
         return self
 
@@ -355,49 +326,33 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    @contextlib.contextmanager
-    def sent_on_to(self, process: subprocess.Popen) -> Iterator[None]:
-        """Send signals on to a process during the ``with`` block."""
-        self._process = process
-        if self.received:
-            process.terminate()
-        while self._early:
-            self._pass_on(self._early.pop(0), None)
-        try:
-            yield
-        finally:
-            self._process = None
+    def receive(self, number: int, frame: object = None) -> None:
+        """Note that a signal has come: the handler of all of them."""
+        self._new.append(number)
+        if number not in (*self.PASSED_ON, GROW):
+            self.received = self.received or number
 
-    def end(self, number: int) -> None:
-        """End the job as if this process had received a signal."""
-        if not self.received:
-            self._receive(number, None)
-
-    def _note_growth(self, number, frame):
-        self.asked_to_grow = True
-
-    def _pass_on(self, number, frame):
-        process = self._process
-        if process is None:
-            self._early.append(number)
-        else:
-            # Open MPI 4.1's mpirun does not pass on SIGUSR1, against its manual.
-            for rank in ranks_of(process.pid) or [process.pid]:
-                os.kill(rank, number)
-
-    def _receive(self, number, frame):
-        again, self.received = self.received, self.received or number
-        process = self._process
-        if process is None:
-            return
-        if again:
-            process.kill()  # its ranks end with it, see rank_process.install
-        elif number not in self.FROM_A_TERMINAL:
-            process.terminate()
-        else:  # a terminal sends these to mpirun, too; at a second signal mpirun would abandon its ranks
-            timer = threading.Timer(GRACE, process.terminate)
-            timer.daemon = True
-            timer.start()
+    def pass_on(self, process: subprocess.Popen) -> bool:
+        """Send the signals that have come on to a process; return whether one of them asks the job to grow."""
+        is_asked = False
+        while self._new:
+            number = self._new.pop(0)
+            if number == GROW:
+                is_asked = True
+            elif number in self.PASSED_ON:
+                # Open MPI 4.1's mpirun does not pass on SIGUSR1, against its manual.
+                for rank in ranks_of(process.pid) or [process.pid]:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(rank, number)
+            elif self._is_ending:
+                process.kill()  # its ranks end with it, see rank_process.install
+            else:
+                self._is_ending = True
+                # A terminal sends some to mpirun, too; at a second signal mpirun would abandon its ranks.
+                timer = threading.Timer(GRACE * (number in self.FROM_A_TERMINAL), process.terminate)
+                timer.daemon = True
+                timer.start()
+        return is_asked
 
 
 def end_all(ranks: Collection[int]) -> None:
@@ -414,11 +369,8 @@ def has_ended(process: int) -> bool:
 
     Files stay locked until the last thread has ended, which may be later than the first one.
     """
-    try:
-        state = Path('/proc/%d/stat' % process).read_bytes().rpartition(b')')[2].split()[0]
-        return state in (b'Z', b'X') and len(os.listdir('/proc/%d/task' % process)) < 2
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    fields = [text.rpartition(b')')[2].split() for text in _texts([Path('/proc/%d/stat' % process)])]
+    return all(state in (b'Z', b'X') and int(rest[THREADS]) < 2 for state, *rest in fields)
 
 
 def ranks_of(mpirun: int) -> dict[int, int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Mapping, NamedTuple
+from typing import NamedTuple
 
 from .. import config
 from ..errors import MgpuError
@@ -29,31 +29,19 @@ PMI = Launcher('an mpiexec that speaks PMI', ('PMI_RANK', 'PMI_SIZE', None, None
 # variables, too, but none for the rank on a host.
 LAUNCHERS = MPIRUN, HYDRA, SRUN, PMI
 MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: the value of its --mpi
-QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`, to a number of the job: only rank 0 prints
+QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: only rank 0 prints
+REPORTS = 'MGPU_REPORTS'  # set by `theano-mgpu launch`: a folder on its host, in which rank 0 reports
 SEED = 'MGPU_SEED'  # set by `theano-mgpu launch`: the random numbers that a script draws without a seed
-SPARE = 'MGPU_SPARE'  # set by `theano-mgpu launch` for spare processes: the file on which they wait, see `utils.spare`
+SPARE = 'MGPU_SPARE'  # set by `theano-mgpu launch` for spare processes: they wait until there is a file of this name
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
 # The beginnings of variables by which MPI finds the launcher of this process.
 CONNECTION = 'PMIX_', 'OMPI_MCA_ess', 'OMPI_MCA_orte_', 'OMPI_MCA_pmix', 'PMI_FD', 'PMI_PORT'
 
 
-# What rank 0 reports to `theano-mgpu launch`, each once.
-TOGETHER, STEP, CHECKPOINT, READY, END = REPORTS = 'together', 'step', 'checkpoint', 'ready', 'end'
-
-
-def report_of(what: str, environment: Mapping[str, str]) -> bytes:
-    """Return the bytes that rank 0 writes to stderr for a report; `theano-mgpu launch` removes them.
-
-    Parameters
-    ----------
-    what : str
-        One of `REPORTS`: the ranks exchange values; a step is done; checkpoints are kept; the spare processes have
-        come as far as they can; all ranks are at the end of the script.
-    environment : dict of str to str
-        It has the number of the job.
-    """
-    # The end of the line: Open MPI 5 holds back the beginning of one.
-    return ('\0theano_mgpu: job %s: %s\n' % (environment[QUIET], what)).encode()
+# What rank 0 reports to `theano-mgpu launch`, each by an empty file of this name: it has imported this package; the
+# ranks exchange values; a step is done; checkpoints are kept; the spare processes have come as far as they can; all
+# ranks are at the end of the script.
+STARTED, TOGETHER, STEP, CHECKPOINT, READY, END = 'started', 'together', 'step', 'checkpoint', 'ready', 'end'
 
 
 def _value(name):

@@ -75,6 +75,7 @@ def install() -> None:
     global _terminal, _output
     if next(parents(), '') in STARTERS:
         end_with(os.getppid(), signal.SIGKILL)  # a killed mpirun would leave its ranks running
+    report(mpi_environment.STARTED)
     if not mpi_environment.is_rank():
         sys.excepthook = _show
     if not mpi_environment.is_rank() or _terminal is not None:
@@ -120,9 +121,11 @@ def show_output() -> None:
 
 @functools.lru_cache(maxsize=None)
 def report(what: str) -> None:
-    """Report to the launcher, on rank 0 and once, what this job has come to; see `mpi_environment.REPORTS`."""
-    if mpi_environment.rank() == 0 and os.environ.get(mpi_environment.QUIET) and not mpi_environment.started_by_rank():
-        os.write(2 if _terminal is None else _terminal.fileno(), mpi_environment.report_of(what, os.environ))
+    """Report to the launcher, on rank 0 and once, what this job has come to, such as `mpi_environment.STEP`."""
+    folder = os.environ.get(mpi_environment.REPORTS)
+    if folder and mpi_environment.rank() == 0 and not mpi_environment.started_by_rank():
+        with contextlib.suppress(OSError):  # the folder is on another host
+            open(os.path.join(folder, what), 'wb').close()
 
 
 def _note_if_alone():

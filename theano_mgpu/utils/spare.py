@@ -1,16 +1,16 @@
 """A spare process of a job: it runs the script up to the first checkpoint, and waits there until it is needed.
 
-It has imported, built and compiled all by then. `theano-mgpu launch` locks a file as long as the process is a spare.
+It has imported, built and compiled all by then.
 """
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
+import time
 
 from . import mpi_environment, rank_process
 
-NEEDED = b'needed'  # the content of the file, once the process takes the place of one that has ended
+LOOK = 0.02  # seconds from one look for the file to the next
 
 
 @functools.lru_cache(maxsize=None)
@@ -20,7 +20,5 @@ def wait_until_needed() -> None:
     if path is None or mpi_environment.started_by_rank():
         return
     rank_process.report(mpi_environment.READY)
-    with open(path, 'rb') as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        if file.read() != NEEDED:  # the launcher was killed
-            os._exit(1)
+    while not os.path.exists(path):  # a launcher that is killed ends this process, see `rank_process.install`
+        time.sleep(LOOK)
