@@ -147,6 +147,16 @@ def test_each_value_is_made_once_and_let_go_after_its_last_use(name, length, sli
     assert sorted((id(group), number) for group, number in slots.added) == sorted(expected)
 
 
+def test_sums_under_way_end_before_values_are_gathered():
+    x, n = T.matrix('x'), T.ivector('n')
+    w = theano.shared(np.ones((3, 3), theano.config.floatX), 'w')
+    loss = T.tanh(T.dot(x, w) * T.cast(n.sum(), x.dtype)).mean()
+    plan = planned_training([x, n], loss, [w], momentum, machine=RANKS, contexts=TWO[:1])
+    found = kinds(plan, 8)
+    assert plan.overlaps and all(found[i - 1] is Finish for i, kind in enumerate(found) if kind is Gather)
+    assert Gather in found
+
+
 def kinds(plan, length, slices=None):
     works, division = divided(plan.shares, plan.shares.rounds(length, slices), slices is not None)
     program = lowered(plan, division, plan.program.inputs)

@@ -60,7 +60,7 @@ def _described(instruction: Any, n_ranks: int) -> tuple[Sequence[str], str, Sequ
         values = [each.variable for group in groups for each in group.exchanges]
         by = [group.collective.by(n_ranks).partition(', ') for group in groups]  # such as the host, all_reduce by MPI
         ways = dict.fromkeys(way for *_, way in by if way and isinstance(instruction, Finish))
-        return [place for place, *_ in by], ', '.join([counted(len(values), 'sum'), *ways]), values
+        return [place for place, *_ in by] or on_host, ', '.join([counted(len(values), 'sum'), *ways]), values
     if isinstance(instruction, Store):
         updated = [(variable, new) for new in instruction.news for variable in new.part.updates]
         where = [context.name for _, new in updated for context in (*new.contexts, *new.part.copied_to)]

@@ -275,7 +275,7 @@ class _Lowering:
                     target = self._known(variable)
                     self._add(instructions.Stack(slot, target), [slot, target])
             return
-        if boundary.sums:
+        if boundary.sums or self._plan.overlaps:  # ranks exchange values in one order: sums under way end first
             targets = tuple(self._known(each.variable) for group in boundary.sums for each in group.exchanges)
             self._add(instructions.Finish(boundary.sums, targets), targets)
         self._gather([(each.source, each.reduction) for each in boundary.others],
