@@ -7,18 +7,19 @@ of that cannot be described: an op or an optimiser that the script defines, for 
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import hashlib
 import io
-import itertools
 import logging
+import marshal
 import os
 import pickle
 import sys
 import time
 import warnings
-from types import FunctionType, ModuleType
-from typing import Any, Container, NamedTuple, Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Iterable, NamedTuple, Sequence
 
 from ..utils import files, rank_process
 from ..utils.attributes import temporarily
@@ -31,12 +32,11 @@ NOTED = 2.0              # seconds to optimise graphs that cannot be kept; beyon
 # Packages whose versions tell their code. Other code, such as the script's, may change from start to start.
 KNOWN = {'_operator', 'builtins', 'collections', 'copyreg', 'functools', 'itertools', 'numpy', 'operator', 'pygpu',
          'scipy', 'theano', 'theano_mgpu', 'types'}
-_PLAIN = {str, int, float, bool, bytes, type(None), tuple, list, dict}
+_ATOMS = {str, int, float, complex, bool, bytes, type(None)}
 # Attributes of optimisers that tell of their use, or of no more than others do. A name may have an address.
 _NO_PART = {'__doc__', '_optimizer_idx', 'name', 'pre_profile', 'track_map'}
 
 _logger = logging.getLogger('theano_mgpu')
-_digests: dict[tuple[Any, ...], tuple[str, Any]] = {}  # of optimisers
 _lost = 0.  # seconds in which graphs that cannot be kept were optimised
 
 
@@ -68,14 +68,17 @@ def _optimise(fgraph, optimizer):
     obstacle: Exception | None = None
     try:
         features = [(type(feature), getattr(feature, 'protected', None)) for feature in fgraph._features]
-        description = _Description(fgraph.inputs, fgraph.outputs, fgraph.update_mapping, features,
-                                   _digest(optimizer), _environment(), _flags(), _devices())
-        path = os.path.join(config.compiledir, FOLDER, description.digest())
-        kept = _read(path, fgraph, description.traces)
+        description = _Description(fgraph.inputs)
+        path = os.path.join(config.compiledir, FOLDER, description.digest(
+            fgraph.inputs, fgraph.outputs, fgraph.update_mapping, features, _Description(()).digest(optimizer),
+            _environment(), _flags(), _devices()))
+        own = [*fgraph.inputs, *[trace for _, trace in description.traces.values()]]
+        content = _read(path)
+        kept = _loaded(content, own) if content else None
     except Exception as error:  # what cannot be described, or is damaged, raises many kinds
         obstacle, kept = error, None
     if kept is not None:
-        return _take(kept, fgraph)
+        return _take(*kept, fgraph)
     began, messages = time.perf_counter(), []
     with _recorded(messages):
         profile = optimizer(fgraph)
@@ -84,7 +87,7 @@ def _optimise(fgraph, optimizer):
         try:
             if messages:
                 raise CannotKeep('Theano says something while it optimises the graph')
-            _write(path, fgraph, description.traces)
+            _write(path, _content(fgraph, own))
         except Exception as error:
             obstacle = error
     if obstacle is not None:
@@ -134,161 +137,126 @@ def store() -> Store:
 # --------------------------------------------------------------------------------------------------- the description
 
 
-class _Description(pickle.Pickler):
-    """A digest of objects, the same in each process that has equal ones.
+class _Description:
+    """A description of objects, the same in each process that has equal ones.
 
     Parameters
     ----------
     inputs : list of theano.Variable
         The inputs of a graph. No other shared variable may be among the objects.
-    *parts : object
-        Further objects, the outputs of the graph, say.
 
     Attributes
     ----------
-    traces : list
-        The user's lines that variables come from, in the order of the description. They are not described.
+    traces : dict
+        By its id, the number and the user's line that a variable comes from. The lines are not described.
     """
 
-    def __init__(self, inputs: Sequence[Any], *parts: Any) -> None:
-        self._hash = hashlib.sha256()
-        super().__init__(_Hashing(self._hash), protocol=4)
-        self.fast = True  # equal objects are described alike, be they one object or several
-        self.traces: list[Any] = []
-        self._numbers: dict[int, int] = {}  # of objects that are described once, by their ids
-        self._alive: list[Any] = []         # these objects: no other one may get their ids
-        self._inputs = set(inputs)
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self.traces: dict[int, tuple[int, Any]] = {}
+        self._inputs = {id(each) for each in inputs}
         self._variables: set[Any] = set()
-        self.dump((inputs, parts))
+        self._seen: dict[int, tuple[int, Any]] = {}  # with the objects: no other ones may get their ids
 
-    def digest(self) -> str:
-        """Return the digest, in hexadecimal digits."""
-        return self._hash.hexdigest()
+    def digest(self, *objects: Any) -> str:
+        """Return the digest of objects, in hexadecimal digits."""
+        # Version 2 of the format writes equal values alike, be they one object or several.
+        return hashlib.sha256(marshal.dumps(self._of(objects), 2)).hexdigest()
 
-    def persistent_id(self, obj: Any) -> Any:
-        """Return what describes an object in its place; None for an object that pickle describes by itself."""
+    def _of(self, obj: Any) -> Any:
+        """Describe an object by values in tuples and lists; an object that was described, by its number."""
         kind: Any = type(obj)
-        describe = None if kind in _PLAIN else _describer(kind)
-        if describe is None:
-            return None
-        if id(obj) in self._numbers:
-            return self._numbers[id(obj)]
-        return describe(self, obj)
+        if kind in _ATOMS:
+            return obj
+        if kind is list or kind is tuple:
+            return kind.__name__, [self._of(each) for each in obj]
+        if kind is dict:
+            return 'dict', [self._of(each) for pair in obj.items() for each in pair]
+        if kind is set or kind is frozenset:  # their order differs from process to process
+            return kind.__name__, [self._of(each) for each in sorted(obj, key=repr)]
+        if id(obj) in self._seen:
+            return 'seen', self._seen[id(obj)][0]
+        self._seen[id(obj)] = len(self._seen), obj
+        return kind.__module__, kind.__qualname__, [self._of(part) for part in self._parts(obj)]
 
-    def reducer_override(self, obj: Any) -> Any:
-        """Refuse an object of unknown code."""
-        _check_known((obj if isinstance(obj, type) else type(obj)).__module__, obj)
-        return NotImplemented
+    def _parts(self, obj: Any) -> Iterable[Any]:
+        """Return what an object is made of, without what differs from process to process."""
+        import theano
+        from theano.gof.opt import LocalOptimizer, Optimizer
+        if isinstance(obj, FunctionType):
+            module = obj.__globals__['__name__']  # functools.wraps sets another one
+            _check_known(module, obj)
+            return (module, _digest_of_code(obj.__code__), [cell.cell_contents for cell in obj.__closure__ or ()],
+                    obj.__defaults__, obj.__kwdefaults__)
+        if isinstance(obj, CodeType):
+            return [_digest_of_code(obj)]
+        if isinstance(obj, ModuleType):
+            _check_known(obj.__name__, obj)
+            return [obj.__name__]
+        if id(obj) not in self._inputs:
+            _check(obj)
+        if isinstance(obj, type):
+            return [pickle.dumps(obj, 4)]
+        if isinstance(obj, theano.Variable):
+            return self._parts_of_variable(obj)
+        if isinstance(obj, theano.Apply):
+            marks = sorted(name for name, value in vars(obj.tag).items() if value is True)
+            return obj.op, obj.inputs, obj.outputs, marks
+        if isinstance(obj, theano.scan_module.scan_op.Scan):  # it has a hash of its own in each process
+            info = sorted((name, value) for name, value in obj.info.items() if name != 'gpu_hash')
+            return obj.inputs, obj.outputs, info, obj.output_types
+        if isinstance(obj, theano.scalar.Composite):  # it gets code and a name at some time
+            return obj.inputs, obj.outputs
+        return _state(obj, _NO_PART if isinstance(obj, (Optimizer, LocalOptimizer)) else {'_hash'})
 
-    def _number(self, obj: Any) -> int:
-        """Return the number of an object, which stands for it from now on."""
-        self._alive.append(obj)
-        return self._numbers.setdefault(id(obj), len(self._numbers))
-
-    def _variable(self, variable: Any) -> Any:
-        """Describe a variable and its ancestors, but for those that are described; not one within the other."""
-        from theano.compile.sharedvalue import SharedVariable
-        from theano.gof.graph import ancestors
-        found = []
-        for each in ancestors([variable], blockers=self._variables):
-            if each not in self._variables:
-                if isinstance(each, SharedVariable) and each not in self._inputs:
-                    raise CannotKeep('an op has the shared variable %s' % each)
-                self._variables.add(each)
-                self._number(each)
-                found.append(each)
-        return [(type(each), each.owner, each.index, each.type, each.name, getattr(each, 'data', None),
-                 self._tag(each.tag)) for each in found]
-
-    def _tag(self, tag: Any) -> Any:
-        """Describe a variable's tag; number the lines that the variable comes from."""
-        for trace in getattr(tag, 'trace', ()):
-            if id(trace) not in self._numbers:
-                self.traces.append(trace)
-        traces = [self._number(trace) for trace in getattr(tag, 'trace', ())]
-        return traces, sorted((name, value) for name, value in vars(tag).items() if name != 'trace')
-
-    def _node(self, node: Any) -> Any:
-        """Describe a node, whose inputs have their numbers."""
-        return self._number(node), node.op, node.inputs, len(node.outputs)
-
-    def _function(self, function: FunctionType) -> Any:
-        """Describe a function of known code by its place, and the values that it closes over."""
-        module, code = function.__globals__['__name__'], function.__code__  # functools.wraps sets other names
-        _check_known(module, function)
-        return (self._number(function), module, code.co_name, code.co_firstlineno,
-                [cell.cell_contents for cell in function.__closure__ or ()], function.__defaults__,
-                function.__kwdefaults__)
-
-    def _module(self, module: ModuleType) -> Any:
-        """Describe a module of known code by its name."""
-        _check_known(module.__name__, module)
-        return self._number(module), module.__name__
-
-    def _state(self, obj: Any, without: Container[str] = ()) -> Any:
-        """Describe an object by what pickle makes it from, without some attributes."""
-        _check_known(type(obj).__module__, obj)
-        for value in getattr(obj, '__dict__', {}).values():
-            if isinstance(value, FunctionType):  # it may be no part of the pickle
-                _check_known(value.__globals__['__name__'], value)
-        make, arguments, *state = obj.__reduce_ex__(2)
-        if state and isinstance(state[0], dict):
-            state[0] = sorted((name, value) for name, value in state[0].items() if name not in without)
-        return self._number(obj), make, arguments, [each if isinstance(each, list) else list(each or ())
-                                                   for each in state]
-
-    def _optimizer(self, optimizer: Any) -> Any:
-        """Describe an optimiser, global or local."""
-        return self._state(optimizer, _NO_PART)
-
-    def _scan(self, op: Any) -> Any:
-        """Describe a scan by its parts: it keeps a hash, which differs from process to process."""
-        info = sorted((name, value) for name, value in op.info.items() if name != 'gpu_hash')
-        return self._number(op), type(op), op.inputs, op.outputs, info, op.output_types
-
-    def _composite(self, op: Any) -> Any:
-        """Describe a fused op by its graph, without the code and the name that it gets at some time."""
-        return self._number(op), type(op), op.inputs, op.outputs
-
-    def _refuse(self, obj: Any) -> Any:
-        """Refuse an object that has values, or a graph in a state of its own, or reads a file."""
-        raise CannotKeep('a %s is part of it' % type(obj).__name__)
-
-    def _sorted_set(self, values: Any) -> Any:
-        """Describe a set in an order that does not differ from process to process."""
-        return sorted(values, key=repr)
-
-    def _frozen(self, values: Any) -> Any:
-        """Describe a frozendict without the hash that it gets at some time."""
-        return sorted(values.items())
+    def _parts_of_variable(self, variable: Any) -> Iterable[Any]:
+        from theano.gof.graph import io_toposort
+        before = []
+        if variable.owner is not None and id(variable.owner) not in self._seen:  # nodes would be one within the other
+            before = io_toposort(self._variables, [variable])
+        self._variables.add(variable)
+        traces = [self.traces.setdefault(id(trace), (len(self.traces), trace))[0]
+                  for trace in getattr(variable.tag, 'trace', ())]
+        tag = sorted((name, value) for name, value in vars(variable.tag).items() if name != 'trace')
+        return (before, variable.owner, variable.index, variable.type, variable.name, getattr(variable, 'data', None),
+                traces, tag)
 
 
 @functools.lru_cache(None)
-def _describer(kind: Any) -> Any:
-    """Return the method of `_Description` that describes objects of a class; None for pickle's own way."""
-    from theano.compile.function_module import Function, FunctionMaker
-    from theano.gof import Apply, FunctionGraph, Op, Variable, link
-    from theano.gof.op import PureOp
-    from theano.gof.opt import LocalOptimizer, Optimizer
-    from theano.gof.type import PureType
-    from theano.misc.frozendict import frozendict
-    from theano.scalar.basic import Composite
-    from theano.scan_module.scan_op import Scan
+def _digest_of_code(code):
+    return _Description(()).digest(code.co_name, code.co_firstlineno, code.co_code, code.co_names, code.co_consts)
+
+
+def _state(obj, without):
+    """Return what pickle makes an object from, without some attributes."""
+    reduced = copyreg.dispatch_table.get(type(obj), lambda obj: obj.__reduce_ex__(2))(obj)
+    if isinstance(reduced, str):  # a function in C
+        _check_known(pickle.whichmodule(obj, reduced), obj)
+        return [pickle.dumps(obj, 4)]
+    for value in getattr(obj, '__dict__', {}).values():
+        if isinstance(value, FunctionType):  # pickle may leave it out
+            _check_known(value.__globals__['__name__'], value)
+    make, arguments, attributes, *items = [*reduced, None]
+    if not isinstance(attributes, dict):
+        attributes = {'': attributes}
+    names = sorted(set(attributes) - without)
+    return (make, arguments, ' '.join(names), [attributes[name] for name in names],
+            [list(each) for each in items if each is not None])
+
+
+@functools.lru_cache(None)
+def _is_opaque(kind):
+    """Return whether objects of a class have values, or a graph in a state of its own, or read a file."""
+    from theano.compile import Function, FunctionMaker, SharedVariable
+    from theano.gof import Container, FunctionGraph
     from theano.tensor.io import LoadFromDisk
-    ways = [((Function, FunctionMaker, FunctionGraph, link.Container, LoadFromDisk), _Description._refuse),
-            (Variable, _Description._variable), (Apply, _Description._node), (Scan, _Description._scan),
-            (Composite, _Description._composite),
-            ((Optimizer, LocalOptimizer), _Description._optimizer), ((PureOp, Op, PureType), _Description._state),
-            (FunctionType, _Description._function), (ModuleType, _Description._module),
-            ((set, frozenset), _Description._sorted_set), (frozendict, _Description._frozen)]
-    return next((way for classes, way in ways if issubclass(kind, classes)), None)
+    return issubclass(kind, (Function, FunctionMaker, SharedVariable, FunctionGraph, Container, LoadFromDisk))
 
 
-class _Hashing:
-    """A file that only hashes."""
-
-    def __init__(self, hasher: Any) -> None:
-        self.write = hasher.update
+def _check(obj):
+    """Raise CannotKeep if an object or a class is of unknown code, or opaque."""
+    _check_known((obj if isinstance(obj, type) else type(obj)).__module__, obj)
+    if _is_opaque(type(obj)):
+        raise CannotKeep('the %s %s is part of it' % (type(obj).__name__, obj))
 
 
 def _check_known(module, obj):
@@ -296,42 +264,9 @@ def _check_known(module, obj):
         raise CannotKeep('%r is defined in %s' % (obj, module))
 
 
-def _digest(optimizer):
-    """Return a digest of an optimiser. It is kept for the next one that is made of the same objects."""
-    from theano.gof.opt import LocalOptimizer, Optimizer
-    identity: list[Any] = []
-    parts: dict[int, tuple[int, Any]] = {}
-    pending = [optimizer]
-    while pending:
-        part = pending.pop()
-        if type(part) in (str, int, float, bool, type(None)):
-            identity.append(part)
-        elif id(part) in parts:
-            identity.append(parts[id(part)][0])
-        else:
-            parts[id(part)] = len(parts), part
-            if isinstance(part, (Optimizer, LocalOptimizer)):
-                attributes = {name: value for name, value in vars(part).items() if name not in _NO_PART}
-                identity += [type(part), *attributes]
-                pending += attributes.values()
-            if isinstance(part, dict):
-                pending += part.values()
-            if isinstance(part, (dict, list, tuple)):
-                identity.append(len(part))
-                pending += part
-            elif not isinstance(part, (Optimizer, LocalOptimizer)):
-                identity.append(id(part))
-    key = tuple(identity)
-    if key not in _digests:
-        if len(_digests) == 64:  # each scan has an optimiser of its own
-            _digests.clear()
-        _digests[key] = _Description((), optimizer).digest(), parts  # which must not be freed: others had their ids
-    return _digests[key][0]
-
-
 @functools.lru_cache(None)
 def _environment():
-    """Return a digest of the versions of the code that optimises graphs, and of the times when its files changed."""
+    """Return the versions of the code that optimises graphs, and the times when its files changed, as one text."""
     import theano
     changed = []
     for package in (os.path.dirname(theano.__file__), os.path.dirname(os.path.dirname(__file__))):
@@ -341,7 +276,7 @@ def _environment():
                 changed += sorted((each.name, each.stat().st_mtime_ns, each.stat().st_size) for each in entries
                                   if each.name.endswith('.py'))
     versions = [getattr(sys.modules.get(name), '__version__', None) for name in ('numpy', 'scipy', 'pygpu')]
-    return _Description((), sys.version, versions, changed).digest()
+    return repr((sys.version, versions, changed))
 
 
 def _flags():
@@ -366,118 +301,74 @@ def _devices():
 
 
 class _Writer(pickle.Pickler):
-    """A pickler of an optimised graph, which refers to the traces of the graph before its optimisation."""
+    """A pickler of an optimised graph, which refers to objects of the graph before by their numbers."""
 
-    def __init__(self, file: Any, traces: Sequence[Any]) -> None:
+    def __init__(self, file: Any, own: Sequence[Any]) -> None:
         super().__init__(file, protocol=4)
-        self._numbers = {id(trace): number for number, trace in enumerate(traces)}
+        self._numbers = {id(each): number for number, each in enumerate(own)}
 
     def persistent_id(self, obj: Any) -> Any:
-        """Return the number of a trace; None for any other object."""
-        kind: Any = type(obj)
-        if isinstance(obj, list):
-            return self._numbers.get(id(obj))
-        if hasattr(obj, 'container') or _describer(kind) is _Description._refuse:
-            raise CannotKeep('%s is part of it' % obj)
-        return None
+        """Return the number of an object of the graph before; None for any other one."""
+        return self._numbers.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        """Refuse an object of unknown code; refer to the one type of random states, which equals no other."""
+        """Refuse what cannot be kept; refer to the one type of random states, which equals no other."""
         from theano.tensor.raw_random import random_state_type
-        _check_known((obj if isinstance(obj, type) else type(obj)).__module__, obj)
+        _check(obj)
         return 'random_state_type' if obj is random_state_type else NotImplemented
 
 
 class _Reader(pickle.Unpickler):
-    """A reader of graphs that a `_Writer` has pickled."""
+    """A reader of what a `_Writer` has written."""
 
-    def __init__(self, file: Any, traces: Sequence[Any]) -> None:
+    def __init__(self, file: Any, own: Sequence[Any]) -> None:
         super().__init__(file)
-        self._traces = traces
-
-    def persistent_load(self, number: int) -> Any:
-        """Return the trace of a number."""
-        return self._traces[number]
+        self.persistent_load = own.__getitem__  # type: ignore[method-assign]
 
 
-def _ordered(fgraph):
-    """Return the constants and the nodes of a graph, in an order in which it can be made again."""
-    nodes = fgraph.toposort()
-    read = itertools.chain(*[node.inputs for node in nodes], fgraph.outputs)
-    return list(dict.fromkeys(each for each in read if each.owner is None and each not in fgraph.inputs)), nodes
-
-
-def _content(fgraph, traces):
+def _content(fgraph, own):
     """Return an optimised graph as bytes."""
-    constants, nodes = _ordered(fgraph)
-    variables = [*fgraph.inputs, *constants, *[output for node in nodes for output in node.outputs]]
-    numbers = {variable: i for i, variable in enumerate(variables)}
+    from theano.gof.graph import clone, io_toposort
+    inputs, outputs = clone(fgraph.inputs, fgraph.outputs, copy_inputs=False, copy_orphans=True)
+    nodes = io_toposort(inputs, outputs)  # one that is pickled within the other would be too deep
     file = io.BytesIO()
-    _Writer(file, traces).dump((
-        [(type(each), each.type, each.data, each.name, vars(each.tag)) for each in constants],
-        [(node.op, [numbers[each] for each in node.inputs],
-          [(type(each), each.type, each.name, vars(each.tag)) for each in node.outputs]) for node in nodes],
-        [numbers[output] for output in fgraph.outputs], hasattr(fgraph, 'destroyers')))
-    for before, after in zip(variables, _graph_of(file.getvalue(), fgraph, traces).variables):
-        same = before.type == after.type and (before.owner is None or before.owner.op == after.owner.op)
-        if not same or hasattr(before, 'signature') and before.signature() != after.signature():
-            raise CannotKeep('%s is another one after it was read again' % before)
+    _Writer(file, own).dump((nodes, outputs, hasattr(fgraph, 'destroyers')))
+    for before, after in zip(nodes, _loaded(file.getvalue(), own)[0]):
+        for one, other in zip([*before.inputs, *before.outputs], [*after.inputs, *after.outputs]):
+            same = before.op == after.op and one.type == other.type
+            if not same or hasattr(one, 'signature') and one.signature() != other.signature():
+                raise CannotKeep('%s is another one after it was read again' % one)
     return file.getvalue()
 
 
-class _Kept(NamedTuple):
-    """An optimised graph over the inputs of a graph before its optimisation."""
-
-    variables: list[Any]
-    outputs: list[Any]
-    in_place: bool  # whether the graph has a DestroyHandler
+def _loaded(content, own):
+    """Return the nodes and the outputs of a graph that `_content` has written, and whether it has a DestroyHandler."""
+    return _Reader(io.BytesIO(content), own).load()
 
 
-def _graph_of(content, fgraph, traces):
-    """Return the graph that `_content` has written, over the inputs of a graph."""
-    from theano.gof import Apply
-    constants, nodes, outputs, in_place = _Reader(io.BytesIO(content), traces).load()
-    variables = list(fgraph.inputs)
-    for kind, type_, data, name, tag in constants:
-        variables.append(_tagged(kind(type_, data, name), tag))
-    for op, inputs, results in nodes:
-        node = Apply(op, [variables[i] for i in inputs], [kind(type_, name=name) for kind, type_, name, _ in results])
-        variables += [_tagged(output, tag) for output, (*_, tag) in zip(node.outputs, results)]
-    return _Kept(variables, [variables[i] for i in outputs], in_place)
-
-
-def _tagged(variable, tag):
-    vars(variable.tag).clear()
-    vars(variable.tag).update(tag)
-    return variable
-
-
-def _take(kept, fgraph):
+def _take(nodes, outputs, in_place, fgraph):
     """Give a graph the outputs of a kept one."""
     from theano.gof import DestroyHandler
-    for i, output in enumerate(kept.outputs):
+    for i, output in enumerate(outputs):
         fgraph.change_input('output', i, output, reason='kept')
-    if kept.in_place:
+    if in_place:
         fgraph.attach_feature(DestroyHandler())
     fgraph.checkpoint()  # the graph before is needed no more
 
 
-def _read(path, fgraph, traces):
-    """Read a kept graph, see `_graph_of`; return None if there is none, or its file is damaged."""
+def _read(path):
+    """Return the content of a file; None if there is none, or it is damaged."""
     try:
         with open(path, 'rb') as file:
             digest, content = file.read(32), file.read()
     except OSError:
         return None
-    if hashlib.sha256(content).digest() != digest:
-        return None
     with contextlib.suppress(OSError):
         os.utime(path)  # it was used
-    return _graph_of(content, fgraph, traces)
+    return content if hashlib.sha256(content).digest() == digest else None
 
 
-def _write(path, fgraph, traces):
-    content = _content(fgraph, traces)
+def _write(path, content):
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     with files.whole_file(path, flush=False) as unfinished, open(unfinished, 'wb') as file:
@@ -487,9 +378,8 @@ def _write(path, fgraph, traces):
 
 def _make_room(folder):
     """Remove the files that were not used for the longest time, if all take too many bytes."""
-    used = sorted(_files(folder), reverse=True)
     total = 0
-    for _, size, path in used:
+    for _, size, path in sorted(_files(folder), reverse=True):
         total += size
         if total > CAPACITY:
             with contextlib.suppress(FileNotFoundError):
