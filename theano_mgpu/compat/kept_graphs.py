@@ -54,27 +54,25 @@ def keep_optimised_graphs() -> None:
     import theano
     from theano.compile.function_module import FunctionMaker
 
-    def optimize_graph_with_cache(self, optimizer, inputs, outputs):
-        return _optimise(self.fgraph, optimizer)
-    FunctionMaker.optimize_graph_with_cache = optimize_graph_with_cache
+    FunctionMaker.optimize_graph_with_cache = lambda self, optimizer, *_: _optimise(self.fgraph, optimizer)
     theano.config.cache_optimizations = True
 
 
 def _optimise(fgraph, optimizer):
     """Optimise a graph, or take the result from the disk; return the optimiser's profile, if there is one."""
-    from theano import config
+    from theano import config, configparser
     if why_off() or not (optimizer and fgraph.apply_nodes):
         return optimizer(fgraph)
     obstacle: Exception | None = None
     try:
         features = [(type(feature), getattr(feature, 'protected', None)) for feature in fgraph._features]
+        flags = [(flag.fullname, flag.__get__(True, None)) for flag in configparser._config_var_list
+                 if flag.fullname not in ('base_compiledir', 'compiledir')]
         description = _Description(fgraph.inputs)
         path = os.path.join(config.compiledir, FOLDER, description.digest(
             fgraph.inputs, fgraph.outputs, fgraph.update_mapping, features, _Description(()).digest(optimizer),
-            _environment(), _flags(), _devices()))
-        own = [*fgraph.inputs, *[trace for _, trace in description.traces.values()]]
-        content = _read(path)
-        kept = _loaded(content, own) if content else None
+            _environment(), flags, _devices()))
+        kept = _read(path, description.own)
     except Exception as error:  # what cannot be described, or is damaged, raises many kinds
         obstacle, kept = error, None
     if kept is not None:
@@ -87,7 +85,7 @@ def _optimise(fgraph, optimizer):
         try:
             if messages:
                 raise CannotKeep('Theano says something while it optimises the graph')
-            _write(path, _content(fgraph, own))
+            _write(path, _content(fgraph, description.own))
         except Exception as error:
             obstacle = error
     if obstacle is not None:
@@ -101,8 +99,7 @@ def _note_lost(seconds, obstacle):
     before, _lost = _lost, _lost + seconds
     _logger.debug('a graph is not kept: %r', obstacle)
     if before <= NOTED < _lost:
-        text = str(obstacle) if isinstance(obstacle, CannotKeep) else \
-            '%s: %s' % (type(obstacle).__name__, (str(obstacle).splitlines() or [''])[0])
+        text = str(obstacle) if isinstance(obstacle, CannotKeep) else repr(obstacle)
         rank_process.note('Theano has optimised graphs for %.0f s that cannot be kept for the next start (%s); see '
                           '"The next start" in docs/guide/performance.md' % (_lost, text))
 
@@ -147,12 +144,13 @@ class _Description:
 
     Attributes
     ----------
-    traces : dict
-        By its id, the number and the user's line that a variable comes from. The lines are not described.
+    own : list
+        The inputs, and the user's lines that variables come from, in the order of the description. The lines are not
+        described.
     """
 
     def __init__(self, inputs: Sequence[Any]) -> None:
-        self.traces: dict[int, tuple[int, Any]] = {}
+        self.own: list[Any] = list(inputs)
         self._inputs = {id(each) for each in inputs}
         self._variables: set[Any] = set()
         self._seen: dict[int, tuple[int, Any]] = {}  # with the objects: no other ones may get their ids
@@ -169,8 +167,6 @@ class _Description:
             return obj
         if kind is list or kind is tuple:
             return kind.__name__, [self._of(each) for each in obj]
-        if kind is dict:
-            return 'dict', [self._of(each) for pair in obj.items() for each in pair]
         if kind is set or kind is frozenset:  # their order differs from process to process
             return kind.__name__, [self._of(each) for each in sorted(obj, key=repr)]
         if id(obj) in self._seen:
@@ -187,75 +183,71 @@ class _Description:
             _check_known(module, obj)
             return (module, _digest_of_code(obj.__code__), [cell.cell_contents for cell in obj.__closure__ or ()],
                     obj.__defaults__, obj.__kwdefaults__)
-        if isinstance(obj, CodeType):
-            return [_digest_of_code(obj)]
         if isinstance(obj, ModuleType):
             _check_known(obj.__name__, obj)
             return [obj.__name__]
-        if id(obj) not in self._inputs:
-            _check(obj)
+        _check(obj, self._inputs)
         if isinstance(obj, type):
             return [pickle.dumps(obj, 4)]
         if isinstance(obj, theano.Variable):
             return self._parts_of_variable(obj)
         if isinstance(obj, theano.Apply):
             marks = sorted(name for name, value in vars(obj.tag).items() if value is True)
-            return obj.op, obj.inputs, obj.outputs, marks
+            return type(obj), obj.op, obj.inputs, obj.outputs, marks
         if isinstance(obj, theano.scan_module.scan_op.Scan):  # it has a hash of its own in each process
             info = sorted((name, value) for name, value in obj.info.items() if name != 'gpu_hash')
-            return obj.inputs, obj.outputs, info, obj.output_types
+            return type(obj), obj.inputs, obj.outputs, info, obj.output_types
         if isinstance(obj, theano.scalar.Composite):  # it gets code and a name at some time
-            return obj.inputs, obj.outputs
+            return type(obj), obj.inputs, obj.outputs
         return _state(obj, _NO_PART if isinstance(obj, (Optimizer, LocalOptimizer)) else {'_hash'})
 
     def _parts_of_variable(self, variable: Any) -> Iterable[Any]:
         from theano.gof.graph import io_toposort
-        before = []
-        if variable.owner is not None and id(variable.owner) not in self._seen:  # nodes would be one within the other
-            before = io_toposort(self._variables, [variable])
+        in_order = variable.owner is None or id(variable.owner) in self._seen
+        before = [] if in_order else io_toposort(self._variables, [variable])  # not one within the other: too deep
         self._variables.add(variable)
-        traces = [self.traces.setdefault(id(trace), (len(self.traces), trace))[0]
-                  for trace in getattr(variable.tag, 'trace', ())]
+        self.own += [trace for trace in getattr(variable.tag, 'trace', ()) if isinstance(trace, list)]
         tag = sorted((name, value) for name, value in vars(variable.tag).items() if name != 'trace')
-        return (before, variable.owner, variable.index, variable.type, variable.name, getattr(variable, 'data', None),
-                traces, tag)
+        return (type(variable), before, variable.owner, variable.index, variable.type, variable.name,
+                getattr(variable, 'data', None), len(self.own), tag)
 
 
 @functools.lru_cache(None)
 def _digest_of_code(code):
-    return _Description(()).digest(code.co_name, code.co_firstlineno, code.co_code, code.co_names, code.co_consts)
+    values = [_digest_of_code(each) if isinstance(each, CodeType) else each for each in code.co_consts]
+    return _Description(()).digest(code.co_name, code.co_firstlineno, code.co_flags, code.co_argcount,
+                                   code.co_varnames, code.co_code, code.co_names, values)
 
 
 def _state(obj, without):
     """Return what pickle makes an object from, without some attributes."""
-    reduced = copyreg.dispatch_table.get(type(obj), lambda obj: obj.__reduce_ex__(2))(obj)
+    reduced: Any = copyreg.dispatch_table.get(type(obj), lambda obj: obj.__reduce_ex__(2))(obj)
     if isinstance(reduced, str):  # a function in C
         _check_known(pickle.whichmodule(obj, reduced), obj)
         return [pickle.dumps(obj, 4)]
     for value in getattr(obj, '__dict__', {}).values():
         if isinstance(value, FunctionType):  # pickle may leave it out
             _check_known(value.__globals__['__name__'], value)
-    make, arguments, attributes, *items = [*reduced, None]
+    make, arguments, attributes, *items = tuple(reduced) + (None,)
     if not isinstance(attributes, dict):
         attributes = {'': attributes}
     names = sorted(set(attributes) - without)
     return (make, arguments, ' '.join(names), [attributes[name] for name in names],
-            [list(each) for each in items if each is not None])
+            [list(each or ()) for each in items])
 
 
 @functools.lru_cache(None)
-def _is_opaque(kind):
-    """Return whether objects of a class have values, or a graph in a state of its own, or read a file."""
-    from theano.compile import Function, FunctionMaker, SharedVariable
-    from theano.gof import Container, FunctionGraph
-    from theano.tensor.io import LoadFromDisk
-    return issubclass(kind, (Function, FunctionMaker, SharedVariable, FunctionGraph, Container, LoadFromDisk))
+def _opaque_classes():
+    """Return the classes of objects that have values, or a graph in a state of its own, or read a file."""
+    import theano
+    return (theano.compile.Function, theano.compile.FunctionMaker, theano.compile.SharedVariable,
+            theano.gof.Container, theano.gof.FunctionGraph, theano.tensor.io.LoadFromDisk)
 
 
-def _check(obj):
-    """Raise CannotKeep if an object or a class is of unknown code, or opaque."""
+def _check(obj, inputs=()):
+    """Raise CannotKeep if an object or a class is of unknown code, or if an object is opaque and no input."""
     _check_known((obj if isinstance(obj, type) else type(obj)).__module__, obj)
-    if _is_opaque(type(obj)):
+    if isinstance(obj, _opaque_classes()) and id(obj) not in inputs:
         raise CannotKeep('the %s %s is part of it' % (type(obj).__name__, obj))
 
 
@@ -270,20 +262,12 @@ def _environment():
     import theano
     changed = []
     for package in (os.path.dirname(theano.__file__), os.path.dirname(os.path.dirname(__file__))):
-        for folder, folders, _ in os.walk(package):
+        for folder, folders, names in os.walk(package):
             folders[:] = sorted(set(folders) - {'tests', '__pycache__'})
-            with os.scandir(folder) as entries:
-                changed += sorted((each.name, each.stat().st_mtime_ns, each.stat().st_size) for each in entries
-                                  if each.name.endswith('.py'))
+            sources = [os.path.join(folder, name) for name in sorted(names) if name.endswith('.py')]
+            changed += [(path, os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in sources]
     versions = [getattr(sys.modules.get(name), '__version__', None) for name in ('numpy', 'scipy', 'pygpu')]
     return repr((sys.version, versions, changed))
-
-
-def _flags():
-    """Return Theano's flags and their values."""
-    from theano import configparser
-    return [(flag.fullname, flag.__get__(True, None)) for flag in configparser._config_var_list
-            if flag.fullname not in ('base_compiledir', 'compiledir')]
 
 
 def _devices():
@@ -301,15 +285,7 @@ def _devices():
 
 
 class _Writer(pickle.Pickler):
-    """A pickler of an optimised graph, which refers to objects of the graph before by their numbers."""
-
-    def __init__(self, file: Any, own: Sequence[Any]) -> None:
-        super().__init__(file, protocol=4)
-        self._numbers = {id(each): number for number, each in enumerate(own)}
-
-    def persistent_id(self, obj: Any) -> Any:
-        """Return the number of an object of the graph before; None for any other one."""
-        return self._numbers.get(id(obj))
+    """A pickler of an optimised graph."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Refuse what cannot be kept; refer to the one type of random states, which equals no other."""
@@ -318,21 +294,15 @@ class _Writer(pickle.Pickler):
         return 'random_state_type' if obj is random_state_type else NotImplemented
 
 
-class _Reader(pickle.Unpickler):
-    """A reader of what a `_Writer` has written."""
-
-    def __init__(self, file: Any, own: Sequence[Any]) -> None:
-        super().__init__(file)
-        self.persistent_load = own.__getitem__  # type: ignore[method-assign]
-
-
 def _content(fgraph, own):
     """Return an optimised graph as bytes."""
     from theano.gof.graph import clone, io_toposort
     inputs, outputs = clone(fgraph.inputs, fgraph.outputs, copy_inputs=False, copy_orphans=True)
     nodes = io_toposort(inputs, outputs)  # one that is pickled within the other would be too deep
-    file = io.BytesIO()
-    _Writer(file, own).dump((nodes, outputs, hasattr(fgraph, 'destroyers')))
+    file, numbers = io.BytesIO(), {id(each): number for number, each in enumerate(own)}
+    writer = _Writer(file, protocol=4)
+    writer.persistent_id = lambda obj: numbers.get(id(obj))
+    writer.dump((nodes, outputs, hasattr(fgraph, 'destroyers')))
     for before, after in zip(nodes, _loaded(file.getvalue(), own)[0]):
         for one, other in zip([*before.inputs, *before.outputs], [*after.inputs, *after.outputs]):
             same = before.op == after.op and one.type == other.type
@@ -343,7 +313,9 @@ def _content(fgraph, own):
 
 def _loaded(content, own):
     """Return the nodes and the outputs of a graph that `_content` has written, and whether it has a DestroyHandler."""
-    return _Reader(io.BytesIO(content), own).load()
+    reader = pickle.Unpickler(io.BytesIO(content))
+    reader.persistent_load = own.__getitem__
+    return reader.load()
 
 
 def _take(nodes, outputs, in_place, fgraph):
@@ -356,8 +328,8 @@ def _take(nodes, outputs, in_place, fgraph):
     fgraph.checkpoint()  # the graph before is needed no more
 
 
-def _read(path):
-    """Return the content of a file; None if there is none, or it is damaged."""
+def _read(path, own):
+    """Read a kept graph, see `_loaded`; return None if there is none, or its file is damaged."""
     try:
         with open(path, 'rb') as file:
             digest, content = file.read(32), file.read()
@@ -365,19 +337,15 @@ def _read(path):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # it was used
-    return content if hashlib.sha256(content).digest() == digest else None
+    return _loaded(content, own) if hashlib.sha256(content).digest() == digest else None
 
 
 def _write(path, content):
+    """Write a file; remove those that were not used for the longest time, if all take too many bytes."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     with files.whole_file(path, flush=False) as unfinished, open(unfinished, 'wb') as file:
         file.write(hashlib.sha256(content).digest() + content)
-    _make_room(folder)
-
-
-def _make_room(folder):
-    """Remove the files that were not used for the longest time, if all take too many bytes."""
     total = 0
     for _, size, path in sorted(_files(folder), reverse=True):
         total += size
@@ -387,13 +355,11 @@ def _make_room(folder):
 
 
 def _files(folder):
-    """Return the time of its last use, the size and the path of each file; other processes write and remove files."""
-    found = []
+    """Yield the time of its last use, the size and the path of each file; other processes write and remove files."""
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
-                found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
-    return found
+                yield entry.stat().st_mtime, entry.stat().st_size, entry.path
 
 
 @contextlib.contextmanager
@@ -402,11 +368,7 @@ def _recorded(records):
     def show(message, *args, **kwargs):
         records.append(message)
         return before(message, *args, **kwargs)
-    handler, before = logging.Handler(logging.WARNING), warnings.showwarning
+    handler, before, logger = logging.Handler(logging.WARNING), warnings.showwarning, logging.getLogger('theano')
     handler.emit = records.append
-    logging.getLogger('theano').addHandler(handler)
-    try:
-        with temporarily(warnings, 'showwarning', show):
-            yield
-    finally:
-        logging.getLogger('theano').removeHandler(handler)
+    with temporarily(warnings, 'showwarning', show), temporarily(logger, 'handlers', [*logger.handlers, handler]):
+        yield
