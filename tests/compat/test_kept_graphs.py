@@ -1,9 +1,11 @@
 """Optimised graphs on disk: the same results, nothing optimised twice, and nothing taken that is not the same."""
+import _weakref
 import contextlib
 import functools
 import linecache
 import logging
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -214,6 +216,104 @@ def test_an_optimisation_that_is_replaced_is_applied(optimised, monkeypatch):
     monkeypatch.setattr(T.opt.local_add_specialize, 'transform', mine)
     make_sum()
     assert len(optimised) == 2
+
+
+def both(line):
+    """Return two functions of one line of a known module."""
+    namespace = {'__name__': 'theano.gof.opt'}
+    exec(line, namespace)
+    return namespace['f'], namespace['g']
+
+
+def marked(x, mark):
+    y = T.exp(x)
+    y.owner.tag.local_log_erfc_applied = mark
+    return y
+
+
+def beside(x, other):
+    """Return the first output of a node of two outputs, with another type of the second one."""
+    node = T.max_and_argmax(x)[0].owner
+    return theano.Apply(node.op, node.inputs, [node.outputs[0].type(), other()]).outputs[0]
+
+
+CODE = {
+    'a number in the code': 'f, g = lambda graph: 1, lambda graph: 2',
+    'a name in the code': 'f, g = lambda graph: len, lambda graph: str',
+    'code within the code': 'f, g = lambda graph: lambda: 1, lambda graph: lambda: 2',
+    'what a call may pass': 'f, g = lambda graph: graph, lambda *graph: graph',
+    'a default': 'f, g = lambda graph, n=1: n, lambda graph, n=2: n',
+    'what it closes over': 'f, g = [(lambda n: lambda graph: n)(n) for n in (1, 2)]',
+}
+VALUES = {
+    'the class of a number': (1, 1.0), 'a truth value': (1, True), 'a sign': (0.0, -0.0), 'a set': ({1}, [1]),
+    'a frozenset': ({1}, frozenset([1])), 'a tuple': ((1,), [1]), 'nesting': ([1, [2]], [[1], 2]),
+    'an order': ({'a': 1, 'b': 2}, {'b': 2, 'a': 1}), 'bytes': (b'a', 'a'), 'a type of data': (np.float32(1), 1.0),
+    'a class': (T.TensorType, T.TensorVariable), 'one object twice': (2 * [T.dscalar()], [T.dscalar(), T.dscalar()]),
+    'a part of an array': (np.arange(4)[::2], np.arange(2)), 'a shape': (np.zeros((1, 2)), np.zeros((2, 1))),
+}
+
+
+def digest(*objects, inputs=()):
+    return kept_graphs._Description(inputs).digest(*objects)
+
+
+@pytest.mark.parametrize('pair', [*map(both, CODE.values()), *VALUES.values()], ids=[*CODE, *VALUES])
+def test_other_objects_have_another_digest(pair):
+    one, other = pair
+    assert digest(one) != digest(other)
+    assert digest(one) == digest(one) and digest([one, other]) == digest([one, other])
+
+
+@pytest.mark.parametrize('make, values', [(marked, (False, True)), (beside, (T.lscalar, T.fscalar))])
+def test_other_nodes_have_another_digest(make, values):
+    x = T.dvector('x')
+    one, other, again = [digest([x], [make(x, value)], inputs=[x]) for value in [*values, values[0]]]
+    assert one != other and one == again
+
+
+def class_of_a_function():
+    namespace = {'__name__': 'theano.gof.opt'}
+    exec('def make():\n    class Local:\n        pass\n    return Local', namespace)
+    return namespace['make']()
+
+
+@pytest.mark.parametrize('obj', [
+    theano.shared(1.0), theano.shared(1.0).container, class_of_a_function(), class_of_a_function()(),
+    np.frompyfunc(lambda x: x, 1, 1), _weakref.getweakrefcount, np.ctypeslib.ctypes, textwrap.dedent])
+def test_what_another_process_may_not_know_has_no_digest(obj):
+    with pytest.raises((kept_graphs.CannotKeep, pickle.PicklingError, AttributeError)):
+        digest(obj)
+
+
+def test_functions_and_graphs_of_their_own_have_no_digest():
+    f = theano.function([], T.constant(1.0), mode=PY)
+    for obj in (f, f.maker, f.maker.fgraph):
+        with pytest.raises(kept_graphs.CannotKeep):
+            digest(obj)
+
+
+def test_an_optimisation_in_c_is_applied(optimised):
+    for _ in range(2):
+        make_sum(mode=PY.register((theano.gof.opt.FromFunctionOptimizer(_weakref.getweakrefcount), 49)))
+    assert len(optimised) == 2
+
+
+def test_a_deep_graph_that_a_tag_names_is_described():
+    """A variable's tag may name a variable that many others come before."""
+    x = y = T.dscalar('x')
+    for _ in range(3000):
+        y = y + 1
+    x.tag.stands_for = y
+    assert digest([x], inputs=[x]) == digest([x], inputs=[x])
+
+
+def test_marks_of_nodes_are_kept(optimised):
+    x = T.dscalar('x')
+    for _ in range(2):
+        exp, = theano.function([x], marked(x, 'kept'), mode=PY).maker.fgraph.apply_nodes
+        assert exp.tag.local_log_erfc_applied == 'kept'
+    assert len(optimised) == 1
 
 
 def test_what_the_optimiser_logs_is_logged_each_time(optimised, caplog):
