@@ -138,7 +138,7 @@ def test_each_value_is_made_once_and_let_go_after_its_last_use(name, length, sli
     program = lowered(plan, division, inputs)
     slots = Slots(program)
     given = {slot for of_shards in program.of_shards.values() for slot in of_shards} | set(program.common.values())
-    assert slots.full - given == set(program.results)  # nothing may read some of what is given
+    assert slots.full - given == set(program.results)  # nothing may read some of the inputs
     of_ranks = [variable for share in (plan.divided.shares if plan.divided else ()) for variable in share]
     assert set(plan.program.updated) - set(of_ranks) <= set(slots.variables)
     assert len(set(slots.variables)) == len(slots.variables)

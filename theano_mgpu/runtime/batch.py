@@ -89,7 +89,7 @@ class Split(NamedTuple):
         The order in which the parts of logical shards are added.
     program : StepProgram
     slots : list
-        Those of a batch that is not given yet: with the numbers that the program takes, see `Program.numbers`.
+        Of a batch without arguments: with the numbers that the program takes, see `Program.numbers`.
     pieces : list of slice
         The samples of each shard.
     """
