@@ -166,18 +166,19 @@ class _Description:
         if kind in _ATOMS:
             return obj
         if kind is list or kind is tuple:
-            return kind.__name__, [self._of(each) for each in obj]
+            return kind.__name__, [each if type(each) in _ATOMS else self._of(each) for each in obj]
+        if kind is dict:
+            return 'dict', self._of([*obj.keys(), *obj.values()])
         if kind is set or kind is frozenset:  # their order differs from process to process
             return kind.__name__, [self._of(each) for each in sorted(obj, key=repr)]
         if id(obj) in self._seen:
             return 'seen', self._seen[id(obj)][0]
         self._seen[id(obj)] = len(self._seen), obj
-        return kind.__module__, kind.__qualname__, [self._of(part) for part in self._parts(obj)]
+        return kind.__module__, kind.__qualname__, self._of(list(self._parts(obj)))
 
     def _parts(self, obj: Any) -> Iterable[Any]:
         """Return what an object is made of, without what differs from process to process."""
         import theano
-        from theano.gof.opt import LocalOptimizer, Optimizer
         if isinstance(obj, FunctionType):
             module = obj.__globals__['__name__']  # functools.wraps sets another one
             _check_known(module, obj)
@@ -199,12 +200,14 @@ class _Description:
             return type(obj), obj.inputs, obj.outputs, info, obj.output_types
         if isinstance(obj, theano.scalar.Composite):  # it gets code and a name at some time
             return type(obj), obj.inputs, obj.outputs
-        return _state(obj, _NO_PART if isinstance(obj, (Optimizer, LocalOptimizer)) else {'_hash'})
+        optimizers = theano.gof.opt.Optimizer, theano.gof.opt.LocalOptimizer
+        return _state(obj, _NO_PART if isinstance(obj, optimizers) else {'_hash'})
 
     def _parts_of_variable(self, variable: Any) -> Iterable[Any]:
-        from theano.gof.graph import io_toposort
+        import theano
         in_order = variable.owner is None or id(variable.owner) in self._seen
-        before = [] if in_order else io_toposort(self._variables, [variable])  # not one within the other: too deep
+        # Nodes that are described one within the other may be too deep.
+        before = [] if in_order else theano.gof.graph.io_toposort(self._variables, [variable])
         self._variables.add(variable)
         self.own += [trace for trace in getattr(variable.tag, 'trace', ()) if isinstance(trace, list)]
         tag = sorted((name, value) for name, value in vars(variable.tag).items() if name != 'trace')
@@ -229,11 +232,10 @@ def _state(obj, without):
         if isinstance(value, FunctionType):  # pickle may leave it out
             _check_known(value.__globals__['__name__'], value)
     make, arguments, attributes, *items = tuple(reduced) + (None,)
-    if not isinstance(attributes, dict):
-        attributes = {'': attributes}
+    attributes = attributes if isinstance(attributes, dict) else {'': attributes}
     names = sorted(set(attributes) - without)
-    return (make, arguments, ' '.join(names), [attributes[name] for name in names],
-            [list(each or ()) for each in items])
+    return (make, len(arguments), *arguments, ' '.join(names), *[attributes[name] for name in names],
+            *[each and list(each) for each in items])
 
 
 @functools.lru_cache(None)
@@ -298,7 +300,7 @@ def _content(fgraph, own):
     """Return an optimised graph as bytes."""
     from theano.gof.graph import clone, io_toposort
     inputs, outputs = clone(fgraph.inputs, fgraph.outputs, copy_inputs=False, copy_orphans=True)
-    nodes = io_toposort(inputs, outputs)  # one that is pickled within the other would be too deep
+    nodes = io_toposort(inputs, outputs)  # nodes that are pickled one within the other may be too deep
     file, numbers = io.BytesIO(), {id(each): number for number, each in enumerate(own)}
     writer = _Writer(file, protocol=4)
     writer.persistent_id = lambda obj: numbers.get(id(obj))
