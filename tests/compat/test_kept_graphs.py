@@ -241,9 +241,9 @@ CODE = {
     'a number in the code': 'f, g = lambda graph: 1, lambda graph: 2',
     'a name in the code': 'f, g = lambda graph: len, lambda graph: str',
     'code within the code': 'f, g = lambda graph: lambda: 1, lambda graph: lambda: 2',
-    'what a call may pass': 'f, g = lambda graph: graph, lambda *graph: graph',
+    'its signature': 'f, g = lambda graph: graph, lambda *graph: graph',
     'a default': 'f, g = lambda graph, n=1: n, lambda graph, n=2: n',
-    'what it closes over': 'f, g = [(lambda n: lambda graph: n)(n) for n in (1, 2)]',
+    'its closure': 'f, g = [(lambda n: lambda graph: n)(n) for n in (1, 2)]',
 }
 VALUES = {
     'the class of a number': (1, 1.0), 'a truth value': (1, True), 'a sign': (0.0, -0.0), 'a set': ({1}, [1]),

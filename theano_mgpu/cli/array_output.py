@@ -145,7 +145,7 @@ class UnfinishedOutput:
                 with h5py.File(whole, 'w') as hdf5:
                     for name, array in arrays.items():
                         dataset = hdf5.create_dataset(name, array.shape, array.dtype)
-                        step = max(1, CHUNK // max(1, rows.itemsize))  # h5py copies so many rows at a time
+                        step = max(1, CHUNK // max(1, rows.itemsize))  # rows that h5py copies at a time
                         for start in range(0, self.length, step):
                             dataset[start:start + step] = array[start:start + step]
         owned.remove(self._file.fileno(), self.place)

@@ -33,6 +33,11 @@ class Mesh(NamedTuple):
         """All contexts, each once."""
         return list(dict.fromkeys(context for replica in self.replicas for context in replica))
 
+    @property
+    def on_devices(self) -> bool:
+        """Return whether any context is on a device other than the CPU."""
+        return any(context.kind != 'cpu' for context in self.contexts)
+
     def column(self, place: str) -> list[Context]:
         """Return the context of a place on each replica."""
         index = self.places.index(place)

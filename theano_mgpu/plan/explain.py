@@ -41,7 +41,8 @@ def explanation(plan: Any, changes: Sequence[Any] = (), memory: MemoryEstimate |
     dict
         Bytes are None where they are not known.
     """
-    sizes = {**(memory.sizes if memory else {}), **_sizes_of_exchanges(plan, memory.sizes if memory else {})}
+    known = memory.sizes if memory else {}
+    sizes = {**known, **_sizes_of_exchanges(plan, known)}
     return {'name': plan.name, 'processes': plan.machine.size, 'replicas': plan.shares.n_replicas,
             'micro_batches': plan.shares.micro_batches, 'logical_shards': plan.shares.logical_shards,
             'contexts': [each.name for each in plan.mesh.contexts],
@@ -217,8 +218,9 @@ def _sizes_of_exchanges(plan: Any, known: Mapping[theano.Variable, int]) -> Size
     of_gradients = bytes_of_gradients(program.every_exchange, plan.params, new)
     sizes: Sizes = {}
     for variable, source, reduction in program.every_exchange:
-        if reduction == SUM and source in known or variable in known:
-            sizes[variable] = known[source if reduction == SUM and source in known else variable]
+        alike = source if reduction == SUM else variable  # a sum is as large as its parts
+        if alike in known:
+            sizes[variable] = known[alike]
         elif all(getattr(variable.type, 'broadcastable', [False])):
             sizes[variable] = bytes_of(variable, ())
         else:

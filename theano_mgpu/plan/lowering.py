@@ -13,7 +13,7 @@ from . import instructions
 from .instructions import Move, New, PartOnContext, Slots
 from .parts import Boundary, DeviceReduce, Part, StagePlan
 from .schedule import schedule
-from .shares import Machine, Shares, Work  # noqa: F401  Machine for the example
+from .shares import Shares, Work
 
 Takes = Mapping[Part, Sequence[Sequence[bool]]]
 
@@ -53,6 +53,7 @@ def divided(shares: Shares, rounds: Sequence[Sequence[Work]],
 
     Examples
     --------
+    >>> from theano_mgpu.plan import Machine
     >>> shares = Shares(Machine(replicas=(2,)), micro_batches=2)
     >>> shards, division = divided(shares, shares.rounds(4))
     >>> shards, division.rounds
@@ -130,7 +131,7 @@ class _Lowering:
 
     def __init__(self, plan: Any, division: Division, with_samples: Collection[theano.Variable], takes: Takes):
         self._plan, self._division, self._takes, self._shards = plan, division, takes, range(len(division.replicas))
-        self._on_devices = any(context.kind != 'cpu' for context in plan.mesh.contexts)
+        self._on_devices = plan.mesh.on_devices
         self.size = 0
         self.instructions: list[Any] = []
         self.last: dict[int, int] = {}  # for each slot, the number of the last instruction that uses it

@@ -1,4 +1,4 @@
-"""The parts of a step, and the exchanges between them: what a plan consists of."""
+"""The parts of a step, and the exchanges between them: the content of a plan."""
 from __future__ import annotations
 
 from dataclasses import dataclass

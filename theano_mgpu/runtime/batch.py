@@ -151,8 +151,8 @@ class Splitter:
     """
 
     def __init__(self, plan: StepPlan, split: Collection[theano.Variable], takes: Takes | None = None):
-        self._plan, self.with_samples, self.takes = plan, frozenset(split), takes
-        self._on_devices = any(context.kind != 'cpu' for context in plan.mesh.contexts)
+        self._plan, self.with_samples, self._takes = plan, frozenset(split), takes
+        self._on_devices = plan.mesh.on_devices
         self._programs: dict[Division, StepProgram] = {}
         self.use(plan.shares)
         self.slices: dict[tuple[int, ...], int] = {}
@@ -251,7 +251,7 @@ class Splitter:
         works, division = divided(shares, rounds or [[(0, (0, 1))]], slices is not None and len(rounds) > 1)
         shards = [Shard(replica, span, first + i) for i, (replica, span) in enumerate(works)]
         if division not in self._programs:
-            self._programs[division] = lowered(self._plan, division, self.with_samples, self.takes)
+            self._programs[division] = lowered(self._plan, division, self.with_samples, self._takes)
         program, (whole, *of_shard) = self._programs[division], self._plan.program.numbers or [None]
         slots: list[Any] = [None] * program.size
         if whole is not None:

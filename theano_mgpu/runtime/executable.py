@@ -191,7 +191,7 @@ class Executable:
         self.variables = list(dict.fromkeys(replicas.values()))
         self._seen: Any = None  # the versions of the variables when all replicas were up to date
         share_first_values(communicator, [each for each in self.variables if each.variable not in program.own])
-        by_tree, self.on_devices = plan.shares.logical_shards > 0, any(each.kind != 'cpu' for each in contexts)
+        by_tree, self.on_devices = plan.shares.logical_shards > 0, plan.mesh.on_devices
         factored = {each.source for part in plan.parts for group in part.sums for each in group.exchanges} \
             .difference(plan.kept) if by_tree and not self.on_devices else ()
         self.parts = {part: CompiledPart(part, replicas, Alone() if part.is_share else communicator, mode, factored)

@@ -44,15 +44,13 @@ class DryRun(StepRun):
         super().__init__(executable, batch)
         self._transaction = _Transaction(executable)
         self._memory, self._host = executable.memory, executable.memory[HOST]
-        self.program = batch.split.program
         self.sizes: dict[int, Any] = {}  # bytes by slot
 
     def _run(self, steps):
         for instruction, ended in steps:
             instruction.run(self)
             for slot in ended:
-                value = self._slots[slot]
-                self.sizes[slot] = getattr(value.value if isinstance(value, Sum) else value, 'nbytes', None)
+                self.sizes[slot] = getattr(self._slots[slot], 'nbytes', None)
                 self._slots[slot] = None
 
     def _sent(self, variable, value, context, buffers):

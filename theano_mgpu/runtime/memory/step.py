@@ -105,16 +105,17 @@ class DryStep:
         shares, lengths = self._plan.shares, self._lengths(samples)
         own = lengths[shares.machine.rank] if shares.is_sharded else samples
         dry = DryExecutable(self._executable, self._functions)
-        splitter = Splitter(self._plan, self._like.with_samples, self._like.takes)
+        splitter = Splitter(self._plan, self._like.with_samples, self._executable.takes)
         splitter.use(self._like.shares)
         if slices is not None:
             splitter.slices[tuple(lengths)] = slices
         values = {variable: self._value(variable, own, dry.memory[HOST]) for variable in self._plan.program.given}
         for _ in range(STEPS):
-            run = DryRun(dry, splitter.split(values, lengths))
+            batch = splitter.split(values, lengths)
+            run = DryRun(dry, batch)
             run.start()
             run.finish()
-        sizes = {variable: run.sizes.get(slot) for variable, slot in run.program.slots.items()}
+        sizes = {variable: run.sizes.get(slot) for variable, slot in batch.split.program.slots.items()}
         return {context: memory.peak for context, memory in dry.memory.items()}, {
             variable: size for variable, size in sizes.items() if size is not None}
 
