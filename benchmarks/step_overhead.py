@@ -77,13 +77,14 @@ def bare_calls(step, batch):
         def call(*given):
             calls.append((original, given))
             return original(*given)
-        original = function.unwatched_call
+        original = function.mgpu_call
         return call
+    own = [function.mgpu_call for function in functions]
     for function in functions:
-        function.unwatched_call = noted(function)
+        function.mgpu_call = noted(function)
     step(*batch)
-    for function in functions:
-        del function.unwatched_call
+    for function, call in zip(functions, own):
+        function.mgpu_call = call
     return lambda *_: [function(*given) for function, given in calls]
 
 

@@ -212,4 +212,4 @@ class ParallelFunction(DividedFunction):
             If a context, or another process, fails. Nothing is changed then, as after any other error.
         """
         numbers = None if output_subset is None else self._pack.numbers(output_subset)
-        return self._pack(self.steps((args, kwargs)).outputs, numbers)
+        return self._pack(self.steps.run((args, kwargs)).outputs, numbers)

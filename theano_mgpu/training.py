@@ -20,7 +20,6 @@ from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import settings, training_state
 from .runtime.state.ledger import account_of, ledger_at
-from .runtime.steps import Computed
 from .utils.mpi_environment import CHECKPOINT
 from .utils.progress import bar
 from .utils.rank_process import report
@@ -174,15 +173,9 @@ class TrainingFunction(DividedFunction):
         BatchError, NonFiniteError, ReplicaError, RankError
             Nothing is changed then, as after any other error.
         """
-        outputs = self.steps((args, kwargs)).outputs
+        outputs = self.steps.run((args, kwargs)).outputs
         self._note_completed()
         return outputs if len(outputs) > 1 else outputs[0]
-
-    def _call(self, arguments: Any) -> Computed:
-        computed = super()._call(arguments)
-        if len(computed.outputs) == self._n_outputs:
-            return computed
-        return computed._replace(outputs=computed.outputs[:self._n_outputs])
 
     def over(self, batches: Iterable[Any], ahead: bool | None = None, progress: bool | str = False) -> Iterator[Any]:
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
@@ -218,8 +211,10 @@ class TrainingFunction(DividedFunction):
             yield outputs[:self._n_outputs], length
 
     def _check(self, outputs: list[np.ndarray]) -> None:
+        if len(outputs) == self._n_outputs:
+            return
         for param, value in zip([None] + self.params, outputs[:1] + outputs[self._n_outputs:]):
-            if len(outputs) > self._n_outputs and not np.isfinite(value).all():
+            if not np.isfinite(value).all():
                 name = 'the loss' if param is None else 'the gradient of %s' % param
                 raise NonFiniteError('%s is not finite (loss %s): no parameter was changed. Lower the learning rate, '
                                      'clip the gradients, or look for a division by zero or a log of zero in the '

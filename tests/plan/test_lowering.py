@@ -79,8 +79,8 @@ class Slots:
     def __init__(self, program):
         self.full = {slot for slots in program.of_shards.values() for slot in slots} | set(program.common.values())
         self.ended, self.variables, self.added = set(), [], []
-        for instruction, ended in [*program.stages, *program.update]:
-            instruction.run(self)
+        for name, instruction, ended in [*program.stages, *program.update]:
+            getattr(self, name)(instruction)
             assert self.full.issuperset(ended) and self.ended.isdisjoint(ended)
             self.full.difference_update(ended)
             self.ended.update(ended)
@@ -107,7 +107,7 @@ class Slots:
         self.added.append((given.group, given.round))
         self.move(sum(given.parts, ()), [])
 
-    def finish_sums(self, given):
+    def finish(self, given):
         self.move([], given.targets)
 
     def gather(self, given):
@@ -160,7 +160,7 @@ def test_sums_under_way_end_before_values_are_gathered():
 def kinds(plan, length, slices=None):
     works, division = divided(plan.shares, plan.shares.rounds(length, slices), slices is not None)
     program = lowered(plan, division, plan.program.inputs)
-    return [type(each) for each, _ in [*program.stages, *program.update]]
+    return [type(each) for _, each, _ in [*program.stages, *program.update]]
 
 
 def test_what_a_batch_does_not_need_is_not_in_its_list():

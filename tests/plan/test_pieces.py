@@ -98,11 +98,11 @@ def test_values_are_released_once_no_later_piece_needs_them(names, recompute):
     a, b = names[:2]
     step = compiled([a, b, a], micro_batches=2, contexts=[[a, b]], recompute=recompute)
     x = np.ones((6, 3), theano.config.floatX)
-    batch = step.built.splitter.split({step.arguments.inputs[0]: x}, [6])
+    batch = step.built.splitter.split([(step.arguments.inputs[0], x)], [6])
     run = StepRun(step.executable, batch)
     run.start()
-    run.finish()
-    works = [work for each, _ in batch.split.program.stages if isinstance(each, Launch) for work in each.works]
+    run.end()
+    works = [work for _, each, _ in batch.split.program.stages if isinstance(each, Launch) for work in each.works]
     assert works and all(batch.slots[slot] is None for work in works for slot in work.made)
 
 

@@ -70,7 +70,7 @@ def late_failures(path):
     # No public hook runs between the runs of the executor, so there a fault replaces a method.
     places = {'scatter': (step.executable.parts[step.plan.parts[0]], 'refresh'), 'stage': (executor, 0),
               'sum': (sums.HostSums, 'add'), 'exchange': (step_run, 'exchanged'),
-              'broadcast': (step_run.StepRun, 'finish_sums'), 'update': (executor, 1),
+              'broadcast': (step_run.StepRun, 'finish'), 'update': (executor, 1),
               'outputs': (step_run.StepRun, 'gather'), 'store': (step_run.StepRun, '_store'),
               'check': (step._runner, '_check')}
     met = []

@@ -1,6 +1,7 @@
 """A function that Keras makes for the batches of a model: over the contexts, in place of plain Theano's."""
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, Callable, Collection, NamedTuple, Sequence
 
@@ -22,6 +23,7 @@ from .fallback import FAILED, by_plain, is_for_plain
 from .steps import Choice, length_of
 
 FIRST = 'first replica'  # the key of the program that divides no batch
+NOTHING: Any = contextlib.nullcontext()
 
 
 class Hint(NamedTuple):
@@ -109,9 +111,10 @@ class ModelFunction:
     # --- the place in Keras's function
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        computed = self._run(list(inputs))
-        self._values = [each for each, is_value in zip(computed.outputs, self._is_value) if is_value]
-        return list(computed.outputs)
+        outputs = self._run.run(list(inputs)).outputs
+        if any(self._is_value):
+            self._values = [each for each, is_value in zip(outputs, self._is_value) if is_value]
+        return list(outputs)
 
     def values(self) -> list[Any]:
         """Return the values that Keras reads after each batch: its metrics, as they were after the last one."""
@@ -165,7 +168,9 @@ class ModelFunction:
 
     def _with_values(self, outputs):
         """Return outputs with the values that are read after a batch."""
-        others, values = iter(outputs), iter(self.read() if any(self._is_value) else ())
+        if not any(self._is_value):
+            return outputs
+        others, values = iter(outputs), iter(self.read())
         return [next(values if is_value else others) for is_value in self._is_value]
 
     @functools.cached_property
@@ -287,17 +292,18 @@ class ModelFunction:
 
     def _by(self, step, inputs):
         ahead = self.kind == 'train' and step.executable.on_devices and self._hint.following(self, inputs)
-        with step.look_ahead.asking(ahead or None):
+        with step.look_ahead.asking(ahead) if ahead else NOTHING:
             outputs = step(*inputs)
-        return Computed(self._reported(outputs, step.samples), step.samples, step.contexts, step)
-
-    def _reported(self, outputs, samples):
-        """Return outputs with the values of a batch, and add its loss, and metrics that are outputs, to the epoch's."""
         outputs = outputs if isinstance(outputs, list) else [outputs]
-        if self.kind != 'predict' and self.step.sharded:
+        if step.sharded:
+            self._add(outputs, step.samples)
+        return Computed(self._with_values(outputs), step.samples, step.contexts, step)
+
+    def _add(self, outputs, samples):
+        """Add the loss of a batch, and metrics that are outputs, to those of the epoch."""
+        if self.kind != 'predict':
             self._sums = self._sums + np.array([np.mean(each) for each in outputs], 'float64') * samples
             self._samples += samples
-        return self._with_values(outputs)
 
     def _divides(self, step, samples):
         """Return whether a batch is divided among the contexts of this process alone."""
@@ -342,7 +348,7 @@ class ModelFunction:
         if self._usual not in self._programs or not self.step.sharded:
             return None
         for outputs, samples in self.step.joined():
-            self._reported(outputs, samples)
+            self._add(outputs, samples)
             if self._run.account is not None:
                 self._run.account.note()
         return self._with_values((self._sums / self._samples).tolist()) if self._samples else None

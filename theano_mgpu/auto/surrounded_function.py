@@ -35,7 +35,7 @@ class SurroundedFunction:
         self.steps = Steps(compute or self._compute)
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
-        return self.steps((args, kwargs)).outputs
+        return self.steps.run((args, kwargs)).outputs
 
     def _compute(self, call):
         args, kwargs = call

@@ -57,8 +57,9 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray | None = None, acc
         if len(buffers) == 1:
             return buffers[0]
         out = np.empty_like(buffers[0])
+    shape = out.shape
     for buffer in buffers:
-        if buffer.shape != out.shape:
+        if buffer.shape != shape:
             raise ValueError('buffers of one shape are summed; the shapes are %s'
                              % ', '.join(str(each.shape) for each in (out, *buffers)))
     if out.size <= SMALL and out.dtype.char in 'fd' and out.flags.forc:  # for less than the checks below take
@@ -77,13 +78,12 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray | None = None, acc
 
 def _add(total, target, buffers, accumulate):
     """Write the sum of buffers, in their order, and of `target` with `accumulate`, to `total`."""
-    first, *others = [target, *buffers] if accumulate else buffers
-    if not others or first.dtype != total.dtype:  # NumPy would convert both terms of a sum in new memory
+    first, others, dtype = (target, buffers, total.dtype) if accumulate else (buffers[0], buffers[1:], total.dtype)
+    if not others or first.dtype != dtype:  # NumPy would convert both terms of a sum in new memory
         np.copyto(total, first, casting='same_kind')
         first = total
     for buffer in others:
-        np.add(first, buffer, out=total, dtype=total.dtype)
-        first = total
+        first = np.add(first, buffer, total, dtype=dtype)
 
 
 def add_blocks(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> None:

@@ -1,7 +1,7 @@
-"""The instructions of a step, over numbered slots: values that do not change, each with one method.
+"""The instructions of a step, over numbered slots: values that do not change.
 
-A slot holds one value: of a shard (the part of a batch that a replica works on at a time), or of all shards. The method
-``run(step)`` has an interpreter of the instructions carry it out.
+A slot holds one value: of a shard (the part of a batch that a replica works on at a time), or of all shards. An
+interpreter carries each out by a method of the name of its class, in small letters.
 """
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ class PartOnContext(NamedTuple):
         The number of the shard that it works on; None in the update.
     given, made : tuple of int
         Slots of the values that it takes, and of the values that it makes: the outputs, then the new values.
+    function : object or None
+        Its ``mgpu_call(*values)`` computes the part, where that is compiled,
+    results : tuple of int
+        and returns the values of these slots: those of `made`, in the function's order.
     """
 
     part: Part
@@ -38,6 +42,8 @@ class PartOnContext(NamedTuple):
     shard: Optional[int]
     given: Slots
     made: Slots
+    function: Any
+    results: Slots
 
 
 class Move(NamedTuple):
@@ -50,11 +56,15 @@ class Move(NamedTuple):
 
 
 class New(NamedTuple):
-    """The new values that a part has made: all slots on the first context, then on the next one."""
+    """The new values that a part has made: all slots on the first context, then on the next one.
+
+    Where the part is compiled, `storages` are the places where the values go.
+    """
 
     part: Part
     contexts: Tuple[Context, ...]
     slots: Slots
+    storages: Any
 
 
 class Send(NamedTuple):
@@ -65,9 +75,6 @@ class Send(NamedTuple):
     shards: Shards
     phase: str
 
-    def run(self, step: Any) -> None:
-        step.send(self)
-
 
 class Launch(NamedTuple):
     """Parts are started, each on a shard; in the update on none. Devices may still compute them afterwards."""
@@ -77,18 +84,12 @@ class Launch(NamedTuple):
     shards: Shards
     phase: str
 
-    def run(self, step: Any) -> None:
-        step.launch(self)
-
 
 class Wait(NamedTuple):
     """The host waits for devices; for `others` only to measure how long each phase takes."""
 
     works: Tuple[PartOnContext, ...]
     others: Tuple[PartOnContext, ...]
-
-    def run(self, step: Any) -> None:
-        step.wait(self)
 
 
 class Add(NamedTuple):
@@ -100,18 +101,12 @@ class Add(NamedTuple):
     contexts: Tuple[Context, ...]
     parts: Tuple[Slots, ...]
 
-    def run(self, step: Any) -> None:
-        step.add(self)
-
 
 class Finish(NamedTuple):
     """The ranks add up sums, whose slots are the `targets`."""
 
     groups: Tuple[SumGroup, ...]
     targets: Slots
-
-    def run(self, step: Any) -> None:
-        step.finish_sums(self)
 
 
 class Gather(NamedTuple):
@@ -126,18 +121,12 @@ class Gather(NamedTuple):
     targets: Slots
     own: bool
 
-    def run(self, step: Any) -> None:
-        step.gather(self)
-
 
 class Stack(NamedTuple):
     """The value of the only shard gets an axis of length 1 in front."""
 
     source: int
     target: int
-
-    def run(self, step: Any) -> None:
-        step.stack(self)
 
 
 class Save(NamedTuple):
@@ -146,18 +135,12 @@ class Save(NamedTuple):
     shards: Slots
     slots: Slots
 
-    def run(self, step: Any) -> None:
-        step.save(self)
-
 
 class Store(NamedTuple):
     """The copies of variables, on other contexts and ranks, too, get their new values, and states their `rows`."""
 
     news: Tuple[New, ...]
     rows: Tuple[Tuple[SharedVariable, int], ...]
-
-    def run(self, step: Any) -> None:
-        step.store(self)
 
 
 class Fetch(NamedTuple):
@@ -166,6 +149,3 @@ class Fetch(NamedTuple):
     variables: Tuple[theano.Variable, ...]
     sources: Slots
     targets: Slots
-
-    def run(self, step: Any) -> None:
-        step.fetch(self)

@@ -33,10 +33,10 @@ def listed(plan: Any, sizes: Mapping[theano.Variable, int | None]) -> list[dict[
     _, division = divided(shares, shares.rounds(samples))
     program = lowered(plan, division, plan.program.inputs)
     rows = []
-    for instruction, _ in [*program.stages, *program.update]:
+    for name, instruction, _ in [*program.stages, *program.update]:
         where, what, values = _described(instruction, plan.machine.size)
         known: list[Any] = [bytes_of_shared(each) if hasattr(each, 'container') else sizes.get(each) for each in values]
-        rows.append({'instruction': type(instruction).__name__.lower(), 'where': ', '.join(dict.fromkeys(where)),
+        rows.append({'instruction': name, 'where': ', '.join(dict.fromkeys(where)),
                      'what': what, 'bytes': None if None in known else sum(known)})
     return rows
 

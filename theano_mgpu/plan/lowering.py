@@ -15,8 +15,6 @@ from .parts import Boundary, DeviceReduce, Part, StagePlan
 from .schedule import schedule
 from .shares import Shares, Work
 
-Takes = Mapping[Part, Sequence[Sequence[bool]]]
-
 
 class Division(NamedTuple):
     """The way in which a batch is divided.
@@ -67,11 +65,11 @@ def divided(shares: Shares, rounds: Sequence[Sequence[Work]],
 
 
 class StepProgram(NamedTuple):
-    """The instructions of a step, each with the slots that no later one needs.
+    """The instructions of a step, each with its name and the slots that no later one needs.
 
     Attributes
     ----------
-    stages, update : list of (instruction, tuple of int)
+    stages, update : list of (str, instruction, tuple of int)
         Devices may still compute the last stage when all `stages` have run.
     size : int
         The number of slots.
@@ -84,8 +82,8 @@ class StepProgram(NamedTuple):
         The slot of each value; of the first shard, if each shard has its own value.
     """
 
-    stages: Sequence[tuple[Any, Slots]]
-    update: Sequence[tuple[Any, Slots]]
+    stages: Sequence[tuple[str, Any, Slots]]
+    update: Sequence[tuple[str, Any, Slots]]
     size: int
     of_shards: dict[theano.Variable, Slots]
     common: dict[theano.Variable, int]
@@ -94,7 +92,7 @@ class StepProgram(NamedTuple):
 
 
 def lowered(plan: Any, division: Division, with_samples: Collection[theano.Variable],
-            takes: Takes | None = None) -> StepProgram:
+            compiled: Mapping[Part, Any] | None = None) -> StepProgram:
     """Return the instructions of a step.
 
     Parameters
@@ -103,13 +101,11 @@ def lowered(plan: Any, division: Division, with_samples: Collection[theano.Varia
     division : Division
     with_samples : collection of theano.Variable
         The inputs that have samples.
-    takes : dict of Part to list of list of bool, optional
-        For each context of a part whether its function takes each of the given values on the device. By default, as
-        functions do unless Theano moves an op to the host.
+    compiled : dict of Part to CompiledPart, optional
+        The functions. Without them it is assumed that each value is taken on the device, as by functions unless Theano
+        moves an op to the host.
     """
-    lowering = _Lowering(plan, division, with_samples, takes or {
-        part: [[context.kind != 'cpu' and taken_on_device(variable) for variable in part.given]
-               for context in part.contexts] for part in plan.parts})
+    lowering = _Lowering(plan, division, with_samples, compiled)
     for stage in plan.stages:
         lowering.compute(stage)
     n_in_stages = len(lowering.instructions)
@@ -121,7 +117,7 @@ def lowered(plan: Any, division: Division, with_samples: Collection[theano.Varia
     for slot, i in lowering.last.items():
         if slot not in results:
             ended[i].append(slot)
-    steps = list(zip(lowering.instructions, map(tuple, ended)))
+    steps = [(type(each).__name__.lower(), each, tuple(slots)) for each, slots in zip(lowering.instructions, ended)]
     return StepProgram(steps[:n_in_stages], steps[n_in_stages:], lowering.size, lowering.of_shards, lowering.common,
                        results, {variable: slot for (variable, shard), slot in lowering.slots.items() if not shard})
 
@@ -129,8 +125,10 @@ def lowered(plan: Any, division: Division, with_samples: Collection[theano.Varia
 class _Lowering:
     """The instructions so far, and the slots of the values that are known after them."""
 
-    def __init__(self, plan: Any, division: Division, with_samples: Collection[theano.Variable], takes: Takes):
-        self._plan, self._division, self._takes, self._shards = plan, division, takes, range(len(division.replicas))
+    def __init__(self, plan: Any, division: Division, with_samples: Collection[theano.Variable],
+                 compiled: Mapping[Part, Any] | None):
+        self._plan, self._division, self._shards = plan, division, range(len(division.replicas))
+        self._compiled = compiled
         self._on_devices = plan.mesh.on_devices
         self.size = 0
         self.instructions: list[Any] = []
@@ -213,13 +211,18 @@ class _Lowering:
 
     def _work(self, part: Part, place: int, shard: int | None, every_moves: list[list[Move]]) -> PartOnContext:
         """Return the work of a part, and add a list with the moves of its arguments."""
-        context = part.contexts[place]
+        context, function = part.contexts[place], None
+        takes = [context.kind != 'cpu' and taken_on_device(variable) for variable in part.given]
+        order: Iterable[int] = range(len(part.outputs) + len(part.updates))
+        if self._compiled is not None:
+            function, takes, order = self._compiled[part].function_of(place)
         every_moves.append([])
         given = tuple(self._moved_to(variable, context if on_device else HOST, shard, every_moves[-1])
-                      for variable, on_device in zip(part.given, self._takes[part][place]))
+                      for variable, on_device in zip(part.given, takes))
         counts = shard is not None or not place  # of the update, the results on the first context do
-        outputs = [self._known(variable, shard) if counts else self._new() for variable in part.outputs]
-        return PartOnContext(part, place, context, shard, given, tuple(outputs + [self._new() for _ in part.updates]))
+        made = [self._known(variable, shard) if counts else self._new() for variable in part.outputs]
+        made += [self._new() for _ in part.updates]
+        return PartOnContext(part, place, context, shard, given, tuple(made), function, tuple(made[i] for i in order))
 
     def _moved_to(self, variable: theano.Variable, context: Context, shard: int | None, moves: list[Move]) -> int:
         """Return the slot of a value on a context; it goes there once."""
@@ -253,10 +256,10 @@ class _Lowering:
                 self._save([work.shard for work in of_round if work.shard is not None])
 
     def _note_new(self, works: Sequence[PartOnContext]) -> None:
-        part = works[0].part
+        part, contexts = works[0].part, tuple(work.context for work in works)
         if part.updates:
-            self._news.append(New(part, tuple(work.context for work in works),
-                                  sum((work.made[len(part.outputs):] for work in works), ())))
+            self._news.append(New(part, contexts, sum((work.made[len(part.outputs):] for work in works), ()),
+                                  self._compiled and self._compiled[part].storages(contexts)))
 
     def _save(self, shards: Sequence[int]) -> None:
         """Move what shards have to the host; it is sent again where it is needed."""

@@ -208,7 +208,7 @@ class InferenceReplica:
         graph = self._graph
         known = dict(zip(graph.inputs, map(graph.converted, graph.inputs, job.arrays)))
         for piece, function, sender in zip(graph.pieces, self.functions, self._senders):
-            results = function.unwatched_call(*sender.send([known[variable] for variable in piece.given]))
+            results = function.mgpu_call(*sender.send([known[variable] for variable in piece.given]))
             known.update(zip(piece.outputs, results))
         outputs = [fetch(known[output]) for output in graph.outputs]
         self.calls += 1

@@ -2,15 +2,15 @@
 from __future__ import annotations
 
 import collections
-from typing import Any, Collection, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import theano
 
 from ..comm.tree import Tree
 from ..devices.context_map import Context
-from ..plan import Choice, Shares, StepPlan
-from ..plan.lowering import Division, StepProgram, Takes, divided, lowered
+from ..plan import Choice, Part, Shares, StepPlan
+from ..plan.lowering import Division, StepProgram, divided, lowered
 from ..plan.shares import Span
 from .replicas.transfers import DeviceBuffers
 
@@ -131,7 +131,7 @@ class Splitter:
     plan : StepPlan
     split : list of theano.Variable
         Inputs that have samples along axis 0; every replica gets the others whole.
-    takes : dict of Part to list of list of bool, optional
+    compiled : dict of Part to CompiledPart, optional
         See `lowered`.
 
     Attributes
@@ -150,8 +150,8 @@ class Splitter:
         The number of slices by the `key` of a batch, where a device had too little memory for the number of the plan.
     """
 
-    def __init__(self, plan: StepPlan, split: Collection[theano.Variable], takes: Takes | None = None):
-        self._plan, self.with_samples, self._takes = plan, frozenset(split), takes
+    def __init__(self, plan: StepPlan, split: Collection[theano.Variable], compiled: Mapping[Part, Any] | None = None):
+        self._plan, self.with_samples, self._compiled = plan, frozenset(split), compiled
         self._on_devices = plan.mesh.on_devices
         self._programs: dict[Division, StepProgram] = {}
         self.use(plan.shares)
@@ -199,12 +199,12 @@ class Splitter:
                                   'a device had too little memory for fewer'))
         return changed
 
-    def split(self, values: Mapping[theano.Variable, Any], lengths: Sequence[int]) -> Batch:
+    def split(self, values: Iterable[tuple[theano.Variable, Any]], lengths: Sequence[int]) -> Batch:
         """Split a batch.
 
         Parameters
         ----------
-        values : dict of theano.Variable to ndarray
+        values : iterable of (theano.Variable, ndarray)
             The inputs of this process.
         lengths : list of int
             Samples that each rank was given: of its own, or the whole batch.
@@ -215,7 +215,7 @@ class Splitter:
         if split is None:
             split = self._splits[key] = self._split(lengths, key[1])
         program, slots = split.program, list(split.slots)
-        for variable, value in values.items():
+        for variable, value in values:
             of_shards = program.of_shards.get(variable)
             if of_shards is None:
                 slots[program.common[variable]] = value
@@ -251,7 +251,7 @@ class Splitter:
         works, division = divided(shares, rounds or [[(0, (0, 1))]], slices is not None and len(rounds) > 1)
         shards = [Shard(replica, span, first + i) for i, (replica, span) in enumerate(works)]
         if division not in self._programs:
-            self._programs[division] = lowered(self._plan, division, self.with_samples, self._takes)
+            self._programs[division] = lowered(self._plan, division, self.with_samples, self._compiled)
         program, (whole, *of_shard) = self._programs[division], self._plan.program.numbers or [None]
         slots: list[Any] = [None] * program.size
         if whole is not None:

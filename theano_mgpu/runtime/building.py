@@ -203,7 +203,7 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     if options.divides_always:
         check_same_rounding(ranks, divided.mesh)
     batch = divided.inputs
-    splitter = Splitter(step_plan, batch.with_samples, executable.takes)
+    splitter = Splitter(step_plan, batch.with_samples, executable.parts)
     dry_step = DryStep(executable, splitter)
     built = Built(**vars(divided), number=number, executable=executable, splitter=splitter, dry_step=dry_step,
                   updated=list(map(replicated, program.updated)),

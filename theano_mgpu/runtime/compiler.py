@@ -8,6 +8,7 @@ from typing import Any, Sequence
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
+from theano.gof.link import raise_with_op
 from theano.gpuarray.basic_ops import as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayType
 
@@ -70,7 +71,8 @@ def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Se
         Takes host arrays, and arrays on the device for inputs that are used there alone (`mgpu_takes` says
         which, see `transfers.send`); trusts its caller that they have the inputs' types. Returns the outputs, and
         the updates' new values where the updated replicas lie: `mgpu_order` has the positions of these results in
-        the list of both. Without updates, the outputs are returned in their order.
+        the list of both. Without updates, the outputs are returned in their order. ``mgpu_call(*values)`` is the
+        shortest way to call it.
     """
     whole = list(outputs) + list(updates.values())
     order = list(by_depth(dict(enumerate(whole))) if updates else range(len(whole)))
@@ -84,7 +86,34 @@ def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Se
     function.mgpu_context = context
     explicit = function.maker.fgraph.inputs[:len(inputs)]
     function.mgpu_takes = [isinstance(variable.type, GpuArrayType) for variable in explicit]
+    function.mgpu_call = _call_of(function, len(inputs))
     return function
+
+
+def _call_of(function, n_inputs):
+    """Return ``call(*values)`` of a function without updates and defaults, the call of `Function` without these.
+
+    Of a small function, Theano's own loops over all variables take a fifth of the time.
+    """
+    fn = function.fn
+    if type(fn).__name__ != 'CVM' or function.profile:
+        return function.unwatched_call
+    given = [container.storage for container in function.input_storage[:n_inputs]]
+    emptied = given + [container.storage for container, variable in
+                       zip(function.output_storage, function.maker.fgraph.outputs) if variable.owner is not None]
+
+    def call(*values):
+        for cell, value in zip(given, values):
+            cell[0] = value
+        try:
+            return fn()
+        except Exception:
+            number = fn.position_of_error
+            raise_with_op(fn.nodes[number], fn.thunks[number], storage_map=fn.storage_map)
+        finally:
+            for cell in emptied:
+                cell[0] = None
+    return call
 
 
 def _linked(context, replicas, name, like):

@@ -5,7 +5,7 @@ import functools
 import gc
 import threading
 import time
-from typing import Any, Dict, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 import theano
@@ -31,6 +31,7 @@ from .remedies import Remedies
 from .replicas.replicated import replicated
 from .runner import Runner
 from .steps import Computed, Steps
+from .timeline import HOST, note
 from .verification import comparison
 from .verification.report import VerificationReport
 
@@ -90,6 +91,8 @@ class DividedFunction:
         Duration of the last step up to its new values; gathering outputs with one row per sample is not included.
     """
 
+    _n_outputs: int | None = None  # the outputs that a call returns; by default all of them
+
     def __init__(self, inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Updates, options: Options):
         self.lock = threading.RLock()
         self.samples = self.calls = 0
@@ -120,6 +123,7 @@ class DividedFunction:
         self.executable, self.updated, self.refused = self.built.executable, self.built.updated, self.built.refusal
         self.ranks, self.timings, self.plan = ranks, self.executable.timings, self.executable.plan
         self.mesh, self.contexts, self.functions = self.plan.mesh, self.plan.mesh.contexts, self.executable.functions
+        self._n_ranks = ranks.size
         self.n_replicas, self.sharded = self.plan.shares.n_replicas, self.plan.shares.is_sharded
         self._example = Example(self.arguments, ranks)
         self._runner = Runner(self.built, options, self.look_ahead, self._check)
@@ -137,7 +141,7 @@ class DividedFunction:
         record.forget(self.timings)
         self._build(options)
         self.built.splitter.slices.update(slices)
-        self.arguments.take_assigned(arguments)
+        self.arguments.assigned.update(arguments.assigned)
 
     @property
     def profiles(self) -> list[Any]:
@@ -178,13 +182,17 @@ class DividedFunction:
 
     def step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Compute a batch on every rank, and return the outputs; on an error nothing changes on any rank."""
-        try:
-            return self._printed(self.locked_step((args, kwargs)))
-        finally:
-            self.arguments.forget_assigned()
+        return self._call((args, kwargs)).outputs
 
     def _call(self, arguments: Arguments) -> Computed:
-        return Computed(self.step(*arguments), self.samples, self.contexts, self)
+        try:
+            outputs = self.locked_step(arguments)
+        finally:
+            self.arguments.assigned.clear()
+        if self.built.prints:
+            outputs = self._printed(outputs)
+        assert outputs is not None
+        return Computed(outputs[:self._n_outputs], self.samples, self.contexts, self)
 
     def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         """Compute a batch, and return the outputs and the values to print.
@@ -206,12 +214,14 @@ class DividedFunction:
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
-        if self.plan.machine.size > self.ranks.size:  # a fork of a rank computes alone what the ranks have shared
+        if self._n_ranks > self.ranks.size:  # a fork of a rank computes alone what the ranks have shared
             self._rebuild(self.options)
         with self.ranks.single_thread:
-            began = time.perf_counter()
-            with self.timings.span('scatter'):
-                values, states, length, batch = self._bind(arguments)
+            began, values, batch, length, states = time.perf_counter(), None, None, 0, self.inputs.states()
+            if arguments is not None:
+                values, batch = self.look_ahead.take(*arguments) or (self.arguments.bind(*arguments), None)
+                length = self.inputs.length(values, states)
+            note(self.timings.seconds, 'scatter', HOST, began)
             lengths, own = [length], values
             if self.ranks.size > 1:
                 with self.timings.span('wait'):
@@ -229,17 +239,6 @@ class DividedFunction:
             rank_process.report(STEP)
             return result.outputs
 
-    def _bind(self, arguments: Arguments | None) -> tuple[Sequence[Any] | None, dict[Any, np.ndarray], int, Any]:
-        """Return the values of inputs, the states with a row a sample, the number of samples, and a batch split ahead.
-
-        A process whose data has ended has no values.
-        """
-        states = self.inputs.states()
-        if arguments is None:
-            return None, states, 0, None
-        values, batch = self.look_ahead.take(*arguments) or (self.arguments.bind(*arguments), None)
-        return values, states, self.inputs.length(values, states), batch
-
     def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
         """Compute a batch on every rank: again, in another way, each time that a device has too little memory.
 
@@ -253,7 +252,8 @@ class DividedFunction:
         while True:
             try:
                 result = self._runner.run(self.calls, batch, functools.partial(self.split, values, states, lengths))
-                self._remedies.note(lengths, self.built)
+                if self._remedies.tried:
+                    self._remedies.note(lengths, self.built)
                 return result
             except BaseException as error:
                 options = self._remedies.for_step(lengths, error, self.built, self.options)
@@ -283,11 +283,10 @@ class DividedFunction:
         lengths = [self.inputs.length(values)] if lengths is None else lengths
         if self.sharded:
             values = self._example.replacing(values, lengths)
-        given = dict(zip(self.arguments.inputs, values))
-        if self.inputs.slices:
-            given.update(self.inputs.slices.taken(values))
-        for variable, value in states.items():
-            given[self.inputs.rows[variable]] = value
+        given: Iterable[tuple[theano.Variable, Any]] = zip(self.arguments.inputs, values)
+        if self.inputs.slices.stand_ins or states:
+            given = [*given, *self.inputs.slices.taken(values).items(),
+                     *((self.inputs.rows[variable], value) for variable, value in states.items())]
         return self.built.splitter.split(given, lengths)
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:

@@ -1,8 +1,7 @@
 """A plan, compiled: the functions of each part on each context, and the memory that its steps use again."""
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Callable, Collection, Mapping, Sequence
+from typing import Any, Collection, Mapping, Sequence
 
 import numpy as np
 import theano
@@ -27,7 +26,7 @@ from .device_sums import DeviceSums
 from .divided_update import UpdateOwners
 from .gathered_sums import GatheredSums
 from .launcher import Launcher, MemoryExplained, choose_executor
-from .replicas.replicated import Replicated, Storages, attention, replicated, storages_of
+from .replicas.replicated import Replicated, Storages, replicated, storages_of
 from .replicas.transfers import DeviceBuffers
 from .sums import SUMS, HostSums, OverRanks, TreeSums
 from .timeline import Timings
@@ -62,12 +61,11 @@ class CompiledPart:
         self.part, shared = part, variables_of(part)
         self.variables = [replicas[variable] for variable in shared]
         self.updated = [replicas[variable] for variable in part.updates]
-        self._storages: dict[tuple[Context, ...], Storages] = {}
         graph.check_inputs(part.inputs, [*part.graphs, *part.updates.values()])
         factors = [factors_of(each) if variable in factored else None
                    for variable, each in zip(part.outputs, part.graphs)]
         graphs = [each for pair, whole in zip(factors, part.graphs) for each in pair or (whole,)]
-        self._factors = factors if any(factors) else []
+        self._factors = factors
         compiled: dict[Context, Any] = {}
         with compiling(part.name, part.inputs, part.contexts), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
@@ -78,14 +76,28 @@ class CompiledPart:
                         like=list(compiled.values()))
         self._copies = [[variable.on(context) for variable in self.variables] for context in part.contexts]
         self.functions = [compiled[context] for context in part.contexts]
-        self._positions = np.argsort(self.functions[0].mgpu_order).tolist()
+
+    def function_of(self, place: int) -> tuple[Any, Sequence[bool], Sequence[int]]:
+        """Return how to compute the part on its context of a number.
+
+        Returns
+        -------
+        object
+            Its ``mgpu_call(*values)`` takes arrays where the function takes them, and returns the outputs and the
+            new values on the context's device. Factored outputs are products that are not computed yet.
+        list of bool
+            Whether the function takes each of the given values on its device.
+        list of int
+            For each result, its number among the outputs and the new values.
+        """
+        function: Any = self.functions[place]
+        if not any(self._factors):
+            return function, function.mgpu_takes, function.mgpu_order
+        return Factored(function, self._factors), function.mgpu_takes, range(len(self._factors) + len(self.updated))
 
     def storages(self, contexts: tuple[Context, ...]) -> Storages:
         """Return the Storages of the variables that get new values on contexts."""
-        storages = self._storages.get(contexts)
-        if storages is None:
-            storages = self._storages[contexts] = storages_of(self.updated, contexts, self.part.copied_to)
-        return storages
+        return storages_of(self.updated, contexts, self.part.copied_to)
 
     def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
@@ -105,31 +117,21 @@ class CompiledPart:
                 if variable.owner is not None:
                     cell[0] = None
 
-    def run(self, place: int, arguments: Sequence[Any],
-            compute: Callable[[Any, Sequence[Any]], list[Any]] | None = None) -> Sequence[Any]:
-        """Run the function of one context.
 
-        Parameters
-        ----------
-        place : int
-            The number of the context.
-        arguments : list of ndarray or pygpu.gpuarray.GpuArray
-            Where the function takes them.
-        compute : callable, optional
-            ``compute(function, arguments)`` in place of the call of the function.
+class Factored:
+    """A function that makes some outputs as two factors each: they become a `Product` that is not computed yet."""
 
-        Returns
-        -------
-        list
-            The outputs, then the new values, on the context's device. Factored outputs are products that are not
-            computed yet.
-        """
-        function = self.functions[place]
-        results = compute(function, arguments) if compute else function.unwatched_call(*arguments)
-        results = [results[i] for i in self._positions]
-        if not self._factors:
-            return results
-        ordered = iter(results)
+    def __init__(self, function: Any, factors: Sequence[Any]) -> None:
+        self._function, self._factors = function, factors
+        self._positions = np.argsort(function.mgpu_order).tolist()
+
+    def mgpu_call(self, *values: Any) -> list[Any]:
+        """Return the outputs, then the new values."""
+        return self.combined(self._function.mgpu_call(*values))
+
+    def combined(self, results: Sequence[Any]) -> list[Any]:
+        """Return the outputs, then the new values, from the results of the function."""
+        ordered = iter([results[i] for i in self._positions])
         outputs = [Product(next(ordered), next(ordered)) if pair else next(ordered) for pair in self._factors]
         return outputs + list(ordered)
 
@@ -151,8 +153,6 @@ class Executable:
     ----------
     parts : dict of Part to CompiledPart
         In the order of the plan's parts.
-    takes : dict of Part to list of list of bool
-        For each context, whether the function takes each of the given values on its device.
     sums : dict of SumGroup to HostSums
     device_sums : list of DeviceSums
         Those among the sums that devices add.
@@ -166,8 +166,6 @@ class Executable:
         If devices send each other new values.
     of_rank_0 : bool
         Whether the outputs and new values of rank 0 count, since an op may give other results on each rank.
-    failures : context manager
-        It suppresses exceptions of a step if `of_rank_0`, on another rank.
     launcher : Launcher
     on_devices : bool
         Whether any context is on a device other than the CPU.
@@ -189,15 +187,13 @@ class Executable:
         _check_same_program(communicator, program, shared)
         replicas = {variable: replicated(variable) for variable in shared}
         self.variables = list(dict.fromkeys(replicas.values()))
-        self._seen: Any = None  # the versions of the variables when all replicas were up to date
+        self._seen: int | None = None  # the `changes` when all replicas were up to date
         share_first_values(communicator, [each for each in self.variables if each.variable not in program.own])
         by_tree, self.on_devices = plan.shares.logical_shards > 0, plan.mesh.on_devices
         factored = {each.source for part in plan.parts for group in part.sums for each in group.exchanges} \
             .difference(plan.kept) if by_tree and not self.on_devices else ()
         self.parts = {part: CompiledPart(part, replicas, Alone() if part.is_share else communicator, mode, factored)
                       for part in plan.parts}
-        self.takes = {part: [function.mgpu_takes for function in compiled.functions]
-                      for part, compiled in self.parts.items()}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
         read_on: dict[Context, set[theano.Variable]] = {context: set() for context in contexts + [HOST]}
@@ -214,9 +210,6 @@ class Executable:
         self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator) if plan.broadcasts else None
         self.of_rank_0 = communicator.size > 1 and not plan.shares.is_divided and \
             draws([each for part in plan.parts for each in [*part.graphs, *part.updates.values()]])
-        # The results of rank 0 count, also where an op fails here, such as one whose queue ends earlier.
-        self.failures: Any = contextlib.suppress(Exception) if self.of_rank_0 and communicator.rank else \
-            contextlib.nullcontext()
         self.update_buffers = {context: DeviceBuffers(context) for part in plan.update for context in part.contexts}
 
     def drop(self) -> None:
@@ -228,8 +221,9 @@ class Executable:
 
     def refresh(self) -> None:
         """Copy values of the user's variables to replicas that are out of date."""
-        if self._seen == (attention(), [variable.version for variable in self.variables]):
+        if self._seen == Replicated.changes:
             return
+        seen = Replicated.changes
         for variable in self.variables:  # all of them: another function may have divided some otherwise
             if variable.divided and (self.owners is None or variable.divided != self.owners.gather):
                 variable.divided()
@@ -240,13 +234,12 @@ class Executable:
         for compiled in self.parts.values():
             compiled.refresh()
         looks = any(variable.divided or variable.lent or variable.on_read for variable in self.variables)
-        self._seen = None if looks else ()  # each step looks at such variables
-        self.note_versions()
+        self._seen = None if looks else seen  # each step looks at such variables
 
-    def note_versions(self) -> None:
+    def note_new_values(self) -> None:
         """Note that the replicas are up to date, after a step has stored new values."""
         if self._seen is not None:
-            self._seen = attention(), [variable.version for variable in self.variables]
+            self._seen = Replicated.changes
 
 
 def sums_of(part: Part, group: SumGroup, n_ranks: int, by_tree: bool, *of_host: Any) -> HostSums:

@@ -17,6 +17,7 @@ from ..errors import NonFiniteError, in_one_line
 from ..graph.traces import layer_of, line_of, nearest_layer
 from ..plan.instructions import PartOnContext
 from .batch import Shard
+from .executable import Factored
 from .replicas.transfers import fetch
 from .step_run import StepRun
 
@@ -196,10 +197,15 @@ class InspectedRun(StepRun):
         super().__init__(executable, batch)
         self._subject = subject
 
-    def _compute(self, work: PartOnContext, inspect: Any = None) -> None:
+    def _compute(self, work: PartOnContext) -> None:
         place = place_of(self._executable.communicator, work.context)
         shard = None if work.shard is None else self._split.shards[work.shard]
-        super()._compute(work, functools.partial(self._inspected, work.part, shard, place))
+        results = self._inspected(work.part, shard, place, self._executable.parts[work.part].functions[work.place],
+                                  [self._slots[slot] for slot in work.given])
+        if isinstance(work.function, Factored):
+            results = work.function.combined(results)
+        for slot, result in zip(work.results, results):
+            self._slots[slot] = result
 
     def _inspected(self, part, shard, place, function, arguments):
         try:

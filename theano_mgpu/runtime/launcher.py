@@ -35,7 +35,7 @@ class Launcher:
         self.executor, self._timings = executor, timings
 
     def run(self, name: str, tasks: Sequence[Callable[[], Any]], contexts: Sequence[Context],
-            shards: Sequence[Shard] | None = None) -> list[Any]:
+            shards: Sequence[Shard] = (), numbers: Sequence[int | None] | None = None) -> list[Any]:
         """Run tasks, timed and shown in the timeline under a name.
 
         Parameters
@@ -45,7 +45,9 @@ class Launcher:
         contexts : list of Context
             The context of each task. Tasks of one context run one after the other.
         shards : list of Shard, optional
-            The shard that each task works on.
+            The shard that each task works on;
+        numbers : list of (int or None), optional
+            or its number among the shards, None in the update.
 
         Raises
         ------
@@ -59,7 +61,8 @@ class Launcher:
             index, cause = failed.index, failed.__cause__ or failed
         finally:
             note(self._timings.seconds, name, HOST, began)
-        shard = shards[index] if shards else None
+        number = numbers[index] if numbers else index
+        shard = shards[number] if shards and number is not None else None
         where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
         error = error_of(cause, shard.replica if shard else index, contexts[index], where,
                          shard.span if shard else None, list(dict.fromkeys(contexts)))

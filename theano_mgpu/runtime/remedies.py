@@ -38,11 +38,16 @@ class Remedies:
     name : str or None
         The function's.
     ranks : Communicator
+
+    Attributes
+    ----------
+    tried : list of str
+        Ways to compute a batch, with the memory that they take.
     """
 
     def __init__(self, name: str | None, ranks: Communicator) -> None:
         self._name, self._ranks = name or 'a function', ranks
-        self._tried: list[str] = []  # ways to compute a batch, with the memory that they take
+        self.tried: list[str] = []
         self._full: dict[tuple[int, ...], str] = {}  # contexts with too little memory, of steps that are repeated
 
     def for_step(self, lengths: Sequence[int], error: BaseException, built: Built, options: Options) -> Options | None:
@@ -73,7 +78,7 @@ class Remedies:
         unknown = unrepeatable_in(built.definition.whole)
         if unknown:
             raise_error(noted(common, 'not computed again: that would call %s twice' % type(unknown).__name__), error)
-        self._tried.append(_way(key, built, options) + _bytes_needed(common, key, built))
+        self.tried.append(_way(key, built, options) + _bytes_needed(common, key, built))
         slices_help = self._slices_help(common, key, built)
         of_samples = slices_help and common.samples is not None
         new = self._without_data_sets(common, options, built, large=True) or \
@@ -96,7 +101,9 @@ class Remedies:
     def note(self, lengths: Sequence[int], built: Built) -> None:
         """Say in how many slices a batch was computed, if it had to be repeated."""
         splitter, key = built.splitter, built.splitter.key(lengths)
-        context, self._tried = self._full.pop(key, None), []
+        context = self._full.pop(key, None)
+        if not self._full:
+            self.tried = []
         if context is not None:
             note_change('%s: batches of %d samples are computed in %d slices, because %s has too little memory %s'
                         % (self._name, sum(key), splitter.slices[key], context, FLAG))
@@ -109,7 +116,7 @@ class Remedies:
         return common
 
     def _give_up(self, common: ReplicaError, error: BaseException) -> Options:
-        tried, self._tried, self._full = self._tried, [], {}
+        tried, self.tried, self._full = self.tried, [], {}
         if len(tried) > 1:
             noted(common, 'these ways were tried %s: %s' % (FLAG, '; '.join(dict.fromkeys(tried))))
         raise_error(common, error)

@@ -1,6 +1,7 @@
 """One attempt at a step: a batch is run, checked, and committed or undone."""
 from __future__ import annotations
 
+import time
 from typing import Any, Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from .batches.prefetch import LookAhead
 from .building import Built
 from .sentinel import Sentinel
 from .speeds import Speeds
+from .timeline import HOST, note
 
 
 class Runner:
@@ -54,9 +56,10 @@ class Runner:
             ``split()`` splits it, also a second time.
         """
         executable, ranks, timings = self._executable, self._executable.communicator, self._executable.timings
-        with timings.span('scatter'):
-            batch = batch or split()
-            executable.refresh()
+        began = time.perf_counter()
+        batch = batch or split()
+        executable.refresh()
+        note(timings.seconds, 'scatter', HOST, began)
         if self._sentinel is not None:
             self._sentinel.compare(step)
         speeds = self._speeds
@@ -65,7 +68,7 @@ class Runner:
         try:
             run.start()
             self._look_ahead.prepare()
-            result = run.finish()
+            result = run.end()
             if self._sentinel is not None:
                 self._sentinel.check(step, result, split)
             self._check(result.outputs)

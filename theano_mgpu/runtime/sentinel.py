@@ -107,7 +107,7 @@ class Sentinel:
         run = InspectedRun(self._built.executable, again(), subject)
         try:
             run.start()
-            run.finish()
+            run.end()
             self._ranks.handshake((AGREE,))  # raises the error of a rank that has found the op
         finally:
             run.undo()

@@ -15,7 +15,7 @@ from ..devices.context_map import HOST, Context
 from ..graph.analysis import SAME, Reduction
 from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
-from .batch import Batch, DeviceSum, Shard, Sum
+from .batch import Batch, DeviceSum, Sum
 from .exchange import exchanged
 from .executable import Executable
 from .executors import SerialExecutor
@@ -68,7 +68,7 @@ class NewValues(NamedTuple):
 class StepRun:
     """One step, in two halves: between them, the devices compute, and the next batch can be prepared.
 
-    Each instruction has a method of its own, see `plan.instructions`.
+    Each class of instructions has a method of its name, see `plan.instructions`.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class StepRun:
     """
 
     def __init__(self, executable: Executable, batch: Batch, timed: int | None = None):
-        self._timed, self._seconds, self._ended = timed, 0.0, 0.0
+        self._timed, self._seconds, self._ended, self._is_shown = timed, 0.0, 0.0, records()
         self._executable, self._batch, self._split, self._slots = executable, batch, batch.split, batch.slots
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
@@ -88,27 +88,33 @@ class StepRun:
 
     def start(self) -> None:
         """Compute all stages; the last one may still be under way on the devices."""
-        self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
+        if self._executable.over_ranks.underway:
+            self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
         self._run(self._split.program.stages)
 
-    def finish(self) -> StepResult:
+    def end(self) -> StepResult:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
         self._run(self._split.program.update)
-        outputs = [self._slots[slot] for slot in self._split.program.results]
+        outputs = list(map(self._slots.__getitem__, self._split.program.results))
         result = StepResult(outputs, self._transaction, self._split.samples, self._ended, self._seconds)
         return self._of_rank_0(result) if self._executable.of_rank_0 else result
 
-    def _run(self, steps: Sequence[tuple[Any, Slots]]) -> None:
-        slots, shown = self._slots, records()
-        with self._executable.failures:
-            for instruction, ended in steps:
-                if shown:
-                    with span(type(instruction).__name__.lower(), 'step'):
-                        instruction.run(self)
+    def _run(self, steps: Sequence[tuple[str, Any, Slots]]) -> None:
+        slots = self._slots
+        try:
+            for name, instruction, ended in steps:
+                carry_out = getattr(self, name)
+                if self._is_shown:
+                    with span(name, 'step'):
+                        carry_out(instruction)
                 else:
-                    instruction.run(self)
+                    carry_out(instruction)
                 for slot in ended:
                     slots[slot] = None
+        except Exception:
+            # Where the results of rank 0 count, an op may fail here, such as one whose queue ends earlier.
+            if not self._executable.of_rank_0 or not self._executable.communicator.rank:
+                raise
 
     def _of_rank_0(self, result: StepResult) -> StepResult:
         """Return the result with rank 0's outputs, and store rank 0's new values."""
@@ -133,7 +139,7 @@ class StepRun:
         buffers = [self._executable.update_buffers if shard is None else self._batch.buffers[shard]
                    for shard in given.shards]
         tasks = [functools.partial(self._send, *each) for each in zip(given.moves, buffers)]
-        self._launcher.run(given.phase, tasks, given.contexts, self._shards(given.shards))
+        self._launcher.run(given.phase, tasks, given.contexts, self._split.shards, given.shards)
 
     def _send(self, moves: Sequence[Move], buffers: dict[Context, DeviceBuffers]) -> None:
         slots = self._slots
@@ -158,16 +164,16 @@ class StepRun:
             works, compute = tuple(sorted(works, key=lambda work: work.place == self._timed)), self._compute_timed
             contexts, shards = tuple(work.context for work in works), tuple(work.shard for work in works)
         self._launcher.run(given.phase, [functools.partial(compute, work) for work in works], contexts,
-                           self._shards(shards))
+                           self._split.shards, shards)
         if shards[0] is None and self._timings.waits():
             with self._timings.span(given.phase):
                 wait(self._slots[slot] for work in works for slot in work.made)
 
-    def _compute(self, work: PartOnContext, inspect: Callable[[Any, Sequence[Any]], list[Any]] | None = None) -> None:
+    def _compute(self, work: PartOnContext) -> None:
         """Run a part on one context."""
         slots = self._slots
-        results = self._executable.parts[work.part].run(work.place, [slots[slot] for slot in work.given], inspect)
-        for slot, result in zip(work.made, results):
+        results = work.function.mgpu_call(*map(slots.__getitem__, work.given))
+        for slot, result in zip(work.results, results):
             slots[slot] = result
 
     def _compute_timed(self, work: PartOnContext) -> None:
@@ -189,7 +195,7 @@ class StepRun:
         if works:
             tasks = [functools.partial(self._wait, work) for work in works]
             self._launcher.run('run', tasks, [work.context for work in works],
-                               self._shards([work.shard for work in works]))
+                               self._split.shards, [work.shard for work in works])
 
     def _wait(self, work: PartOnContext) -> None:
         wait(self._slots[slot] for slot in work.made[:len(work.part.outputs)])
@@ -204,20 +210,16 @@ class StepRun:
     def _on_host(self, value: Any) -> Any:
         return copy_to(HOST, value)
 
-    def _shards(self, numbers: Sequence[Any]) -> list[Shard] | None:
-        """Return shards by their numbers; None in the update."""
-        return None if numbers[0] is None else [self._split.shards[number] for number in numbers]
-
     # --- exchanges
 
     def add(self, given: instructions.Add) -> None:
         """Add up the parts of sums that shards have."""
-        slots, sums = self._slots, self._executable.sums[given.group]
-        sums.add(self._split, given.round, given.contexts, [[slots[slot] for slot in part] for part in given.parts])
+        sums, value_of = self._executable.sums[given.group], self._slots.__getitem__
+        sums.add(self._split, given.round, given.contexts, [list(map(value_of, part)) for part in given.parts])
         if given.round == len(self._split.rounds) - 1:
             self._executable.over_ranks.start(sums, self._split.idle)
 
-    def finish_sums(self, given: instructions.Finish) -> None:
+    def finish(self, given: instructions.Finish) -> None:
         """Add up sums over the ranks."""
         every_sums = [self._executable.sums[group] for group in given.groups]
         self._executable.over_ranks.finish(every_sums, self._split.idle)
@@ -226,7 +228,8 @@ class StepRun:
 
     def gather(self, given: instructions.Gather) -> None:
         """Put values together, of this rank's own samples or of all ranks."""
-        self._wait_for_exchanges()
+        if self._underway:
+            self._wait_for_exchanges()
         values = self._gathered(given.parts, given.reductions, Alone() if given.own else self._executable.communicator)
         for slot, reduction, value in zip(given.targets, given.reductions, values):
             self._slots[slot] = value if not given.own or not self._split.idle else \
@@ -242,10 +245,9 @@ class StepRun:
 
     def _wait_for_exchanges(self) -> None:
         """Wait for values that devices exchange, while they compute the update: no value may stay without these."""
-        if self._underway:
-            with self._timings.span('exchange'):
-                for each in self._underway:
-                    each.finish()
+        with self._timings.span('exchange'):
+            for each in self._underway:
+                each.finish()
 
     def stack(self, given: instructions.Stack) -> None:
         """Put an axis in front of a value."""
@@ -257,19 +259,21 @@ class StepRun:
     def store(self, given: instructions.Store) -> None:
         """Give copies of variables their new values."""
         executable, slots = self._executable, self._slots
-        self._new = [NewValues(executable.parts[part].storages(contexts), [slots[slot] for slot in made])
-                     for part, contexts, made in given.news]
+        self._new = [NewValues(new.storages, list(map(slots.__getitem__, new.slots))) for new in given.news]
         if executable.broadcasts or executable.owners:
             with self._timings.span('broadcast'):
                 self._share_new_values(given)
-        for each in self._new:
-            self._store(*each)
-        for variable, slot in () if executable.plan.shares.is_sharded and self._split.idle else given.rows:
-            self._transaction.store_rows(variable, slots[slot])
+        everywhere = True
+        for storages, values in self._new:
+            self._store(storages, values)
+            everywhere = everywhere and storages.everywhere
+        for variable, slot in given.rows:
+            if not (executable.plan.shares.is_sharded and self._split.idle):
+                self._transaction.store_rows(variable, slots[slot])
         if executable.owners:
             self._transaction.then(executable.owners.leave)
-        elif all(each.storages.everywhere for each in self._new):
-            self._transaction.then(executable.note_versions)
+        elif everywhere:
+            self._transaction.then(executable.note_new_values)
 
     def _share_new_values(self, given: instructions.Store) -> None:
         """Add the new values that other devices, or other ranks, have computed alone."""
@@ -310,7 +314,8 @@ class StepRun:
     def fetch(self, given: instructions.Fetch) -> None:
         """Bring results to the host."""
         began, slots = time.perf_counter(), self._slots
-        self._wait_for_exchanges()
+        if self._underway:
+            self._wait_for_exchanges()
         for variable, source, target in zip(*given):
             value = slots[source]
             slots[target] = own_copy(variable, value.value if isinstance(value, (Sum, DeviceSum)) else value)
@@ -322,7 +327,7 @@ class StepRun:
 def send(executable: Executable, batch: Batch) -> None:
     """Send the inputs that the first stage reads of a batch to the devices; the run of the batch finds them there."""
     known = {i for i, value in enumerate(batch.slots) if value is not None}
-    for instruction, _ in batch.split.program.stages:
+    for _, instruction, _ in batch.split.program.stages:
         if isinstance(instruction, instructions.Send) and \
                 known.issuperset(source for moves in instruction.moves for source, *_ in moves):
             StepRun(executable, batch).send(instruction)

@@ -34,7 +34,7 @@ class Computed(NamedTuple):
 
 
 class Steps:
-    """The list of steps of a function; it takes a call through them.
+    """The list of steps of a function.
 
     Parameters
     ----------
@@ -46,15 +46,17 @@ class Steps:
         The first steps.
     account : Account, optional
         Where the ledger has the calls: to write them is the step between the outer and the inner ones.
+
+    Attributes
+    ----------
+    run : callable
+        ``run(call)`` takes a call through the steps, and returns the Computed.
     """
 
     def __init__(self, compute: Callable[[Any], Computed], inner: Sequence[Callable[..., Computed]] = (),
                  outer: Sequence[Callable[..., Computed]] = (), account: Account | None = None) -> None:
         self.compute, self.inner, self.outer, self.account = compute, list(inner), list(outer), account
         self._chain()
-
-    def __call__(self, call: Any) -> Computed:
-        return self._run(call)
 
     def surround(self, outer: Sequence[Callable[..., Computed]]) -> None:
         """Set the first steps."""
@@ -68,8 +70,8 @@ class Steps:
 
     def _chain(self):
         recording = [] if self.account is None else [functools.partial(record, self.account)]
-        self._run = functools.reduce(lambda proceed, step: functools.partial(step, proceed=proceed),
-                                     reversed([*self.outer, *recording, *self.inner]), self.compute)
+        self.run = functools.reduce(lambda proceed, step: functools.partial(step, proceed=proceed),
+                                    reversed([*self.outer, *recording, *self.inner]), self.compute)
 
 
 def record(account: Account, call: Any, proceed: Callable[..., Computed]) -> Computed:

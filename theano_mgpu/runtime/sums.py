@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -21,7 +22,8 @@ from .batch import Shard, Split, Sum
 from .compiler import compile_for
 from .launcher import Launcher
 from .replicas.transfers import Fetcher, FlatBuffers, Sender, describe, flat_layout, on_device
-from .timeline import Timings, span
+from .timeline import HOST as HOST_TRACK
+from .timeline import Timings, note, span
 
 
 class HostSums:
@@ -153,7 +155,7 @@ class HostSums:
         """Return the totals with values added, in new arrays on a context's device."""
         function, sender = self._adders[context]
         given = [each if each.ndim else each.reshape((1,)) for each in [*totals, *values]]
-        sums = function.unwatched_call(*sender.send(given))
+        sums = function.mgpu_call(*sender.send(given))
         return [each if source.ndim else each.reshape(()) for source, each in zip(self._sources, sums)]
 
     def _compile_adder(self, context):
@@ -175,19 +177,23 @@ class HostSums:
         if self._buffers.like != like:
             self._buffers = FlatBuffers(like)
         self.views = self._buffers.views
-        buckets = list(bucket_ranges([each.nbytes for each in self.views])) if self._on_devices else \
-            [(0, len(self.views))]
+        if not self._on_devices:
+            began = time.perf_counter()
+            _add_arrays(parts, self.views, accumulate)
+            note(self._timings.seconds, 'all_reduce', HOST_TRACK, began)
+            return
+        buckets = list(bucket_ranges([each.nbytes for each in self.views]))
         for bucket in buckets[:-1]:
             self._underway.append(Task(self._fetched(parts, bucket, shards, contexts), self.views[slice(*bucket)],
                                        accumulate))
             self._thread.submit(self._underway[-1])
         arrays, targets = self._fetched(parts, buckets[-1], shards, contexts), self.views[slice(*buckets[-1])]
-        if self._on_devices and len(buckets) == 1:
+        if len(buckets) == 1:
             flat = [fetcher.flat for fetcher in self._fetchers_of(contexts, buckets[-1])]
             if all(flat):  # many small ones are added as one
                 arrays, targets = flat, self._buffers.flat
         with self._timings.span('all_reduce'):
-            _add_up(arrays, targets, accumulate)
+            _add_arrays(arrays, targets, accumulate)
             for task in self._underway:
                 task.result()
 
@@ -381,10 +387,15 @@ SUMS = {AllReduce: HostSums, ReduceScatter: OwnedSums}  # by the class of the co
 
 
 def _add_up(arrays, targets, accumulate):
-    """Add each replica's arrays to `targets`, or put their sums there."""
+    """Add arrays as `_add_arrays`, on a thread of its own."""
     with span('all_reduce', 'all_reduce'):
-        for each, out in zip(zip(*arrays), targets):
-            all_reduce(each, out, accumulate)
+        _add_arrays(arrays, targets, accumulate)
+
+
+def _add_arrays(arrays, targets, accumulate):
+    """Add each replica's arrays to `targets`, or put their sums there."""
+    for each, out in zip(zip(*arrays), targets):
+        all_reduce(each, out, accumulate)
 
 
 class OverRanks:
@@ -399,28 +410,32 @@ class OverRanks:
     overlaps : bool
         Whether `start` adds on a thread of its own. The ranks exchange a handshake before, in the thread that calls.
         So an error of one rank is found as in a step without overlap.
+
+    Attributes
+    ----------
+    underway : dict of HostSums to Task
+        Sums of a later boundary may be among them.
     """
 
     def __init__(self, ranks: Communicator, timings: Timings, overlaps: bool):
         self._ranks, self._timings = ranks, timings
         self._overlaps = overlaps and ranks.size > 1
         self._threads = WorkerThreads([_add_over] * self._overlaps, 'theano_mgpu exchange')
-        self._underway: dict[HostSums, Task] = {}  # sums of a later boundary may be added early
+        self.underway: dict[HostSums, Task] = {}
 
     def wait(self) -> None:
         """Wait for the sums under way; also after an error, since the other ranks add, too."""
-        if self._underway:
-            self._threads.finish(self._underway.values())
-            self._underway = {}
+        self._threads.finish(self.underway.values())
+        self.underway = {}
 
     def start(self, sums: HostSums, idle: bool) -> None:
         """Begin to add, if there is a thread for it; devices need none."""
         if not self._overlaps or not sums.by_host:
             return
         self._meet([sums], idle)
-        begun, busy = threading.Lock(), any(not each.done() for each in self._underway.values())
+        begun, busy = threading.Lock(), any(not each.done() for each in self.underway.values())
         begun.acquire()
-        self._underway[sums] = task = Task(sums, self._ranks, begun)
+        self.underway[sums] = task = Task(sums, self._ranks, begun)
         self._threads.submit(task)
         if not busy:
             begun.acquire()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
@@ -430,9 +445,9 @@ class OverRanks:
         if self._ranks.size == 1:
             return
         with self._timings.span('exchange'):
-            for each in self._underway.values():
+            for each in self.underway.values():
                 each.result()
-        rest = [sums for sums in every_sums if sums not in self._underway]
+        rest = [sums for sums in every_sums if sums not in self.underway]
         if rest:
             self._meet(rest, idle)
             with self._timings.span('exchange'):

@@ -24,8 +24,8 @@ class Transaction:
 
     def replace(self, storages: Sequence[list[Any]], values: Iterable[Any]) -> None:
         """Put new values, of their internal types, into the storages of shared variables; remember the old ones."""
-        self._old += [(storage, storage[0]) for storage in storages]
         for storage, value in zip(storages, values):
+            self._old.append((storage, storage[0]))
             storage[0] = value
 
     def replace_by_copy(self, shared: SharedVariable, value: Any, context: Context) -> None:

@@ -29,6 +29,10 @@ class Arguments:
         The inputs of replicas. Samples are along axis 0 of each that has samples.
     split : list of bool
         Which inputs have samples.
+    names_of_lengths : list of str
+        The name of each argument that `lengths` returns the length of.
+    assigned : dict of int to object
+        Values in place of defaults, by position; for one call.
     replacements : dict of theano.Variable to theano.Variable
         Original inputs whose samples are along another axis, as expressions of `inputs`.
     """
@@ -39,11 +43,12 @@ class Arguments:
         self._variables = [spec.variable for spec in specs]
         self._names = [spec.name or str(spec.variable) for spec in specs]
         self._defaults = {i: spec.value for i, spec in enumerate(specs) if spec.value is not None}
-        self._assigned: dict[int, Any] = {}  # in place of defaults, for the next call
+        self.assigned: dict[int, Any] = {}
         self._axes = [axes.get(variable) for variable in self._variables]
         self._allow_downcast = allow_downcast
         self.split = [axis is not None for axis in self._axes]
-        self._split_names = [(i, name) for i, name in enumerate(self._names) if self.split[i]]
+        self._with_samples = [i for i, split in enumerate(self.split) if split]
+        self.names_of_lengths = [self._names[i] for i in self._with_samples]
         self.inputs = [host_type(moved(variable, axis, 0))(variable.name) if axis else variable
                        for variable, axis in zip(self._variables, self._axes)]
         self.replacements = {variable: moved(new, 0, axis)
@@ -58,8 +63,14 @@ class Arguments:
         """Return arguments in the order of the inputs, each converted to its input's type, samples along axis 0."""
         if kwargs or len(args) != len(self._variables):
             args = self._completed(args, kwargs)
-        bound = [converted(variable, value, self._allow_downcast) for variable, value in zip(self._variables, args)]
-        return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)]
+        bound = []
+        for variable, value in zip(self._variables, args):
+            try:
+                bound.append(variable.type.filter(value, False, self._allow_downcast))
+            except (TypeError, ValueError) as error:
+                raise _refused(variable, error) from error
+        return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)] \
+            if self.replacements else bound
 
     def _completed(self, args, kwargs):
         """Return the arguments in the order of the inputs, with the values of those that are left out."""
@@ -72,7 +83,7 @@ class Arguments:
                 raise TypeError('%r is %s; the inputs are %s'
                                 % (name, 'no input' if position is None else 'given twice', self._names))
             values[position] = value
-        values = {**self._defaults, **self._assigned, **values}
+        values = {**self._defaults, **self.assigned, **values}
         missing = [name for position, name in enumerate(self._names) if position not in values]
         if missing:
             raise TypeError('no value was given for %s; the inputs are %s' % (', '.join(missing), self._names))
@@ -99,7 +110,7 @@ class Arguments:
     def __getitem__(self, item: Any) -> Any:
         """Return the default value of an input in the next call; None if a value has to be given."""
         position = self.position(item)
-        value = self._assigned.get(position, self._defaults.get(position))
+        value = self.assigned.get(position, self._defaults.get(position))
         return None if value is None else converted(self._variables[position], value, self._allow_downcast)
 
     def __setitem__(self, item: Any, value: Any) -> None:
@@ -107,19 +118,11 @@ class Arguments:
         position = self.position(item)
         value = converted(self._variables[position], value, self._allow_downcast)
         if position in self._defaults:
-            self._assigned[position] = value
+            self.assigned[position] = value
 
-    def take_assigned(self, other: Arguments) -> None:
-        """Take the values that were assigned in another object for the next call."""
-        self._assigned.update(other._assigned)
-
-    def forget_assigned(self) -> None:
-        """Return to the defaults, after a call."""
-        self._assigned.clear()
-
-    def named(self, values: Sequence[Any]) -> list[tuple[int, str]]:
-        """Return the number of samples, and the name, of each argument that has samples."""
-        return [(values[i].shape[0], name) for i, name in self._split_names]
+    def lengths(self, values: Sequence[Any]) -> list[int]:
+        """Return the number of samples of each argument that has samples."""
+        return [values[i].shape[0] for i in self._with_samples]
 
     def first_sample(self, values: Sequence[Any]) -> list[Any]:
         """Return the arguments for a batch of the first sample alone."""
@@ -211,5 +214,9 @@ def converted(variable: theano.Variable, value: Any, allow_downcast: bool | None
     try:
         return variable.type.filter(value, strict=False, allow_downcast=allow_downcast)
     except (TypeError, ValueError) as error:
-        raise BatchError('input %s (%s) cannot take what was given: %s'
-                         % (variable, variable.type, ' '.join(map(str, error.args)))) from error
+        raise _refused(variable, error) from error
+
+
+def _refused(variable, error):
+    return BatchError('input %s (%s) cannot take what was given: %s'
+                      % (variable, variable.type, ' '.join(map(str, error.args))))

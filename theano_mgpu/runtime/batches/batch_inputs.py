@@ -67,7 +67,7 @@ class BatchInputs:
             self.slices.keep(())
         if options.internal.slices_on_host:
             self.slices.take_on_host()
-        if not options.internal.whole and not any(self.arguments.split) and not self.slices:
+        if not options.internal.whole and not any(self.arguments.split) and not self.slices.stand_ins:
             raise no_samples(inputs)
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
 
@@ -161,7 +161,7 @@ class BatchInputs:
 
     def states(self) -> dict[SharedVariable, np.ndarray]:
         """Return the values of the states with a row a sample, by variable."""
-        return {variable: variable.get_value(borrow=True) for variable in self.rows}
+        return {variable: variable.get_value(borrow=True) for variable in self.rows} if self.rows else {}
 
     def length(self, values: Sequence[np.ndarray],
                states: Mapping[SharedVariable, np.ndarray] | None = None) -> int:
@@ -180,13 +180,13 @@ class BatchInputs:
         """
         if self._options.internal.whole:
             return 1
-        named = self.arguments.named(values)
-        if self.slices or states:
-            named = [*named, *self.slices.named(values),
+        lengths, names = self.arguments.lengths(values), self.arguments.names_of_lengths
+        if self.slices.stand_ins or states:
+            named = [*zip(lengths, names), *self.slices.named(values),
                      *((value.shape[0], 'the state %s' % variable) for variable, value in (states or {}).items())]
+            lengths, names = map(list, zip(*named))
         # A process slices nothing once it is through its part of the data; the others may go on.
-        lengths, names = zip(*named)
-        length = batch_length(lengths, names, 0 if self._sharded and self.slices else 1)
+        length = batch_length(lengths, names, 0 if self._sharded and self.slices.stand_ins else 1)
         if self.only_length is not None and self.only_length != length:
             raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
                               'number' % (length, self.only_length))

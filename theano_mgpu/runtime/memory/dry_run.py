@@ -47,8 +47,8 @@ class DryRun(StepRun):
         self.sizes: dict[int, Any] = {}  # bytes by slot
 
     def _run(self, steps):
-        for instruction, ended in steps:
-            instruction.run(self)
+        for name, instruction, ended in steps:
+            getattr(self, name)(instruction)
             for slot in ended:
                 self.sizes[slot] = getattr(self._slots[slot], 'nbytes', None)
                 self._slots[slot] = None
@@ -69,7 +69,7 @@ class DryRun(StepRun):
     def _on_host(self, value):
         return self._host.array(value.shape, value.dtype) if isinstance(value, Array) else value
 
-    def _compute(self, work, inspect=None):
+    def _compute(self, work):
         part, memory, copies = work.part, self._memory[work.context], self._executable.copies
         arguments = [self._slots[slot] for slot in work.given]
         function = self._executable.parts[part].functions[work.place]
@@ -170,7 +170,7 @@ def _twin(cls: Any, original: Any, **changes: Any) -> Any:
 class _Idle(Timings):
     """A launcher that runs tasks in order, and timings that note nothing."""
 
-    def run(self, name, tasks, contexts, shards=None):
+    def run(self, name, tasks, contexts, shards=(), numbers=None):
         return [task() for task in tasks]
 
     def span(self, phase):

@@ -105,16 +105,16 @@ class DryStep:
         shares, lengths = self._plan.shares, self._lengths(samples)
         own = lengths[shares.machine.rank] if shares.is_sharded else samples
         dry = DryExecutable(self._executable, self._functions)
-        splitter = Splitter(self._plan, self._like.with_samples, self._executable.takes)
+        splitter = Splitter(self._plan, self._like.with_samples, self._executable.parts)
         splitter.use(self._like.shares)
         if slices is not None:
             splitter.slices[tuple(lengths)] = slices
         values = {variable: self._value(variable, own, dry.memory[HOST]) for variable in self._plan.program.given}
         for _ in range(STEPS):
-            batch = splitter.split(values, lengths)
+            batch = splitter.split(values.items(), lengths)
             run = DryRun(dry, batch)
             run.start()
-            run.finish()
+            run.end()
         sizes = {variable: run.sizes.get(slot) for variable, slot in batch.split.program.slots.items()}
         return {context: memory.peak for context, memory in dry.memory.items()}, {
             variable: size for variable, size in sizes.items() if size is not None}

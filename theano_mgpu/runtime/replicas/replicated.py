@@ -21,7 +21,6 @@ from .borrowed import Lent, is_lent
 from .copies import copy_on, current_value, host_value, lies_on_device
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions
-_attention = 0  # grows with each event after which a step has to look at variables, although no value is new
 _is_within_a_step = ContextVar('_is_within_a_step', default=False)  # each thread has its own
 
 
@@ -38,15 +37,9 @@ def within_a_step() -> Iterator[None]:
         _is_within_a_step.reset(before)
 
 
-def attention() -> int:
-    """Return a number that grows when a step has to look at its variables again, although no value is new."""
-    return _attention
-
-
-def _call_attention() -> None:
-    global _attention
+def _note_change() -> None:
     with _counting:
-        _attention += 1
+        Replicated.changes += 1
 
 
 def _check_turn(variable):
@@ -109,6 +102,7 @@ def storages_of(variables: Sequence[Replicated], contexts: Sequence[Context],
 def commit(variables: Iterable[Replicated], copies: Iterable[tuple[Any, ...]]) -> None:
     """Note of each variable that some copies, and they alone, have a new value that is the same on each."""
     with _counting:
+        Replicated.changes += 1
         for variable, of_variable in zip(variables, copies):
             variable.version += 1
             variable.lent = None
@@ -125,6 +119,8 @@ class Replicated:
 
     Attributes
     ----------
+    changes : int
+        Of all variables: it grows with each new value, and each other event after which steps have to look at them.
     variable : SharedVariable
     copies : dict of Context to SharedVariable
     touched : bool
@@ -143,6 +139,8 @@ class Replicated:
         Held during the steps of functions over the variable, and while it is set, so that a new value counts from the
         next step on, for every replica.
     """
+
+    changes = 0
 
     def __init__(self, variable: Any) -> None:
         self.variable = variable
@@ -224,7 +222,7 @@ class Replicated:
             copy.container.storage[0].size == 0 != self.variable.container.storage[0].size
 
     def _evict(self):
-        _call_attention()
+        _note_change()
         self._bring_home()
         for copy in self.copies.values():
             if copy is not self.variable and isinstance(copy.type, GpuArrayType):
@@ -237,7 +235,7 @@ class Replicated:
         """Watch the variable's value for edits in place: the user is about to refer to it."""
         if self.lent is None:
             self.lent = Lent(self.variable)
-            _call_attention()
+            _note_change()
 
     def note_edits(self) -> None:
         """Take an edit in place of the variable's value, which is `lent`, as a new version."""
@@ -262,12 +260,12 @@ class Replicated:
         if not is_here:
             self._new_version()
         self.divided = gather
-        _call_attention()
+        _note_change()
 
     def ask(self, on_read: Callable[[Any], object] | None) -> None:
         """Call ``on_read(variable)`` before each read of the variable, by a step, too; None ends that."""
         self.on_read = on_read
-        _call_attention()
+        _note_change()
 
     def give(self, value: Any) -> None:
         """Note that every process has the latest value: `value`, or for None the value of this process."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from ...devices.contexts import gpu_context
 
 ALIGNED = 16     # a view begins at a multiple of as many elements, for instructions that take several at once
 SMALL = 1 << 15  # bytes of an array that is fetched together with others
+_description = operator.attrgetter('shape', 'dtype')
 
 
 class DeviceMemory:
@@ -207,7 +209,7 @@ def on_device(context: Context) -> Callable[[int, np.dtype], Any]:
 
 def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
     """Return shapes and dtypes."""
-    return [(array.shape, array.dtype) for array in arrays]
+    return list(map(_description, arrays))
 
 
 class Fetcher:
@@ -298,6 +300,8 @@ def own_copy(variable: Any, value: Any) -> Any:
     value : object
         An array of a tensor, here or on a device; or a value of another type of Theano.
     """
+    if isinstance(value, np.ndarray):
+        return np.array(value)
     is_tensor = isinstance(variable.type, (TensorType, GpuArrayType))
     return np.array(fetch(value)) if is_tensor else copy.deepcopy(value)
 
