@@ -250,6 +250,6 @@ def test_graphs_of_the_package_have_no_test_values(value, cpu2, recwarn):
                                       mode='FAST_COMPILE')
         step(given)
         assert theano.config.compute_test_value == value
-    assert function.mgpu_divided and not [str(each.message) for each in recwarn if 'test' in str(each.message)]
+    assert function.mgpu_divided and not [str(each.message) for each in recwarn if 'test value' in str(each.message)]
     for ours, theirs in zip(found, one):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)

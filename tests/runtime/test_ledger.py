@@ -52,16 +52,16 @@ def network(contexts=None):
 def trained(steps=12, flipped=0, contexts=None, checkpoint=None):
     """Train; in one of the steps, a bit of a new weight flips."""
     step, _, v = network(contexts)
-    compute, numbers = step.step, iter(range(1, steps + 1))
+    compute, numbers = step.locked_step, iter(range(1, steps + 1))
 
-    def computed(args, kwargs):
-        results = compute(args, kwargs)
+    def computed(arguments):
+        results = compute(arguments)
         if next(numbers) == flipped:
             value = v.get_value()
             value.view('uint32')[2, 0] ^= 1 << 16
             v.set_value(value)
         return results
-    step.step = computed
+    step.locked_step = computed
     for i in range(step.checkpoint(checkpoint, every=3) if checkpoint else 0, steps):
         step(X[i % len(X)])
     return step

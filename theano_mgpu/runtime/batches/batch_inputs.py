@@ -67,7 +67,7 @@ class BatchInputs:
             self.slices.keep(())
         if options.internal.slices_on_host:
             self.slices.take_on_host()
-        if not options.internal.whole and not any(self.arguments.split) and not self.slices.stand_ins:
+        if not options.internal.whole and not any(self.arguments.split) and not self.slices:
             raise no_samples(inputs)
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
 
@@ -186,7 +186,7 @@ class BatchInputs:
                      *((value.shape[0], 'the state %s' % variable) for variable, value in (states or {}).items())]
             lengths, names = map(list, zip(*named))
         # A process slices nothing once it is through its part of the data; the others may go on.
-        length = batch_length(lengths, names, 0 if self._sharded and self.slices.stand_ins else 1)
+        length = batch_length(lengths, names, 0 if self._sharded and self.slices else 1)
         if self.only_length is not None and self.only_length != length:
             raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
                               'number' % (length, self.only_length))

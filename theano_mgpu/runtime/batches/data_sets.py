@@ -73,6 +73,9 @@ class Slices:
         self._length_function: Any = None
         self.on_host: list[theano.Variable] = []
 
+    def __bool__(self) -> bool:
+        return bool(self.stand_ins)
+
     def keep(self, wanted: Collection[theano.Variable]) -> None:
         """Leave out all other slices: each replica takes them whole."""
         for variable in [v for v in self.stand_ins if v not in wanted]:
@@ -87,7 +90,7 @@ class Slices:
         values : list of ndarray
             The arguments of a call.
         """
-        if not self.stand_ins:
+        if not self:
             return {}
         if self._length_function is None:
             self._length_function = self._on_host_of([Shape_i(0)(first) for first in self._first.values()])
@@ -125,7 +128,7 @@ class Slices:
 
     def expressed(self, program: Program) -> Program:
         """Return the Program with slices that each replica takes in place of the other stand-ins."""
-        if not self.stand_ins:
+        if not self:
             return program
         _, own, first = program.numbers
         if self._sharded:
