@@ -4,7 +4,7 @@ import types
 
 import theano_mgpu as mgpu
 from theano_mgpu.plan import buckets
-from theano_mgpu.runtime.sums import OverRanks
+from theano_mgpu.runtime.exchange.sums import OverRanks
 from theano_mgpu.runtime.timeline import Timings
 
 import numpy as np

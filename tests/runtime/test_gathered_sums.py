@@ -1,8 +1,8 @@
 """Sums of logical shards that devices add in the order of the tree: the bits of one device, and errors of NCCL."""
 from theano_mgpu.comm.tree import Node, Tree, folded
-from theano_mgpu.runtime import gathered_sums
-from theano_mgpu.runtime.device_sums import Layout
-from theano_mgpu.runtime.gathered_sums import order_of, pieces
+from theano_mgpu.runtime.exchange import tree_devices
+from theano_mgpu.runtime.exchange.devices import Layout
+from theano_mgpu.runtime.exchange.tree_devices import order_of, pieces
 
 import cuda_on_cpu
 import numpy as np
@@ -37,11 +37,11 @@ def test_nodes_are_added_in_the_order_of_the_tree(counts):
        st.sampled_from([128, 4096, 100000]))
 def test_pieces_have_each_element_once(arrays, limit):
     layout = Layout([((size,), np.dtype(dtype)) for size, dtype in arrays])
-    before, gathered_sums.PIECE = gathered_sums.PIECE, limit
+    before, tree_devices.PIECE = tree_devices.PIECE, limit
     try:
         found = list(pieces(layout))
     finally:
-        gathered_sums.PIECE = before
+        tree_devices.PIECE = before
     ends = dict.fromkeys(range(len(layout.counts)), 0)
     for piece in found:
         taken = dict.fromkeys(layout.names, 0)
@@ -61,7 +61,7 @@ from models import adam, sgd
 from support.nccl_programs import by, fails
 from test_logical_shards import Net
 from theano_mgpu.devices import nccl as module
-from theano_mgpu.runtime import gathered_sums
+from theano_mgpu.runtime.exchange import tree_devices
 nccl, cuda = ctypes.CDLL('libnccl.so.2'), ctypes.CDLL('libcuda.so')
 floatX, roots, exchange = theano.config.floatX, [], module.NcclCommunicator.exchange
 
@@ -70,7 +70,7 @@ def counted(self, copies, collectives):
     assert (collectives.ops == module.BROADCAST).all()
     exchange(self, copies, collectives)
 module.NcclCommunicator.exchange = counted
-gathered_sums.PIECE = 8192  # of 48 kB of gradients of a layer
+tree_devices.PIECE = 8192  # of 48 kB of gradients of a layer
 
 def digest(values):
     return hashlib.md5(b''.join(np.ascontiguousarray(value).tobytes() for value in values)).hexdigest()

@@ -1,14 +1,14 @@
 """Arguments go to devices, and gradients come back, in few copies; a caller's arrays never change."""
 import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import Context
-from theano_mgpu.graph.analysis import SUM
-from theano_mgpu.plan import AllReduce, Exchange, SumGroup
 from theano_mgpu.runtime import compiler
 from theano_mgpu.runtime.batch import Shard, Split
+from theano_mgpu.runtime.exchange.host import HostChannel
+from theano_mgpu.runtime.exchange.memory import Memories
+from theano_mgpu.runtime.exchange.orders import AnyOrder
 from theano_mgpu.runtime.executors import make_executor
 from theano_mgpu.runtime.launcher import Launcher
 from theano_mgpu.runtime.replicas.transfers import SMALL, Fetcher, Sender
-from theano_mgpu.runtime.sums import HostSums
 from theano_mgpu.runtime.timeline import Timings
 
 import numpy as np
@@ -99,15 +99,15 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     """The sums are arguments of a function on the device, again and again."""
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
-    group = SumGroup((Exchange(x, x, SUM), Exchange(y, y, SUM)), AllReduce())
-    sums = HostSums(group, {gpu2[0]: {x, y}}, Launcher(make_executor('serial', 2), Timings()), Timings(),
-                    one_replica=False)
+    memories, launcher = Memories(), Launcher(make_executor('serial', 2), Timings())
+    order = AnyOrder(memories, launcher)
+    channel = HostChannel(order, (), False, {gpu2[0]: [0, 1]}, memories, launcher, Timings())
     for number in (1, 2):
-        rounds, host = [[Shard(0, (0, 1))] * 2, [Shard(0, (1, 2))]], [Context('host', 'cpu', 'cpu')]  # has the parts
+        rounds, host = [[Shard(0, (0, 1)), Shard(1, (1, 2))], [Shard(0, (2, 3))]], [Context('host', 'cpu', 'cpu')]  # has the parts
         split = Split(sum(rounds, []), rounds, 3, [3], False, None, None, None, (), ())
-        sums.add(split, 0, host * 2, [[np.full((2, 3), number, 'f4'), np.full(2, number, 'f4')]] * 2)
-        sums.add(split, 1, host, [[np.ones((2, 3), 'f4'), np.ones(2, 'f4')]])
-        doubled, more = f(*[value.on(gpu2[0]) for value in sums.taken()])
+        order.add(split, 0, host * 2, [[np.full((2, 3), number, 'f4'), np.full(2, number, 'f4')]] * 2)
+        channel.prepare(order.add(split, 1, host, [[np.ones((2, 3), 'f4'), np.ones(2, 'f4')]]))
+        doubled, more = f(*[value.on(gpu2[0]) for value in channel.taken()])
         total = 2 * number + 1
         assert np.asarray(doubled).tolist() == [[2 * total] * 3] * 2 and np.asarray(more).tolist() == [total + 1] * 2
 

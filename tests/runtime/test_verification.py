@@ -1,6 +1,6 @@
 """The self-check of a function: its report, the faults that it finds, and that it leaves nothing behind."""
 import theano_mgpu as mgpu
-from theano_mgpu.runtime import sums
+from theano_mgpu.runtime.exchange import orders
 from theano_mgpu.runtime.verification import comparison
 
 import numpy as np
@@ -27,11 +27,11 @@ def step(contexts, kind):
 @pytest.fixture
 def half_of_the_second(monkeypatch):
     """Make the sum over replicas faulty: the second replica's part counts by half."""
-    original = sums.all_reduce
+    original = orders.all_reduce
 
     def halved(parts, *rest):
         original([part * weight for part, weight in zip(parts, (1, 0.5))], *rest)
-    monkeypatch.setattr(sums, 'all_reduce', halved)
+    monkeypatch.setattr(orders, 'all_reduce', halved)
 
 
 @pytest.fixture

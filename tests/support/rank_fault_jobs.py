@@ -62,14 +62,15 @@ def disagree(path):
 
 def late_failures(path):
     """Raise errors on the last rank at different places of a step, and compare with an undisturbed training."""
-    from theano_mgpu.runtime import step_run, sums
+    from theano_mgpu.runtime import step_run
+    from theano_mgpu.runtime.exchange import host
     mgpu.init('a->cpu;b->cpu')
     networks = disturbed, undisturbed = Network(seed=0), Network(seed=0)
     step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1
     executor = faulty(step)
     # No public hook runs between the runs of the executor, so there a fault replaces a method.
     places = {'scatter': (step.executable.parts[step.plan.parts[0]], 'refresh'), 'stage': (executor, 0),
-              'sum': (sums.HostSums, 'add'), 'exchange': (step_run, 'exchanged'),
+              'sum': (host.HostChannel, 'prepare'), 'exchange': (step_run, 'exchanged'),
               'broadcast': (step_run.StepRun, 'finish'), 'update': (executor, 1),
               'outputs': (step_run.StepRun, 'gather'), 'store': (step_run.StepRun, '_store'),
               'check': (step._runner, '_check')}

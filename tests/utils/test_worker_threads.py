@@ -9,7 +9,7 @@ import time
 import types
 import weakref
 
-from theano_mgpu.runtime import sums as sums_module
+from theano_mgpu.runtime.exchange import sums as sums_module
 from theano_mgpu.runtime.executors import make_executor
 from theano_mgpu.runtime.timeline import Timings
 from theano_mgpu.utils import worker_threads as worker_threads_module

@@ -52,6 +52,9 @@ class Copies(NamedTuple):
     bytes: np.ndarray
 
 
+NO_COPIES = Copies(*[np.empty(0, 'uint64') for _ in Copies._fields])
+
+
 class Collectives(NamedTuple):
     """Reductions and broadcasts between devices: addresses, a row for each device; the rest is the same on each.
 

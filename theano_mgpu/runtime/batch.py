@@ -15,43 +15,6 @@ from ..plan.shares import Span
 from .replicas.transfers import DeviceBuffers
 
 
-class Sum(NamedTuple):
-    """A sum that lies on the host, and on the devices that it was sent to.
-
-    `sums` sends it to a device together with the others of its step; `on_devices` has the copies on each device, by
-    their numbers, and is the same object for all of them.
-    """
-
-    value: Any
-    number: int
-    sums: Any
-    on_devices: dict[Context, dict[int, Any]]
-
-    def on(self, context: Context) -> Any:
-        """Return the sum where functions of a context take it."""
-        if context.kind == 'cpu':
-            return self.value
-        if context not in self.on_devices:
-            self.on_devices[context] = self.sums.send(context)
-        return self.on_devices[context][self.number]
-
-
-class DeviceSum(NamedTuple):
-    """A sum that lies on devices, which have added it: number `number` of the sums `reduced`."""
-
-    number: int
-    reduced: Any
-
-    @property
-    def value(self) -> Any:
-        """The sum on the host, once the devices have it."""
-        return self.reduced.value(self.number)
-
-    def on(self, context: Context) -> Any:
-        """Return the sum where functions of a context take it."""
-        return self.value if context.kind == 'cpu' else self.reduced.on(context, self.number)
-
-
 class Shard(NamedTuple):
     """The part of a batch that a replica works on at a time.
 

@@ -9,15 +9,12 @@ from ..comm.activities import GATHER
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
 from ..devices.cuda_libraries.nccl import DTYPES
-from ..devices.nccl import BROADCAST, Collectives, Copies, communicator_of
+from ..devices.nccl import BROADCAST, NO_COPIES, Collectives, communicator_of
 from ..plan import DeviceBroadcast
-from .device_sums import LossExplained
 from .divided_update import check_shape
+from .exchange.devices import LossExplained
 from .launcher import MemoryExplained
 from .replicas.replicated import Replicated, replicated
-from .replicas.transfers import DeviceMemory
-
-NO_COPIES = Copies(*[np.empty(0, 'uint64') for _ in Copies._fields])
 
 
 class DeviceBroadcasts:
@@ -27,13 +24,15 @@ class DeviceBroadcasts:
     ----------
     planned : list of DeviceBroadcast
     ranks : Communicator
+    memories : Memories
+    connected : callable
+        ``connected(contexts, n_ranks)`` returns their NcclCommunicator.
     """
 
-    _memory: Any = DeviceMemory  # of a context
-
-    def __init__(self, planned: Sequence[DeviceBroadcast], ranks: Communicator) -> None:
-        self._ranks = ranks
-        self._each = [(communicator_of(each.contexts, ranks.size),
+    def __init__(self, planned: Sequence[DeviceBroadcast], ranks: Communicator, memories: Any,
+                 connected: Any = communicator_of) -> None:
+        self._ranks, self._memories = ranks, memories
+        self._each = [(connected(each.contexts, ranks.size),
                        {replicated(variable): owner for variable, owner in each.owners.items()}) for each in planned]
 
     def start(self, values: Mapping[Replicated, Any]) -> dict[Replicated, tuple[Sequence[Context], Sequence[Any]]]:
@@ -63,7 +62,7 @@ class DeviceBroadcasts:
 
     def _enqueue(self, communicator, owners, devices):
         addresses = np.array([[array.gpudata for array in arrays] for arrays in devices], 'uint64')
-        sizes = [array.size * array.itemsize for array in devices[0]]
+        sizes = [array.size * array.dtype.itemsize for array in devices[0]]
         collectives = Collectives(
             addresses, addresses, np.array(sizes, 'uint64'), np.full(len(sizes), DTYPES['uint8'], 'int32'),
             np.full(len(sizes), BROADCAST, 'int32'), np.array(list(owners.values()), 'int32'))
@@ -95,6 +94,6 @@ class DeviceBroadcasts:
         devices = []
         for i, context in enumerate(communicator.contexts):
             with MemoryExplained(i, context, 'update'):
-                memory, place = self._memory(context), communicator.first + i
+                memory, place = self._memories[context], communicator.first + i
                 devices.append([array_on(memory, place, *each) for each in owners.items()])
         return devices

@@ -12,23 +12,21 @@ from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
 from ..comm.tree_products import Product
-from ..devices.context_map import HOST, Context
-from ..devices.nccl import communicator_of
+from ..devices.context_map import Context
 from ..graph import graph
 from ..graph.products import factors_of
 from ..graph.repeatable import draws
-from ..plan import DeviceGather, DeviceReduce, Part, Program, StepPlan, SumGroup
+from ..plan import Part, Program, StepPlan
 from ..utils import progress
 from . import compiler
 from .consensus import check_same_graph, share_first_values
 from .device_broadcast import DeviceBroadcasts
-from .device_sums import DeviceSums
 from .divided_update import UpdateOwners
-from .gathered_sums import GatheredSums
+from .exchange.memory import Memories
+from .exchange.sums import OverRanks, exchanges_of
 from .launcher import Launcher, MemoryExplained, choose_executor
 from .replicas.replicated import Replicated, Storages, replicated, storages_of
 from .replicas.transfers import DeviceBuffers
-from .sums import SUMS, HostSums, OverRanks, TreeSums
 from .timeline import Timings
 
 
@@ -153,9 +151,9 @@ class Executable:
     ----------
     parts : dict of Part to CompiledPart
         In the order of the plan's parts.
-    sums : dict of SumGroup to HostSums
-    device_sums : list of DeviceSums
-        Those among the sums that devices add.
+    exchanges : dict of SumGroup to Exchange
+    by_devices : list of Checked
+        The channels by which devices add sums.
     variables : list of Replicated
         The variables that the parts of all ranks read and update; each once, the same on all ranks.
     functions : list of theano.compile.function_module.Function
@@ -176,7 +174,7 @@ class Executable:
     def __init__(self, plan: StepPlan, communicator: Communicator, executor: str, timings: Timings,
                  mode: Any = None):
         self.plan, self.communicator, self.timings = plan, communicator, timings
-        program, machine, contexts = plan.program, plan.machine, plan.mesh.contexts
+        program, contexts = plan.program, plan.mesh.contexts
         if plan.overlaps:
             communicator.check_threads()
         # Each rank has other shares of an update: they come last.
@@ -196,26 +194,21 @@ class Executable:
                       for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
-        read_on: dict[Context, set[theano.Variable]] = {context: set() for context in contexts + [HOST]}
-        for part in plan.parts:
-            for context in part.contexts:
-                read_on[context].update(part.given)
-        one_replica = machine.size == len(plan.mesh.replicas) == 1
-        self.sums: dict[SumGroup, HostSums] = {
-            group: sums_of(part, group, machine.size, by_tree, read_on, self.launcher, timings, one_replica)
-            for part in plan.parts for group in part.sums}
-        self.device_sums = [sums for sums in self.sums.values() if isinstance(sums, DeviceSums)]
+        memories = Memories()
+        self.exchanges = exchanges_of(plan, communicator, memories, self.launcher, timings)
+        self.by_devices = [channel for _, channel in self.exchanges.values() if not channel.by_host]
         self.over_ranks = OverRanks(communicator, timings, plan.overlaps)
         self.owners = UpdateOwners(communicator, plan.divided) if plan.divided else None
-        self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator) if plan.broadcasts else None
+        self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator, memories) if plan.broadcasts else None
         self.of_rank_0 = communicator.size > 1 and not plan.shares.is_divided and \
             draws([each for part in plan.parts for each in [*part.graphs, *part.updates.values()]])
         self.update_buffers = {context: DeviceBuffers(context) for part in plan.update for context in part.contexts}
 
     def drop(self) -> None:
         """Free the arrays that a failed step has left on the devices."""
-        for sums in self.sums.values():
-            sums.drop()
+        for order, channel in self.exchanges.values():
+            order.drop()
+            channel.drop()
         for compiled in self.parts.values():
             compiled.drop()
 
@@ -240,16 +233,6 @@ class Executable:
         """Note that the replicas are up to date, after a step has stored new values."""
         if self._seen is not None:
             self._seen = Replicated.changes
-
-
-def sums_of(part: Part, group: SumGroup, n_ranks: int, by_tree: bool, *of_host: Any) -> HostSums:
-    """Return the sums of a group that a part has shares of; `of_host` as for `HostSums`, without the group."""
-    if isinstance(group.collective, DeviceReduce):
-        of_devices = GatheredSums if isinstance(group.collective, DeviceGather) else DeviceSums
-        return of_devices(group, *of_host, communicator=communicator_of(part.contexts, n_ranks), over_ranks=n_ranks > 1)
-    if by_tree:
-        return TreeSums(group, *of_host)
-    return SUMS[type(group.collective)](group, *of_host)
 
 
 def variables_of(part: Part) -> list[SharedVariable]:

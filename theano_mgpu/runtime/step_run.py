@@ -15,8 +15,9 @@ from ..devices.context_map import HOST, Context
 from ..graph.analysis import SAME, Reduction
 from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
-from .batch import Batch, DeviceSum, Sum
-from .exchange import exchanged
+from .batch import Batch
+from .exchange.host import Sum
+from .exchange.whole import exchanged
 from .executable import Executable
 from .executors import SerialExecutor
 from .launcher import MemoryExplained
@@ -84,7 +85,7 @@ class StepRun:
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
         self._new: list[NewValues] = []
-        self._underway: list[Any] = [] if batch.split.division.alone else list(executable.device_sums)  # by NCCL
+        self._underway: list[Any] = [] if batch.split.division.alone else list(executable.by_devices)  # by NCCL
 
     def start(self) -> None:
         """Compute all stages; the last one may still be under way on the devices."""
@@ -150,7 +151,7 @@ class StepRun:
     def _sent(self, variable: theano.Variable, value: Any, context: Context,
               buffers: dict[Context, DeviceBuffers]) -> Any:
         """Return a value where functions of a context take it."""
-        if isinstance(value, (Sum, DeviceSum)):
+        if isinstance(value, Sum):
             value = value.on(context)
         if is_on(context, value):
             return value
@@ -214,16 +215,17 @@ class StepRun:
 
     def add(self, given: instructions.Add) -> None:
         """Add up the parts of sums that shards have."""
-        sums, value_of = self._executable.sums[given.group], self._slots.__getitem__
-        sums.add(self._split, given.round, given.contexts, [list(map(value_of, part)) for part in given.parts])
-        if given.round == len(self._split.rounds) - 1:
-            self._executable.over_ranks.start(sums, self._split.idle)
+        (order, channel), value_of = self._executable.exchanges[given.group], self._slots.__getitem__
+        parts = order.add(self._split, given.round, given.contexts, [list(map(value_of, part)) for part in given.parts])
+        if parts is not None:
+            channel.prepare(parts)
+            self._executable.over_ranks.start(channel, self._split.idle)
 
     def finish(self, given: instructions.Finish) -> None:
         """Add up sums over the ranks."""
-        every_sums = [self._executable.sums[group] for group in given.groups]
-        self._executable.over_ranks.finish(every_sums, self._split.idle)
-        for slot, value in zip(given.targets, [value for sums in every_sums for value in sums.taken()]):
+        channels = [self._executable.exchanges[group].channel for group in given.groups]
+        self._executable.over_ranks.finish(channels, self._split.idle)
+        for slot, value in zip(given.targets, [value for channel in channels for value in channel.taken()]):
             self._slots[slot] = value
 
     def gather(self, given: instructions.Gather) -> None:
@@ -318,7 +320,7 @@ class StepRun:
             self._wait_for_exchanges()
         for variable, source, target in zip(*given):
             value = slots[source]
-            slots[target] = own_copy(variable, value.value if isinstance(value, (Sum, DeviceSum)) else value)
+            slots[target] = own_copy(variable, value.value if isinstance(value, Sum) else value)
         if self._executable.on_devices:  # results that stayed there may still have been in progress
             note(self._timings.seconds, 'run', HOST_TRACK, began)
         self._ended = time.perf_counter()

@@ -28,7 +28,18 @@ class Memory:
         return Array(Block(self, dtype.itemsize * int(np.prod(shape, dtype='int64'))), shape,
                      c_strides(shape, dtype.itemsize), dtype)
 
-    empty = zeros = array  # as of `DeviceMemory`
+    empty = zeros = array  # as of `OnDevice`
+
+    def add(self, values: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return arrays for the sums of lists of arrays."""
+        return [each if each is None else self.array(each.shape, each.dtype) for each in values[0]]
+
+    def compute(self, *given: Any) -> None:
+        """Compute nothing."""
+
+    def kernel(self, *given: Any) -> Any:
+        """Return a kernel that computes nothing."""
+        return self.compute
 
     def contiguous(self, array: Array) -> Array:
         """Return an array if it is C-contiguous, or else a copy."""
@@ -75,15 +86,24 @@ class Array:
     """
 
     __slots__ = 'block', 'shape', 'strides', 'dtype', 'value'
+    gpudata = 0  # the address
 
     def __init__(self, block: Block, shape: Shape, strides: Shape, dtype: np.dtype) -> None:
         self.block, self.shape, self.strides, self.dtype = block, shape, strides, dtype
         self.value: Any = None
 
     @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return int(np.prod(self.shape, dtype='int64'))
+
+    @property
     def nbytes(self) -> int:
         """The bytes of its elements."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype='int64'))
+        return self.dtype.itemsize * self.size
+
+    def write(self, array: Any) -> None:
+        """Take the content of another array."""
 
     @property
     def is_contiguous(self) -> bool:

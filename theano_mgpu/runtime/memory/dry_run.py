@@ -8,19 +8,18 @@ import numpy as np
 from theano.gpuarray.type import GpuArrayType
 
 from ...comm.alone import Alone
-from ...comm.host_sum import bucket_ranges
 from ...devices.context_map import HOST, Context
+from ...devices.nccl import communicator_of
 from ...graph.analysis import SAME, STACK
 from ...plan import Part
-from ..batch import Batch, DeviceSum, Sum
+from ..batch import Batch
 from ..device_broadcast import DeviceBroadcasts
-from ..device_sums import DeviceSums
 from ..divided_update import UpdateOwners
+from ..exchange.host import Sum
+from ..exchange.sums import OverRanks, exchanges_of
 from ..executable import Executable
-from ..gathered_sums import GatheredSums
 from ..replicas.transfers import SMALL, DeviceBuffers, FlatBuffers, describe
 from ..step_run import StepRun
-from ..sums import HostSums, OverRanks, TreeSums
 from ..timeline import Timings
 from ..transaction import Transaction
 from .arrays import Array, Memory
@@ -54,7 +53,7 @@ class DryRun(StepRun):
                 self._slots[slot] = None
 
     def _sent(self, variable, value, context, buffers):
-        if isinstance(value, (Sum, DeviceSum)):
+        if isinstance(value, Sum):
             value = value.on(context)
         memory = self._memory[context]
         is_on_host = isinstance(value, np.ndarray) or is_in(self._host, value)
@@ -140,11 +139,14 @@ class DryExecutable(Executable):
         self._functions = functions
         self._left: dict[tuple[Part, Context], tuple[dict[Any, Any], Array]] = {}
         self.over_ranks = OverRanks(Alone(), idle, False)
-        memory = self.memory.__getitem__
-        self.sums = {group: _twin(TWINS.get(type(each), _Sums), each, _memory=memory, _launcher=idle, _timings=idle,
-                                  _fetched_through={}, _over_ranks=False) for group, each in self.sums.items()}
-        self.device_sums = [each for each in self.sums.values() if isinstance(each, DeviceSums)]
-        self.broadcasts = self.broadcasts and _twin(_Broadcasts, self.broadcasts, _memory=memory, _ranks=Alone())
+        memories, size = _Memories(self.memory), executable.communicator.size
+
+        def connected(contexts, _):
+            return _Nccl(communicator_of(contexts, size))
+        self.exchanges = exchanges_of(self.plan, Alone(), memories, idle, idle, connected)
+        self.by_devices = [channel for _, channel in self.exchanges.values() if not channel.by_host]
+        if self.broadcasts:
+            self.broadcasts = DeviceBroadcasts(self.plan.broadcasts, Alone(), memories, connected)
         self.owners = self.owners and _twin(_Owners, self.owners, host=host)
         self.update_buffers = {context: DeviceBuffers(context) for context in self.update_buffers}
 
@@ -180,84 +182,46 @@ class _Idle(Timings):
         return False
 
 
-class _Sums(HostSums):
-    """Sums that the host adds."""
+class _Memories(dict):
+    """The memories of devices and of the host, as `Memories`."""
 
-    def send(self, context):
-        wanted = self._wanted[context]
-        there = FlatBuffers(describe([self.views[i] for i in wanted]), self._flat(context))
-        return dict(zip(wanted, there.views))
+    def fetcher(self, context):
+        return _Fetcher(self[context], self[HOST])
 
-    def _compile_adder(self, context):
-        pass
-
-    def _added(self, context, totals, values):
-        return [self._memory(context).array(each.shape, each.dtype) for each in values]
-
-    def _add(self, parts, shards, contexts, accumulate, is_last):
-        self.views = self._on_host(parts[0])
-        for bucket in bucket_ranges([each.nbytes for each in parts[0]]) if self._on_devices else ():
-            self._fetched(parts, bucket, shards, contexts)
-
-    def _fetched(self, parts, bucket, shards, contexts):
-        """Take the memory in which small arrays are put together, as a `Fetcher` does."""
-        fetched = [part[slice(*bucket)] for part in parts]
-        for i, (context, arrays) in enumerate(zip(contexts, fetched)):
-            small = [each for each in arrays if is_in(self._memory(context), each) and each.nbytes <= SMALL]
-            like, key = [(shape or (1,), dtype) for shape, dtype in describe(small)], (i, context, bucket)
-            before = self._fetched_through.get(key)
-            if context.kind != 'cpu' and len(small) > 1 and not (before and before.like == like):
-                self._fetched_through[key] = FlatBuffers(like, self._flat(context))
-        return list(map(self._on_host, fetched))
-
-    def _flat(self, context):
-        return lambda size, dtype: self._memory(context).array((size,), dtype)
-
-    def _on_host(self, arrays):
-        return [self._memory(HOST).array(each.shape, each.dtype) for each in arrays]
+    def on_host(self, shape, dtype, context):
+        return self[HOST].array(shape, dtype)
 
 
-class _TreeSums(TreeSums, _Sums):
-    """Sums of logical shards."""
+class _Fetcher:
+    """A fetcher that takes the memory in which a `Fetcher` puts small arrays together."""
 
-    def _use_buffers(self, like):
-        self.views = [self._memory(HOST).array(*each) for each in like]
+    def __init__(self, memory, host):
+        self._memory, self._host, self._there = memory, host, FlatBuffers([])
 
-    def _sum(self, context, replica, every_terms, level, place):
-        return every_terms[-1] if context.kind == 'cpu' else super()._sum(context, replica, every_terms, level, place)
-
-    def _copied_to_host(self, i, node):
-        return node
-
-
-class _DeviceSums(DeviceSums, _Sums):
-    """Sums that devices add."""
+    def start(self, arrays):
+        small = [each for each in arrays if is_in(self._memory, each) and each.nbytes <= SMALL]
+        like = [(shape or (1,), dtype) for shape, dtype in describe(small)]
+        if self._memory is not self._host and len(small) > 1 and self._there.like != like:
+            self._there = FlatBuffers(like, lambda size, dtype: self._memory.array((size,), dtype))
+        self._arrays = arrays
 
     def finish(self):
-        self._taken = None
+        arrays, self._arrays = self._arrays, ()
+        return [self._host.array(each.shape, each.dtype) for each in arrays]
 
-    def _enqueue(self, arrays, received):
+
+class _Nccl:
+    """A communicator of NCCL that sends nothing."""
+
+    has_failed, is_verified = False, True
+
+    def __init__(self, communicator):
+        self.contexts, self.first = communicator.contexts, communicator.first
+
+    def exchange(self, *given):
         pass
 
-    def _verified(self, parts, arrays, received, ranks):
-        return ''
-
-
-class _GatheredSums(_DeviceSums, _TreeSums, GatheredSums):
-    """Sums of logical shards that devices add."""
-
-    def _kernel(self, context, dtype):
-        pass
-
-
-class _Broadcasts(DeviceBroadcasts):
-    """New values that devices send each other."""
-
-    def finish(self):
-        pass
-
-    def _enqueue(self, communicator, owners, devices):
-        pass
+    wait = exchange
 
 
 class _Owners(UpdateOwners):
@@ -287,6 +251,3 @@ class _Transaction(Transaction):
 
     def replace_by_copy(self, shared, value, context):
         self.replace([shared.container.storage], [self._memory[context].array(value.shape, value.dtype)])
-
-
-TWINS = {DeviceSums: _DeviceSums, TreeSums: _TreeSums, GatheredSums: _GatheredSums}  # of sums; of all others, _Sums

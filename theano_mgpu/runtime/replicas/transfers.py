@@ -24,23 +24,23 @@ class DeviceMemory:
     """The memory of a context's device."""
 
     def __init__(self, context: Context) -> None:
-        self._context = gpu_context(context)
+        self.context = gpu_context(context)
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Any:
         """Return a new array without content."""
         from pygpu import gpuarray  # not installed on every machine without a GPU
-        return gpuarray.empty(shape, dtype, context=self._context)
+        return gpuarray.empty(shape, dtype, context=self.context)
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> Any:
         """Return a new array of zeros."""
         from pygpu import gpuarray
-        return gpuarray.zeros(shape, dtype, context=self._context)
+        return gpuarray.zeros(shape, dtype, context=self.context)
 
     def contiguous(self, array: Any) -> Any:
         """Return an array, of the host or the device, as one piece of memory on the device."""
         if isinstance(array, np.ndarray):
             from pygpu import gpuarray
-            return gpuarray.array(array, context=self._context)
+            return gpuarray.array(array, context=self.context)
         return array if array.flags.c_contiguous else array.copy(order='C')
 
 
@@ -223,17 +223,11 @@ class Fetcher:
     context : Context
     small : int
         Bytes of the largest array that counts as small.
-
-    Attributes
-    ----------
-    flat : list of ndarray, or None
-        The memory of all arrays of the latest `start`, one a dtype, if it put all of them together.
     """
 
     def __init__(self, context: Context, small: int = SMALL) -> None:
         self._context, self._limit = context, small
         self._like: Any = None
-        self.flat: list[np.ndarray] | None = None
 
     def start(self, arrays: Sequence[Any]) -> None:
         """Begin to fetch arrays: a CUDA device copies while the host goes on.
@@ -274,7 +268,6 @@ class Fetcher:
         self._here = FlatBuffers(like, allocate)
         self._host = dict(zip(self._small, self._here.views))
         self._host.update((i, allocate(*self._like[i])) for i in self._large)
-        self.flat = self._here.flat if len(self._small) == len(arrays) else None
 
 
 def concatenated(parts: Sequence[Any], axis: int) -> Any:

@@ -1,23 +1,19 @@
-"""Sums of logical shards that devices add: NCCL sends their parts to all devices, and each adds them in one order."""
+"""Sums of logical shards that devices add: NCCL sends their nodes to all devices, and each adds them in one order."""
 from __future__ import annotations
 
-import collections
 import functools
 from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from ..comm.activities import ADD
-from ..comm.tree import Tree, folded
-from ..devices.contexts import gpu_context
-from ..devices.cuda_libraries.nccl import DTYPES
-from ..devices.nccl import BROADCAST, Collectives, Copies
-from .device_broadcast import NO_COPIES
-from .device_sums import DeviceSums, Layout, Received
-from .launcher import MemoryExplained
-from .replicas.transfers import ALIGNED, describe, fetch
-from .sums import TreeSums
-from .timeline import span
+from ...comm.tree import Tree, folded
+from ...devices.context_map import Context
+from ...devices.cuda_libraries.nccl import DTYPES
+from ...devices.nccl import BROADCAST, NO_COPIES, Collectives, Copies, NcclCommunicator
+from ..launcher import Launcher
+from ..replicas.transfers import ALIGNED
+from .devices import Layout, Received
+from .orders import Parts, TreeOrder
 
 PIECE = 1 << 24  # bytes of each node that devices send each other at a time
 
@@ -65,69 +61,65 @@ class ReceivedNode(NamedTuple):
         return self.memory[elements.dtype][elements.place:elements.place + length]
 
 
-class GatheredSums(DeviceSums, TreeSums):
-    """The sums of a SumGroup over logical shards, which each device adds in the order of the tree.
+class InTree:
+    """The addition of logical shards by each device, in the order of the tree.
 
-    A device adds the parts of its own shards, as far as they are neighbours in the tree. NCCL sends the nodes that
-    remain to all devices, piece by piece, so that the nodes of other devices take little memory. Each device adds a
-    piece of all nodes by one kernel. The first exchange of a communicator is compared with the host's sums, as with
-    `DeviceSums`; here they have to be equal.
+    NCCL sends the nodes that the shards of each device have come to to all devices, piece by piece, so that the nodes of
+    other devices take little memory. Each device adds a piece of all nodes by one kernel.
+
+    Parameters
+    ----------
+    order : TreeOrder
+    memories : Memories
+    launcher : Launcher
     """
 
-    def __init__(self, *of_host: Any, **of_devices: Any) -> None:
-        super().__init__(*of_host, **of_devices)
+    def __init__(self, order: TreeOrder, memories: Any, launcher: Launcher) -> None:
+        self._tree_order, self._memories, self._launcher = order, memories, launcher
         self._pieces: list[list[Range]] = []
         self._room: dict[str, int] = {}    # elements of the largest piece, by dtype
+        self._layout = Layout([])
         self._devices: Sequence[int] = ()  # of each node, from left to right; devices of all ranks count
         self._order = ''                   # of the additions
-        self._kernels: dict[Any, Any] = {}
 
-    def clear(self) -> None:
-        if self._parts is None:  # a process without samples has no nodes, and receives the others'
-            TreeSums.clear(self)
-
-    def _prepare(self, parts):
-        """Keep the nodes of every context of this process, and memory for the other nodes and for the sums."""
-        of_contexts = collections.defaultdict(list)
-        for context, node in zip(parts.contexts, parts.arrays):
-            of_contexts[context].append(node.value.views)
-        self._use_layout(describe(self.views), {context: views for context, (views, *_) in of_contexts.items()})
-        layout, self._arrays, self._received = self._layout, [], []
-        self._devices, self._order = order_of(self._tree.of_replicas)
-        for i, context in enumerate(self._communicator.contexts):
-            with MemoryExplained(i, context, 'exchange'):
-                memory, place, own = self._memory(context), self._communicator.first + i, iter(of_contexts[context])
-                self._arrays.append([self._own(memory, next(own)) if device == place else self._of_another(memory)
-                                     for device in self._devices])
-                self._received.append(layout.received(memory, place))
-            for dtype in set(layout.names):
-                self._kernel(context, dtype)  # compiled before other ranks begin to wait for this one
-
-    def _use_layout(self, like, part_of):
-        before = self._layout
-        super()._use_layout(like, part_of)
-        if self._layout is not before:
-            self._pieces, self._room = list(pieces(self._layout)), {}
+    def use(self, layout: Layout, parts: Parts) -> None:
+        """Get ready for parts of a layout."""
+        if layout is not self._layout:
+            self._layout, self._pieces, self._room = layout, list(pieces(layout)), {}
             for each in (each for piece in self._pieces for each in piece):
                 self._room[each.dtype] = max(self._room.get(each.dtype, 0), each.place + each.stop - each.start)
+        self._devices, self._order = order_of(self._tree_order.tree.of_replicas)
 
-    def _own(self, memory, views):
-        sources = list(map(memory.contiguous, views))
+    def own(self, layout: Layout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
+        """Return a context's nodes, and memory for the other nodes."""
+        own = iter([part for part, other in zip(parts.arrays, parts.contexts) if other == context])
+        for dtype in set(layout.names):
+            memory.kernel(dtype, self._order, len(self._devices))  # compiled before other ranks begin to wait
+        return [self._own(memory, next(own)) if device == place else self._of_another(memory)
+                for device in self._devices]
+
+    def cleared(self, own: list[Any], memory: Any) -> list[Any]:
+        """Return what a context of a rank without samples sends: it has no nodes, and receives the others'."""
+        return own
+
+    def _own(self, memory, part):
+        sources = list(map(memory.contiguous, part))
         packed = self._layout.packed(memory, {i: sources[i] for i in self._layout.large})
         return OwnNode(sources, packed, self._layout.arrays(packed))
 
     def _of_another(self, memory):
         return ReceivedNode({dtype: memory.empty((size,), dtype) for dtype, size in self._room.items()})
 
-    def _enqueue(self, arrays, received):
-        copies, contexts = self._copies(arrays), self._communicator.contexts
-        totals = list(map(self._layout.arrays, received))
+    def enqueue(self, communicator: NcclCommunicator, layout: Layout, every_own: Sequence[Any],
+                every_received: Sequence[Received]) -> None:
+        """Enqueue the addition on all devices of this process."""
+        copies, contexts = self._copies(every_own), communicator.contexts
+        totals = list(map(layout.arrays, every_received))
         for piece in self._pieces:
-            with self._timings.span('all_reduce'), span('all_reduce', 'all_reduce'):
-                self._communicator.exchange(copies, self._broadcasts(piece, arrays))
+            communicator.exchange(copies, self._broadcasts(piece, every_own))
             copies = NO_COPIES
             self._launcher.run('all_reduce', [functools.partial(self._add_nodes, *each, piece)
-                                              for each in zip(contexts, arrays, totals)], contexts)
+                                              for each in zip(contexts, every_own, totals)], contexts)
 
     def _copies(self, arrays):
         """Return the copies of small arrays into the memory that is sent; devices have different numbers of nodes."""
@@ -154,25 +146,9 @@ class GatheredSums(DeviceSums, TreeSums):
         """Add a piece of all nodes on a device, for the sums that it gets."""
         for each in piece:
             if totals[each.number] is not None:
-                self._kernel(context, each.dtype)(totals[each.number][each.start:each.stop],
+                kernel = self._memories[context].kernel(each.dtype, self._order, len(nodes))
+                kernel(totals[each.number][each.start:each.stop],
                                                   *[node.part(each) for node in nodes])
-
-    def _kernel(self, context, dtype):
-        """Return the kernel that adds all nodes of a dtype on a context's device."""
-        key = context, dtype, self._order
-        if key not in self._kernels:
-            from pygpu.elemwise import GpuElemwise, arg  # not installed on every machine without a GPU
-            terms = [arg('n%d' % i, dtype, read=True) for i in range(len(self._devices))]
-            self._kernels[key] = GpuElemwise(gpu_context(context), 'total = ' + self._order,
-                                             [arg('total', dtype, write=True), *terms], nd=1)
-        return self._kernels[key]
-
-    def _differences(self, parts, arrays, received, ranks):
-        if ranks is not None:
-            ranks.handshake((ADD,))
-        self._add_on_host(parts, ranks)
-        return ['' if all(_same(fetch(each.views[i]), view) for each in received if i in each.views) else
-                'a device has another sum than the host' for i, view in enumerate(self.views)]
 
 
 @functools.lru_cache(maxsize=None)
@@ -215,7 +191,3 @@ def pieces(layout: Layout) -> Iterator[list[Range]]:
             start = stop
     if piece:
         yield piece
-
-
-def _same(array, other):
-    return bool(((array == other) | (array != array) & (other != other)).all())

@@ -1,0 +1,143 @@
+"""A channel around a channel: its first sums are compared with the host's."""
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+
+from ...comm.activities import ADD
+from ...comm.collectives import all_gather_object
+from ...comm.communicator import Communicator
+from ...devices.context_map import HOST
+from ...errors import warn
+from ..replicas.transfers import fetch
+from .host import HostChannel
+from .orders import Parts
+
+
+class Checked:
+    """A channel whose first sums are compared with the host's; if they differ, or it fails, the host adds from then on.
+
+    Parameters
+    ----------
+    channel : NcclChannel
+    host : HostChannel
+        Of the same sums.
+    is_exact : bool
+        Whether both have to give the same bits.
+    over_ranks : bool
+        Whether other processes take part.
+    """
+
+    by_host = False
+
+    def __init__(self, channel: Any, host: HostChannel, is_exact: bool, over_ranks: bool) -> None:
+        self._channel, self._host, self._is_exact, self._over_ranks = channel, host, is_exact, over_ranks
+        self._parts: Any = None
+        self._is_idle = self._by_host = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the channel can add the next sums, as far as this process knows."""
+        return self._channel.is_ready
+
+    def prepare(self, parts: Parts) -> None:
+        """Take parts; in a process alone, begin to add them."""
+        self._parts, self._is_idle, self._by_host = parts, False, not self._channel.is_ready
+        if not self._by_host:
+            self._channel.prepare(parts)
+        if not self._over_ranks:
+            self.add_over(None)
+
+    def use_host(self) -> None:
+        """Have the host add the parts, because a rank cannot use the channel any more."""
+        self._channel.drop()
+        self._by_host = True
+
+    def clear(self) -> None:
+        """Have this rank, which has no samples, add nothing."""
+        self._is_idle = True
+        self._channel.clear()
+
+    def add_over(self, ranks: Communicator | None) -> None:
+        """Add the parts, over the ranks, too, which have just had a handshake."""
+        parts, self._parts = self._parts, None
+        if not self._by_host and self._channel.is_verified:
+            self._channel.add_over(ranks)
+            return
+        if not self._by_host:
+            error = self._verified(parts, ranks)
+            if not error:
+                return
+            warn('NCCL does not work here: %s. From now on, sums go through the host, which takes longer; the flag '
+                 'mgpu.collectives=host does so without a warning' % error)
+            self._by_host = True
+        self._add_by_host(parts, ranks)
+
+    def _add_by_host(self, parts, ranks):
+        self._host.prepare(parts)
+        if self._is_idle:
+            self._host.clear()
+        if ranks is not None:
+            self._host.add_over(ranks)
+        return self._host.views
+
+    def _verified(self, parts, ranks):
+        """Add by the channel and by the host; return how they differ, or an error, or an empty text."""
+        def of_all(error):
+            return [error] if ranks is None else all_gather_object(ranks, error)
+        error, is_lost = self._channel.trial()
+        if is_lost and ranks is None:  # a failure of the device, not of the channel
+            return error
+        errors = of_all(error)
+        if not any(errors):
+            errors = of_all(next(filter(None, self._differences(parts, ranks)), ''))
+        error = next(filter(None, errors), '')
+        self._channel.settle(not error)
+        return error
+
+    def _differences(self, parts, ranks):
+        """Yield for each sum how it differs from the host's; an empty text if it does not."""
+        scales = [0] * len(parts.like)
+        if not self._is_exact:
+            absolute = [[abs(fetch(array)) for array in part] for part in parts.arrays]
+            scales = list(map(np.copy, self._on_host(parts._replace(arrays=absolute, contexts=[HOST] * len(absolute)),
+                                                     ranks)))
+        n = len(parts.arrays) * (1 if ranks is None else ranks.size)
+        for i, (total, scale) in enumerate(zip(self._on_host(parts, ranks), scales)):
+            found = list(map(fetch, self._channel.arrays(i)))
+            if self._is_exact:
+                same = all(((each == total) | (each != each) & (total != total)).all() for each in found)
+                yield '' if same else 'a device has another sum than the host'
+            elif any(each.tobytes() != found[0].tobytes() for each in found):
+                yield 'the devices have different sums'
+            elif found:
+                yield _beyond_rounding(found[0], total, scale, n)
+
+    def _on_host(self, parts, ranks):
+        if ranks is not None:
+            ranks.handshake((ADD,))
+        return self._add_by_host(parts, ranks)
+
+    def taken(self) -> Sequence[Any]:
+        """Return the sums for one step."""
+        return (self._host if self._by_host else self._channel).taken()
+
+    def finish(self) -> None:
+        """Wait until the sums are there."""
+        self._channel.finish()
+
+    def drop(self) -> None:
+        """Free the arrays that a failed step has left on the devices."""
+        self._parts = None
+        self._channel.drop()
+
+
+def _beyond_rounding(total, other, scale, n):
+    """Return how a sum of n numbers differs from another one; `scale` is the sum of the absolute values."""
+    limits = np.finfo(total.dtype)
+    counts = np.isfinite(other) & (scale < limits.max / 4)
+    error = abs(total[counts] - other[counts])
+    if (error <= 2 * n * (limits.eps * scale[counts] + limits.tiny)).all():
+        return ''
+    return 'a sum differs from the sum on the host by %.3g, which is more than rounding' % np.nanmax(error)

@@ -1,0 +1,344 @@
+"""The channel of sums between devices by NCCL: the host takes no part, and does not wait."""
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from ...comm.communicator import Communicator
+from ...devices.context_map import Context
+from ...devices.cuda_libraries.nccl import DTYPES, SUM
+from ...devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
+from ...errors import ExchangeError, GraphError
+from ..batch import Shard
+from ..launcher import MemoryExplained, error_of
+from ..replicas.transfers import ALIGNED, SMALL, copy_to, describe, fetch
+from ..timeline import Timings, span
+from .host import Sum
+from .orders import Parts
+
+
+class Layout:
+    """The places of sums on devices: small ones lie in one flat array a dtype, scalars first.
+
+    Small arrays are copied into the flat array, added as one, and every device gets them. Large ones are added from
+    where they are.
+
+    Parameters
+    ----------
+    like : list of (shape, dtype)
+    owners : list of (int or None)
+        The device that alone gets a large sum, by its place among the devices of all ranks; None for every device.
+
+    Attributes
+    ----------
+    sizes : dict of str to int
+        Elements of each flat array, by its dtype.
+    scalars : dict of str to int
+        Elements that the scalars take at its beginning.
+    places : dict of int to (dtype, start, stop)
+        The place of each small array.
+    copied, large : list of int
+        Numbers of the small arrays that have elements, and of the large ones.
+    owners : dict of int to int
+        The device that alone gets a sum.
+    names : list of str
+        The dtype of each array that is exchanged: of the flat ones, then of the large ones.
+    bytes, counts, dtypes, ops, roots : ndarray
+        As for `Copies` and `Collectives`.
+    """
+
+    def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]], owners: Sequence[int | None] = ()) -> None:
+        self.like = list(like)
+        sizes = [int(np.prod(shape, dtype='int64')) for shape, _ in like]
+        self.large = [i for i, (_, dtype) in enumerate(like) if sizes[i] * dtype.itemsize > SMALL]
+        self.owners = {i: owner for i, owner in enumerate(owners) if owner is not None and i in self.large}
+        self.sizes: dict[str, int] = {}
+        self.scalars: dict[str, int] = {}
+        self.places: dict[int, tuple[str, int, int]] = {}
+        small = [i for i in range(len(like)) if i not in self.large]
+        for i in sorted(small, key=lambda i: bool(like[i][0])):
+            dtype = like[i][1].name
+            start = -(-self.sizes.get(dtype, 0) // ALIGNED) * ALIGNED
+            self.sizes[dtype] = start + sizes[i]
+            self.places[i] = dtype, start, start + sizes[i]
+            if not like[i][0]:
+                self.scalars[dtype] = start + sizes[i]
+        self.copied = [i for i in small if sizes[i]]
+        self.bytes = np.array([sizes[i] * like[i][1].itemsize for i in self.copied], 'uint64')
+        flat = [(dtype, size) for dtype, size in self.sizes.items() if size]
+        self.flat_dtypes = [dtype for dtype, _ in flat]
+        self.counts = np.array([size for _, size in flat] + [sizes[i] for i in self.large], 'uint64')
+        self.names = self.flat_dtypes + [like[i][1].name for i in self.large]
+        self.dtypes = np.array([DTYPES[name] for name in self.names], 'int32')
+        self.ops = np.full(len(self.names), SUM, 'int32')
+        self.roots = np.array([EVERY] * len(flat) + [self.owners.get(i, EVERY) for i in self.large], 'int32')
+
+    def received(self, memory: Any, place: int) -> Received:
+        """Return new memory on a device for the sums that it gets, at its place among all devices."""
+        return self.packed(memory, {i: memory.empty(*self.like[i]) for i in self.large
+                                    if self.owners.get(i, place) == place})
+
+    def packed(self, memory: Any, large: Mapping[int, Any]) -> Received:
+        """Return new memory on a device for small arrays, beside some large ones."""
+        flat = {dtype: memory.empty((size,), dtype) for dtype, size in self.sizes.items()}
+        views = {i: flat[dtype][start:stop].reshape(self.like[i][0]) for i, (dtype, start, stop) in self.places.items()}
+        return Received(flat, {**views, **large})
+
+    def arrays(self, received: Received) -> list[Any]:
+        """Return the arrays that are exchanged, with one axis; None for a large one that is not there."""
+        large = [received.views.get(i) for i in self.large]
+        return [received.flat[dtype] for dtype in self.flat_dtypes] + \
+            [each if each is None else each.reshape((int(np.prod(each.shape, dtype='int64')),)) for each in large]
+
+    def exchange(self, parts: Sequence[Sequence[Any]],
+                 every_received: Sequence[Received]) -> tuple[Copies, Collectives]:
+        """Return the copies and collectives that put the sums of parts, a list for each device, where they belong."""
+        to = [[received.views[i].gpudata for i in self.copied] for received in every_received]
+        source = [[part[i].gpudata for i in self.copied] for part in parts]
+        flat = [[received.flat[dtype].gpudata for dtype in self.flat_dtypes] for received in every_received]
+        send = [own + [part[i].gpudata for i in self.large] for own, part in zip(flat, parts)]
+        # Only the owner writes where a sum is received; the others name their part.
+        receive = [own + [received.views.get(i, part[i]).gpudata for i in self.large]
+                   for own, received, part in zip(flat, every_received, parts)]
+        rows = [np.array(addresses, 'uint64').reshape(len(parts), -1) for addresses in (to, source, send, receive)]
+        return (Copies(rows[0], rows[1], self.bytes),
+                Collectives(rows[2], rows[3], self.counts, self.dtypes, self.ops, self.roots))
+
+
+class Received(NamedTuple):
+    """Sums on a device: flat arrays by dtype, and each sum by its number."""
+
+    flat: dict[str, Any]
+    views: dict[int, Any]
+
+
+class Reduced:
+    """Sums of one step, on each device of some contexts.
+
+    Parameters
+    ----------
+    layout : Layout
+    every_received : list of Received
+        The sums of each context.
+    communicator : NcclCommunicator
+    shards : dict of Context to Shard
+        They name the samples of a device that is lost.
+    """
+
+    def __init__(self, layout: Layout, every_received: Sequence[Received], communicator: NcclCommunicator,
+                 shards: Mapping[Context, Shard]):
+        self._layout, self._communicator, self._shards = layout, communicator, shards
+        self._received = dict(zip(communicator.contexts, every_received))
+        self._on_devices: dict[tuple[Context, int], Any] = {}
+        self._on_host: dict[Any, Any] = {}
+
+    def on(self, context: Context, number: int) -> Any:
+        """Return a sum on a context's device; it may still be under way there."""
+        key = context, number
+        if key not in self._on_devices:
+            self._on_devices[key] = copy_to(context, self._home(number, context).views[number])
+        return self._on_devices[key]
+
+    def _home(self, number, context=None):
+        """Return the `Received` with a sum: of a context or the first one, if it is there, else of its owner."""
+        received = self._received.get(context) or self._received[self._communicator.contexts[0]]
+        if number in received.views:
+            return received
+        return next(each for each in self._received.values() if number in each.views)
+
+    def arrays(self, number: int) -> list[Any]:
+        """Return a sum on each device of this process that has it."""
+        return [each.views[number] for each in self._received.values() if number in each.views]
+
+    def value(self, number: int) -> Any:
+        """Return a sum on the host; all scalars are fetched together."""
+        if number not in self._on_host:
+            self.wait()
+            received = self._home(number)
+            if self._layout.like[number][0]:
+                self._on_host[number] = fetch(received.views[number])
+            else:
+                dtype, start, _ = self._layout.places[number]
+                if dtype not in self._on_host:
+                    self._on_host[dtype] = fetch(received.flat[dtype][:self._layout.scalars[dtype]])
+                self._on_host[number] = self._on_host[dtype][start:start + 1].reshape(())
+        return self._on_host[number]
+
+    def wait(self) -> None:
+        """Wait until every device of this process has the sums.
+
+        Raises
+        ------
+        ReplicaError
+            If a device is lost.
+        ExchangeError
+            If the exchange has failed otherwise.
+        """
+        with LossExplained(self._communicator, self._shards):
+            self._communicator.wait()
+
+
+class LossExplained:
+    """A ``with`` block in which the ExchangeError of a lost device becomes a ReplicaError.
+
+    Parameters
+    ----------
+    communicator : NcclCommunicator
+    shards : dict of Context to Shard
+        What the devices work on.
+    """
+
+    __slots__ = '_contexts', '_shards'
+
+    def __init__(self, communicator: NcclCommunicator, shards: Mapping[Context, Shard]) -> None:
+        self._contexts, self._shards = communicator.contexts, shards
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, trace) -> None:
+        if not isinstance(error, ExchangeError) or error.context is None:
+            return
+        contexts, context, shard = self._contexts, error.context, self._shards.get(error.context)
+        where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'exchange'
+        raise error_of(error, contexts.index(context), context, where, shard.span if shard else None,
+                       contexts) from error.__cause__
+
+
+class Reduction:
+    """The addition by NCCL itself, in any order."""
+
+    def use(self, layout: Layout, parts: Parts) -> None:
+        """Get ready for parts of a layout."""
+
+    def own(self, layout: Layout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
+        """Return what a context sends: its part, or zeros if it has no samples."""
+        for part, other in zip(parts.arrays, parts.contexts):
+            if other == context:
+                return list(map(memory.contiguous, part))
+        return [memory.zeros(*each) for each in layout.like]
+
+    def cleared(self, own: list[Any], memory: Any) -> list[Any]:
+        """Return what a context of a rank without samples sends."""
+        return [memory.zeros(array.shape, array.dtype) for array in own]
+
+    def enqueue(self, communicator: NcclCommunicator, layout: Layout, every_own: Sequence[Any],
+                every_received: Sequence[Received]) -> None:
+        """Enqueue the addition on all devices of this process."""
+        communicator.exchange(*layout.exchange(every_own, every_received))
+
+
+class NcclChannel:
+    """A channel between the devices of all replicas, of all ranks.
+
+    Parameters
+    ----------
+    communicator : NcclCommunicator
+        Over the contexts that have parts, one for each replica.
+    owners : list of (int or None)
+        See `Layout`.
+    way : Reduction or InTree
+    memories : Memories
+    timings : Timings
+    """
+
+    def __init__(self, communicator: NcclCommunicator, owners: Sequence[int | None], way: Any, memories: Any,
+                 timings: Timings) -> None:
+        self.communicator, self._owners, self._way = communicator, owners, way
+        self._memories, self._timings = memories, timings
+        self._layout = Layout([])
+        self._own: list[Any] = []             # what every context of the communicator sends
+        self._received: list[Received] = []   # memory for the sums
+        self._shards: dict[Context, Shard] = {}
+        self._reduced: Reduced | None = None  # until the step waits for it for the last time
+        self._is_taken = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the next sums can be added, as far as this process knows."""
+        return not self.communicator.has_failed
+
+    @property
+    def is_verified(self) -> bool:
+        """Return whether the devices have given the same sums as the host."""
+        return self.communicator.is_verified
+
+    def prepare(self, parts: Parts) -> None:
+        """Take parts, and memory for their sums, before other ranks begin to wait for this one.
+
+        Raises
+        ------
+        GraphError
+            If the parts of the replicas have different shapes.
+        ReplicaError
+            If a device has too little memory.
+        """
+        self.drop()
+        if self._layout.like != parts.like:
+            self._layout = Layout(parts.like, self._owners)
+        for part, context in zip(parts.arrays, parts.contexts):
+            if describe(part) != parts.like:
+                raise GraphError('the replicas have gradients, or other sums, of different shapes: %s, and on %s %s'
+                                 % (parts.like, context.name, describe(part)))
+        self._shards = dict(zip(parts.contexts, parts.shards))
+        self._way.use(self._layout, parts)
+        for i, context in enumerate(self.communicator.contexts):
+            with MemoryExplained(i, context, 'exchange'):
+                memory, place = self._memories[context], self.communicator.first + i
+                self._own.append(self._way.own(self._layout, parts, context, place, memory))
+                self._received.append(self._layout.received(memory, place))
+
+    def clear(self) -> None:
+        """Have this rank, which has no samples, add nothing."""
+        self._own = [self._way.cleared(own, self._memories[context])
+                     for own, context in zip(self._own, self.communicator.contexts)]
+
+    def enqueue(self) -> None:
+        """Enqueue the addition on all devices of this process; raise an ExchangeError if NCCL gives one."""
+        own, received = self._own, self._received
+        self._own, self._received = [], []
+        self._reduced = Reduced(self._layout, received, self.communicator, self._shards)
+        with self._timings.span('all_reduce'), span('all_reduce', 'all_reduce'):
+            self._way.enqueue(self.communicator, self._layout, own, received)
+
+    def add_over(self, ranks: Communicator | None) -> None:
+        """Begin to add the parts; raise a ReplicaError if a device is lost."""
+        with LossExplained(self.communicator, self._shards):
+            self.enqueue()
+
+    def trial(self) -> tuple[str, bool]:
+        """Add the parts, and wait; return the text of an error, or an empty one, and whether a device is lost."""
+        try:
+            self.enqueue()
+            self.communicator.wait()
+        except ExchangeError as error:
+            return str(error), error.context is not None
+        return '', False
+
+    def settle(self, is_verified: bool) -> None:
+        """Note the outcome of a trial; if sums were wrong, no device of this process waits for others any more."""
+        if not is_verified:
+            self.communicator.give_up()
+        self.communicator.is_verified = is_verified
+
+    def arrays(self, number: int) -> list[Any]:
+        """Return a sum on each device of this process that has it."""
+        assert self._reduced is not None
+        return self._reduced.arrays(number)
+
+    def taken(self) -> Sequence[Any]:
+        """Return the sums for one step; they may still be under way."""
+        self._is_taken = True
+        return [Sum(i, self._reduced) for i in range(len(self._layout.like))]
+
+    def finish(self) -> None:
+        """Wait until the devices have added the sums; raise the error as `Reduced.wait` does."""
+        if self._reduced is not None:
+            self._reduced.wait()
+            if self._is_taken:
+                self._reduced = None
+
+    def drop(self) -> None:
+        """Free the arrays that a failed step has left on the devices."""
+        self._own, self._received, self._reduced, self._is_taken = [], [], None, False

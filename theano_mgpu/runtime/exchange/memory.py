@@ -1,0 +1,73 @@
+"""The memory of a context, in which parts of sums are added."""
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from ...comm.tree import add_arrays
+from ...devices import page_locked
+from ...devices.context_map import Context
+from ..replicas.transfers import DeviceMemory, Fetcher
+
+
+class OnHost:
+    """The memory of the host."""
+
+    def add(self, values: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the sums of lists of arrays: of the last list and the one before it first, and so on; None stays."""
+        sums = [each if each is None else np.empty_like(each) for each in values[0]]
+        for *terms, out in zip(*values, sums):
+            if out is not None:
+                add_arrays(terms, out)
+        return sums
+
+    def compute(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function that writes to arrays."""
+        function(*args)
+
+
+class OnDevice(DeviceMemory):
+    """The memory of a context's device."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._kernels: dict[Any, Any] = {}
+
+    def add(self, values: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the sums of lists of arrays, in new memory, as `OnHost.add`."""
+        order = ' + ('.join('n%d' % i for i in range(len(values))) + ')' * (len(values) - 1)
+        sums = []
+        for terms in zip(*values):
+            size, total = int(np.prod(terms[0].shape, dtype='int64')), self.empty(terms[0].shape, terms[0].dtype)
+            flat = [self.contiguous(each).reshape((size,)) for each in (total, *terms)]
+            if size:
+                self.kernel(total.dtype.name, order, len(values))(*flat)
+            sums.append(total)
+        return sums
+
+    def kernel(self, dtype: str, order: str, n: int) -> Any:
+        """Return the kernel ``kernel(total, n0, n1, ...)`` that adds n arrays with one axis in an order."""
+        key = dtype, order
+        if key not in self._kernels:
+            from pygpu.elemwise import GpuElemwise, arg  # not installed on every machine without a GPU
+            terms = [arg('n%d' % i, dtype, read=True) for i in range(n)]
+            self._kernels[key] = GpuElemwise(self.context, 'total = ' + order, [arg('total', dtype, write=True), *terms],
+                                             nd=1, convert_f16=True)
+        return self._kernels[key]
+
+
+class Memories(dict):
+    """The memory of each context, made when it is asked for."""
+
+    def __missing__(self, context: Context) -> Any:
+        self[context] = memory = OnHost() if context.kind == 'cpu' else OnDevice(context)
+        return memory
+
+    def fetcher(self, context: Context) -> Any:
+        """Return a new Fetcher from a context."""
+        return Fetcher(context)
+
+    def on_host(self, shape: Sequence[int], dtype: Any, context: Context) -> Any:
+        """Return new zeros on the host, for copies from and to a context."""
+        return page_locked.zeros(tuple(shape), dtype, context)
