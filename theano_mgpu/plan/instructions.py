@@ -33,7 +33,7 @@ class PartOnContext(NamedTuple):
     function : object or None
         Its ``mgpu_call(*values)`` computes the part, where that is compiled,
     results : tuple of int
-        and returns the values of these slots: those of `made`, in the function's order.
+        and returns the values of these slots: all slots of `made`, in the function's order.
     """
 
     part: Part

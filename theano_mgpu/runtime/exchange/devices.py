@@ -210,7 +210,7 @@ class Reduction:
     """The addition by NCCL itself, in any order."""
 
     def use(self, layout: Layout, parts: Parts) -> None:
-        """Get ready for parts of a layout."""
+        """Prepare for parts of a layout."""
 
     def own(self, layout: Layout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
         """Return what a context sends: its part, or zeros if it has no samples."""

@@ -52,8 +52,8 @@ class OnDevice(DeviceMemory):
         if key not in self._kernels:
             from pygpu.elemwise import GpuElemwise, arg  # not installed on every machine without a GPU
             terms = [arg('n%d' % i, dtype, read=True) for i in range(n)]
-            self._kernels[key] = GpuElemwise(self.context, 'total = ' + order, [arg('total', dtype, write=True), *terms],
-                                             nd=1, convert_f16=True)
+            total = arg('total', dtype, write=True)
+            self._kernels[key] = GpuElemwise(self.context, 'total = ' + order, [total, *terms], nd=1, convert_f16=True)
         return self._kernels[key]
 
 

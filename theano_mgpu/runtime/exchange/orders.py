@@ -40,7 +40,7 @@ class Parts(NamedTuple):
 
 
 class AnyOrder:
-    """Any order: the parts of a replica's micro-batches are added as they come, and so are those of all replicas.
+    """Any order: the parts of a replica's micro-batches are added as they come, and so are the sums of all replicas.
 
     Parameters
     ----------

@@ -64,8 +64,8 @@ class ReceivedNode(NamedTuple):
 class InTree:
     """The addition of logical shards by each device, in the order of the tree.
 
-    NCCL sends the nodes that the shards of each device have come to to all devices, piece by piece, so that the nodes of
-    other devices take little memory. Each device adds a piece of all nodes by one kernel.
+    NCCL sends the nodes of each device to all devices, piece by piece, so that the nodes of other devices take little
+    memory. Each device adds a piece of all nodes by one kernel.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class InTree:
         self._order = ''                   # of the additions
 
     def use(self, layout: Layout, parts: Parts) -> None:
-        """Get ready for parts of a layout."""
+        """Prepare for parts of a layout."""
         if layout is not self._layout:
             self._layout, self._pieces, self._room = layout, list(pieces(layout)), {}
             for each in (each for piece in self._pieces for each in piece):
