@@ -58,7 +58,7 @@ class DeviceGather(DeviceReduce):
     """
 
     def by(self, n_ranks: int) -> str:
-        return 'NCCL by gather'
+        return 'NCCL by blocks'
 
 
 @dataclass(frozen=True)
