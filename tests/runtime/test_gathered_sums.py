@@ -297,7 +297,8 @@ print(before == digest([each.get_value() for each in params]))
         assert same == 'True'
 
     @pytest.mark.slow
-    def test_a_device_that_does_not_come_is_an_error_within_the_timeout(self):
+    @pytest.mark.parametrize('function, addresses', [('ncclBroadcast', 2), ('ncclSend', 1)])
+    def test_a_device_that_does_not_come_is_an_error_within_the_timeout(self, function, addresses):
         """Its part of each exchange is left out."""
         error, same, after = run(COMMON + '''
 step, params = dense(2)
@@ -306,21 +307,23 @@ for size in (9, 2):
 before = digest([each.get_value() for each in params])
 began, calls = time.time(), []
 pointer, number = ctypes.c_void_p, ctypes.c_int
-types = [pointer, pointer, ctypes.c_size_t, number, number, pointer, pointer]
-nccl.ncclBroadcast.argtypes = types
-def broadcast(*args):
-    calls.append(args[5])
-    return 0 if args[5] == calls[0] else nccl.ncclBroadcast(*args)
-call = ctypes.CFUNCTYPE(ctypes.c_int, *types)(broadcast)
+types = [pointer] * ADDRESSES + [ctypes.c_size_t, number, number, pointer, pointer]
+original = getattr(nccl, FUNCTION)
+original.argtypes = types
+def others(*args):
+    calls.append(args[-2])
+    return 0 if args[-2] == calls[0] else original(*args)
+call = ctypes.CFUNCTYPE(ctypes.c_int, *types)(others)
 def without_one(self, copies, collectives):
     addresses = [self._nccl.address(name) for name in module.FUNCTIONS]
-    addresses[module.FUNCTIONS.index('ncclBroadcast')] = ctypes.cast(call, ctypes.c_void_p).value
+    addresses[module.FUNCTIONS.index(FUNCTION)] = ctypes.cast(call, ctypes.c_void_p).value
     self._library.mgpu_use(module.pointers(addresses))
     exchange(self, copies, collectives)
 module.NcclCommunicator.exchange = without_one
 print(fails(lambda: step(*batch(8))))
 print(time.time() - began < 20, before == digest([each.get_value() for each in params]))
 print(fails(lambda: step(*batch(8))))
-''', 2, 'mgpu.logical_shards=4,mgpu.timeout=2')
+'''.replace('FUNCTION)', repr(function) + ')').replace('ADDRESSES', str(addresses)), 2,
+                                 'mgpu.logical_shards=4,mgpu.timeout=2')
         assert 'ExchangeError: the devices have not exchanged their values within 2 s (mgpu.timeout)' in error
         assert same == 'True True' and after == "('', [])"

@@ -38,8 +38,7 @@ struct Functions {
 };
 Functions functions;
 const int NOT_READY = 600, IN_PROGRESS = 7;  // codes of the driver, and of NCCL
-
-const int MESSAGE = -2;  // an op, as in nccl.py
+const int MESSAGE = -2;                      // an op, as in nccl.py
 
 enum State { IDLE, UNDER_WAY, FAILED };
 enum Failure { BY_NCCL, BY_DEVICE, BY_TIMEOUT, BY_ANOTHER };  // as in nccl.py
