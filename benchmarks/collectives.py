@@ -11,7 +11,7 @@ Examples:
   benchmarks/collectives.py
   python tests/cuda_on_cpu run --devices 4 python benchmarks/collectives.py --devices 2 4
   benchmarks/collectives.py --update-on sharded
-  THEANO_FLAGS=mgpu.logical_shards=8,mgpu.shares=equal benchmarks/collectives.py     NCCL by gather
+  THEANO_FLAGS=mgpu.logical_shards=8,mgpu.shares=equal benchmarks/collectives.py     NCCL by blocks
 """
 import os
 import sys

@@ -15,7 +15,7 @@ A message of B bytes takes ``alpha + B / beta`` seconds, with a latency alpha an
 communication challenge for MPP, 1994). An all_reduce of gradients of B bytes takes
 
     ring              2 (n-1) alpha + 2 (n-1)/n B / beta
-    gather            (n-1) (alpha + k B / beta)
+    blocks            2 (n-1) alpha + (1+k) (n-1)/n B / beta
     hierarchical      2 ((d-1) alpha_in + B / beta_in) + a ring over the h hosts
     through the host  2 d (alpha_host + B / beta_host) + d B / gamma + a ring over the h hosts
 
@@ -27,8 +27,9 @@ each device; hosts, or processes, exchange by MPI.
 
 With logical shards, the busiest device computes more than 1/n of each batch where n does not divide their number, and
 takes this share of f alone; a host launches as many for its devices as for one. Each device has k sums for the others,
-one for each group of its shards that the tree adds first; k is 1 without logical shards. By gather, NCCL sends the sums
-of each device to all others. Through the host, k sums come, and one goes back.
+one for each group of its shards that the tree adds first; k is 1 without logical shards. By blocks, each device
+receives 1/n of all sums of the others, adds it, and sends the total to all. Through the host, k sums come, and one goes
+back.
 
 With overlap the backward pass is computed in p pieces, and the gradients of each but the last one are exchanged while
 the next ones are computed. That hides (p - 1) / p of the exchange at most, and no more than (p - 1) / p of the backward
@@ -52,7 +53,7 @@ from theano_mgpu.parsing import shown
 import numpy as np
 
 PARTS = ('input', 'dispatch', 'compute', 'exchange', 'update')
-SCHEMES = {'host': 'through the host', 'ring': 'ring (NCCL)', 'gather': 'gather (NCCL)',
+SCHEMES = {'host': 'through the host', 'ring': 'ring (NCCL)', 'blocks': 'blocks (NCCL)',
            'hierarchical': 'hierarchical'}  # names, and titles
 NUMBERS = [2 ** power for power in range(1, 11)]  # numbers of devices with a prediction
 BACKWARD = 2 / 3  # of the time of compute
@@ -230,7 +231,7 @@ class CostModel(NamedTuple):
         How many devices share one piece of hardware (s): 1 if each has its own.
     network : Network
         By default devices share the host's memory.
-    scheme : {'host', 'ring', 'gather', 'hierarchical'}
+    scheme : {'host', 'ring', 'blocks', 'hierarchical'}
         The way in which gradients are added.
     logical_shards : int
         Parts that a batch is divided into; 0 for one part a device.
@@ -267,11 +268,11 @@ class CostModel(NamedTuple):
         hosts, devices = self.network.divided(n)
         inner, outer = self.network.inner, self.network.outer or self.network.inner
         *_, sums = division(n, self.logical_shards)
-        if self.scheme in ('ring', 'gather'):
+        if self.scheme in ('ring', 'blocks'):
             used = [inner, outer] if hosts > 1 else [inner]
             slowest = Link('', max(link.latency_s for link in used), min(link.bytes_per_s for link in used))
-            if self.scheme == 'gather':
-                return (n - 1) * (slowest.latency_s + sums * self.n_bytes / slowest.bytes_per_s)
+            if self.scheme == 'blocks':
+                return (n - 1) * (2 * slowest.latency_s + (1 + sums) / n * self.n_bytes / slowest.bytes_per_s)
             return ring_all_reduce(n, self.n_bytes, slowest)
         if self.scheme == 'hierarchical':  # reduce and broadcast are pipelined chains
             chain = (devices - 1) * inner.latency_s + self.n_bytes / inner.bytes_per_s if devices > 1 else 0.0
@@ -380,7 +381,7 @@ def predictions(model: CostModel, batch_size: int, networks: dict[str, Network])
         pays, in samples.
     """
     predicted = {}
-    schemes = [scheme for scheme in SCHEMES if scheme != ('ring' if model.logical_shards else 'gather')]  # as by NCCL
+    schemes = [scheme for scheme in SCHEMES if scheme != ('ring' if model.logical_shards else 'blocks')]  # as by NCCL
     for key in itertools.product(networks, schemes, ('strong', 'weak'), NUMBERS):
         name, scheme, scaling, n = key
         model = model._replace(network=networks[name], scheme=scheme)

@@ -113,7 +113,7 @@ class Findings(NamedTuple):
         Whether ranks exchange gradients in half precision.
     overlaps : bool
         Whether gradients are exchanged while others are computed.
-    scheme : {'host', 'ring', 'gather'}
+    scheme : {'host', 'ring', 'blocks'}
         The way in which contexts add gradients: through the host, or by NCCL.
     fits : str
         A sentence on the batches that fit in the memory of all devices; empty if it is not known.
@@ -210,7 +210,7 @@ def scheme_of(model: Any) -> str:
     """Return the scheme of `cost_model.SCHEMES` in which the contexts of a parallel model add gradients."""
     plan = model.train_function.function.plan
     by_nccl = any(isinstance(group.collective, DeviceReduce) for part in plan.parts for group in part.sums)
-    return 'host' if not by_nccl else 'gather' if plan.shares.logical_shards else 'ring'
+    return 'host' if not by_nccl else 'blocks' if plan.shares.logical_shards else 'ring'
 
 
 def median_seconds(action: Callable[..., Any], arguments: Sequence[Sequence[Any]] = ((),),

@@ -6,7 +6,7 @@ it scales here, what limits a step (input, dispatch, compute, exchange or update
 devices pay: their efficiency, speedup / N, is then at least 70 %. The prediction for 2 to 1024 devices comes from a
 cost model (described in benchmarks/cost_model.py): the measured costs of a step, on devices that share no hardware, and
 the latency and bandwidth of --link. Its columns are three ways to add gradients: through the host; a ring of all
-devices, as by NCCL, between CUDA devices, or with mgpu.logical_shards a gather; hierarchical, within a host, then
+devices, as by NCCL, between CUDA devices, or with mgpu.logical_shards by blocks; hierarchical, within a host, then
 between hosts. The answer names the one that runs here. Measurement and prediction follow the flags mgpu.update_on,
 mgpu.exchange, mgpu.collectives, mgpu.logical_shards and mgpu.overlap, which is predicted to hide as much as it can; of
 a placed model, only the measurement does.
@@ -87,7 +87,7 @@ REMEDIES = {
               'batch spreads it over more samples',
     'input': 'give samples that are float32 already, or use --sharded ranks that read their own samples',
 }
-SUMS = {'host': 'through the host', 'ring': 'by NCCL', 'gather': 'by NCCL'}  # of gradients, as they are added here
+SUMS = {'host': 'through the host', 'ring': 'by NCCL', 'blocks': 'by NCCL'}  # of gradients, as they are added here
 UPDATES = {'device': 'each does the whole update', 'sharded': 'each does a part of the update',
            'host': 'one update serves all'}
 

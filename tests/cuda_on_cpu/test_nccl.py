@@ -11,7 +11,7 @@ from cuda_on_cpu.driver import ILLEGAL_ADDRESS, LAUNCH_FAILED, Device, Hold, cal
 DTYPES = {'int8': 0, 'uint8': 1, 'int32': 2, 'uint32': 3, 'int64': 4, 'uint64': 5, 'float16': 6, 'float32': 7,
           'float64': 8}
 OPS = {'sum': (0, np.add), 'prod': (1, np.multiply), 'max': (2, np.maximum), 'min': (3, np.minimum)}
-INVALID_USAGE, SYSTEM_ERROR = 5, 2
+INVALID_USAGE, INVALID_ARGUMENT, SYSTEM_ERROR = 5, 4, 2
 
 
 class Clique:
@@ -83,6 +83,112 @@ def test_the_other_collectives():
     np.testing.assert_allclose(clique.devices[1].read(out[1], 10), sum(parts), 1e-6)
     clique.group('ncclBroadcast', [(a, a, ctypes.c_size_t(10), 7, 1) for a in there])
     assert all((device.read(a, 10) == parts[1]).all() for device, a in zip(clique.devices, there))
+
+
+def bytes_received(n):
+    """Return what each device has received from others."""
+    numbers = [ctypes.c_size_t() for _ in range(n)]
+    for i, number in enumerate(numbers):
+        call('ncclOnCpuReceived', i, ctypes.byref(number))
+    return [number.value for number in numbers]
+
+
+@on_standin(devices=3, delay_us=300, nccl_delay_us=300)
+def test_messages():
+    """In one group each device sends to each, also to itself, beside a broadcast; messages of a pair keep their order.
+    """
+    n, sizes = 3, (5, 200001, 1)  # one is longer than a slot
+    clique = Clique(n)
+    parts = {(a, b): parts_of(len(sizes), sizes[(a + b) % n], 'float32', a * n + b) for a in range(n) for b in range(n)}
+    there = {pair: [clique.devices[pair[0]].upload(part) for part in each] for pair, each in parts.items()}
+    out = {pair: [clique.devices[pair[1]].upload(0 * part) for part in each] for pair, each in parts.items()}
+    values = parts_of(1, 1000, 'float32')
+    sent = [device.upload(values[0] * (i == 2)) for i, device in enumerate(clique.devices)]
+    call('ncclGroupStart')
+    for rank, (comm, device) in enumerate(zip(clique.comms, clique.devices)):
+        rest = ctypes.c_void_p(comm), device.stream
+        if rank == 1:  # the order of messages and collectives in a group does not matter
+            call('ncclBroadcast', sent[rank], sent[rank], ctypes.c_size_t(1000), 7, 2, *rest)
+        for i in range(len(sizes)):
+            for other in range(n):
+                call('ncclRecv', out[other, rank][i], ctypes.c_size_t(sizes[(other + rank) % n]), 7, other, *rest)
+        for other in range(n):
+            for address in there[rank, other]:
+                call('ncclSend', address, ctypes.c_size_t(sizes[(other + rank) % n]), 7, other, *rest)
+        if rank != 1:
+            call('ncclBroadcast', sent[rank], sent[rank], ctypes.c_size_t(1000), 7, 2, *rest)
+    call('ncclGroupEnd')
+    for (source, target), each in parts.items():
+        for part, address in zip(each, out[source, target]):
+            np.testing.assert_array_equal(clique.devices[target].read(address, part.shape), part)
+    for device, address in zip(clique.devices, sent):
+        np.testing.assert_array_equal(device.read(address, 1000), values[0])
+    assert bytes_received(n) == [4 * sum(3 * sizes[(a + b) % n] for a in range(n) if a != b) + 4000 * (b != 2)
+                                 for b in range(n)]
+
+
+def send_one(clique, size, received_size=None):
+    """Send a vector from device 0 to device 1 in a group; return the addresses of both."""
+    (first, second), n = clique.devices, received_size or size
+    there, out = first.upload(np.ones(size, 'float32')), second.upload(np.zeros(n, 'float32'))
+    call('ncclGroupStart')
+    try:
+        call('ncclSend', there, ctypes.c_size_t(size), 7, 1, ctypes.c_void_p(clique.comms[0]), first.stream)
+        call('ncclRecv', out, ctypes.c_size_t(n), 7, 0, ctypes.c_void_p(clique.comms[1]), second.stream)
+    finally:
+        call('ncclGroupEnd')
+    return there, out
+
+
+@on_standin()
+def test_errors_of_messages():
+    clique = Clique()
+    call('ncclOnCpuFailAfter', ctypes.c_long(1), SYSTEM_ERROR)
+    _, out = send_one(clique, 5)
+    assert (clique.devices[1].read(out, 5) == 1).all()
+    with fails_with(SYSTEM_ERROR):
+        send_one(clique, 5)
+    call('ncclOnCpuFailAfter', ctypes.c_long(0), 100)
+    _, out = send_one(clique, 5)
+    assert not np.allclose(clique.devices[1].read(out, 5), 1)
+    there, _ = send_one(clique, 5)
+    arguments = there, ctypes.c_size_t(5), 7, 1, ctypes.c_void_p(clique.comms[0]), clique.devices[0].stream
+    with fails_with(INVALID_ARGUMENT):
+        call('ncclSend', *arguments[:3], 2, *arguments[4:])
+    send_one(clique, 5, 6)
+    with fails_with(LAUNCH_FAILED):
+        clique.devices[1].synchronize()
+
+
+@on_standin()
+def test_a_message_waits_for_its_other_end_until_it_is_aborted():
+    """A thread that calls for both ends outside of a group would wait for itself, and is refused."""
+    clique = Clique()
+    first, second = clique.devices
+    address = first.upload(np.ones(5, 'float32'))
+    call('ncclSend', address, ctypes.c_size_t(5), 7, 1, ctypes.c_void_p(clique.comms[0]), first.stream)
+    with fails_with(INVALID_USAGE):
+        call('ncclRecv', address, ctypes.c_size_t(5), 7, 0, ctypes.c_void_p(clique.comms[1]), second.stream)
+    waiting = threading.Thread(target=first.synchronize, daemon=True)
+    waiting.start()
+    waiting.join(.3)
+    assert waiting.is_alive()
+    call('ncclCommAbort', ctypes.c_void_p(clique.comms[0]))
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+@on_standin()
+def test_a_message_from_memory_of_another_device_is_an_error():
+    clique = Clique()
+    address = clique.devices[0].upload(np.ones(5, 'float32'))
+    call('ncclGroupStart')
+    for rank, (comm, device) in enumerate(zip(clique.comms, clique.devices)):
+        call(('ncclSend', 'ncclRecv')[rank], address, ctypes.c_size_t(5), 7, 1 - rank, ctypes.c_void_p(comm),
+             device.stream)
+    call('ncclGroupEnd')
+    with fails_with(ILLEGAL_ADDRESS):
+        clique.devices[1].synchronize()
 
 
 @on_standin()

@@ -1,4 +1,9 @@
 """Sums between CUDA devices by NCCL: the answers of one device, and errors; each in a process on the stand-in."""
+import subprocess
+
+from theano_mgpu.devices.cuda_libraries.nccl import Nccl
+from theano_mgpu.errors import ExchangeError
+
 import cuda_on_cpu
 import pytest
 from support.standin import launched, run
@@ -156,6 +161,44 @@ def test_sums_of_two_processes_go_through_the_host_where_nccl_does_not_work(tmp_
     """AttributeError: 'DeviceAllReduce' object has no attribute 'half'."""
     warned, same = launched(2, OVER_RANKS, tmp_path, 4)
     assert 'more than rounding' in warned and 'From now on, sums go through the host' in warned and same == 'True'
+
+
+MESSAGES = """
+import ctypes
+from theano_mgpu.comm.alone import Alone
+from theano_mgpu.devices.nccl import BROADCAST, EVERY, MESSAGE, Collectives, communicator_of, connect
+from theano_mgpu.runtime.device_broadcast import NO_COPIES
+from theano_mgpu.runtime.replicas.transfers import DeviceMemory
+contexts = mgpu.init(3)
+assert connect(contexts, Alone()) == ''
+rows = [DeviceMemory(context).contiguous(np.arange(8, dtype='float32') + 10 * i) for i, context in enumerate(contexts)]
+
+def at(i, place):
+    return rows[i][place:].gpudata
+# The first two elements go from device 0 to 2, the next two from 2 to 1; device 1 has the last one of all.
+send = np.array([[at(0, 0), 0, at(0, 7)], [0, 0, at(1, 7)], [0, at(2, 2), at(2, 7)]], 'uint64')
+receive = np.array([[0, 0, at(0, 7)], [0, at(1, 4), at(1, 7)], [at(2, 5), 0, at(2, 7)]], 'uint64')
+communicator = communicator_of(contexts, 1)
+communicator.exchange(NO_COPIES, Collectives(
+    send, receive, np.array([2, 2, 1], 'uint64'), np.full(3, 7, 'int32'),
+    *[np.array(each, 'int32') for each in ([MESSAGE, MESSAGE, BROADCAST], [0, 2, 1], [2, 1, EVERY])]))
+communicator.wait()
+for row in rows:
+    print(np.asarray(row).astype(int).tolist())
+"""
+
+
+def test_messages_from_one_device_to_another():
+    assert list(map(eval, run(MESSAGES, 3, delay_us=200))) == [
+        [0, 1, 2, 3, 4, 5, 6, 17], [10, 11, 12, 13, 22, 23, 16, 17], [20, 21, 22, 23, 24, 0, 1, 17]]
+
+
+def test_an_nccl_that_has_no_messages_is_too_old(tmp_path):
+    (tmp_path / 'old.c').write_text('int ncclGetVersion(int *version) { return *version = 2604, 0; }')
+    path = str(tmp_path / 'libnccl.so.2')
+    subprocess.run(['g++', '-x', 'c', '-shared', '-fPIC', '-o', path, str(tmp_path / 'old.c')], check=True)
+    with pytest.raises(ExchangeError, match='is NCCL 2.6; 2.7 is the oldest that can be used'):
+        Nccl(path, None)
 
 
 LOST_EARLIER = TRAINING + '''

@@ -107,8 +107,8 @@ def test_sums_of_logical_shards_between_cuda_devices():
         plan = training(machine=Machine(replicas=(2,), against_nccl='', update_on=('sharded',)))
         on_host = training(machine=Machine(replicas=(2,), against_nccl='CUDA_LAUNCH_BLOCKING=1'))
     assert [group.collective for group in plan.last.sums] == [DeviceGather((0, 1, None))]
-    assert chosen(plan, 'collectives')[0] == 'NCCL by gather'
-    assert 'NCCL by gather' in str(plan).split('CHOICE')[0]
+    assert chosen(plan, 'collectives')[0] == 'NCCL by blocks'
+    assert 'NCCL by blocks' in str(plan).split('CHOICE')[0]
     assert [group.collective for group in on_host.last.sums] == [AllReduce()]
     assert chosen(on_host, 'collectives') == ('the host', 'CUDA_LAUNCH_BLOCKING=1')
 

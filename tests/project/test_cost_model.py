@@ -215,31 +215,30 @@ def test_as_fast_as_one():
 
 # --- Logical shards --------------------------------------------------------------------------------
 
-OF_SHARDS = CostModel(0, 0.001, 0, 8e6, network=parse_network('1000:1'), scheme='gather', logical_shards=8)
+OF_SHARDS = CostModel(0, 0.001, 0, 8e6, network=parse_network('1000:1'), scheme='blocks', logical_shards=8)
 
 
 def shards_over(n, **others):
     return OF_SHARDS._replace(**others).parts(n, 48)
 
 
-def test_gather_by_hand():
-    """A ring was predicted, in which each device sends twice (n - 1) / n of the gradients, not n - 1 times its sums."""
-    for n in 2, 4, 8:  # each device sends its sum of 8 MB to all others, over 1 GB/s
-        assert shards_over(n)['exchange'] == pytest.approx((n - 1) * (0.001 + 0.008))
-    # 3 + 3 + 2 shards leave 2 + 2 + 1 sums: 5/3 of 8 MB, sent twice
-    assert shards_over(3)['exchange'] == pytest.approx(2 * (0.001 + 5 / 3 * 0.008))
+def test_blocks_by_hand():
+    for n in 2, 4, 8:  # each device sends and receives (n - 1) / n of 8 MB twice, over 1 GB/s, as in a ring
+        assert shards_over(n)['exchange'] == pytest.approx(2 * (n - 1) * (0.001 + 0.008 / n))
+    # 3 + 3 + 2 shards leave 2 + 2 + 1 sums: 5/3 of 8 MB, of which a device sends two thirds; then the total of a third
+    assert shards_over(3)['exchange'] == pytest.approx(4 * 0.001 + 2 / 3 * (5 / 3 + 1) * 0.008)
     assert shards_over(1)['exchange'] == 0
     slow = shards_over(8, network=HOSTS)['exchange']
-    assert slow == pytest.approx(7 * (0.001 + 0.008))  # between the hosts
+    assert slow == pytest.approx(2 * 7 * (0.001 + 0.008 / 8))  # between the hosts
 
 
-def test_gather_sends_what_the_devices_do():
+def test_blocks_are_what_the_devices_send():
     """The plan's own shares and tree say how many sums each device sends."""
     for n in 2, 3, 4, 5, 7, 8, 12:
         shares = Shares(Machine(replicas=(n,)), logical_shards=8)
         devices, _ = order_of(shares.shards_of_replicas([48]))
-        sent = len(devices) * (n - 1) / n  # by each device, on average, in a ring of broadcasts
-        assert shards_over(n)['exchange'] == pytest.approx((n - 1) * 0.001 + sent * 0.008)
+        sent = len(devices) / n * (n - 1) / n + (n - 1) / n  # by each device, on average
+        assert shards_over(n)['exchange'] == pytest.approx(2 * (n - 1) * 0.001 + sent * 0.008)
 
 
 def test_logical_shards_through_the_host():
@@ -255,11 +254,11 @@ def test_devices_beyond_the_number_of_logical_shards_have_nothing_to_do():
     assert [round(shards_over(n, fixed_s=0.008, launch_s=0.008)['dispatch'], 9) for n in (1, 2, 3, 16)] == [0.008] * 4
 
 
-def test_a_prediction_with_logical_shards_has_a_gather_in_place_of_the_ring():
-    for number, scheme in ((0, 'ring'), (8, 'gather')):
+def test_a_prediction_with_logical_shards_has_blocks_in_place_of_the_ring():
+    for number, scheme in ((0, 'ring'), (8, 'blocks')):
         networks = {'pcie4': parse_network('pcie4')}
         predicted = cost_model.predictions(COSTS._replace(logical_shards=number), 128, networks)
         assert {key[1] for key in predicted} == {'host', 'hierarchical', scheme}
         table = predict_scaling.prediction_table(predicted, networks, 'strong')
-        assert ('gather (NCCL)' in table, 'ring (NCCL)' in table) == (number == 8, number == 0)
+        assert ('blocks (NCCL)' in table, 'ring (NCCL)' in table) == (number == 8, number == 0)
         assert predict_scaling.predicted_answer(128, networks, predicted, scheme)

@@ -1,8 +1,12 @@
 """Sums of logical shards that devices add in the order of the tree: the bits of one device, and errors of NCCL."""
+import collections
+
 from theano_mgpu.comm.tree import Node, Tree, folded
+from theano_mgpu.devices.nccl import EVERY
 from theano_mgpu.runtime.exchange import tree_devices
 from theano_mgpu.runtime.exchange.devices import Layout
 from theano_mgpu.runtime.exchange.tree_devices import order_of, pieces
+from theano_mgpu.runtime.replicas.transfers import ALIGNED, SMALL
 
 import cuda_on_cpu
 import numpy as np
@@ -33,24 +37,41 @@ def test_nodes_are_added_in_the_order_of_the_tree(counts):
 
 
 @examples(100)
-@given(st.lists(st.tuples(st.integers(0, 40000), st.sampled_from(['float32', 'float64'])), min_size=1, max_size=6),
-       st.sampled_from([128, 4096, 100000]))
-def test_pieces_have_each_element_once(arrays, limit):
-    layout = Layout([((size,), np.dtype(dtype)) for size, dtype in arrays])
+@given(st.lists(st.tuples(st.integers(0, 40000), st.sampled_from(['float32', 'float64']), st.integers(-1, 4)),
+                min_size=1, max_size=6), st.integers(2, 5), st.sampled_from([1024, 4096, 100000]))
+def test_the_blocks_of_the_devices_have_each_element_once(arrays, n, limit):
+    layout = Layout([((size,), np.dtype(dtype)) for size, dtype, _ in arrays],
+                    [owner if 0 <= owner < n else None for *_, owner in arrays])
     before, tree_devices.PIECE = tree_devices.PIECE, limit
     try:
-        found = list(pieces(layout))
+        found = list(pieces(layout, n))
     finally:
         tree_devices.PIECE = before
-    ends = dict.fromkeys(range(len(layout.counts)), 0)
+    ranges, shared = [], collections.Counter()
     for piece in found:
-        taken = dict.fromkeys(layout.names, 0)
+        of_owners = collections.defaultdict(collections.Counter)
         for each in piece:
-            assert each.start == ends[each.number] < each.stop and each.dtype == layout.names[each.number]
-            assert each.place >= taken[each.dtype]
-            ends[each.number], taken[each.dtype] = each.stop, each.place + each.stop - each.start
-        assert 0 < sum(n * np.dtype(dtype).itemsize for dtype, n in taken.items()) <= limit
+            taken = of_owners[each.owner]
+            assert each.dtype == layout.names[each.number] and each.place >= taken[each.dtype]
+            assert each.place % ALIGNED == each.start % ALIGNED == 0
+            taken[each.dtype] = each.place + each.stop - each.start
+            ranges.append((each.number, each.start, each.stop))
+            if layout.roots[each.number] == EVERY:
+                shared[each.owner] += each.bytes
+            else:
+                assert each.owner == layout.roots[each.number]
+        for owner, taken in of_owners.items():
+            size = sum(n * np.dtype(dtype).itemsize for dtype, n in taken.items())
+            assert 0 < size <= (limit if owner == EVERY else limit // n)
+        assert len(of_owners) == 1 or EVERY not in of_owners  # they would use the same memory
+    ends = dict.fromkeys(range(len(layout.counts)), 0)
+    for number, start, stop in sorted(ranges):
+        assert start == ends[number] < stop
+        ends[number] = stop
     assert list(ends.values()) == layout.counts.tolist()
+    # Few bytes go to every device; more are divided equally, but for the ends of arrays.
+    assert set(shared) == {EVERY} or not shared or sum(shared.values()) > SMALL - 256 * len(arrays)
+    assert max(shared.values(), default=0) <= sum(shared.values()) / n + 256 * len(arrays) or set(shared) == {EVERY}
 
 
 COMMON = '''
@@ -63,11 +84,12 @@ from test_logical_shards import Net
 from theano_mgpu.devices import nccl as module
 from theano_mgpu.runtime.exchange import tree_devices
 nccl, cuda = ctypes.CDLL('libnccl.so.2'), ctypes.CDLL('libcuda.so')
-floatX, roots, exchange = theano.config.floatX, [], module.NcclCommunicator.exchange
+floatX, roots, senders, exchange = theano.config.floatX, [], [], module.NcclCommunicator.exchange
 
 def counted(self, copies, collectives):
     roots.append(set(collectives.roots.tolist()))
-    assert (collectives.ops == module.BROADCAST).all()
+    senders.append(set(collectives.roots[collectives.ops == module.MESSAGE].tolist()))
+    assert set(collectives.ops.tolist()) <= {module.BROADCAST, module.MESSAGE}
     exchange(self, copies, collectives)
 module.NcclCommunicator.exchange = counted
 tree_devices.PIECE = 8192  # of 48 kB of gradients of a layer
@@ -93,6 +115,13 @@ def batch(size):
     rng = np.random.RandomState(size)
     return rng.randn(size, 6).astype(floatX), rng.randint(0, 4, size).astype('int32')
 
+def received(n):
+    """Return the bytes that each of n devices has received from others so far."""
+    numbers = [ctypes.c_size_t() for _ in range(n)]
+    for i, number in enumerate(numbers):
+        assert nccl.ncclOnCpuReceived(i, ctypes.byref(number)) == 0
+    return np.array([number.value for number in numbers])
+
 def trained(*arguments, sizes=(9, 2, 1), **options):
     """Return the digest of the losses and parameters of some steps."""
     step, params = dense(*arguments, **options)
@@ -109,11 +138,11 @@ class TestTheBitsOfOneDevice:
         one, three, by_nccl = run(COMMON + '''
 print(trained(1))
 print(trained(3))
-print(roots[0] == {0, 1, 2} and roots[-1] == {0}, len(roots))
+print(senders[0] == {0, 1, 2}, senders[-2:] == [{0}, set()], len(senders))
 ''', 3, 'mgpu.logical_shards=4', delay_us=200)
         assert three == one
-        # 51.5 kB of sums are 7 pieces, in each of 3 steps.
-        assert by_nccl == 'True 21'
+        # 51.5 kB of sums are 7 pieces, in each of 3 steps; the sums of the last piece need a group of their own.
+        assert by_nccl == 'True True 24'
 
     @pytest.mark.slow
     @pytest.mark.parametrize('floatx, options, flags', [
@@ -132,6 +161,26 @@ print(len(roots) > 20)
                                 'floatX=%s,mgpu.logical_shards=8%s' % (floatx, flags), delay_us=200)
         assert others == [one] * 2 and count == 'True'
 
+    @pytest.mark.parametrize('n, options', [(4, ''), pytest.param(2, '', marks=pytest.mark.slow),
+                                            pytest.param(4, "update_on='sharded'", marks=pytest.mark.slow)])
+    def test_bytes_that_each_device_receives(self, n, options):
+        """Each device received the sums of all others: n - 1 times the bytes of all parameters.
+
+        A sharded update has each device receive the parts of the sums that it owns, and then all new parameters.
+        """
+        of_devices, = run(COMMON + """
+step, params = dense(N, OPTIONS)
+step(*batch(16))  # the first one is compared with the host
+before = received(N)
+step(*batch(16))
+print(list((received(N) - before) / sum(param.get_value().nbytes for param in params)))
+""".replace('OPTIONS', options).replace('N', str(n)), n, 'mgpu.logical_shards=8')
+        found, expected = np.array(eval(of_devices)), 2 * (n - 1) / n
+        if options:  # one device receives the whole of a large sum; small ones are few bytes, and all devices add them
+            assert expected * .8 < found.mean() < expected * 1.2
+        else:
+            assert (abs(found / expected - 1) < .02).all(), found
+
     @pytest.mark.slow
     @pytest.mark.parametrize('number, devices', [(4, (2, 4)), (8, (3,)), (5, (2,))])
     def test_batch_normalisation_dropout_and_adam(self, number, devices):
@@ -141,7 +190,7 @@ for n, how in [(1, 'auto')] + [(n, how) for n in DEVICES for how in ('host', 'nc
     with theano.configparser.change_flags(**{'mgpu.collectives': how}):
         mgpu.init(n)
         net = Net('FAST_RUN')
-        print(digest(net.everything((8, 5, 1, 13, 3))), len(roots) > 20, 'NCCL by gather' in str(net.step.plan))
+        print(digest(net.everything((8, 5, 1, 13, 3))), len(roots) > 20, 'NCCL by blocks' in str(net.step.plan))
 '''
         one, *others = run(code.replace('DEVICES', repr(devices)), max(devices), 'mgpu.logical_shards=%d' % number,
                            delay_us=300, nccl_delay_us=200)
@@ -248,7 +297,8 @@ print(before == digest([each.get_value() for each in params]))
         assert same == 'True'
 
     @pytest.mark.slow
-    def test_a_device_that_does_not_come_is_an_error_within_the_timeout(self):
+    @pytest.mark.parametrize('function, addresses', [('ncclBroadcast', 2), ('ncclSend', 1)])
+    def test_a_device_that_does_not_come_is_an_error_within_the_timeout(self, function, addresses):
         """Its part of each exchange is left out."""
         error, same, after = run(COMMON + '''
 step, params = dense(2)
@@ -257,21 +307,23 @@ for size in (9, 2):
 before = digest([each.get_value() for each in params])
 began, calls = time.time(), []
 pointer, number = ctypes.c_void_p, ctypes.c_int
-types = [pointer, pointer, ctypes.c_size_t, number, number, pointer, pointer]
-nccl.ncclBroadcast.argtypes = types
-def broadcast(*args):
-    calls.append(args[5])
-    return 0 if args[5] == calls[0] else nccl.ncclBroadcast(*args)
-call = ctypes.CFUNCTYPE(ctypes.c_int, *types)(broadcast)
+types = [pointer] * ADDRESSES + [ctypes.c_size_t, number, number, pointer, pointer]
+original = getattr(nccl, FUNCTION)
+original.argtypes = types
+def others(*args):
+    calls.append(args[-2])
+    return 0 if args[-2] == calls[0] else original(*args)
+call = ctypes.CFUNCTYPE(ctypes.c_int, *types)(others)
 def without_one(self, copies, collectives):
     addresses = [self._nccl.address(name) for name in module.FUNCTIONS]
-    addresses[module.FUNCTIONS.index('ncclBroadcast')] = ctypes.cast(call, ctypes.c_void_p).value
+    addresses[module.FUNCTIONS.index(FUNCTION)] = ctypes.cast(call, ctypes.c_void_p).value
     self._library.mgpu_use(module.pointers(addresses))
     exchange(self, copies, collectives)
 module.NcclCommunicator.exchange = without_one
 print(fails(lambda: step(*batch(8))))
 print(time.time() - began < 20, before == digest([each.get_value() for each in params]))
 print(fails(lambda: step(*batch(8))))
-''', 2, 'mgpu.logical_shards=4,mgpu.timeout=2')
+'''.replace('FUNCTION)', repr(function) + ')').replace('ADDRESSES', str(addresses)), 2,
+                                 'mgpu.logical_shards=4,mgpu.timeout=2')
         assert 'ExchangeError: the devices have not exchanged their values within 2 s (mgpu.timeout)' in error
         assert same == 'True True' and after == "('', [])"

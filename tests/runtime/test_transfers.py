@@ -103,7 +103,8 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     order = AnyOrder(memories, launcher)
     channel = HostChannel(order, (), False, {gpu2[0]: [0, 1]}, memories, launcher, Timings())
     for number in (1, 2):
-        rounds, host = [[Shard(0, (0, 1)), Shard(1, (1, 2))], [Shard(0, (2, 3))]], [Context('host', 'cpu', 'cpu')]  # has the parts
+        rounds = [[Shard(0, (0, 1)), Shard(1, (1, 2))], [Shard(0, (2, 3))]]
+        host = [Context('host', 'cpu', 'cpu')]  # has the parts
         split = Split(sum(rounds, []), rounds, 3, [3], False, None, None, None, (), ())
         order.add(split, 0, host * 2, [[np.full((2, 3), number, 'f4'), np.full(2, number, 'f4')]] * 2)
         channel.prepare(order.add(split, 1, host, [[np.ones((2, 3), 'f4'), np.ones(2, 'f4')]]))

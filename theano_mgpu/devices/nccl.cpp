@@ -31,11 +31,14 @@ struct Functions {
     int (*all_reduce)(const void *, void *, size_t, int, int, void *, void *);
     int (*reduce)(const void *, void *, size_t, int, int, int, void *, void *);
     int (*broadcast)(const void *, void *, size_t, int, int, void *, void *);
+    int (*send)(const void *, size_t, int, int, void *, void *);
+    int (*receive)(void *, size_t, int, int, void *, void *);
     int (*async_error)(void *, int *);
     int (*abort)(void *);
 };
 Functions functions;
 const int NOT_READY = 600, IN_PROGRESS = 7;  // codes of the driver, and of NCCL
+const int MESSAGE = -2;                      // an op, as in nccl.py
 
 enum State { IDLE, UNDER_WAY, FAILED };
 enum Failure { BY_NCCL, BY_DEVICE, BY_TIMEOUT, BY_ANOTHER };  // as in nccl.py
@@ -170,9 +173,9 @@ struct Exchange {
     const size_t *bytes;             // of copies, the same on each device
     const uint64_t *send, *receive;  // of collectives
     // Of collectives, the same on each device. An op of -1 broadcasts from the root. A reduction without a root, which
-    // is -1, goes to all devices.
+    // is -1, goes to all devices. A message goes from its root to its target; the other addresses are 0.
     const size_t *counts;
-    const int *dtypes, *ops, *roots;
+    const int *dtypes, *ops, *roots, *targets;
 };
 
 // Enqueues collective j of device i.
@@ -182,6 +185,10 @@ int collective(Communicator &communicator, const Exchange &exchange, int i, int 
     void *receive = (void *)exchange.receive[k], *comm = communicator.comms[i], *stream = communicator.streams[i];
     const size_t count = exchange.counts[j];
     const int dtype = exchange.dtypes[j], op = exchange.ops[j], root = exchange.roots[j];
+    if (op == MESSAGE && send)
+        return functions.send(send, count, dtype, exchange.targets[j], comm, stream);
+    if (op == MESSAGE)
+        return receive ? functions.receive(receive, count, dtype, root, comm, stream) : 0;
     if (op < 0)
         return functions.broadcast(send, receive, count, dtype, root, comm, stream);
     if (root < 0)

@@ -24,8 +24,8 @@ from .cuda_libraries.nccl import Nccl, load
 SOURCE = Path(__file__).with_suffix('.cpp')
 FUNCTIONS = ('cuCtxPushCurrent_v2', 'cuCtxPopCurrent_v2', 'cuMemcpyDtoDAsync_v2', 'cuEventCreate', 'cuEventRecord',
              'cuEventQuery', 'ncclGroupStart', 'ncclGroupEnd', 'ncclAllReduce', 'ncclReduce', 'ncclBroadcast',
-             'ncclCommGetAsyncError', 'ncclCommAbort')  # as in nccl.cpp
-BROADCAST, EVERY = -1, -1                                    # an op, and a root, as in nccl.cpp
+             'ncclSend', 'ncclRecv', 'ncclCommGetAsyncError', 'ncclCommAbort')  # as in nccl.cpp
+BROADCAST, MESSAGE, EVERY = -1, -2, -1                       # ops, and a root, as in nccl.cpp
 IDLE, UNDER_WAY, FAILED = range(3)                           # states, as in nccl.cpp
 BY_NCCL, BY_DEVICE, BY_TIMEOUT, BY_ANOTHER = range(4)        # failures, as in nccl.cpp
 A_WHILE = .05  # seconds of a wait: between two, Python takes Ctrl-C
@@ -56,11 +56,15 @@ NO_COPIES = Copies(*[np.empty(0, 'uint64') for _ in Copies._fields])
 
 
 class Collectives(NamedTuple):
-    """Reductions and broadcasts between devices: addresses, a row for each device; the rest is the same on each.
+    """Reductions, broadcasts and messages of devices: addresses, a row for each device; the rest is the same on each.
 
-    `dtypes` and `ops` have the numbers of `cuda_libraries.nccl`; an op may be `BROADCAST`. The device that alone
-    gets a reduction, or that sends a broadcast, is its root: `roots` has its place among the devices of all ranks. The
-    root of a reduction that all devices get is `EVERY`.
+    `dtypes` and `ops` have the numbers of `cuda_libraries.nccl`; an op may be `BROADCAST` or `MESSAGE`. The device that
+    alone gets a reduction, or that sends a broadcast or a message, is its root: `roots` has its place among the devices
+    of all ranks. The root of a reduction that all devices get is `EVERY`.
+
+    `targets` has the device that receives a message; where there are none, it may be empty. Only the root of a message
+    has an address to send, and only its target one to receive; the others are 0. Messages from one device to another
+    are received in their order.
     """
 
     send: np.ndarray
@@ -69,6 +73,7 @@ class Collectives(NamedTuple):
     dtypes: np.ndarray
     ops: np.ndarray
     roots: np.ndarray
+    targets: np.ndarray = np.empty(0, 'int32')
 
 
 class NcclCommunicator:

@@ -52,13 +52,14 @@ class DeviceReduce:
 
 
 class DeviceGather(DeviceReduce):
-    """Sums of logical shards whose parts NCCL sends to all devices, each of which adds them in the order of the tree.
+    """Sums of logical shards, of which each device adds a block of the elements in the order of the tree.
 
-    They have the same bits as through the host. A sum with an owner is added by this device alone.
+    NCCL carries the parts and the sums. They have the same bits as through the host. A sum with an owner is added by
+    this device alone.
     """
 
     def by(self, n_ranks: int) -> str:
-        return 'NCCL by gather'
+        return 'NCCL by blocks'
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class _Planner:
         if n_replicas == 1 or all(context.kind != 'cuda' for context in self._mesh.contexts):
             return False
         reason, by_tree = self._machine.against_nccl, self._logical_shards > 0
-        self._choose('collectives', 'the host' if reason else 'NCCL' + ' by gather' * by_tree, reason or
+        self._choose('collectives', 'the host' if reason else 'NCCL' + ' by blocks' * by_tree, reason or
                      'each replica is on a CUDA device of its own' + ', and adds in the order of the tree' * by_tree)
         return not reason
 

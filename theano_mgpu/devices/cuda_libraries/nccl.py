@@ -11,7 +11,7 @@ from .driver import ADDRESS, INTEGER, SIZE, Driver, declared, load_driver
 # The types of nccl.h that NCCL adds as NumPy does. It adds float16 with less precision.
 DTYPES = {'int8': 0, 'uint8': 1, 'int32': 2, 'uint32': 3, 'int64': 4, 'uint64': 5, 'float32': 7, 'float64': 8}
 SUM = 0  # the only reduction that is used: the maximum and the minimum drop NaN, which Theano keeps
-OLDEST = (2, 4)  # the first that can abort a communicator
+OLDEST = (2, 7)  # the first that sends messages from one device to another
 
 
 class UniqueId(ctypes.Structure):
@@ -28,6 +28,8 @@ OF_NCCL: dict[str, list[Any]] = {
     'ncclAllReduce': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
     'ncclReduce': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, INTEGER, ADDRESS, ADDRESS],
     'ncclBroadcast': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
+    'ncclSend': [ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
+    'ncclRecv': [ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
 }
 
 
@@ -47,14 +49,15 @@ class Nccl:
     """
 
     def __init__(self, path: str, driver: Driver):
-        self._nccl, self.driver = declared(path, OF_NCCL), driver
-        self._nccl.ncclGetErrorString.restype = ctypes.c_char_p
-        number = INTEGER()
+        self._nccl, self.driver, number = declared(path, {}), driver, INTEGER()
         self._check('ncclGetVersion', self._nccl.ncclGetVersion(ctypes.byref(number)))
         factor = 10000 if number.value >= 20000 else 1000  # since NCCL 2.9
         self.version = number.value // factor, number.value % factor // 100
         if self.version < OLDEST:
-            raise ExchangeError('%s is NCCL %d.%d; 2.4 is the oldest that can be used' % (path, *self.version))
+            raise ExchangeError('%s is NCCL %d.%d; %d.%d is the oldest that can be used'
+                                % (path, *self.version, *OLDEST))
+        self._nccl = declared(path, OF_NCCL)  # not above: an older one lacks functions
+        self._nccl.ncclGetErrorString.restype = ctypes.c_char_p
 
     def address(self, name: str) -> int:
         """Return the address of a function of NCCL, or of the driver."""

@@ -71,7 +71,7 @@ class Checked:
                 return
             warn('NCCL does not work here: %s. From now on, sums go through the host, which takes longer; the flag '
                  'mgpu.collectives=host does so without a warning' % error)
-            self._by_host = True
+            self.use_host()
         self._add_by_host(parts, ranks)
 
     def _add_by_host(self, parts, ranks):

@@ -1,17 +1,19 @@
-"""Sums of logical shards that devices add: NCCL sends their nodes to all devices, and each adds them in one order."""
+"""Sums of logical shards that devices add: each adds a block of the elements in one order, and sends the sum to all."""
 from __future__ import annotations
 
+import collections
 import functools
-from typing import Any, Iterator, NamedTuple, Sequence
+import itertools
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 from ...comm.tree import Tree, folded
 from ...devices.context_map import Context
 from ...devices.cuda_libraries.nccl import DTYPES
-from ...devices.nccl import BROADCAST, NO_COPIES, Collectives, Copies, NcclCommunicator
+from ...devices.nccl import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives, Copies, NcclCommunicator
 from ..launcher import Launcher
-from ..replicas.transfers import ALIGNED
+from ..replicas.transfers import ALIGNED, SMALL
 from .devices import Layout, Received
 from .orders import Parts, TreeOrder
 
@@ -19,13 +21,31 @@ PIECE = 1 << 24  # bytes of each node that devices send each other at a time
 
 
 class Range(NamedTuple):
-    """Elements of one array of a node, and the place that they take in the memory for a piece of their dtype."""
+    """Elements of one array of a node, in a piece that devices send each other.
+
+    Attributes
+    ----------
+    number : int
+        Of the array.
+    dtype : str
+    start, stop : int
+    place : int
+        Where they begin in the memory for a node's piece of their dtype.
+    owner : int
+        The device that adds them, or `EVERY`.
+    """
 
     number: int
     dtype: str
     start: int
     stop: int
     place: int
+    owner: int
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the elements."""
+        return (self.stop - self.start) * np.dtype(self.dtype).itemsize
 
 
 class OwnNode(NamedTuple):
@@ -64,8 +84,10 @@ class ReceivedNode(NamedTuple):
 class InTree:
     """The addition of logical shards by each device, in the order of the tree.
 
-    NCCL sends the nodes of each device to all devices, piece by piece, so that the nodes of other devices take little
-    memory. Each device adds a piece of all nodes by one kernel.
+    NCCL sends the nodes that the shards of a device come to, piece by piece, so that the nodes of other devices take
+    little memory. Of each piece, a device receives its own block of all nodes, adds them by one kernel, and sends
+    the sum to all devices while they exchange the next piece. A sum that one device alone gets is in its blocks, and
+    stays there. A few bytes are not worth a second message: every device receives and adds them.
 
     Parameters
     ----------
@@ -84,11 +106,12 @@ class InTree:
 
     def use(self, layout: Layout, parts: Parts) -> None:
         """Prepare for parts of a layout."""
+        of_replicas = self._tree_order.tree.of_replicas
         if layout is not self._layout:
-            self._layout, self._pieces, self._room = layout, list(pieces(layout)), {}
+            self._layout, self._pieces, self._room = layout, list(pieces(layout, len(of_replicas))), {}
             for each in (each for piece in self._pieces for each in piece):
                 self._room[each.dtype] = max(self._room.get(each.dtype, 0), each.place + each.stop - each.start)
-        self._devices, self._order = order_of(self._tree_order.tree.of_replicas)
+        self._devices, self._order = order_of(of_replicas)
 
     def own(self, layout: Layout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
         """Return a context's nodes, and memory for the other nodes."""
@@ -113,13 +136,16 @@ class InTree:
     def enqueue(self, communicator: NcclCommunicator, layout: Layout, every_own: Sequence[Any],
                 every_received: Sequence[Received]) -> None:
         """Enqueue the addition on all devices of this process."""
-        copies, contexts = self._copies(every_own), communicator.contexts
+        copies, contexts, first = self._copies(every_own), communicator.contexts, communicator.first
         totals = list(map(layout.arrays, every_received))
-        for piece in self._pieces:
-            communicator.exchange(copies, self._broadcasts(piece, every_own))
+        for before, piece in zip([[], *self._pieces], [*self._pieces, []]):
+            collectives = self._collectives(range(first, first + len(contexts)), every_own, piece, totals, before)
+            if collectives.counts.size or copies.bytes.size:
+                communicator.exchange(copies, collectives)
             copies = NO_COPIES
-            self._launcher.run('all_reduce', [functools.partial(self._add_nodes, *each, piece)
-                                              for each in zip(contexts, every_own, totals)], contexts)
+            if piece:
+                self._launcher.run('all_reduce', [functools.partial(self._add_nodes, *each, piece) for each in
+                                                  zip(itertools.count(first), contexts, every_own, totals)], contexts)
 
     def _copies(self, arrays):
         """Return the copies of small arrays into the memory that is sent; devices have different numbers of nodes."""
@@ -131,24 +157,37 @@ class InTree:
         to, source = np.ascontiguousarray(table.reshape(len(arrays), most, 2).transpose(2, 0, 1))
         return Copies(to, source, np.tile(self._layout.bytes, most // max(1, len(copied))))
 
-    def _broadcasts(self, piece, arrays):
-        """Return the broadcasts of a piece of every node; it stays in place on the device that has it."""
-        addresses = np.array([[node.part(each).gpudata for node in nodes for each in piece] for nodes in arrays],
-                             'uint64')
-        sizes = [(each.stop - each.start) * np.dtype(each.dtype).itemsize for each in piece]
-        n = len(self._devices)
-        return Collectives(addresses, addresses, np.array(sizes * n, 'uint64'),
-                           np.full(n * len(piece), DTYPES['uint8'], 'int32'),
-                           np.full(n * len(piece), BROADCAST, 'int32'),
-                           np.repeat(np.array(self._devices, 'int32'), len(piece)))
+    def _collectives(self, places, arrays, piece, totals, before):
+        """Return what sends a piece of every node to the devices that add it, and the sums of the piece before to all.
 
-    def _add_nodes(self, context, nodes, totals, piece):
-        """Add a piece of all nodes on a device, for the sums that it gets."""
+        A node stays in place on the device that has it, as a sum does on the device that has added it.
+        """
+        rows, columns = [], []
         for each in piece:
-            if totals[each.number] is not None:
+            for i, source in enumerate(self._devices):
+                if source != each.owner:
+                    op, ends = (BROADCAST, places) if each.owner == EVERY else (MESSAGE, (source, each.owner))
+                    rows.append([nodes[i].part(each).gpudata if place in ends else 0
+                                 for place, nodes in zip(places, arrays)])
+                    columns.append((each.bytes, op, source, each.owner))
+        for each in before:
+            if self._layout.roots[each.number] == EVERY != each.owner:
+                rows.append([total[each.number][each.start:each.stop].gpudata for total in totals])
+                columns.append((each.bytes, BROADCAST, each.owner, EVERY))
+        addresses = np.array(rows, 'uint64').reshape(-1, len(arrays)).T
+        sizes, *others = np.array(columns, 'int64').reshape(-1, 4).T
+        ops, roots, targets = [each.astype('int32') for each in others]
+        elsewhere = [(ops == MESSAGE) & (np.array(places)[:, None] != ends) for ends in (roots, targets)]
+        send, receive = [np.ascontiguousarray(np.where(each, np.uint64(0), addresses)) for each in elsewhere]
+        return Collectives(send, receive, sizes.astype('uint64'), np.full(len(ops), DTYPES['uint8'], 'int32'),
+                           ops, roots, targets)
+
+    def _add_nodes(self, place, context, nodes, totals, piece):
+        """Add the block that a device has of a piece of all nodes."""
+        for each in piece:
+            if each.owner in (place, EVERY):
                 kernel = self._memories[context].kernel(each.dtype, self._order, len(nodes))
-                kernel(totals[each.number][each.start:each.stop],
-                                                  *[node.part(each) for node in nodes])
+                kernel(totals[each.number][each.start:each.stop], *[node.part(each) for node in nodes])
 
 
 @functools.lru_cache(maxsize=None)
@@ -172,22 +211,42 @@ def order_of(counts: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
     return tuple(device for device, _ in nodes), text
 
 
-def pieces(layout: Layout) -> Iterator[list[Range]]:
-    """Yield the pieces of a node that devices send each other, of at most `PIECE` bytes."""
-    piece: list[Range] = []
-    free, places = PIECE, dict.fromkeys(layout.names, 0)
-    for number, (count, dtype) in enumerate(zip(layout.counts.tolist(), layout.names)):
-        size, start = np.dtype(dtype).itemsize * ALIGNED, 0
-        while start < count:
-            stop = min(count, start + free // size * ALIGNED)
+def pieces(layout: Layout, n: int) -> Iterator[list[Range]]:
+    """Yield the pieces of a node that n devices send each other, of at most `PIECE` bytes, with the block of each."""
+    whole = [Range(i, name, 0, count, 0, owner) for i, (name, count, owner) in
+             enumerate(zip(layout.names, layout.counts.tolist(), layout.roots.tolist()))]
+    shared = [each for each in whole if each.owner == EVERY]
+    rounding = 8 * ALIGNED  # bytes that the end of an array or of a list may leave free
+    size = sum(each.bytes + rounding for each in shared)
+    if size <= SMALL:
+        yield from cut(shared, PIECE)
+        shared = []
+    blocks = itertools.chain(cut(shared, size // n + rounding), itertools.repeat([]))
+    of_devices = []
+    for device, block in zip(range(n), blocks):
+        own = block + [each for each in whole if each.owner == device]
+        of_devices.append(cut([each._replace(owner=device) for each in own], PIECE // n))
+    for piece in itertools.zip_longest(*of_devices, fillvalue=[]):
+        yield list(itertools.chain(*piece))
+
+
+def cut(ranges: Iterable[Range], limit: int) -> Iterator[list[Range]]:
+    """Yield the elements of ranges in lists of at most so many bytes, with their places in memory for a list."""
+    part: list[Range] = []
+    places: collections.Counter[str] = collections.Counter()
+    free = limit
+    for each in ranges:
+        size, start = np.dtype(each.dtype).itemsize * ALIGNED, each.start
+        while start < each.stop:
+            stop = min(each.stop, start + free // size * ALIGNED)
             if stop > start:
-                piece.append(Range(number, dtype, start, stop, places[dtype]))
+                part.append(each._replace(start=start, stop=stop, place=places[each.dtype]))
                 n = -(-(stop - start) // ALIGNED)
-                places[dtype] += n * ALIGNED
+                places[each.dtype] += n * ALIGNED
                 free -= n * size
-            if stop < count:
-                yield piece
-                piece, free, places = [], PIECE, dict.fromkeys(layout.names, 0)
+            if stop < each.stop:
+                yield part
+                part, free, places = [], limit, collections.Counter()
             start = stop
-    if piece:
-        yield piece
+    if part:
+        yield part

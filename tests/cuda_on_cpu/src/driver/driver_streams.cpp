@@ -101,6 +101,7 @@ API CUresult cuEventRecord(CUevent event, CUstream handle) {
 API CUresult cuEventQuery(CUevent event) {
   REQUIRE_INITIALIZED();
   if (!event || event->tag != LIVE_EVENT) return INVALID_HANDLE;
+  if (int sticky = event->context->error.load()) return sticky;  // also of an event that has not been reached
   std::lock_guard<std::mutex> lock(event->mutex);
   return event->position.reached() ? event->context->error.load() : (int)NOT_READY;
 }

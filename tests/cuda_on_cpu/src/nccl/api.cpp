@@ -5,6 +5,7 @@
 // of a group, this is an error.
 #include "nccl/ranks.h"
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -26,9 +27,16 @@ struct Work {
   std::function<int(bool is_wrong)> run;
   bool is_collective;
 };
+struct Messages {
+  Comm comm;
+  cudaStream_t stream;
+  std::vector<Message> all;
+};
 // The group of a thread.
 thread_local int depth = 0, failed = 0;
 thread_local std::vector<Work> group;
+thread_local std::vector<Messages> messages;
+std::atomic<size_t> received[64];  // bytes, by device
 
 ncclResult_t result_of(int code) { return (ncclResult_t)code; }
 
@@ -74,6 +82,47 @@ ncclResult_t refuse(int code) {
   return result_of(code);
 }
 
+// Runs the group, and its messages after its collectives: NCCL does not keep the order of calls between the two.
+int end_group() {
+  auto works = std::move(group);
+  for (auto &each : messages)
+    works.push_back({[each](bool is_wrong) {
+      return enqueue_messages(each.comm, each.all, is_wrong, each.stream) ? ncclUnhandledCudaError : ncclSuccess;
+    }, true});
+  const int result = failed;
+  group.clear();
+  messages.clear();
+  failed = 0;
+  return run_all(std::move(works), result);
+}
+
+// Whether this thread calls for another rank, too, outside of a group: NCCL may wait for that rank in the call itself.
+bool waits_for_itself(const Comm &comm, const char *name) {
+  if (depth) return false;
+  auto &ranks = comm->shared->ranks;
+  ranks[comm->rank].thread = gettid();
+  for (int rank = 0; rank < comm->n; rank++) {
+    if (rank == comm->rank || ranks[rank].thread != gettid()) continue;
+    standin::say("%s: one thread calls for ranks %d and %d outside of a group", name, rank, comm->rank);
+    return true;
+  }
+  return false;
+}
+
+ncclResult_t message(bool sends, const void *address, size_t count, int dtype, int peer, ncclComm_t handle,
+                     cudaStream_t stream) {
+  Comm comm = find(handle);
+  if (!comm || dtype < 0 || dtype > 9 || peer < 0 || peer >= comm->n) return refuse(ncclInvalidArgument);
+  if (comm->aborted) return refuse(ncclInvalidUsage);
+  if (count == 0) return ncclSuccess;
+  if (waits_for_itself(comm, sends ? "ncclSend" : "ncclRecv")) return ncclInvalidUsage;
+  auto own = std::find_if(messages.begin(), messages.end(),
+                          [&](const Messages &each) { return each.comm == comm && each.stream == stream; });
+  if (own == messages.end()) own = messages.insert(own, {comm, stream, {}});
+  own->all.push_back({sends, peer, (char *)address, count * size_of(dtype)});
+  return depth ? ncclSuccess : result_of(end_group());
+}
+
 ncclResult_t collective(int kind, const void *send, void *receive, size_t count, int dtype, int op, int root,
                         ncclComm_t handle, cudaStream_t stream) {
   Comm comm = find(handle);
@@ -82,15 +131,7 @@ ncclResult_t collective(int kind, const void *send, void *receive, size_t count,
   if (reduces && !can_reduce(dtype)) return refuse(ncclInvalidArgument);
   if (comm->aborted) return refuse(ncclInvalidUsage);
   if (count == 0) return ncclSuccess;
-  if (depth == 0) {  // NCCL may wait for the other ranks in the call itself
-    auto &ranks = comm->shared->ranks;
-    ranks[comm->rank].thread = gettid();
-    for (int rank = 0; rank < comm->n; rank++) {
-      if (rank == comm->rank || ranks[rank].thread != gettid()) continue;
-      standin::say("%s: one thread calls for ranks %d and %d outside of a group", NAMES[kind], rank, comm->rank);
-      return ncclInvalidUsage;
-    }
-  }
+  if (waits_for_itself(comm, NAMES[kind])) return ncclInvalidUsage;
   const Call call{kind, dtype, op, root, count};
   return later({[=](bool is_wrong) {
     return enqueue_collective(comm, call, send, receive, is_wrong, stream) ? ncclUnhandledCudaError : ncclSuccess;
@@ -98,12 +139,22 @@ ncclResult_t collective(int kind, const void *send, void *receive, size_t count,
 }
 }  // namespace
 
+void count_received(int device, size_t bytes) {
+  if (device < 64) received[device] += bytes;
+}
+
 // From now on, the group of collectives after `groups` others fails with a code of NCCL, or for 100 has a wrong result.
 API ncclResult_t ncclOnCpuFailAfter(long groups, int kind) {
   read_fault();
   fault = kind;
   groups_to_fault = groups;
   return ncclSuccess;
+}
+
+// Sets what a device has received from others so far, in bytes, but for reductions.
+API ncclResult_t ncclOnCpuReceived(int device, size_t *bytes) {
+  if (device < 0 || device >= 64) return ncclInvalidArgument;
+  return *bytes = received[device], ncclSuccess;
 }
 
 API ncclResult_t ncclGetVersion(int *version) { return *version = 23203, ncclSuccess; }
@@ -175,11 +226,7 @@ API ncclResult_t ncclGroupStart() { return depth++, ncclSuccess; }
 API ncclResult_t ncclGroupEnd() {
   if (depth == 0) return ncclInvalidUsage;
   if (--depth) return ncclSuccess;
-  auto works = std::move(group);
-  group.clear();
-  const int result = failed;
-  failed = 0;
-  return result_of(run_all(std::move(works), result));
+  return result_of(end_group());
 }
 
 API ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
@@ -205,4 +252,12 @@ API ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int 
 API ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                             ncclComm_t comm, cudaStream_t stream) {
   return collective(REDUCE, send, receive, count, type, op, root, comm, stream);
+}
+API ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                          cudaStream_t stream) {
+  return message(true, send, count, type, peer, comm, stream);
+}
+API ncclResult_t ncclRecv(void *receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                          cudaStream_t stream) {
+  return message(false, receive, count, type, peer, comm, stream);
 }

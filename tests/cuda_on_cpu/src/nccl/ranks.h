@@ -19,7 +19,9 @@ enum { ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg };
 #include <memory>
 #include <string>
 #include <sys/mman.h>
+#include <vector>
 
+const int MISMATCH = 719, ILLEGAL_ADDRESS = 700;  // codes of the driver
 const int MOST_RANKS = 16;
 const size_t PIECE = 256 << 10;  // bytes of a slot; each rank has two, used in turn: ranks meet once for each piece
 
@@ -34,6 +36,21 @@ struct Call {
   }
 };
 
+// A message to another rank, or from it.
+struct Message {
+  bool sends;
+  int peer;
+  char *address;
+  size_t bytes;
+};
+
+// A piece of a message, from one rank to another.
+struct Slot {
+  std::atomic<uint64_t> filled, taken;  // how often
+  size_t bytes;                         // of the whole message
+  char content[64 << 10];
+};
+
 struct Shared {
   std::atomic<int> joined;
   struct {
@@ -43,6 +60,7 @@ struct Shared {
     Call call[2];
   } ranks[MOST_RANKS];
   char slots[2][MOST_RANKS][PIECE];
+  Slot pairs[MOST_RANKS][MOST_RANKS];  // by the rank that sends, and the one that receives
 };
 
 struct ncclComm {
@@ -77,5 +95,10 @@ struct Current {
 // Enqueues this rank's part of a collective on a stream.
 int enqueue_collective(const Comm &comm, const Call &call, const void *send, void *receive, bool is_wrong,
                        cudaStream_t stream);
+// Enqueues the messages of a group for this rank on a stream.
+int enqueue_messages(const Comm &comm, const std::vector<Message> &messages, bool is_wrong, cudaStream_t stream);
+// Counts bytes that a device receives from others. Those of reductions depend on how NCCL does them.
+void count_received(int device, size_t bytes);
 bool can_reduce(int dtype);
+size_t size_of(int dtype);
 extern const char *const NAMES[];  // of the kinds
