@@ -1,0 +1,220 @@
+"""A training over each way to exchange sums: the cells of the table of tests/exchange, in any process.
+
+A cell has three choices: the order of additions, the owner of each sum, and the channel that the parts take.
+"""
+import itertools
+import os
+import sys
+from typing import NamedTuple
+
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [path for path in (TESTS, os.path.join(os.path.dirname(TESTS), 'benchmarks')) if path not in sys.path]
+
+import theano_mgpu as mgpu
+
+import numpy as np
+import theano
+import theano.tensor as T
+from models import adam
+from theano.configparser import change_flags
+
+SIZES = 9, 16, 13, 5, 2, 1  # at most two samples in a logical shard; the last batches leave contexts without samples
+SHARDS = 8
+RATE, DECAY = np.float32(2 ** -6), np.float32(.5)
+
+
+class Cell(NamedTuple):
+    """A way to exchange sums.
+
+    Attributes
+    ----------
+    order : {'any', 'tree'}
+    owner : {'all', 'one', 'host'}
+        Who gets a sum that the update reads: all contexts, one of them (``update_on='sharded'``), or the host.
+    channel : {'none', 'host', 'nccl'}
+        ``'none'`` is one context alone.
+    contexts : int
+        Of this process.
+    executor : str
+    """
+
+    order: str
+    owner: str
+    channel: str
+    contexts: int
+    executor: str = 'auto'
+
+    def __str__(self):
+        return '-'.join(map(str, self))
+
+    def flags(self):
+        """Return a block with the flags that choose the order and the channel."""
+        return change_flags(**{'mgpu.logical_shards': SHARDS if self.order == 'tree' else 0, 'mgpu.shares': 'equal',
+                               'mgpu.collectives': 'nccl' if self.channel == 'nccl' else 'host'})
+
+    def options(self):
+        """Return the keywords of `mgpu.training_function` that choose the owner."""
+        where = {'all': 'device', 'one': 'sharded', 'host': 'host'}[self.owner]
+        return dict(update_on=where, executor=self.executor)
+
+    def check_plan(self, plan):
+        """Raise an AssertionError if a plan has not this order, owner and channel."""
+        chosen = {choice.what: choice.chosen for choice in plan.choices}
+        by_nccl = {'any': 'NCCL', 'tree': 'NCCL by gather'}[self.order]
+        assert (self.order == 'tree') == ('logical shards' in chosen), plan
+        assert chosen.get('collectives', 'the host') == (by_nccl if self.channel == 'nccl' else 'the host'), plan
+        if self.channel != 'none':
+            words = {'all': 'on each context', 'one': 'each parameter on one of the ', 'host': 'on the host'}
+            assert chosen['update'].startswith(words[self.owner]), plan
+
+
+def table(channels, numbers, owners=('all', 'one')):
+    """Return the cells of some channels and numbers of contexts; one context alone has neither owner nor channel."""
+    alone = [Cell(order, 'all', 'none', 1) for order in ('any', 'tree')]
+    return alone + [Cell(order, owner, channel, n) for n, channel, order, owner in itertools.product(
+        numbers, channels, ('any', 'tree'), owners)]
+
+
+def shared(value, name):
+    return theano.shared(np.asarray(value, 'float32'), name)
+
+
+class Net:
+    """A net whose sums need all that an exchange has: small and large ones, some in the middle of a step.
+
+    The gradients of `exact` are the same bits on any device, as far as they are of one shard: an element is one
+    subtraction for each sample, and powers of two. Their sums depend on the order of additions alone. `exact` takes
+    momentum, and the weights of the dense layers Adam.
+
+    Parameters
+    ----------
+    dense : bool
+        Whether there are dense layers: OpenCL takes long to compile them.
+
+    Attributes
+    ----------
+    exact, weights : list of SharedVariable
+    variables : list of SharedVariable
+        All that a step has changed, once it is compiled.
+    """
+
+    def __init__(self, dense=True):
+        rng = np.random.RandomState(3)
+        x, labels = T.matrix('x', dtype='float32'), T.ivector('labels')
+        self.exact = [shared(np.zeros(6), 'small'), shared(np.zeros((6, 1500)), 'large')]  # 36 kB are sent alone
+        self.weights = [shared(rng.randn(6, 40) * .3, 'w1'), shared(np.zeros(40), 'b1'),
+                        shared(rng.randn(40, 250) * .1, 'w2'), shared(rng.randn(250, 3) * .1, 'w3')]
+        targets = x, x.dimshuffle(0, 1, 'x') * columns()
+        self.loss = sum((T.sqr(value - target) * np.float32(.5)).sum() for value, target in zip(self.exact, targets))
+        self.inputs, self.variables = [x, labels] if dense else [x], []
+        if dense:
+            self.loss += self._dense_loss(x, labels)
+        self.params = self.exact + self.weights * dense
+
+    def _dense_loss(self, x, labels):
+        w1, b1, w2, w3 = self.weights
+        hidden = T.tanh(T.dot(x, w1) + b1)
+        hidden = T.tanh(T.dot(hidden - hidden.mean(axis=0), w2))
+        return T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(hidden, w3)), labels).mean()
+
+    def updates(self, gradients, params):
+        n, found = len(self.exact), {}
+        for param, gradient in zip(params[:n], gradients[:n]):
+            velocity = shared(param.get_value() * 0, 'velocity')
+            found[velocity] = DECAY * velocity - RATE * gradient
+            found[param] = param + found[velocity]
+        if gradients[n:]:
+            found.update(adam(gradients[n:], params[n:], learning_rate=.01, epsilon=1e-3))
+        self.variables = list(found)
+        return found
+
+    def values(self):
+        return [variable.get_value() for variable in self.variables]
+
+
+def columns():
+    return (2. ** (np.arange(1500) % 7 - 3)).astype('float32')
+
+
+def batch(number, size):
+    rng = np.random.RandomState(100 + number)
+    return rng.randn(size, 6).astype('float32'), rng.randint(0, 3, size).astype('int32')
+
+
+def trained(step, net):
+    """Return the losses of all batches, and what they have made of the variables."""
+    losses = [step(*batch(i, size)[:len(net.inputs)]) for i, size in enumerate(SIZES)]
+    return [np.array(losses), *net.values()]
+
+
+def over_contexts(cell, mode=None, dense=True):
+    """Return what `trained` does over the contexts of this process."""
+    net = Net(dense)
+    with cell.flags():
+        step = mgpu.training_function(net.inputs, net.loss, net.params, net.updates, mode=mode, name=str(cell),
+                                      **cell.options())
+    cell.check_plan(step.plan)
+    return trained(step, net)
+
+
+def on_one_device(mode=None, dense=True):
+    """Return what `trained` does by plain Theano."""
+    net = Net(dense)
+    updates = net.updates(theano.grad(net.loss, net.params), net.params)
+    return trained(theano.function(net.inputs, net.loss, updates=list(updates.items()), mode=mode), net)
+
+
+def in_the_order_of_the_tree():
+    """Return the bits of `exact` and of its velocity, by NumPy: parts are added two by two, level by level."""
+    found = []
+    for shape, scale in (((6,), np.float32(1)), ((6, 1500), columns())):
+        value, velocity = np.zeros((2,) + shape, 'float32')
+        for i, size in enumerate(SIZES):
+            x, _ = batch(i, size)
+            n = min(SHARDS, size)
+            parts = []
+            for shard in range(n):
+                rows = x[size * shard // n:size * (shard + 1) // n]
+                parts.append(sum(value - row.reshape((6,) + (1,) * (len(shape) - 1)) * scale for row in rows))
+            while len(parts) > 1:
+                parts = [sum(parts[k:k + 2]) for k in range(0, len(parts), 2)]
+            velocity = DECAY * velocity - RATE * parts[0]
+            value = value + velocity
+        found += [velocity, value]
+    return found
+
+
+def save(path, cells, make=None, mode=None):
+    """Train in each cell, and have rank 0 write all results, or the text of a cell's error, to a file.
+
+    Parameters
+    ----------
+    path : str
+    cells : list of Cell
+    make : callable, optional
+        ``make(n)`` opens n contexts; `mgpu.init` by default.
+    """
+    found = {}
+    for n, group in itertools.groupby(sorted(cells, key=lambda cell: cell.contexts), lambda cell: cell.contexts):
+        (make or mgpu.init)(n)
+        for cell in group:
+            for i, value in enumerate(over_contexts(cell, mode)):
+                found['%s|%02d' % (cell, i)] = value
+    if mgpu.rank() == 0:
+        np.savez(str(path), **found)
+
+
+def load(path):
+    """Return the results that `save` has written: a dict of str to list of ndarray."""
+    found = {}
+    with np.load(str(path)) as file:
+        for name in sorted(file.files):
+            found.setdefault(name.partition('|')[0], []).append(file[name])
+    return found
+
+
+def of_ranks(path, *numbers):
+    """Train over some numbers of `cpu` contexts in each rank, through the host: a job of rank_jobs.py."""
+    from support.modes import PYTHON
+    cells = [cell for cell in table(['host'], map(int, numbers)) if cell.channel != 'none']
+    save(path, cells, lambda n: mgpu.init(';'.join('host%d->cpu' % i for i in range(n))), PYTHON)
