@@ -72,14 +72,13 @@ def test_contexts_of_the_cpu(contexts, plain):
 
 
 @pytest.mark.parametrize('gpu, n', [('gpu', 2), pytest.param('gpu', 3, marks=pytest.mark.slow)])
-def test_opencl_devices(gpu, n, contexts, plain):
-    """The dense layers are left out, since their kernels take long to compile."""
+def test_opencl_devices(gpu, n, contexts):
+    """The dense layers are left out, since OpenCL on the CPU takes long for them."""
     cells, found = table(['host'], [n]), {}
     for cell in cells:
         contexts(gpu, cell.contexts, of_one_type=True)
         found[str(cell)] = over_contexts(cell, dense=False)
-    whole = on_one_device(PYTHON, dense=False)
-    check(cells, found, (whole, plain[1]))
+    check(cells, found, (on_one_device(PYTHON, dense=False), in_the_order_of_the_tree(dense=False)))
 
 
 ON_DEVICES = '''
@@ -88,22 +87,17 @@ save(%r, table(['host', 'nccl'], %r, %r))
 '''
 
 
-@pytest.mark.parametrize('n', [2, 3, 4])
 class TestCudaDevices:
     pytestmark = ON_STANDIN
 
-    def test_host_and_nccl(self, n, plain, tmp_path):
-        self.check(n, ['all', 'one'], plain, tmp_path)
-
-    @pytest.mark.slow
-    def test_in_any_order_of_operations(self, n, plain, tmp_path):
-        """Operations that nothing orders are delayed at random."""
-        self.check(n, ['all', 'one', 'host'], plain, tmp_path, delay_us=200, nccl_delay_us=200)
-
-    def check(self, n, owners, plain, tmp_path, **settings):
-        path = str(tmp_path / 'found.npz')
-        run(ON_DEVICES % (path, [n], owners), n, **settings)
-        check(table(['host', 'nccl'], [n], owners), load(path), plain)
+    @pytest.mark.parametrize('owners, settings', [
+        (['all', 'one'], {}), pytest.param(['all', 'one', 'host'], {'delay_us': 200, 'nccl_delay_us': 200},
+                                           marks=pytest.mark.slow)], ids=['in order', 'delayed at random'])
+    def test_host_and_nccl(self, owners, settings, plain, tmp_path):
+        """On two, three and four devices; or with random delays of operations that nothing orders."""
+        path, numbers = str(tmp_path / 'found.npz'), [2, 3, 4]
+        run(ON_DEVICES % (path, numbers, owners), 4, **settings)
+        check(table(['host', 'nccl'], numbers, owners), load(path), plain)
 
 
 @pytest.mark.mpi
@@ -118,12 +112,13 @@ def test_ranks(ranks, numbers, plain, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize('channels', [['nccl'], ['host']])
 class TestRanksWithDevices:
     pytestmark = ON_STANDIN
 
-    def test_two_ranks_with_two_devices_each(self, channels, plain, tmp_path):
-        path, cells = str(tmp_path / 'found.npz'), [cell for cell in table(channels, [2]) if cell.channel != 'none']
+    @pytest.mark.parametrize('owners', [['one'], pytest.param(['all'], marks=pytest.mark.slow)])
+    def test_two_ranks_with_two_devices_each(self, owners, plain, tmp_path):
+        path = str(tmp_path / 'found.npz')
+        cells = [cell for cell in table(['host', 'nccl'], [2], owners) if cell.channel != 'none']
         code = '''
 from support.exchange_cells import Cell, save
 save(%r, [Cell(*each) for each in %r], lambda n: mgpu.init())

@@ -83,13 +83,13 @@ class Net:
     """A net whose sums need all that an exchange has: small and large ones, some in the middle of a step.
 
     The gradients of `exact` are the same bits on any device, as far as they are of one shard: an element is one
-    subtraction for each sample, and powers of two. Their sums depend on the order of additions alone. `exact` takes
-    momentum, and the weights of the dense layers Adam.
+    subtraction for each sample, and powers of two; or the product of a sample and a power of two. Their sums depend on
+    the order of additions alone. `exact` takes momentum, and the weights of the dense layers Adam.
 
     Parameters
     ----------
     dense : bool
-        Whether there are dense layers: OpenCL takes long to compile them.
+        Whether there are dense layers, and a large sum: OpenCL on the CPU takes long for them.
 
     Attributes
     ----------
@@ -101,14 +101,17 @@ class Net:
     def __init__(self, dense=True):
         rng = np.random.RandomState(3)
         x, labels = T.matrix('x', dtype='float32'), T.ivector('labels')
-        self.exact = [shared(np.zeros(6), 'small'), shared(np.zeros((6, 1500)), 'large')]  # 36 kB are sent alone
+        scale = scales(1500 if dense else 20)  # 36 kB are a message of their own
+        self.exact = [shared(np.zeros(6), 'small'), shared(np.zeros((6, len(scale))), 'large')]
+        self.product = shared(np.zeros((6, 6000)), 'product')  # large enough for shards on the host to be added as one
         self.weights = [shared(rng.randn(6, 40) * .3, 'w1'), shared(np.zeros(40), 'b1'),
                         shared(rng.randn(40, 250) * .1, 'w2'), shared(rng.randn(250, 3) * .1, 'w3')]
-        targets = x, x.dimshuffle(0, 1, 'x') * columns()
+        targets = x, x.dimshuffle(0, 1, 'x') * scale
         self.loss = sum((T.sqr(value - target) * np.float32(.5)).sum() for value, target in zip(self.exact, targets))
         self.inputs, self.variables = [x, labels] if dense else [x], []
         if dense:
-            self.loss += self._dense_loss(x, labels)
+            self.exact.append(self.product)
+            self.loss += self._dense_loss(x, labels) + (T.dot(x, self.product) * scales(6000)).sum()
         self.params = self.exact + self.weights * dense
 
     def _dense_loss(self, x, labels):
@@ -132,8 +135,9 @@ class Net:
         return [variable.get_value() for variable in self.variables]
 
 
-def columns():
-    return (2. ** (np.arange(1500) % 7 - 3)).astype('float32')
+def scales(n):
+    """Return n powers of two."""
+    return (2. ** (np.arange(n) % 7 - 3)).astype('float32')
 
 
 def batch(number, size):
@@ -164,18 +168,19 @@ def on_one_device(mode=None, dense=True):
     return trained(theano.function(net.inputs, net.loss, updates=list(updates.items()), mode=mode), net)
 
 
-def in_the_order_of_the_tree():
-    """Return the bits of `exact` and of its velocity, by NumPy: parts are added two by two, level by level."""
+def in_the_order_of_the_tree(dense=True):
+    """Return the bits of `exact` and of its velocity, by NumPy: parts are added two by two, level by level.
+
+    A part of an odd number stays for the next level. Logical shard k of n has the samples from ``size * k // n`` on.
+    """
     found = []
-    for shape, scale in (((6,), np.float32(1)), ((6, 1500), columns())):
-        value, velocity = np.zeros((2,) + shape, 'float32')
+    for number, columns in enumerate([None, 1500, 6000] if dense else [None, 20]):
+        value = velocity = np.zeros((6, columns) if columns else 6, 'float32')
         for i, size in enumerate(SIZES):
             x, _ = batch(i, size)
-            n = min(SHARDS, size)
-            parts = []
-            for shard in range(n):
-                rows = x[size * shard // n:size * (shard + 1) // n]
-                parts.append(sum(value - row.reshape((6,) + (1,) * (len(shape) - 1)) * scale for row in rows))
+            targets, n = x[:, :, None] * scales(columns) if columns else x, min(SHARDS, size)
+            of_samples = targets if number == 2 else value - targets
+            parts = [sum(of_samples[size * shard // n:size * (shard + 1) // n]) for shard in range(n)]
             while len(parts) > 1:
                 parts = [sum(parts[k:k + 2]) for k in range(0, len(parts), 2)]
             velocity = DECAY * velocity - RATE * parts[0]
