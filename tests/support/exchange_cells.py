@@ -4,6 +4,7 @@ A cell has three choices: the order of additions, the owner of each sum, and the
 """
 import itertools
 import os
+import signal
 import sys
 from typing import NamedTuple
 
@@ -145,20 +146,27 @@ def batch(number, size):
     return rng.randn(size, 6).astype('float32'), rng.randint(0, 3, size).astype('int32')
 
 
-def trained(step, net):
-    """Return the losses of all batches, and what they have made of the variables."""
-    losses = [step(*batch(i, size)[:len(net.inputs)]) for i, size in enumerate(SIZES)]
+def trained(step, net, fails=None):
+    """Return the losses of all batches, and what they have made of the variables.
+
+    Before a step, ``fails(step, net, number)`` may have it fail, which changes nothing.
+    """
+    losses = []
+    for i, size in enumerate(SIZES):
+        if fails:
+            fails(step, net, i)
+        losses.append(step(*batch(i, size)[:len(net.inputs)]))
     return [np.array(losses), *net.values()]
 
 
-def over_contexts(cell, mode=None, dense=True):
+def over_contexts(cell, mode=None, dense=True, fails=None):
     """Return what `trained` does over the contexts of this process."""
     net = Net(dense)
     with cell.flags():
         step = mgpu.training_function(net.inputs, net.loss, net.params, net.updates, mode=mode, name=str(cell),
                                       **cell.options())
     cell.check_plan(step.plan)
-    return trained(step, net)
+    return trained(step, net, fails)
 
 
 def on_one_device(mode=None, dense=True):
@@ -189,7 +197,7 @@ def in_the_order_of_the_tree(dense=True):
     return found
 
 
-def save(path, cells, make=None, mode=None):
+def save(path, cells, make=None, mode=None, fails=None):
     """Train in each cell, and have rank 0 write all results, or the text of a cell's error, to a file.
 
     Parameters
@@ -198,12 +206,15 @@ def save(path, cells, make=None, mode=None):
     cells : list of Cell
     make : callable, optional
         ``make(n)`` opens n contexts; `mgpu.init` by default.
+    mode : theano.Mode, optional
+    fails : callable, optional
+        As for `trained`.
     """
     found = {}
     for n, group in itertools.groupby(sorted(cells, key=lambda cell: cell.contexts), lambda cell: cell.contexts):
         (make or mgpu.init)(n)
         for cell in group:
-            for i, value in enumerate(over_contexts(cell, mode)):
+            for i, value in enumerate(over_contexts(cell, mode, fails=fails)):
                 found['%s|%02d' % (cell, i)] = value
     if mgpu.rank() == 0:
         np.savez(str(path), **found)
@@ -218,8 +229,49 @@ def load(path):
     return found
 
 
-def of_ranks(path, *numbers):
+def of_ranks(path, *numbers, fails=None):
     """Train over some numbers of `cpu` contexts in each rank, through the host: a job of rank_jobs.py."""
     from support.modes import PYTHON
     cells = [cell for cell in table(['host'], map(int, numbers)) if cell.channel != 'none']
-    save(path, cells, lambda n: mgpu.init(';'.join('host%d->cpu' % i for i in range(n))), PYTHON)
+    save(path, cells, lambda n: mgpu.init(';'.join('host%d->cpu' % i for i in range(n))), PYTHON, fails)
+
+
+def failing_ranks(path, *numbers):
+    """Train as `of_ranks` does; in some steps the last rank fails, at their beginning or end, which all ranks see."""
+    of_ranks(path, *numbers, fails=fails_on_the_last_rank)
+
+
+def fails_on_the_last_rank(step, net, number):
+    from support.faulty_executor import FaultyExecutor, faulty
+    executor = step.executable.launcher.executor
+    faults = executor if isinstance(executor, FaultyExecutor) else faulty(step)
+    run = {1: 0, 2: -1, 3: 0}.get(number)
+    if run is None:
+        return
+    before = net.values()
+    if mgpu.rank() == mgpu.size() - 1:
+        faults.inject(MemoryError('no memory left'), run)
+    try:
+        step(*batch(number, SIZES[number]))
+    except Exception as error:
+        assert type(error) is MemoryError, error
+    else:
+        raise AssertionError('the step has not failed')
+    faults.inject(None)
+    for old, new in zip(before, net.values()):
+        np.testing.assert_array_equal(new, old)
+
+
+def killed(path, order, owner):
+    """Train in one cell; the last rank is killed in its third step, when it begins to compute the update."""
+    def kill(step, net, number):
+        from support.faulty_executor import faulty
+        if mgpu.rank() == mgpu.size() - 1 and number == 1:
+            kill.faults = faulty(step)
+        if mgpu.rank() == mgpu.size() - 1 and number == 2:
+            print('killed', flush=True)
+            kill.faults.inject(lambda: os.kill(os.getpid(), signal.SIGKILL), -1)
+    mgpu.init('host0->cpu;host1->cpu')
+    from support.modes import PYTHON
+    over_contexts(Cell(order, owner, 'host', 2), PYTHON, fails=kill)
+    open(path, 'w').close()
