@@ -263,15 +263,18 @@ def fails_on_the_last_rank(step, net, number):
 
 
 def killed(path, order, owner):
-    """Train in one cell; the last rank is killed in its third step, when it begins to compute the update."""
+    """Train in one cell; the last rank is killed in its third step, when it begins to compute the update.
+
+    Files beside the path with the endings .struck and .ended say how far the job has come.
+    """
     def kill(step, net, number):
         from support.faulty_executor import faulty
         if mgpu.rank() == mgpu.size() - 1 and number == 1:
             kill.faults = faulty(step)
         if mgpu.rank() == mgpu.size() - 1 and number == 2:
-            print('killed', flush=True)
+            open(path + '.struck', 'w').close()
             kill.faults.inject(lambda: os.kill(os.getpid(), signal.SIGKILL), -1)
     mgpu.init('host0->cpu;host1->cpu')
     from support.modes import PYTHON
     over_contexts(Cell(order, owner, 'host', 2), PYTHON, fails=kill)
-    open(path, 'w').close()
+    open(path + '.ended', 'w').close()
