@@ -272,6 +272,19 @@ def test_over_ranks():
 
 @pytest.mark.needs_compiler
 @pytest.mark.slow
+def test_exchanges_of_two_checkouts_are_compared(tmp_path):
+    path, root = str(tmp_path / 'rows.json'), os.path.join(FOLDER, '..')
+    lines = run('exchange.py', '--checkout', root, '--checkout', root, '--groups', '7.4', '--orders', 'any', 'tree',
+                '--owners', 'all', 'one', '--numbers', '2', '--rounds', '2', '--block', '.01', '--json', path)
+    with open(path) as f:
+        rows = json.load(f)
+    assert len(lines.splitlines()) == 5 and lines.count(' = ') == 4
+    assert all(0 < row['lowest'] <= row['ratio'] <= row['highest'] for row in rows)
+    assert all(len(times) == 2 for row in rows for times in row['seconds'].values()) and len(rows) == 4
+
+
+@pytest.mark.needs_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [[], ['--always']], ids=str)
 def test_dispatch(options):
     lines = run('dispatch.py', '--batch-sizes', '1', '9', '--rounds', '1', *options).splitlines()
@@ -283,7 +296,7 @@ QUICK = 'choices.py', 'dispatch.py'
 OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scaling.py', 'predict.py',
           'compile_once.py', 'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
           'placement.py', 'host_loops.py', 'vector_math.py', 'startup.py', 'second_start.py', 'half_precision.py',
-          'over_ranks.py', 'predict_scaling.py')
+          'over_ranks.py', 'predict_scaling.py', 'exchange.py')
 
 
 @pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])

@@ -27,6 +27,7 @@ from theano.configparser import change_flags
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from support.communicator_cases import conformance  # noqa: F401  a job
+from support.exchange_cells import failing_ranks, killed, of_ranks  # noqa: F401  jobs
 from support.rank_check_jobs import checked, recorded_on_rank_0, unwritten  # noqa: F401  jobs
 from support.rank_data_jobs import coupled_shards, halves, other_shards, refused, shard, sharded_slices  # noqa: F401
 from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
