@@ -49,10 +49,6 @@ def free_inputs(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
 
 def check_inputs(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable]) -> None:
     """Raise a GraphError where `inputs` are not the ones that `outputs` need."""
-    for variable in inputs:
-        if not isinstance(variable, theano.Variable) or isinstance(variable, SharedVariable):
-            raise GraphError('input %r is no plain Theano variable. Shared variables are found in the '
-                             'graph by themselves; leave them out of the inputs' % (variable,))
     if len(set(inputs)) < len(inputs):
         raise GraphError('an input is named twice in %s' % (inputs,))
     missing = [v for v in free_inputs(outputs) if v not in inputs]
