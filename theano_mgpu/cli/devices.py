@@ -29,7 +29,7 @@ from ..devices.context_map import Context, describe, parse_context_map
 from ..devices.contexts import configured, flagged, gpu_context, init
 from ..errors import MgpuError
 from ..utils.tables import table
-from .output import human_bytes, note, print_json, quietly, tell
+from .output import help_of, human_bytes, note, print_json, quietly, tell
 
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}
@@ -41,10 +41,8 @@ CLEAR = '\x1b[H\x1b[J'  # to the first line, and clear the screen below
 def add_parser(sub: Any) -> None:
     """Add the command to argparse's sub-parsers."""
     parser = sub.add_parser('devices', help='list contexts: device, name, memory, utilisation',
-                            epilog=(__doc__ or '').partition('\n\n')[2],
                             description='List the contexts of THEANO_FLAGS or .theanorc; if there are none, '
-                                        "this machine's devices.",
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
+                                        "this machine's devices.", **help_of(__doc__))
     parser.add_argument('--contexts', metavar='MAP', type=context_map,
                         help="list these instead, e.g. 'dev0->cuda0;dev1->cuda1' (quoted: > and ; are the shell's)")
     parser.add_argument('--watch', metavar='SECONDS', type=seconds, nargs='?', const=1.0,
