@@ -1,7 +1,7 @@
 """A plan explained: what runs where, the exchanges and their collectives, how much memory it takes, and why."""
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import theano
 
@@ -12,7 +12,7 @@ from ..utils.tables import counted, table
 from .buckets import bytes_of_gradients
 from .listing import listed
 from .memory import MemoryEstimate
-from .sizes import bytes_of, bytes_of_shared
+from .sizes import bytes_of, bytes_of_all
 
 UNKNOWN = '?'
 MOST = 30  # instructions that are shown at the beginning, and at the end
@@ -134,9 +134,9 @@ def _memory(plan: Any, memory: MemoryEstimate | None) -> list[dict[str, Any]]:
         read = dict.fromkeys(v for part in parts for v in shared_variables(
             [*part.graphs, *part.updates.values(), *part.updates]))
         row: dict[str, Any] = {
-            'context': describe([context]), 'parameters': _bytes(v for v in read if v in params),
-            'state': _bytes(v for v in read if v in updated and v not in params),
-            'other': _bytes(v for v in read if v not in updated and v not in params),
+            'context': describe([context]), 'parameters': bytes_of_all(v for v in read if v in params),
+            'state': bytes_of_all(v for v in read if v in updated and v not in params),
+            'other': bytes_of_all(v for v in read if v not in updated and v not in params),
             'values': memory.host if memory and context.kind == 'cpu' else None,
             'peak': None, 'total': None, 'largest_batch': None}
         if memory and context in memory.peaks:
@@ -145,10 +145,6 @@ def _memory(plan: Any, memory: MemoryEstimate | None) -> list[dict[str, Any]]:
                        values=memory.peaks[context] - row['parameters'] - row['state'] - row['other'])
         rows.append(row)
     return rows
-
-
-def _bytes(variables: Iterable[Any]) -> int:
-    return sum(map(bytes_of_shared, variables))
 
 
 def _sizes_of_exchanges(plan: Any, known: Mapping[theano.Variable, int]) -> dict[theano.Variable, Any]:
