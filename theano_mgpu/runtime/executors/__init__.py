@@ -18,7 +18,7 @@ class TaskError(Exception):
 
 
 class Executor:
-    """A way to run tasks: by default one after the other, on the calling thread."""
+    """A way to run tasks."""
 
     def run(self, tasks: Sequence[Callable[[], Any]], keys: Sequence[Hashable] | None = None) -> list[Any]:
         """Run tasks to their end, also when another one fails.
@@ -41,11 +41,23 @@ class Executor:
         TaskError
             From the exception of the first task, in their order, that failed.
         """
-        return _results([_outcomes(zip(range(len(tasks)), tasks, keys or range(len(tasks))))])
+        raise NotImplementedError
 
 
 class SerialExecutor(Executor):
     """An executor on the calling thread: devices still overlap, since launches return at once."""
+
+    def run(self, tasks: Sequence[Callable[[], Any]], keys: Sequence[Hashable] | None = None) -> list[Any]:
+        results: list[Any] = []
+        try:
+            for task in tasks:
+                results.append(task())
+            return results
+        except Exception as error:
+            number, keys = len(results), keys or range(len(tasks))
+            others = list(zip(range(len(tasks)), tasks, keys))[number + 1:]
+            _outcomes([each for each in others if each[2] != keys[number]])
+            raise TaskError(number) from error
 
 
 class ThreadsExecutor(Executor):
