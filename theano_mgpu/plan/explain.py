@@ -8,13 +8,12 @@ import theano
 from ..devices.context_map import describe
 from ..graph.analysis import SUM
 from ..graph.graph import shared_variables
-from ..utils.tables import counted, table
+from ..utils.tables import bytes_text, counted, table
 from .buckets import bytes_of_gradients
 from .listing import listed
 from .memory import MemoryEstimate
 from .sizes import bytes_of, bytes_of_all
 
-UNKNOWN = '?'
 MOST = 30  # instructions that are shown at the beginning, and at the end
 NOT_KNOWN = '?: depends on the shapes of a batch; theano-mgpu run --explain knows the first one'
 
@@ -50,15 +49,15 @@ def explanation(plan: Any, changes: Sequence[Any] = (), memory: MemoryEstimate |
 
 def as_text(data: dict[str, Any]) -> str:
     """Return the data of `explanation` as text."""
-    rows = [[each['instruction'], each['where'], each['what'], '' if each['bytes'] == 0 else bytes_text(each['bytes'])]
-            for each in data['instructions']]
+    rows = [[each['instruction'], each['where'], each['what'], '' if each['bytes'] == 0 else
+             bytes_text(each['bytes'], '?')] for each in data['instructions']]
     if len(rows) > 2 * MOST:
         rows[MOST:-MOST] = [['and %d more' % (len(rows) - 2 * MOST)]]
     memory = [['MEMORY (ESTIMATE)', 'PARAMETERS', 'STATE', 'OTHER VARIABLES', 'VALUES AT ONCE', 'PEAK', 'OF',
                'LARGEST BATCH']]
     for each in data['memory']:
-        sizes = [bytes_text(each[kind]) for kind in ('parameters', 'state', 'other', 'values')]
-        of_device = ['-' if each[kind] is None else bytes_text(each[kind]) for kind in ('peak', 'total')]
+        sizes = [bytes_text(each[kind], '?') for kind in ('parameters', 'state', 'other', 'values')]
+        of_device = [bytes_text(each[kind]) for kind in ('peak', 'total')]
         memory.append([each['context'], *sizes, *of_device, str(each['largest_batch'] or '-')])
     choices = [['CHOICE', 'CHOSEN', 'REASON']]
     choices += [[each['what'], each['chosen'], each['reason']] for each in data['choices']]
@@ -92,22 +91,6 @@ def largest_text(memory: MemoryEstimate, grows: bool) -> str:
         slices = '; larger ones are computed in slices' + (
             '' if memory.slice is None else ', of up to %d samples on a device' % memory.slice)
     return 'Batches of up to %d samples fit at once%s.%s' % (memory.largest_batch, slices, without)
-
-
-def bytes_text(n_bytes: int | None) -> str:
-    """Return a number of bytes for people.
-
-    Examples
-    --------
-    >>> bytes_text(None), bytes_text(80), bytes_text(3600000)
-    ('?', '80 B', '3.6 MB')
-    """
-    if n_bytes is None:
-        return UNKNOWN
-    for unit, factor in (('GB', 1e9), ('MB', 1e6), ('kB', 1e3)):
-        if n_bytes >= factor:
-            return '%.3g %s' % (n_bytes / factor, unit)
-    return '%d B' % n_bytes
 
 
 def _title(data: dict[str, Any]) -> str:

@@ -12,9 +12,9 @@ from ..errors import ReplicaError, noted
 from ..graph.graph import shared_variables
 from ..graph.repeatable import unrepeatable_in
 from ..options import AUTO, Options
-from ..plan.explain import bytes_text
 from ..plan.record import note_change
 from ..plan.sizes import bytes_of_all
+from ..utils.tables import bytes_text
 from .building import Built, Divided
 
 FLAG = '(mgpu.micro_batches=auto)'
