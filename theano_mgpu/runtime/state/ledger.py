@@ -54,8 +54,7 @@ def ledger_at(path: str, every: int, ranks: Communicator) -> Ledger:
 
 def use_ledger(path: str) -> None:
     """Set the flag ``mgpu.ledger``, and open the file now: an error comes before the script begins."""
-    flags = theano.config.mgpu
-    flags.ledger = path
+    theano.config.mgpu.ledger = path
     ledger(Alone())
 
 
