@@ -156,9 +156,8 @@ class ModelFunction:
 
         A batch that was sent ahead is dropped.
         """
-        results = self._plain(inputs)
         self.forget_prepared()
-        return results
+        return self._plain(inputs)
 
     def _by_theano(self, inputs):
         outputs = self.make_plain().plain_call(*inputs)
