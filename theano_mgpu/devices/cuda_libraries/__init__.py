@@ -155,7 +155,7 @@ def _provide_cublas(driver, capabilities):
         if not problem:
             try:
                 cublas = ctypes.CDLL(candidate.path)
-                return _named('libcublas.so', candidate.path, _cublas_version(cublas), cublas,
+                return _named('libcublas.so', candidate.path, _cublas_version(cublas, candidate.path), cublas,
                               'cublasCreate_v2')
             except (OSError, AttributeError) as error:
                 problem = str(error)
@@ -164,11 +164,14 @@ def _provide_cublas(driver, capabilities):
                    + ('cannot be used: ' + '; '.join(problems) if problems else 'is not installed'), remedy(driver))
 
 
-def _cublas_version(cublas):
-    numbers = (ctypes.c_int * 2)()
-    for part in range(2):
-        cublas.cublasGetProperty(part, ctypes.byref(numbers, part * ctypes.sizeof(ctypes.c_int)))
-    return tuple(numbers)
+def _cublas_version(cublas, path):
+    try:
+        numbers = (ctypes.c_int * 2)()
+        for part in range(2):
+            cublas.cublasGetProperty(part, ctypes.byref(numbers, part * ctypes.sizeof(ctypes.c_int)))
+        return tuple(numbers)
+    except AttributeError:  # before CUDA 8
+        return search.file_version(path)
 
 
 def _provide_nccl():
