@@ -297,7 +297,7 @@ class ModelFunction:
         return Computed(self._with_values(outputs), step.samples, step.contexts, step)
 
     def _add(self, outputs, samples):
-        """Add the loss of a batch, and metrics that are outputs, to those of the epoch."""
+        """Add the loss of a batch, and metrics that are outputs, to the sums of the epoch."""
         if self.kind != 'predict':
             self._sums = self._sums + np.array([np.mean(each) for each in outputs], 'float64') * samples
             self._samples += samples

@@ -54,7 +54,8 @@ def ledger_at(path: str, every: int, ranks: Communicator) -> Ledger:
 
 def use_ledger(path: str) -> None:
     """Set the flag ``mgpu.ledger``, and open the file now: an error comes before the script begins."""
-    theano.config.mgpu.ledger = path
+    flags = theano.config.mgpu
+    flags.ledger = path
     ledger(Alone())
 
 
