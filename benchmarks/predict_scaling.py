@@ -40,13 +40,13 @@ from theano_mgpu.cli.bench.measure import Trainee, take_turns
 from theano_mgpu.cli.bench.models import Recipe
 from theano_mgpu.cli.config import positive
 from theano_mgpu.cli.job_command import THREADS
-from theano_mgpu.cli.output import human_bytes, note
+from theano_mgpu.cli.output import note
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.errors import MgpuError
 from theano_mgpu.options import Options
 from theano_mgpu.utils import progress
 from theano_mgpu.utils.files import check_folder, whole_file, whole_text
-from theano_mgpu.utils.tables import counted, table
+from theano_mgpu.utils.tables import bytes_text, counted, table
 
 import theano
 from cost_model import (
@@ -197,7 +197,7 @@ def costs_line(model: CostModel, copy_bytes_per_s: float) -> str:
     return ('One device takes %.3f ms a step, %.2f us a sample and %.3f ms for the update; the host takes %.3f ms a '
             'step. The gradients have %s; the host adds them at %.1f GB/s (it copies memory at %.1f GB/s)%s.'
             % (1e3 * model.fixed_s, 1e6 * model.sample_s, 1e3 * model.update_s, 1e3 * model.host_s,
-               human_bytes(int(model.n_bytes)), model.reduce_bytes_per_s / 1e9, copy_bytes_per_s / 1e9,
+               bytes_text(int(model.n_bytes)), model.reduce_bytes_per_s / 1e9, copy_bytes_per_s / 1e9,
                '' if link is MEMORY else '; %s: %.0f us, %.1f GB/s' % (
                    link.name, 1e6 * link.latency_s, link.bytes_per_s / 1e9)))
 

@@ -23,7 +23,6 @@ from .runtime.state.ledger import account_of, ledger_at
 from .utils.mpi_environment import CHECKPOINT
 from .utils.progress import bar
 from .utils.rank_process import report
-from .utils.spare import wait_until_needed
 
 
 def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iterable[SharedVariable],
@@ -311,7 +310,6 @@ class TrainingFunction(DividedFunction):
         if every < 1:
             raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))
         before = 0
-        wait_until_needed()
         self._locks, exists = training_state.begin(path, self.ranks)
         if exists:
             before = training_state.completed_steps(self._load(path, self._check_checkpoint))

@@ -324,7 +324,7 @@ def test_verify_prints_a_report(cpu2, enabled, capsys):
     w = list(logistic())[-1]
     assert np.isfinite(w).all()
     err = capsys.readouterr().err
-    assert err.count('same answer') == 2 and 'new value          w' in err and 'NOT' not in err
+    assert err.count('same answer') == 2 and 'new value  w ' in err and 'NOT' not in err
 
 
 def test_on_devices(gpu2, enabled):

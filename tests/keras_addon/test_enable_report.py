@@ -266,7 +266,7 @@ def test_models_that_do_not_train_get_a_report_of_what_they_do(capsys):
     expected = generator.predict_on_batch(X)
     generator.predict(X, batch_size=10)
     first = capsys.readouterr().err
-    assert first.count('one prediction on one device and on 2 contexts') == 1 and 'output   ' in first
+    assert first.count('one prediction on one device and on 2 contexts') == 1 and 'output  ' in first
     assert 'same answer' in first
     np.testing.assert_allclose(generator.predict_on_batch(X), expected, rtol=1e-6)
     tested.evaluate(X, Y, verbose=0)

@@ -180,10 +180,12 @@ def test_an_explanation_is_plain_data_and_knows_more_with_a_batch(cpu2):
     for each in known['memory']:  # at least two layers' outputs of a replica, and the gradients of both
         assert (2 * 32 * 100 + 2 * sums) * size < each['values'] < (20 * 32 * 100 + 10 * sums) * size
     assert as_text(known).count('?') == 0 < as_text(found).count('?')
-    assert known['update']['exchanges'] == [{'values': 3, 'reduction': 'sum', 'by': 'the host', 'bytes': sums * size,
-                                             'names': found['update']['exchanges'][0]['names']}]
     assert [each['instruction'] for each in known['instructions']] == [
         'launch', 'add', 'finish', 'launch', 'store', 'fetch']
+    added, stored = known['instructions'][1], known['instructions'][4]
+    assert added['where'] == 'the host' and added['what'].startswith('3 sums') and len(added['names']) == 3
+    assert stored['names'] == ['velocity of w0', 'w0', 'velocity of w1', 'w1']
+    assert known['stages'] == 1 and ' ops, ' in known['instructions'][0]['what']
     assert known['instructions'][1]['bytes'] == known['instructions'][2]['bytes'] == sums * size
 
 

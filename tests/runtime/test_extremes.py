@@ -39,8 +39,8 @@ from support.extremes import check
 from theano_mgpu.plan.explain import explanation
 mgpu.init('dev0->cuda0;dev1->cuda1')
 data = explanation(check().plan)
-print(sorted({(each['reduction'], each['by']) for stage in [*data['stages'], data['update']]
-              for each in stage['exchanges']}))
+print(sorted({(word, each['where']) for each in data['instructions'] for word in ('sum', 'maximum', 'minimum')
+              if each['instruction'] in ('add', 'gather') and word in each['what']}))
 '''
 
 
@@ -50,5 +50,5 @@ print(sorted({(each['reduction'], each['by']) for stage in [*data['stages'], dat
 def test_devices_that_nccl_connects(flags):
     """Sums that a stage had computed, and that a later one than the next reads, were lost: "nothing has computed"."""
     ways = dict(ast.literal_eval(run(PROGRAM, flags=flags)[-1]))
-    assert ways['max'] == ways['min'] == 'the host'
+    assert ways['maximum'] == ways['minimum'] == 'the host'
     assert ways['sum'].startswith('NCCL')

@@ -173,7 +173,7 @@ print((w.get_value() == 1).all(), slices(step))
 def test_an_error_if_nothing_helps(options, ways):
     """It names the ways that were tried, and the memory that each needs; a way that was asked for stays."""
     error, state = lines(GIVES_UP.replace('OPTIONS', repr(options)))
-    needed = {'2': '33.6 MB', '4': '16.8 MB', 'w': '67.1 MB'}
+    needed = {'2': '32.0 MiB', '4': '16.0 MiB', 'w': '64.0 MiB'}
     assert error == 'True [%s]' % (ways and repr('these ways were tried (mgpu.micro_batches=auto): %s\n' % '; '.join(
         '%s (about %s on dev0)' % (way, needed[way[0]]) for way in ways)) or '')
     assert state == ('True [((8,), 4)]' if ways else 'True []')

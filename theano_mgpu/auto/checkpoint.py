@@ -22,7 +22,6 @@ from ..runtime.steps import Computed
 from ..utils.checksums import sampled_checksum
 from ..utils.mpi_environment import CHECKPOINT
 from ..utils.rank_process import report
-from ..utils.spare import wait_until_needed
 from .surrounded_function import divide_always, steps_of, updated_by
 
 FILE = 'checkpoint.npz'
@@ -97,7 +96,8 @@ class Checkpoint:
                  resume: bool = True) -> None:
         if every < 1:
             raise ValueError('every=%r: give the number of calls between checkpoints, 1 or more' % (every,))
-        self._every, self._allow_nan, self._functions = every, allow_nan, _listed(functions)
+        self._every, self._allow_nan = every, allow_nan
+        self._functions: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
         self._ranks, before = choose_ranks(None), _made.get(os.path.abspath(folder), 0)
         self._path = os.path.join(folder, FILE if not before else 'checkpoint-%d.npz' % (before + 1))
         self._steps = list(map(steps_of, self._functions))
@@ -109,7 +109,6 @@ class Checkpoint:
         self._calls, self._begin = RecordedCalls(len(self._steps)), random_states()
         self._checksums = [0, 0]  # of the arguments of the first call, and of all
         self.completed = 0
-        wait_until_needed()
         on_rank_0(self._ranks, functools.partial(os.makedirs, folder, exist_ok=True))
         self._locks, exists = training_state.begin(self._path, self._ranks)
         if exists and resume:
@@ -223,10 +222,6 @@ def _check(functions, n_ranks):
             if not spec.shared and spec.update is not None:
                 raise ValueError('the input %s of a function has an update, which a Checkpoint does not hold: use a '
                                  'shared variable for it' % spec.variable)
-
-
-def _listed(functions: Any) -> list[Any]:
-    return list(functions) if isinstance(functions, Iterable) else [functions]
 
 
 def _is_ours(step):

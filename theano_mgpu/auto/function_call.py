@@ -73,7 +73,7 @@ class FunctionCall:
         is_error = subset is not None and not isinstance(self._function.fn, COMPUTE_SOME)
         if is_error or any(value is None and hasattr(spec.variable.type, 'ndim')
                            for value, (spec, _) in zip(values, self._inputs)):
-            self.afterwards = _nothing
+            self.afterwards = lambda: None
             return outputs
         subset = subset and list(dict.fromkeys(subset))
         results = self._compute(values, subset)
@@ -94,10 +94,6 @@ class FunctionCall:
         if name == 'position_of_error':  # Theano names the failed node; errors here name their own
             raise AttributeError(name)
         return getattr(self._function, name)
-
-
-def _nothing():
-    """Do nothing."""
 
 
 def explicit_inputs(function: Function) -> list[tuple[theano.In, Any]]:

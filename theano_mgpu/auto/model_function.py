@@ -1,7 +1,6 @@
 """A function that Keras makes for the batches of a model: over the contexts, in place of plain Theano's."""
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import Any, Callable, Collection, NamedTuple, Sequence
 
@@ -23,7 +22,6 @@ from .fallback import FAILED, by_plain, is_for_plain
 from .steps import Choice, length_of
 
 FIRST = 'first replica'  # the key of the program that divides no batch
-NOTHING: Any = contextlib.nullcontext()
 
 
 class Hint(NamedTuple):
@@ -158,9 +156,8 @@ class ModelFunction:
 
         A batch that was sent ahead is dropped.
         """
-        results = self._plain(inputs)
         self.forget_prepared()
-        return results
+        return self._plain(inputs)
 
     def _by_theano(self, inputs):
         outputs = self.make_plain().plain_call(*inputs)
@@ -292,7 +289,7 @@ class ModelFunction:
 
     def _by(self, step, inputs):
         ahead = self.kind == 'train' and step.executable.on_devices and self._hint.following(self, inputs)
-        with step.look_ahead.asking(ahead) if ahead else NOTHING:
+        with step.look_ahead.asking(ahead or None):
             outputs = step(*inputs)
         outputs = outputs if isinstance(outputs, list) else [outputs]
         if step.sharded:

@@ -18,11 +18,10 @@ examples:
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any, NamedTuple
 
 from ..errors import MgpuError
-from ..utils.ledger_file import LedgerFile, flat, read
+from ..utils.ledger_file import LedgerFile, flat, read, unnumbered
 from ..utils.tables import counted, table
 from .output import help_of, print_json
 
@@ -66,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
                     'difference': difference and difference._asdict(), 'settings': settings})
     else:
         verdict = _about_difference(difference) if difference else _about_equal(a, b, common)
-        print('\n'.join([*_summary(a), *_summary(b), '', *verdict, *_table(settings)]))
+        print('\n'.join([*_summary(a), *_summary(b), '', *verdict]))
+        if settings:
+            print('\n' + table([['SETTING', 'A', 'B'], *map(list, settings)]))
     return int(difference is not None)
 
 
@@ -82,7 +83,7 @@ def first_difference(a: LedgerFile, b: LedgerFile, common: list[tuple[str, int]]
     equal: dict[str, int] = {}
     for of, step in common:
         ours, theirs = a.steps[of, step]['values'], b.steps[of, step]['values']
-        if _unnumbered(ours) == _unnumbered(theirs):  # Keras counts its names up from model to model
+        if unnumbered(ours) == unnumbered(theirs):
             theirs = dict(zip(ours, theirs.values()))
         different = [name for name in [*ours, *(name for name in theirs if name not in ours)]
                      if ours.get(name) != theirs.get(name)]
@@ -90,10 +91,6 @@ def first_difference(a: LedgerFile, b: LedgerFile, common: list[tuple[str, int]]
             return Difference(of, step, equal.get(of), different, len({**ours, **theirs}))
         equal[of] = step
     return None
-
-
-def _unnumbered(names):
-    return [re.sub(r'\d+', '#', name) for name in names]
 
 
 def differing_settings(a: LedgerFile, b: LedgerFile) -> list[tuple[str, str, str]]:
@@ -159,8 +156,3 @@ def _about_difference(difference):
                         else 'no earlier step is in both ledgers']
     return lines + ['step %d is equal%s' % (equal, '' if step == equal + 1 else
                                             '. For the steps between, run both with mgpu.ledger_every=1')]
-
-
-def _table(settings):
-    """Return the lines about settings in which the runs differ."""
-    return ['', table([['SETTING', 'A', 'B'], *map(list, settings)])] if settings else []

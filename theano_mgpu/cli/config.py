@@ -18,7 +18,7 @@ from .. import config
 from ..devices import cards, discovery
 from ..devices.context_map import default_map
 from ..parsing import MOST, MOST_DEVICES, shown, whole_number
-from .output import note
+from .output import help_of, note
 
 EXECUTORS = config.OWN_FLAGS['mgpu.executor'][1]
 
@@ -26,9 +26,8 @@ EXECUTORS = config.OWN_FLAGS['mgpu.executor'][1]
 def add_parser(sub: Any) -> None:
     """Add the command to argparse's sub-parsers."""
     parser = sub.add_parser('config', help='print a .theanorc for a number of contexts',
-                            epilog=(__doc__ or '').partition('\n\n')[2],
                             description='Print a .theanorc that maps contexts dev0, dev1, ... to devices.',
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
+                            **help_of(__doc__))
     parser.add_argument('-n', '--contexts', dest='n', type=devices, metavar='N',
                         help="number of contexts (default: one for each device)")
     parser.add_argument('--kind', choices=discovery.KINDS,

@@ -28,8 +28,8 @@ from ..devices import discovery as hardware
 from ..devices.context_map import Context, describe, parse_context_map
 from ..devices.contexts import configured, flagged, gpu_context, init
 from ..errors import MgpuError
-from ..utils.tables import table
-from .output import human_bytes, note, print_json, quietly, tell
+from ..utils.tables import bytes_text, table
+from .output import help_of, note, print_json, quietly, tell
 
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}
@@ -41,10 +41,8 @@ CLEAR = '\x1b[H\x1b[J'  # to the first line, and clear the screen below
 def add_parser(sub: Any) -> None:
     """Add the command to argparse's sub-parsers."""
     parser = sub.add_parser('devices', help='list contexts: device, name, memory, utilisation',
-                            epilog=(__doc__ or '').partition('\n\n')[2],
                             description='List the contexts of THEANO_FLAGS or .theanorc; if there are none, '
-                                        "this machine's devices.",
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
+                                        "this machine's devices.", **help_of(__doc__))
     parser.add_argument('--contexts', metavar='MAP', type=context_map,
                         help="list these instead, e.g. 'dev0->cuda0;dev1->cuda1' (quoted: > and ; are the shell's)")
     parser.add_argument('--watch', metavar='SECONDS', type=seconds, nargs='?', const=1.0,
@@ -136,7 +134,7 @@ def row(entry: dict[str, Any], in_smi: bool = False) -> list[str]:
         return cells + ['cannot be opened: %s' % entry['reason']]
     busy = entry['utilisation_percent']
     number = entry.get('nvidia_smi_number')
-    return cells + [entry['name'], human_bytes(entry['free_bytes']), human_bytes(entry['total_bytes']),
+    return cells + [entry['name'], bytes_text(entry['free_bytes']), bytes_text(entry['total_bytes']),
                     '-' if busy is None else '%d %%' % busy] + [
                         '-' if number is None else str(number), entry.get('pci_bus_id') or '-'] * in_smi
 
@@ -163,7 +161,7 @@ def watched_rows(contexts: Sequence[Context]) -> list[list[str]]:
         status = (cards.nvml_status(card) if card else None) or opened_status(context)
         used = None if status.free_bytes is None or status.total_bytes is None else (
             status.total_bytes - status.free_bytes)
-        cells = [context.device, status.name, human_bytes(used), human_bytes(status.total_bytes),
+        cells = [context.device, status.name, bytes_text(used), bytes_text(status.total_bytes),
                  '-' if status.utilisation is None else '%d %%' % status.utilisation,
                  used_by(others, card.bus_id if card else context.device)]
         rows.append(['-' if card is None or card.smi_number is None else str(card.smi_number), *cells]
@@ -173,13 +171,9 @@ def watched_rows(contexts: Sequence[Context]) -> list[list[str]]:
 
 def opened_status(context: Context) -> hardware.DeviceStatus:
     """Open a context and return the status of its device; the name says so if that cannot be opened."""
-    try:
-        with quietly():
-            init(describe([context]))
-            return hardware.status(context.device, gpu_context(context))
-    except Exception as error:  # as in `look_at`
-        return hardware.DeviceStatus('cannot be opened: %s' % hardware.reason(error.__cause__ or error), None, None,
-                                     None)
+    entry = look_at(context)
+    return hardware.DeviceStatus(entry['name'] or 'cannot be opened: %s' % entry['reason'], entry['free_bytes'],
+                                 entry['total_bytes'], entry['utilisation_percent'])
 
 
 def used_by(occupants: Sequence[occupancy.Occupant], place: str) -> str:

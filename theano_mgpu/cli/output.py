@@ -1,4 +1,4 @@
-"""Output of the commands: help, notes, JSON, readable units, and silence while a device opens."""
+"""Output of the commands: help, notes, JSON, and silence while a device opens."""
 from __future__ import annotations
 
 import argparse
@@ -9,8 +9,6 @@ import sys
 from typing import Any, Iterator
 
 from ..errors import PREFIX
-
-UNITS = ('KiB', 'MiB', 'GiB', 'TiB')
 
 
 def help_of(doc: str | None, more: str = '') -> dict[str, Any]:
@@ -45,20 +43,6 @@ def tell(text: str) -> None:
 def note(text: str) -> None:
     """Do as `tell`, with a word that says it is no error."""
     tell('note: ' + text)
-
-
-def human_bytes(count: int | None) -> str:
-    """Return a number of bytes in binary units; ``-`` for None.
-
-    Examples
-    --------
-    >>> human_bytes(2147483648), human_bytes(1536), human_bytes(12), human_bytes(None)
-    ('2.0 GiB', '1.5 KiB', '12 B', '-')
-    """
-    if count is None:
-        return '-'
-    power = min(len(UNITS), (int(count).bit_length() - 1) // 10)
-    return '%.1f %s' % (count / 1024 ** power, UNITS[power - 1]) if power > 0 else '%d B' % count
 
 
 def print_json(value: Any) -> None:

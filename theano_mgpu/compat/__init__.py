@@ -34,7 +34,7 @@ def apply(when: str, *arguments: Any) -> None:
     """
     with _applying:
         for patch in PATCHES:
-            if patch.when == when and patch not in _applied:
+            if patch.when == when and patch not in _applied and patch.is_needed():
                 patch.apply(*arguments)
                 if when not in (table.AS_FLAGS, EACH_GPU):
                     _applied.append(patch)
@@ -43,7 +43,7 @@ def apply(when: str, *arguments: Any) -> None:
 def _apply_at_imports(kind, hook):
     """Pass the patches for imports of a kind to a hook, each once a process."""
     for patch in PATCHES:
-        if isinstance(patch.when, kind) and patch not in _applied:
+        if isinstance(patch.when, kind) and patch not in _applied and patch.is_needed():
             for module in patch.when.modules:
                 hook(module, patch.apply)
             _applied.append(patch)

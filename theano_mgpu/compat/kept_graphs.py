@@ -19,7 +19,7 @@ import sys
 import time
 import warnings
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, Sequence
 
 from ..utils import files, rank_process
 from ..utils.attributes import temporarily
@@ -115,20 +115,12 @@ def why_off() -> str | None:
     return None
 
 
-class Store(NamedTuple):
-    """The kept graphs of this machine: their folder, their number, and the bytes that they take."""
-
-    folder: str
-    n_graphs: int
-    n_bytes: int
-
-
-def store() -> Store:
-    """Return the kept graphs that this process would look at."""
+def store() -> tuple[str, int, int]:
+    """Return the folder of the kept graphs that this process would look at, their number, and the bytes they take."""
     from theano import config
     folder = os.path.join(config.compiledir, FOLDER)
     sizes = [size for _, size, _ in _files(folder)] if os.path.isdir(folder) else []
-    return Store(folder, len(sizes), sum(sizes))
+    return folder, len(sizes), sum(sizes)
 
 
 # --------------------------------------------------------------------------------------------------- the description

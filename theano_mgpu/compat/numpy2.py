@@ -2,11 +2,11 @@
 
 NumPy 1 gave the result of an operation a type by the values of Python's numbers and of arrays without dimensions. NumPy
 2 gives it a type by their types alone, and refuses Python's integers that a type cannot hold. Theano and Keras rely on
-the old rules in a few places, where these functions restore their results. With NumPy 1 none of them does anything.
+the old rules in a few places, where these functions restore their results. With NumPy 1 none of them is called: see
+`table.NUMPY_2`.
 """
 from __future__ import annotations
 
-import contextlib
 import copy
 from types import ModuleType
 from typing import Any
@@ -134,15 +134,13 @@ def restore_names() -> None:
     """
     import numpy.core
     import numpy.linalg
-    missing: dict[str, Any] = {
-        'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char, 'Inf': numpy.inf,
-        'string_': numpy.bytes_, 'unicode_': numpy.str_, 'MAXDIMS': 64}
-    with contextlib.suppress(KeyError):  # since NumPy 1.25
-        missing['ComplexWarning'] = vars(numpy)['exceptions'].ComplexWarning
-    vars(numpy).update({name: value for name, value in missing.items() if name not in vars(numpy)})
-    if is_needed():  # these have moved, and each use of the old place warns
-        vars(numpy.core)['_multiarray_umath'] = vars(numpy)['_core']._multiarray_umath
-        vars(numpy.linalg)['linalg'] = vars(numpy.linalg)['_linalg']
+    names = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
+             'Inf': numpy.inf, 'string_': numpy.bytes_, 'unicode_': numpy.str_, 'MAXDIMS': 64,
+             'ComplexWarning': vars(numpy)['exceptions'].ComplexWarning}
+    vars(numpy).update({name: value for name, value in names.items() if name not in vars(numpy)})
+    # These have moved, and each use of the old place warns.
+    vars(numpy.core)['_multiarray_umath'] = vars(numpy)['_core']._multiarray_umath
+    vars(numpy.linalg)['linalg'] = vars(numpy.linalg)['_linalg']
 
 
 def compile_for_its_interface(cmodule: ModuleType) -> None:
@@ -150,10 +148,9 @@ def compile_for_its_interface(cmodule: ModuleType) -> None:
 
     `cmodule` is ``theano.gof.cmodule``. Without this, ``import theano`` ends in an error of the C compiler.
     """
-    if is_needed():
-        @wrap(cmodule.GCC_compiler)
-        def compile_args(original, march_flags=True):
-            return original(march_flags) + OPTIONS
+    @wrap(cmodule.GCC_compiler)
+    def compile_args(original, march_flags=True):
+        return original(march_flags) + OPTIONS
 
 
 def include_no_removed_header(conv: ModuleType) -> None:
@@ -161,8 +158,7 @@ def include_no_removed_header(conv: ModuleType) -> None:
 
     `conv` is ``theano.tensor.nnet.conv``. Without this, convolutions of ``theano.tensor.nnet.conv`` do not compile.
     """
-    if is_needed():
-        conv.ConvOp.c_headers = lambda self: ['<numpy/arrayobject.h>', '<iostream>', '<sstream>']
+    conv.ConvOp.c_headers = lambda self: ['<numpy/arrayobject.h>', '<iostream>', '<sstream>']
 
 
 def give_complex_numbers_fields() -> None:
@@ -170,14 +166,13 @@ def give_complex_numbers_fields() -> None:
 
     Without this, C code with complex numbers does not compile.
     """
-    if is_needed():
-        from theano.scalar.basic import Scalar
+    from theano.scalar.basic import Scalar
 
-        @wrap(Scalar)
-        def c_support_code(original, self):
-            code = original(self)
-            replaced = code.replace('public npy_complex', 'public mgpu_complex')
-            return _COMPLEX + replaced if replaced != code else code
+    @wrap(Scalar)
+    def c_support_code(original, self):
+        code = original(self)
+        replaced = code.replace('public npy_complex', 'public mgpu_complex')
+        return _COMPLEX + replaced if replaced != code else code
 
 
 def add_rows_without_map_iterators() -> None:
@@ -185,10 +180,9 @@ def add_rows_without_map_iterators() -> None:
 
     Without this, the gradient of an embedding does not compile.
     """
-    if is_needed():
-        from theano.tensor.subtensor import AdvancedIncSubtensor1
-        AdvancedIncSubtensor1.c_support_code = lambda self: INCREMENT
-        AdvancedIncSubtensor1.c_code_cache_version = lambda self: (8, 'rows', 1)
+    from theano.tensor.subtensor import AdvancedIncSubtensor1
+    AdvancedIncSubtensor1.c_support_code = lambda self: INCREMENT
+    AdvancedIncSubtensor1.c_code_cache_version = lambda self: (8, 'rows', 1)
 
 
 def name_all_axes() -> None:
@@ -196,8 +190,6 @@ def name_all_axes() -> None:
 
     Without this, the maximum of a vector ends with "axis 64 is out of bounds for array of dimension 1".
     """
-    if not is_needed():
-        return
     from theano.tensor.basic import Argmax, MaxAndArgmax
     from theano.tensor.extra_ops import CumOp
     from theano.tensor.subtensor import AdvancedSubtensor1
@@ -214,8 +206,6 @@ def wrap_integers() -> None:
     Without this, ``x + 300`` for an x of type uint8 has the type uint64, and a cast in Python ends with "Python integer
     300 out of bounds for uint8".
     """
-    if not is_needed():
-        return
     import numpy
     import theano
     from theano.misc import safe_asarray
@@ -272,8 +262,6 @@ def compare_constants_exactly() -> None:
 
     Without this, ``x * 0.1`` for an x of type float64 multiplies by 0.10000000149011612.
     """
-    if not is_needed():
-        return
     import numpy
     from theano import config
     from theano.scalar.basic import NumpyAutocaster, Scalar
@@ -299,8 +287,6 @@ def compute_in_the_type_of_numbers() -> None:
     Without this, ``inv`` of a float64 has the precision of float32 in Python, and ``x * 2 + 1``, fused, ends with
     "Python integer 300 out of bounds for int8".
     """
-    if not is_needed():
-        return
     from theano.scalar.basic import Composite, Inv
     for op in (Inv, Composite):
         @wrap(op)
@@ -320,8 +306,6 @@ def combine_numbers_with_arrays() -> None:
     Without this, batch normalisation of float32 gives float64 in Python, and adding 3 to elements of type uint64 rounds
     them.
     """
-    if not is_needed():
-        return
     import theano
     from theano.tensor import subtensor
     from theano.tensor.nnet import bn
@@ -343,8 +327,6 @@ def count_in_64_bits() -> None:
     Without this, ``fill_diagonal_offset`` of a matrix with 100 columns writes to the wrong places: its offset is an
     int8.
     """
-    if not is_needed():
-        return
     from theano.tensor import basic, extra_ops, raw_random
     for op in (basic.Split, extra_ops.FillDiagonalOffset):
         @wrap(op)
@@ -362,10 +344,9 @@ def add_up_gradients_of_softmax() -> None:
 
     Without this, without a compiler, it is added up in single precision.
     """
-    if is_needed():
-        import numpy
-        from theano.tensor.nnet import nnet
-        vars(nnet)['sum'] = lambda values: values.dtype.type(sum(values, numpy.float64(0)))
+    import numpy
+    from theano.tensor.nnet import nnet
+    vars(nnet)['sum'] = lambda values: values.dtype.type(sum(values, numpy.float64(0)))
 
 
 def copy_random_states() -> None:
@@ -384,8 +365,6 @@ def draw_in_64_bits(module: ModuleType) -> None:
     `module` is ``theano.sandbox.rng_mrg`` or ``theano.sandbox.multinomial``. Without this, without a compiler, a draw
     ends with "Python integer 4294967295 out of bounds for int32".
     """
-    if not is_needed():
-        return
     import numpy
     for name in ('mrg_uniform', 'MultinomialFromUniform', 'ChoiceFromUniform'):
         if hasattr(module, name):
@@ -406,14 +385,13 @@ def transform_in_double_precision(module: ModuleType) -> None:
     `module` is ``theano.tensor.fft`` or ``theano.tensor.fourier``. Without this, the latter gives complex64 where it
     promises complex128, and the results of the former have larger errors.
     """
-    if is_needed():
-        for name in ('RFFTOp', 'IRFFTOp', 'Fourier'):
-            if hasattr(module, name):
-                @wrap(getattr(module, name))
-                def perform(original, self, node, inputs, output_storage):
-                    kind = 'complex128' if inputs[0].dtype.kind == 'c' else 'float64'
-                    original(self, node, [inputs[0].astype(kind), *inputs[1:]], output_storage)
-                    output_storage[0][0] = output_storage[0][0].astype(node.outputs[0].dtype)
+    for name in ('RFFTOp', 'IRFFTOp', 'Fourier'):
+        if hasattr(module, name):
+            @wrap(getattr(module, name))
+            def perform(original, self, node, inputs, output_storage):
+                kind = 'complex128' if inputs[0].dtype.kind == 'c' else 'float64'
+                original(self, node, [inputs[0].astype(kind), *inputs[1:]], output_storage)
+                output_storage[0][0] = output_storage[0][0].astype(node.outputs[0].dtype)
 
 
 def flatten_places_of_unique_elements() -> None:
@@ -421,14 +399,13 @@ def flatten_places_of_unique_elements() -> None:
 
     Without this, they have the shape of the input.
     """
-    if is_needed():
-        from theano.tensor.extra_ops import Unique
+    from theano.tensor.extra_ops import Unique
 
-        @wrap(Unique)
-        def perform(original, self, node, inputs, output_storage):
-            original(self, node, inputs, output_storage)
-            for storage in output_storage[1:]:
-                storage[0] = storage[0].ravel()
+    @wrap(Unique)
+    def perform(original, self, node, inputs, output_storage):
+        original(self, node, inputs, output_storage)
+        for storage in output_storage[1:]:
+            storage[0] = storage[0].ravel()
 
 
 def give_back_destroyed_numbers(debugmode: ModuleType) -> None:
@@ -437,8 +414,6 @@ def give_back_destroyed_numbers(debugmode: ModuleType) -> None:
     `debugmode` is ``theano.compile.debugmode``, which calls ``itemset`` of plain arrays alone. Without this, DebugMode
     ends with "`itemset` was removed from the ndarray class" where a function counts its steps in a scalar.
     """
-    if not is_needed():
-        return
     import numpy
     subclass = type('DestroyedNumber', (numpy.ndarray,), {})
 
@@ -455,11 +430,10 @@ def average_in_double_precision(callbacks: ModuleType) -> None:
 
     `callbacks` is ``keras.callbacks.callbacks``. Without this, Keras adds up numbers of single precision as such.
     """
-    if is_needed():
-        import numpy
+    import numpy
 
-        @wrap(callbacks.BaseLogger)
-        def on_batch_end(original, self, batch, logs=None):
-            wide = {name: numpy.float64(value) for name, value in (logs or {}).items()
-                    if name not in self.stateful_metrics and getattr(value, 'dtype', None) in ('float16', 'float32')}
-            original(self, batch, {**(logs or {}), **wide})
+    @wrap(callbacks.BaseLogger)
+    def on_batch_end(original, self, batch, logs=None):
+        wide = {name: numpy.float64(value) for name, value in (logs or {}).items()
+                if name not in self.stateful_metrics and getattr(value, 'dtype', None) in ('float16', 'float32')}
+        original(self, batch, {**(logs or {}), **wide})

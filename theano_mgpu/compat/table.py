@@ -82,6 +82,10 @@ class Patch(NamedTuple):
     apply: Callable[..., Any]
     test: str
 
+    def is_needed(self) -> bool:
+        """Return whether the installed library may need the patch."""
+        return self.versions != NUMPY_2 or numpy2.is_needed()
+
 
 BEFORE_THEANO = 'before Theano is imported'
 AS_FLAGS = 'as flags that Theano is imported with'    # apply(flags), see theano_flags.py
@@ -93,27 +97,29 @@ AT_ENABLE = 'at the first enable()'                   # or multi_gpu_model; both
 FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'  # apply(tags), see graph/placement/tags.py
 EACH_GPU = 'for each GPU context that is opened'      # apply(gpu_context)
 
+NUMPY_2 = '2'  # the versions of patches that are not applied with NumPy 1
+
 # In the order in which they are applied.
 PATCHES = [
     Patch('NumPy', '1.24 and later', "import theano: module 'numpy' has no attribute 'bool'",
           BEFORE_THEANO, removed_names.restore_numpy_aliases,
           'tests/compat/test_compat.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', "a product in Python: module 'numpy' has no attribute 'product'",
+    Patch('NumPy', NUMPY_2, "a product in Python: module 'numpy' has no attribute 'product'",
           BEFORE_THEANO, numpy2.restore_names,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', "import theano: 'PyInt_FromLong' was not declared in this scope",
+    Patch('NumPy', NUMPY_2, "import theano: 'PyInt_FromLong' was not declared in this scope",
           AfterImport(['theano.gof.cmodule']), numpy2.compile_for_its_interface,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'theano.tensor.fourier.fft of float32 has the type complex64, and not complex128',
+    Patch('NumPy', NUMPY_2, 'theano.tensor.fourier.fft of float32 has the type complex64, and not complex128',
           AfterImport(['theano.tensor.fft', 'theano.tensor.fourier']), numpy2.transform_in_double_precision,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'theano.tensor.nnet.conv.conv2d: numpy/noprefix.h: No such file or directory',
+    Patch('NumPy', NUMPY_2, 'theano.tensor.nnet.conv.conv2d: numpy/noprefix.h: No such file or directory',
           AfterImport(['theano.tensor.nnet.conv']), numpy2.include_no_removed_header,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'DebugMode: `itemset` was removed from the ndarray class',
+    Patch('NumPy', NUMPY_2, 'DebugMode: `itemset` was removed from the ndarray class',
           AfterImport(['theano.compile.debugmode']), numpy2.give_back_destroyed_numbers,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'a random draw in Python: Python integer 4294967295 out of bounds for int32',
+    Patch('NumPy', NUMPY_2, 'a random draw in Python: Python integer 4294967295 out of bounds for int32',
           AfterImport(['theano.sandbox.rng_mrg', 'theano.sandbox.multinomial']), numpy2.draw_in_64_bits,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
     Patch('NumPy', 'all on Python 3.12 and later', "import theano: No module named 'numpy.distutils'",
@@ -194,7 +200,7 @@ PATCHES = [
     Patch('NumPy', '1.23 and later, with Keras 2.0 to 2.2', 'conv_utils.convert_kernel: an IndexError',
           AfterImport(['keras.utils.conv_utils']), keras_imports.index_kernels_by_tuples,
           'tests/keras_versions/test_versions.py::test_data_sets_of_texts_and_kernels_of_tensorflow'),
-    Patch('NumPy', '2', 'Keras adds up the losses of an epoch in single precision',
+    Patch('NumPy', NUMPY_2, 'Keras adds up the losses of an epoch in single precision',
           AfterImport(['keras.callbacks.callbacks']), numpy2.average_in_double_precision,
           'tests/compat/test_numpy2.py::test_losses_of_an_epoch_are_added_up_in_double_precision'),
     Patch('NumPy', '1.23 and later', 'pm.Minibatch: IndexError: only integers, slices ... are valid indices',
@@ -232,37 +238,37 @@ PATCHES = [
           DURING_IMPORT, theano_imports.scipy_signal_left_out,
           'tests/compat/test_compat.py::test_scipy_signal_is_left_to_those_who_need_it'),
 
-    Patch('NumPy', '2', "C code with complex numbers: 'struct theano_complex64' has no member named 'real'",
+    Patch('NumPy', NUMPY_2, "C code with complex numbers: 'struct theano_complex64' has no member named 'real'",
           AFTER_THEANO, numpy2.give_complex_numbers_fields,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', "the gradient of an embedding: 'PyArrayMapIterObject' has not been declared",
+    Patch('NumPy', NUMPY_2, "the gradient of an embedding: 'PyArrayMapIterObject' has not been declared",
           AFTER_THEANO, numpy2.add_rows_without_map_iterators,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'the maximum of a vector: axis 64 is out of bounds for array of dimension 1',
+    Patch('NumPy', NUMPY_2, 'the maximum of a vector: axis 64 is out of bounds for array of dimension 1',
           AFTER_THEANO, numpy2.name_all_axes,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'uint8 + 300 has the type uint64; Python integer 300 out of bounds for uint8',
+    Patch('NumPy', NUMPY_2, 'uint8 + 300 has the type uint64; Python integer 300 out of bounds for uint8',
           AFTER_THEANO, numpy2.wrap_integers,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'float64 * 0.1 multiplies by 0.10000000149011612',
+    Patch('NumPy', NUMPY_2, 'float64 * 0.1 multiplies by 0.10000000149011612',
           AFTER_THEANO, numpy2.compare_constants_exactly,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'the inverse of a float64 has the precision of float32 in Python',
+    Patch('NumPy', NUMPY_2, 'the inverse of a float64 has the precision of float32 in Python',
           AFTER_THEANO, numpy2.compute_in_the_type_of_numbers,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'batch normalisation of float32 has the type float64 in Python',
+    Patch('NumPy', NUMPY_2, 'batch normalisation of float32 has the type float64 in Python',
           AFTER_THEANO, numpy2.combine_numbers_with_arrays,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'fill_diagonal_offset of a matrix with 100 columns writes to wrong places',
+    Patch('NumPy', NUMPY_2, 'fill_diagonal_offset of a matrix with 100 columns writes to wrong places',
           AFTER_THEANO, numpy2.count_in_64_bits,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'a function that draws without an update gives other numbers each time',
+    Patch('NumPy', '1.25 and later', 'a function that draws without an update gives other numbers each time',
           AFTER_THEANO, numpy2.copy_random_states,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'the gradient of a softmax is added up in single precision in Python',
+    Patch('NumPy', NUMPY_2, 'the gradient of a softmax is added up in single precision in Python',
           AFTER_THEANO, numpy2.add_up_gradients_of_softmax,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('NumPy', '2', 'the places of unique elements of a matrix are a matrix, and not a vector',
+    Patch('NumPy', NUMPY_2, 'the places of unique elements of a matrix are a matrix, and not a vector',
           AFTER_THEANO, numpy2.flatten_places_of_unique_elements,
           'tests/compat/test_numpy2.py::test_without_a_fix_its_symptom_is_back'),
 

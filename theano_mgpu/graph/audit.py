@@ -9,7 +9,7 @@ from theano.gpuarray.type import GpuArrayType
 from theano.scan_module.scan_op import Scan
 
 from ..errors import GraphError
-from ..utils.tables import Printed
+from ..utils.tables import Printed, table
 
 ON_CONTEXT, ON_HOST, ON_WRONG_CONTEXT = 'context', 'host', 'wrong context'
 
@@ -37,10 +37,8 @@ class Audit(Printed, list):
 
     def __str__(self) -> str:
         counts = Counter((entry.context, entry.where, str(entry.op)) for entry in self)
-        rows = ['%-10s %-14s %5s  %s' % ('context', 'runs on', 'count', 'op')]
-        rows += ['%-10s %-14s %5d  %s' % (context, where, count, op)
-                 for (context, where, op), count in sorted(counts.items())]
-        return '\n'.join(rows)
+        rows = [[context, where, str(count), op] for (context, where, op), count in sorted(counts.items())]
+        return table([['context', 'runs on', 'count', 'op'], *rows], right={2})
 
 
 def audit(function: Callable[..., Any]) -> Audit:

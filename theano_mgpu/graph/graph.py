@@ -41,21 +41,12 @@ def shared_variables(outputs: Sequence[theano.Variable]) -> list[SharedVariable]
     return list(shared)
 
 
-def free_inputs(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
-    """Return the variables of a graph that a caller must give: no owner, neither shared nor constant."""
-    return [v for v in ancestors(outputs)
-            if v.owner is None and not isinstance(v, (SharedVariable, theano.Constant))]
-
-
 def check_inputs(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable]) -> None:
     """Raise a GraphError where `inputs` are not the ones that `outputs` need."""
-    for variable in inputs:
-        if not isinstance(variable, theano.Variable) or isinstance(variable, SharedVariable):
-            raise GraphError('input %r is no plain Theano variable. Shared variables are found in the '
-                             'graph by themselves; leave them out of the inputs' % (variable,))
     if len(set(inputs)) < len(inputs):
         raise GraphError('an input is named twice in %s' % (inputs,))
-    missing = [v for v in free_inputs(outputs) if v not in inputs]
+    missing = [v for v in ancestors(outputs) if v.owner is None and v not in inputs and
+               not isinstance(v, (SharedVariable, theano.Constant))]
     if missing:
         raise GraphError('the graph needs %s, which %s not among the inputs %s: add %s to them'
                          % (missing, 'are' if len(missing) > 1 else 'is', list(inputs),

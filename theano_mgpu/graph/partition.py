@@ -5,7 +5,7 @@ from typing import Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
-from theano.gof.graph import Apply, ancestors, io_toposort
+from theano.gof.graph import Apply, ancestors
 from theano.ifelse import IfElse
 from theano.tensor.basic import AllocEmpty
 from theano.tensor.nnet import bn
@@ -14,9 +14,8 @@ from .analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, Gather, Reduction, Sh
 from .analysis.rules.batch_norm import elementary
 from .analysis.sizes import number
 from .graph import substitute
-from .placement.tags import place_of_node, placed_on
 from .random_streams import DRAWS
-from .rewrites import inlined, merged
+from .rewrites import inlined, merged, rebuilt
 from .saved_values import SavedValues
 
 BATCH_NORM = bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad
@@ -182,21 +181,16 @@ def lowered(outputs: Sequence[theano.Variable], statistics: str = 'exact') -> li
     The graph inside of an OpFromGraph stands in its place. With `statistics` of 'local', each replica normalises by
     the statistics of its own samples, and these ops remain. A branch whose condition is a known number is gone.
     """
-    new: dict[theano.Variable, theano.Variable] = {}
-    outputs = inlined(outputs)
-    for node in io_toposort([], outputs):
-        with placed_on(place_of_node(node)):
-            new.update(zip(node.outputs, _simpler(node, [new.get(v, v) for v in node.inputs], statistics)))
-    return merged([new.get(output, output) for output in outputs])
+    return merged(rebuilt(inlined(outputs), lambda node, inputs: _simpler(node, inputs, statistics)))
 
 
-def _simpler(node: Apply, inputs: list[theano.Variable], statistics: str) -> Sequence[theano.Variable]:
+def _simpler(node: Apply, inputs: list[theano.Variable], statistics: str) -> list[theano.Variable] | None:
     if isinstance(node.op, IfElse) and number(inputs[0]) is not None:  # as Keras's learning phase may be
         n = len(node.outputs)
         return inputs[1:n + 1] if number(inputs[0]) else inputs[n + 1:]
     if isinstance(node.op, BATCH_NORM) and statistics == 'exact':
         return elementary(node, inputs)
-    return node.outputs if inputs == node.inputs else node.clone_with_new_inputs(inputs).outputs
+    return None
 
 
 def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:

@@ -1,7 +1,7 @@
 """The bytes of values: of shared variables, and of others whose shape is known."""
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Iterable, Sequence
 
 import numpy as np
 import theano
@@ -17,3 +17,8 @@ def bytes_of_shared(variable: SharedVariable) -> int:
     """Return the bytes of the value of a shared variable; 0 for a value that is no array."""
     value = variable.container.storage[0]
     return value.size * np.dtype(value.dtype).itemsize if hasattr(value, 'size') and hasattr(value, 'dtype') else 0
+
+
+def bytes_of_all(variables: Iterable[SharedVariable]) -> int:
+    """Return the bytes of the values of shared variables together."""
+    return sum(map(bytes_of_shared, variables))

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Iterable, Sequence
+from typing import Any, Sequence
 
 from ..comm.collectives import all_gather_int
 from ..comm.communicator import Communicator
@@ -12,9 +12,9 @@ from ..errors import ReplicaError, noted
 from ..graph.graph import shared_variables
 from ..graph.repeatable import unrepeatable_in
 from ..options import AUTO, Options
-from ..plan.explain import bytes_text
 from ..plan.record import note_change
-from ..plan.sizes import bytes_of_shared
+from ..plan.sizes import bytes_of_all
+from ..utils.tables import bytes_text
 from .building import Built, Divided
 
 FLAG = '(mgpu.micro_batches=auto)'
@@ -132,7 +132,7 @@ class Remedies:
         definition = divided.definition
         others = set(shared_variables([*definition.whole, *definition.updates])).difference(data_sets)
         # Ranks with samples of their own have data sets of other sizes.
-        excess = max(all_gather_int(self._ranks, _bytes(data_sets) - _bytes(others)))
+        excess = max(all_gather_int(self._ranks, bytes_of_all(data_sets) - bytes_of_all(others)))
         if large and excess <= 0:
             return None
         return self._changed(common, options, 'data sets', internal=replace(options.internal, slices_on_host=True))
@@ -230,7 +230,3 @@ def _bytes_needed(common: ReplicaError, key: tuple[int, ...], built: Built) -> s
     """Return about how much memory a step takes on the device that has failed, for a message; maybe nothing."""
     peak = _peak(common, key, built, _slices(key, built)[0])
     return ' (about %s on %s)' % (bytes_text(peak), common.context.name) if peak else ''
-
-
-def _bytes(variables: Iterable[Any]) -> int:
-    return sum(map(bytes_of_shared, variables))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, BinaryIO, NamedTuple
+import re
+from typing import Any, BinaryIO, Iterable, NamedTuple
 
 from ..errors import MgpuError
 from .files import target_of
@@ -98,6 +99,11 @@ def flat(start: dict[str, Any]) -> dict[str, str]:
         elif key not in NOT_COMPARED:
             found[key] = '; '.join(map(str, value)) if isinstance(value, list) else str(value)
     return found
+
+
+def unnumbered(names: Iterable[str]) -> list[str]:
+    """Return names of variables without numbers: Keras counts them up from model to model (dense_1, dense_2)."""
+    return [re.sub(r'\d+', '#', name) for name in names]
 
 
 def open_to_continue(path: str) -> BinaryIO:

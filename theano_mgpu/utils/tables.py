@@ -1,8 +1,10 @@
-"""Text: tables, and numbers with their nouns."""
+"""Text: tables, and numbers with their nouns or units."""
 from __future__ import annotations
 
 import html
 from typing import Collection, Sequence
+
+UNITS = ('KiB', 'MiB', 'GiB', 'TiB')
 
 
 class Printed:
@@ -30,6 +32,20 @@ def counted(n: int, noun: str) -> str:
     ('1 rank', '2,048 ranks')
     """
     return '%s %s%s' % (format(n, ','), noun, 's' if n != 1 else '')
+
+
+def bytes_text(count: int | None, unknown: str = '-') -> str:
+    """Return a number of bytes in binary units; another text for None.
+
+    Examples
+    --------
+    >>> bytes_text(2147483648), bytes_text(1536), bytes_text(12), bytes_text(None)
+    ('2.0 GiB', '1.5 KiB', '12 B', '-')
+    """
+    if count is None:
+        return unknown
+    power = min(len(UNITS), (int(count).bit_length() - 1) // 10)
+    return '%.1f %s' % (count / 1024 ** power, UNITS[power - 1]) if power > 0 else '%d B' % count
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:

@@ -39,9 +39,9 @@ from ...devices.contexts import gpu_context, init
 from ...errors import MgpuError
 from ...utils import mpi_environment, progress
 from ...utils.files import check_folder, check_writable, whole_text
-from ...utils.tables import counted, table
+from ...utils.tables import bytes_text, counted, table
 from ..config import devices, positive
-from ..output import help_of, human_bytes, note, quietly
+from ..output import help_of, note, quietly
 from ..processes import check_mpi
 from .measure import Block, Trainee, combined, start_ranks, take_turns
 from .models import MODELS, Recipe
@@ -139,7 +139,7 @@ def check_batch(batch_size: int, most: int, shape: Sequence[int] | None) -> None
     n_bytes, free = 8 * batch_size * math.prod(shape or ()), discovery.status('cpu', None).free_bytes
     if free is not None and n_bytes > free:
         raise MgpuError('--batch-size %d with samples of shape %s takes %s, and %s of memory are free: give less'
-                        % (batch_size, tuple(shape or ()), human_bytes(n_bytes), human_bytes(free)))
+                        % (batch_size, tuple(shape or ()), bytes_text(n_bytes), bytes_text(free)))
 
 
 def describe_setting(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Context]) -> dict[str, str]:

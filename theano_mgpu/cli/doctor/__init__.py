@@ -18,7 +18,7 @@ import textwrap
 from typing import Any, Callable, Iterator
 
 from ...utils import mpi_environment, rank_process
-from ..output import print_json
+from ..output import help_of, print_json
 from . import advice, cudnn_checks, device_checks, host_checks, mpi_checks
 from .host_checks import FAIL, SKIP, Finding, Setup
 
@@ -28,9 +28,8 @@ NAME_WIDTH = 14
 def add_parser(sub: Any) -> None:
     """Add the command to argparse's sub-parsers."""
     parser = sub.add_parser('doctor', help='check the set-up; failures come with a remedy',
-                            epilog=(__doc__ or '').partition('\n\n')[2],
                             description='Check the compiler, the libraries, and every context by a real computation.',
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
+                            **help_of(__doc__))
     parser.add_argument('--json', action='store_true', help='print JSON')
     parser.set_defaults(run=run, works_without_theano=True)
 

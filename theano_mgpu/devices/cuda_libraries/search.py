@@ -10,6 +10,8 @@ import sys
 import sysconfig
 from typing import Any, NamedTuple, Optional, Tuple
 
+MULTIARCH = sysconfig.get_config_var('MULTIARCH') or ''  # the folder of Debian's libraries
+
 
 class Candidate(NamedTuple):
     """A file that may be a library, and whether it was found on LD_LIBRARY_PATH."""
@@ -95,25 +97,26 @@ def _linker_cache(name):
 
 
 def _folders():
-    # A path entry that is '' is the current folder.
-    patterns = [os.path.join(glob.escape(entry or os.curdir), 'nvidia', '*', 'lib') for entry in sys.path]
-    for root, folder in ((sys.prefix, 'lib'), (os.environ.get('CONDA_PREFIX'), 'lib'),
-                         (os.environ.get('CUDA_HOME'), 'lib64'), (os.environ.get('CUDA_PATH'), 'lib64')):
-        patterns += ['%s/%s' % (glob.escape(root), below) for below in (folder, 'targets/*/lib') if root]
-    patterns += ['/usr/local/cuda*/lib64', '/usr/local/cuda*/targets/*/lib', '/opt/cuda/lib64',
-                 '/opt/cuda/targets/*/lib', '/usr/lib/wsl/lib', '/run/opengl-driver/lib',
-                 '/usr/lib/' + (sysconfig.get_config_var('MULTIARCH') or ''), '/usr/lib64', '/usr/lib']
-    return [os.path.abspath(folder) for pattern in patterns for folder in sorted(glob.glob(pattern))]
+    """Return the folders where pip, conda, NVIDIA and distributions install libraries."""
+    return _places('lib', 'lib64', ['/usr/lib/wsl/lib', '/run/opengl-driver/lib', '/usr/lib/' + MULTIARCH,
+                                    '/usr/lib64', '/usr/lib'])
 
 
 def include_folders() -> list[str]:
     """Return the folders where pip, conda, NVIDIA and distributions install the C headers of CUDA."""
-    patterns = [os.path.join(glob.escape(entry or os.curdir), 'nvidia', '*', 'include') for entry in sys.path]
-    for root in (sys.prefix, os.environ.get('CONDA_PREFIX'), os.environ.get('CUDA_HOME'), os.environ.get('CUDA_PATH')):
-        patterns += ['%s/%s' % (glob.escape(root), below) for below in ('include', 'targets/*/include') if root]
-    patterns += ['/usr/local/cuda*/include', '/usr/local/cuda*/targets/*/include', '/opt/cuda/include',
-                 '/usr/include/' + (sysconfig.get_config_var('MULTIARCH') or ''), '/usr/include']
-    return [os.path.abspath(folder) for pattern in patterns for folder in sorted(glob.glob(pattern))]
+    return _places('include', 'include', ['/usr/include/' + MULTIARCH, '/usr/include'])
+
+
+def _places(name, of_toolkit, of_system):
+    """Return the folders of a name that exist, by the names that pip and conda, NVIDIA's toolkit and the system use."""
+    # A path entry that is '' is the current folder.
+    patterns = [os.path.join(glob.escape(entry or os.curdir), 'nvidia', '*', name) for entry in sys.path]
+    for root, folder in ((sys.prefix, name), (os.environ.get('CONDA_PREFIX'), name),
+                         (os.environ.get('CUDA_HOME'), of_toolkit), (os.environ.get('CUDA_PATH'), of_toolkit)):
+        patterns += ['%s/%s' % (glob.escape(root), below) for below in (folder, 'targets/*/' + name) if root]
+    for root in ('/usr/local/cuda*', '/opt/cuda'):
+        patterns += ['%s/%s' % (root, below) for below in (of_toolkit, 'targets/*/' + name)]
+    return [os.path.abspath(folder) for pattern in patterns + of_system for folder in sorted(glob.glob(pattern))]
 
 
 def loaded(name: str) -> ctypes.CDLL | None:

@@ -1,7 +1,6 @@
 """`balance`: propose a cut of a Keras model over several devices, by memory."""
 from __future__ import annotations
 
-import html
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from ...compat import keras_versions
 from ...devices.context_map import describe
 from ...devices.contexts import contexts as active_contexts
 from ...errors import ContextError
-from ...utils.tables import table
+from ...utils.tables import Printed, table
 from ..models import members
 from .arguments import check_built
 
@@ -28,7 +27,7 @@ class Cost(NamedTuple):
     bytes: int
 
 
-class Balance(dict):
+class Balance(Printed, dict):
     """The device of each layer, by name, as `place` takes it. Print it.
 
     Parameters
@@ -43,20 +42,13 @@ class Balance(dict):
         super().__init__((cost.layer, device) for cost, device in zip(costs, devices))
         self.costs = costs
 
-    def _rows(self):
+    def __str__(self):
         rows = [['LAYER', 'MB', 'DEVICE']]
         rows += [_row(cost.layer, [cost], self[cost.layer]) for cost in self.costs]
         for device in dict.fromkeys(self.values()):
             own = [cost for cost in self.costs if self[cost.layer] == device]
             rows.append(_row('sum of %d' % len(own), own, device))
-        return rows
-
-    def __str__(self):
-        return table(self._rows(), right={1})
-
-    def _repr_html_(self):
-        rows = ['<tr>%s</tr>' % ''.join('<td>%s</td>' % html.escape(cell) for cell in row) for row in self._rows()]
-        return '<table>%s</table>' % ''.join(rows)
+        return table(rows, right={1})
 
 
 def _row(name, costs, device):

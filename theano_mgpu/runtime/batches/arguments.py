@@ -63,12 +63,7 @@ class Arguments:
         """Return arguments in the order of the inputs, each converted to its input's type, samples along axis 0."""
         if kwargs or len(args) != len(self._variables):
             args = self._completed(args, kwargs)
-        bound = []
-        for variable, value in zip(self._variables, args):
-            try:
-                bound.append(variable.type.filter(value, False, self._allow_downcast))
-            except (TypeError, ValueError) as error:
-                raise _refused(variable, error) from error
+        bound = [converted(variable, value, self._allow_downcast) for variable, value in zip(self._variables, args)]
         return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)] \
             if self.replacements else bound
 
@@ -212,11 +207,7 @@ def check_input(variable: Any) -> theano.Variable:
 def converted(variable: theano.Variable, value: Any, allow_downcast: bool | None) -> Any:
     """Return a value as an array of an input's type; raise a BatchError if it cannot be one."""
     try:
-        return variable.type.filter(value, strict=False, allow_downcast=allow_downcast)
+        return variable.type.filter(value, False, allow_downcast)
     except (TypeError, ValueError) as error:
-        raise _refused(variable, error) from error
-
-
-def _refused(variable, error):
-    return BatchError('input %s (%s) cannot take what was given: %s'
-                      % (variable, variable.type, ' '.join(map(str, error.args))))
+        raise BatchError('input %s (%s) cannot take what was given: %s'
+                         % (variable, variable.type, ' '.join(map(str, error.args)))) from error

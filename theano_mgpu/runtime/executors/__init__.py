@@ -18,7 +18,7 @@ class TaskError(Exception):
 
 
 class Executor:
-    """A way to run tasks."""
+    """A way to run tasks: one after the other, unless a subclass has another one."""
 
     def run(self, tasks: Sequence[Callable[[], Any]], keys: Sequence[Hashable] | None = None) -> list[Any]:
         """Run tasks to their end, also when another one fails.
@@ -41,13 +41,6 @@ class Executor:
         TaskError
             From the exception of the first task, in their order, that failed.
         """
-        raise NotImplementedError
-
-
-class SerialExecutor(Executor):
-    """An executor on the calling thread: devices still overlap, since launches return at once."""
-
-    def run(self, tasks: Sequence[Callable[[], Any]], keys: Sequence[Hashable] | None = None) -> list[Any]:
         results: list[Any] = []
         try:
             for task in tasks:
@@ -58,6 +51,10 @@ class SerialExecutor(Executor):
             others = list(zip(range(len(tasks)), tasks, keys))[number + 1:]
             _outcomes([each for each in others if each[2] != keys[number]])
             raise TaskError(number) from error
+
+
+class SerialExecutor(Executor):
+    """An executor on the calling thread: devices still overlap, since launches return at once."""
 
 
 class ThreadsExecutor(Executor):

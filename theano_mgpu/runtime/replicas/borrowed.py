@@ -63,7 +63,3 @@ class Lent:
         """Return whether the value has changed since this was asked last."""
         before, self._checksum = self._checksum, checksum(self._storage[0])
         return before != self._checksum
-
-    def is_over(self) -> bool:
-        """Return whether nobody can edit the value in place any more."""
-        return not is_lent(self._storage)

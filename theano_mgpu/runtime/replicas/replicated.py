@@ -243,7 +243,7 @@ class Replicated:
         if self.variable in self.latest_in and self.lent.is_edited():
             self._new_version(self.variable)
             self.touched = True
-        elif self.lent.is_over():
+        elif not is_lent(self.variable.container.storage):
             self.lent = None
 
     def divide(self, gather: Callable[[], None], is_here: bool) -> None:

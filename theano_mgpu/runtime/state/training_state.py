@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -12,7 +11,9 @@ from ...comm.communicator import Communicator
 from ...comm.rank_0 import on_rank_0
 from ...errors import warn
 from ...utils.files import whole_file
+from ...utils.ledger_file import unnumbered
 from ...utils.owned import FileLock, lock_file
+from ...utils.spare import wait_until_needed
 from ..replicas.copies import host_value
 from ..replicas.replicated import Replicated
 from . import state_file
@@ -28,6 +29,8 @@ _not_finite: set[str] = set()  # files whose non-finite values the user has been
 def begin(path: str, ranks: Communicator) -> tuple[list[FileLock], bool]:
     """Lock the file of a run's checkpoints on rank 0. Every rank has to call it.
 
+    A spare process waits here until it is needed.
+
     Returns
     -------
     locks : list of FileLock
@@ -40,6 +43,7 @@ def begin(path: str, ranks: Communicator) -> tuple[list[FileLock], bool]:
     MgpuError
         If another job writes its checkpoints there.
     """
+    wait_until_needed()
     locks: list[FileLock] = []
     on_rank_0(ranks, lambda: locks.append(lock_file(path)))
     return locks, on_rank_0(ranks, lambda: os.path.exists(path))
@@ -181,7 +185,7 @@ class Saved:
     def check(self, variables: Sequence[Replicated]) -> None:
         """Raise a ValueError if the file has other variables."""
         saved, wanted = list(self._arrays['names']), list(map(_name, variables))
-        if _unnumbered(saved) != _unnumbered(wanted):
+        if unnumbered(saved) != unnumbered(wanted):
             raise ValueError('%s holds the variables %s, but this function has %s: load it into a function of the '
                              'same model and updates' % (self.path, ', '.join(saved), ', '.join(wanted)))
         for i, variable in enumerate(variables):
@@ -213,11 +217,6 @@ def completed_steps(saved: Saved) -> int:
         raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint wrote, or '
                          'load this one with step.load' % saved.path)
     return int(saved.extra['calls'])
-
-
-def _unnumbered(names):
-    """Return names without numbers: Keras counts them up from model to model (dense_1, dense_2)."""
-    return [re.sub(r'\d+', '#', name) for name in names]
 
 
 def _name(replicated):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...devices.context_map import Context, describe
 from ...errors import PREFIX, GraphError
-from ...utils.tables import Printed, counted
+from ...utils.tables import Printed, counted, table
 
 # The largest relative difference that counts as rounding, for each dtype.
 TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
@@ -61,15 +61,13 @@ class VerificationReport(Printed):
                              % (name, describe(self.contexts)))
 
     def __str__(self) -> str:
-        width = max([len(row.name) for row in self.rows], default=0)
+        rows = [[row.kind, row.name, str(row.size), '%.1e%s' % (
+            row.difference, '' if row.difference <= self.tolerance else '  <-- differs')] for row in self.rows]
         kinds = {row.kind for row in self.rows}
         computation = 'prediction' if kinds <= {'output'} else 'evaluation' if kinds <= {'loss', 'metric'} else 'step'
         lines = ['one %s on one device and on %s (%s)'
                  % (computation, counted(len(self.contexts), 'context'), describe(self.contexts)),
-                 '%-17s  %-*s  %9s  %s' % ('', width, '', 'numbers', 'largest relative difference')]
-        lines += ['%-17s  %-*s  %9d  %.1e%s' % (row.kind, width, row.name, row.size, row.difference,
-                                                '' if row.difference <= self.tolerance else '  <-- differs')
-                  for row in self.rows]
+                 table([['', '', 'numbers', 'largest relative difference'], *rows], right={2})]
         if self.arbitrary:
             lines.append('not compared, since a change of the inputs in their last digit changes it as much: %s'
                          % ', '.join(self.arbitrary))
