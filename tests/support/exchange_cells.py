@@ -61,7 +61,7 @@ class Cell(NamedTuple):
     def check_plan(self, plan):
         """Raise an AssertionError if a plan has not this order, owner and channel."""
         chosen = {choice.what: choice.chosen for choice in plan.choices}
-        by_nccl = {'any': 'NCCL', 'tree': 'NCCL by gather'}[self.order]
+        by_nccl = {'any': 'NCCL', 'tree': 'NCCL by blocks'}[self.order]
         assert (self.order == 'tree') == ('logical shards' in chosen), plan
         assert chosen.get('collectives', 'the host') == (by_nccl if self.channel == 'nccl' else 'the host'), plan
         if self.channel != 'none':
