@@ -58,15 +58,13 @@ struct Sum {
     const T *const *buffers;
     int count;
     size_t size;
-    bool accumulate, stream;
+    bool stream;
     std::atomic<size_t> next, summed;
 
     void group(size_t at) {
         Vector sum[VECTORS];
-        for (size_t v = 0; v < VECTORS; ++v) {
-            Vector first = *(const Unaligned *)(buffers[0] + at + v * WIDTH);
-            sum[v] = accumulate ? *(const Unaligned *)(out + at + v * WIDTH) + first : first;
-        }
+        for (size_t v = 0; v < VECTORS; ++v)
+            sum[v] = *(const Unaligned *)(buffers[0] + at + v * WIDTH);
         for (int i = 1; i < count; ++i)
             for (size_t v = 0; v < VECTORS; ++v)
                 sum[v] += *(const Unaligned *)(buffers[i] + at + v * WIDTH);
@@ -90,8 +88,6 @@ struct Sum {
                 group(at);
             for (; at < end; ++at) {
                 T sum = buffers[0][at];
-                if (accumulate)
-                    sum = out[at] + sum;
                 for (int i = 1; i < count; ++i)
                     sum += buffers[i][at];
                 out[at] = sum;
@@ -105,11 +101,11 @@ struct Sum {
 };
 
 template <typename T>
-void add(T *out, const T *const *buffers, int count, size_t size, int accumulate, int stream, int threads) {
+void add(T *out, const T *const *buffers, int count, size_t size, int stream, int threads) {
     // No wait for a helper that got a core only after the work was done: it finds no work left, and lets go of the
     // shared Sum.
     std::shared_ptr<Sum<T>> sum(new Sum<T>{
-        out, buffers, count, size, accumulate != 0, stream && (uintptr_t)out % 16 == 0, {0}, {0}});
+        out, buffers, count, size, stream && (uintptr_t)out % 16 == 0, {0}, {0}});
     try {
         for (int i = 1; i < threads; ++i)
             std::thread([sum] { sum->work(); }).detach();
@@ -123,14 +119,13 @@ void add(T *out, const T *const *buffers, int count, size_t size, int accumulate
 
 }
 
-extern "C" void sum_float32(float *out, const float *const *buffers, int count, size_t size, int accumulate,
-                            int stream, int threads) {
-    add(out, buffers, count, size, accumulate, stream, threads);
+extern "C" void sum_float32(float *out, const float *const *buffers, int count, size_t size, int stream, int threads) {
+    add(out, buffers, count, size, stream, threads);
 }
 
-extern "C" void sum_float64(double *out, const double *const *buffers, int count, size_t size, int accumulate,
-                            int stream, int threads) {
-    add(out, buffers, count, size, accumulate, stream, threads);
+extern "C" void sum_float64(double *out, const double *const *buffers, int count, size_t size, int stream,
+                            int threads) {
+    add(out, buffers, count, size, stream, threads);
 }
 '''
 
@@ -153,7 +148,7 @@ def applies(out: np.ndarray, buffers: Sequence[np.ndarray]) -> bool:
             and all(array.dtype == out.dtype and array.flags.aligned for array in [out, *buffers]))
 
 
-def add(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> None:
+def add(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
     """Write the sum of buffers for which `applies` holds.
 
     Parameters
@@ -161,9 +156,7 @@ def add(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> Non
     out : ndarray, shape (size,)
         float32 or float64.
     buffers : list of ndarray, shape (size,)
-        At least one.
-    accumulate : bool
-        Add to what `out` holds.
+        At least one. The first one may be `out`.
 
     Notes
     -----
@@ -171,9 +164,8 @@ def add(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> Non
     """
     function = _functions(theano.config.cxx)[out.dtype]
     count = len(buffers)
-    shares = (count + 1 + bool(accumulate)) * out.nbytes // SHARE
-    function(out.ctypes.data, pointers_to(buffers), count, out.size, accumulate, not accumulate and shares > 1,
-             max(1, min(threads(), shares)))
+    shares = (count + 1) * out.nbytes // SHARE
+    function(out.ctypes.data, pointers_to(buffers), count, out.size, shares > 1, max(1, min(threads(), shares)))
 
 
 def threads() -> int:
@@ -194,7 +186,7 @@ def _functions(compiler):
     for name in ('float32', 'float64'):
         function = getattr(library, 'sum_' + name)
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int,
-                             ctypes.c_int, ctypes.c_int]
+                             ctypes.c_int]
         function.restype = None
         functions[np.dtype(name)] = function
     return functions

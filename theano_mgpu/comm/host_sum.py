@@ -1,39 +1,27 @@
 """The host side of all_reduce: the sum of the replicas' buffers in one pass."""
 from __future__ import annotations
 
-import threading
 from typing import Iterator, Sequence
 
 import numpy as np
 
 from . import host_reduce
 
-# Elements a block: two float32 blocks of 64 Ki elements fit into a core's second-level cache.
-BLOCK = 1 << 16
 # Elements of a buffer that NumPy adds in less time than it takes to prepare anything else.
 SMALL = 1 << 10
 # Bytes of gradients that are fetched while the ones before are added.
 BUCKET = 1 << 22
-_LOCAL = threading.local()
 
 
-def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray | None = None, accumulate: bool = False) -> np.ndarray:
-    """Return the sum of equal-shaped buffers, made in one pass over memory.
+def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray) -> None:
+    """Write the sum of equal-shaped buffers, in one pass over memory.
 
     Parameters
     ----------
     buffers : sequence of ndarray
         One a replica, of one shape and floating dtype.
-    out : ndarray, optional
-        Where the result goes; reused from step to step. Made like the first buffer if absent. It is one piece
-        of memory that no buffer shares.
-    accumulate : bool
-        Add to what `out` holds.
-
-    Returns
-    -------
-    ndarray
-        `out`; without one, for one buffer, that buffer itself, uncopied.
+    out : ndarray
+        Where the result goes. It is one piece of memory, which no buffer shares, but it may be the first buffer.
 
     Raises
     ------
@@ -43,76 +31,59 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray | None = None, acc
     Notes
     -----
     Each buffer is read from memory once and `out` is written once, by compiled code over several threads where
-    there is a C++ compiler, else block by block in the cache. Both sum in the order of the buffers and round
+    there is a C++ compiler, else by NumPy. Both sum in the order of the buffers and round
     alike, to the last bit. float16 is summed in float32.
 
     Examples
     --------
-    >>> all_reduce([np.array([1., 2.]), np.array([3., 6.])])
+    >>> out = np.empty(2)
+    >>> all_reduce([np.array([1., 2.]), np.array([3., 6.])], out)
+    >>> out
     array([4., 8.])
     """
     if not buffers:
         raise ValueError('there is nothing to add: give one buffer or more')
-    if out is None:
-        if len(buffers) == 1:
-            return buffers[0]
-        out = np.empty_like(buffers[0])
     shape = out.shape
     for buffer in buffers:
         if buffer.shape != shape:
             raise ValueError('buffers of one shape are summed; the shapes are %s'
                              % ', '.join(str(each.shape) for each in (out, *buffers)))
     if out.size <= SMALL and out.dtype.char in 'fd' and out.flags.forc:  # for less than the checks below take
-        _add(out, out, buffers, accumulate)
-        return out
+        _add(out, buffers)
+        return
     flat_out = _flat(out, out)
     if out.size and not np.may_share_memory(flat_out, out):
         raise ValueError('out must be one piece of memory; its shape is %s, its strides %s' % (out.shape, out.strides))
     flat = [_flat(buffer, out) for buffer in buffers]
     if host_reduce.applies(flat_out, flat):
-        host_reduce.add(flat_out, flat, accumulate)
+        host_reduce.add(flat_out, flat)
     else:
-        add_blocks(flat_out, flat, accumulate)
-    return out
+        add_by_numpy(flat_out, flat)
 
 
-def _add(total, target, buffers, accumulate):
-    """Write the sum of buffers, in their order, and of `target` with `accumulate`, to `total`."""
-    first, others, dtype = (target, buffers, total.dtype) if accumulate else (buffers[0], buffers[1:], total.dtype)
+def _add(out, buffers):
+    """Write the sum of buffers, in their order."""
+    first, others, dtype = buffers[0], buffers[1:], out.dtype
     if not others or first.dtype != dtype:  # NumPy would convert both terms of a sum in new memory
-        np.copyto(total, first, casting='same_kind')
-        first = total
+        np.copyto(out, first, casting='same_kind')
+        first = out
     for buffer in others:
-        first = np.add(first, buffer, total, dtype=dtype)
+        first = np.add(first, buffer, out, dtype=dtype)
 
 
-def add_blocks(out: np.ndarray, buffers: Sequence[np.ndarray], accumulate: bool) -> None:
-    """Write a sum by NumPy, block by block, so that the partial sums stay in the cache.
+def add_by_numpy(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
+    """Write the sum of buffers by NumPy.
 
     Parameters
     ----------
     out : ndarray, shape (size,)
     buffers : sequence of ndarray, shape (size,)
-    accumulate : bool
-        Add to what `out` holds.
     """
-    sum_dtype = np.promote_types(out.dtype, 'float32')
-    scratch = _scratch(sum_dtype) if sum_dtype != out.dtype else None
-    for start in range(0, out.size, BLOCK):
-        block = slice(start, start + BLOCK)
-        target = out[block]
-        total = target if scratch is None else scratch[:target.size]
-        _add(total, target, [buffer[block] for buffer in buffers], accumulate)
-        if scratch is not None:
-            target[...] = total
-
-
-def _scratch(dtype):
-    """Return this thread's block for partial sums of a dtype."""
-    blocks = vars(_LOCAL)
-    if dtype.str not in blocks:
-        blocks[dtype.str] = np.empty(BLOCK, dtype)
-    return blocks[dtype.str]
+    dtype = np.promote_types(out.dtype, 'float32')  # float16 is summed in float32
+    total = out if out.dtype == dtype else np.empty(out.shape, dtype)
+    _add(total, buffers)
+    if total is not out:
+        out[...] = total
 
 
 def _flat(buffer, like):

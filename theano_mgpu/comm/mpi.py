@@ -352,7 +352,10 @@ class MpiCommunicator(Communicator):
 
 def _sum(own, received):
     """Return the sum of an array and its parts from other ranks, in the memory of the first of these."""
-    return sum_of_buffers([own] + received[1:], received[0], accumulate=True) if received else own
+    if not received:
+        return own
+    sum_of_buffers([received[0], own, *received[1:]], received[0])
+    return received[0]
 
 
 def _bytes_of(array):

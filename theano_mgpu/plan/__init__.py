@@ -2,14 +2,11 @@
 from ..graph.analysis import CannotCut  # noqa: F401
 from ..graph.partition import Exchange, Output, Program, Stage, expressed, partition, undivided  # noqa: F401
 from .parts import (  # noqa: F401
-    AllReduce,
     DeviceBroadcast,
-    DeviceGather,
-    DeviceReduce,
     DividedUpdate,
     Part,
-    ReduceScatter,
     SumGroup,
+    Way,
 )
 from .planner import plan  # noqa: F401
 from .shares import Machine, Shares  # noqa: F401

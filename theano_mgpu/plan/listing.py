@@ -67,10 +67,10 @@ def _described(instruction: Any, n_ranks: int) -> tuple[Sequence[str], str, Sequ
             'until computed' if instruction.works else 'where phases are timed', ()
     if isinstance(instruction, Add):
         values = [each.variable for each in instruction.group.exchanges]
-        return [instruction.group.collective.by(n_ranks).partition(', ')[0]], _named(values, 'sum'), values
+        return [instruction.group.way.by(n_ranks).partition(', ')[0]], _named(values, 'sum'), values
     if isinstance(instruction, Finish):
         values = [each.variable for group in instruction.groups for each in group.exchanges]
-        by = [group.collective.by(n_ranks).partition(', ') for group in instruction.groups]
+        by = [group.way.by(n_ranks).partition(', ') for group in instruction.groups]
         ways = list(dict.fromkeys(way for *_, way in by if way))
         return [place for place, *_ in by] or on_host, ', '.join([counted(len(values), 'sum'), *ways]), values
     if isinstance(instruction, Store):

@@ -11,7 +11,7 @@ from ..graph.graph import taken_on_device
 from ..graph.partition import Output
 from . import instructions
 from .instructions import Move, New, PartOnContext, Slots
-from .parts import Boundary, DeviceReduce, Part, StagePlan
+from .parts import Boundary, Part, StagePlan
 from .schedule import schedule
 from .shares import Shares, Work
 
@@ -313,4 +313,4 @@ class _Lowering:
 
 def _added_on_devices(part: Part) -> bool:
     """Return whether devices add all sums of a part: the host need not wait until it is computed."""
-    return bool(part.sums) and all(isinstance(group.collective, DeviceReduce) for group in part.sums)
+    return bool(part.sums) and all(group.way.by_devices for group in part.sums)

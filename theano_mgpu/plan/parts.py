@@ -14,77 +14,33 @@ Variables = Tuple[theano.Variable, ...]
 
 
 @dataclass(frozen=True)
-class AllReduce:
-    """Sums over the ranks that every rank gets.
+class Way:
+    """The way in which sums are exchanged: the order, the owners, the channel.
 
     Attributes
     ----------
+    in_tree : bool
+        Whether the parts of logical shards are added in the order of their tree, and not in any order.
+    owners : tuple of (int or None)
+        For each sum the place that alone gets it, since no other one reads it; None for a sum that each place gets.
+        Empty if each place gets all sums. A place is a replica, of all ranks, if devices add, or else a rank.
+    by_devices : bool
+        Whether the devices add them by NCCL, and not the host, with MPI between ranks.
     half : bool
-        Whether ranks send each other float16, see `half_precision.add_in_half`.
+        Whether ranks send each other float16, see `half_precision.all_reduce_in_half`.
     """
 
+    in_tree: bool = False
+    owners: tuple[int | None, ...] = ()
+    by_devices: bool = False
     half: bool = False
 
     def by(self, n_ranks: int) -> str:
-        """Return the name of who adds the sums."""
-        return by_host(self, n_ranks)
-
-    def __str__(self) -> str:
-        return 'all_reduce in float16' if self.half else 'all_reduce'
-
-
-@dataclass(frozen=True)
-class DeviceReduce:
-    """Sums over the replicas of all ranks that their devices add by NCCL.
-
-    Attributes
-    ----------
-    owners : tuple of (int or None)
-        For each sum the replica that alone gets it, by its place among the replicas of all ranks, since no other one
-        reads it. None for a sum that each device gets.
-    """
-
-    owners: tuple[int | None, ...]
-
-    def by(self, n_ranks: int) -> str:
-        """Return the name of who adds the sums."""
-        return 'NCCL'
-
-
-class DeviceGather(DeviceReduce):
-    """Sums of logical shards, of which each device adds a block of the elements in the order of the tree.
-
-    NCCL carries the parts and the sums. They have the same bits as through the host. A sum with an owner is added by
-    this device alone.
-    """
-
-    def by(self, n_ranks: int) -> str:
-        return 'NCCL by blocks'
-
-
-@dataclass(frozen=True)
-class ReduceScatter:
-    """Sums over the ranks, each of which one rank gets: the only one that reads it.
-
-    Attributes
-    ----------
-    owners : tuple of int
-        The rank that gets each sum.
-    """
-
-    owners: tuple[int, ...]
-
-    def by(self, n_ranks: int) -> str:
-        """Return the name of who adds the sums."""
-        return by_host(self, n_ranks)
-
-    def __str__(self) -> str:
-        return 'reduce_scatter'
-
-
-def by_host(collective: AllReduce | ReduceScatter, n_ranks: int) -> str:
-    """Return the name of who adds sums of the host: over the replicas, then by MPI over the ranks."""
-    return 'the host' + (', %s by MPI' % collective if n_ranks > 1 else '')
+        """Return the name of who adds the sums, and how."""
+        if self.by_devices:
+            return 'NCCL' + ' by blocks' * self.in_tree
+        over_ranks = 'reduce_scatter' if self.owners else 'all_reduce' + ' in float16' * self.half
+        return 'the host' + (', %s by MPI' % over_ranks) * (n_ranks > 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +48,7 @@ class SumGroup:
     """Sums that replicas, and then ranks, add together once a part has computed its shares of them."""
 
     exchanges: tuple[Exchange, ...]
-    collective: AllReduce | DeviceReduce | ReduceScatter
+    way: Way
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,16 +18,13 @@ from ..graph.random_streams import is_random_state
 from ..options import UPDATE_ON, Options
 from .buckets import buckets, bytes_of_gradients
 from .parts import (
-    AllReduce,
     Boundary,
     DeviceBroadcast,
-    DeviceGather,
-    DeviceReduce,
     DividedUpdate,
     Part,
-    ReduceScatter,
     StagePlan,
     SumGroup,
+    Way,
 )
 from .pieces import Piece, Places, cut
 from .shares import Machine, Shares, against_speeds
@@ -292,7 +289,7 @@ class _Planner:
         Sums that one rank reads alone, or one replica, are in `of_ranks` and in `of_replicas`.
         """
         in_half = self._in_half().difference(of_ranks)
-        of_devices = DeviceGather if self._logical_shards else DeviceReduce
+        in_tree = self._logical_shards > 0
         sums: dict[Part, list[SumGroup]] = {part: [] for _, parts in stages for part in parts}
         boundaries = []
         for exchanges in [stage.exchanges for stage, _ in stages] + [self._program.exchanges]:
@@ -302,7 +299,7 @@ class _Planner:
             for part, of_part in sums.items():
                 on_devices = by_nccl and all(context.kind == 'cuda' for context in part.contexts)
                 new = list(_groups([each for each in additive if each.source in part.outputs], of_ranks, of_replicas,
-                                   in_half, of_devices if on_devices else None))
+                                   in_half, on_devices, in_tree))
                 of_part += new
                 groups += new
             boundaries.append(Boundary(tuple(exchanges), tuple(groups),
@@ -313,21 +310,20 @@ class _Planner:
 
 
 def _groups(exchanges: Sequence[Exchange], of_ranks: Mapping[theano.Variable, int],
-            of_replicas: Mapping[theano.Variable, int], in_half: Collection[theano.Variable],
-            of_devices: type[DeviceReduce] | None) -> Iterable[SumGroup]:
-    """Yield the sums that are exchanged together, by the collective that adds them."""
+            of_replicas: Mapping[theano.Variable, int], in_half: Collection[theano.Variable], on_devices: bool,
+            in_tree: bool) -> Iterable[SumGroup]:
+    """Yield the sums that are exchanged together, in one way."""
     # A rank that adds its sums in one piece has them next to each other.
     owned = sorted([each for each in exchanges if each.variable in of_ranks], key=lambda each: of_ranks[each.variable])
     half = [each for each in exchanges if each.variable in in_half]
     others = [each for each in exchanges if each not in owned and each not in half]
-    by_nccl = [each for each in others if of_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]
+    by_nccl = [each for each in others if on_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]
     others = [each for each in others if each not in by_nccl]
-    owners = tuple(of_replicas.get(each.variable) for each in by_nccl)
-    for some, collective in ((by_nccl, (of_devices or DeviceReduce)(owners)),
-                             (others, AllReduce()), (half, AllReduce(half=True)),
-                             (owned, ReduceScatter(tuple(of_ranks[each.variable] for each in owned)))):
+    for some, way in ((by_nccl, Way(in_tree, tuple(of_replicas.get(each.variable) for each in by_nccl), True)),
+                      (others, Way(in_tree)), (half, Way(in_tree, half=True)),
+                      (owned, Way(in_tree, tuple(of_ranks[each.variable] for each in owned)))):
         if some:
-            yield SumGroup(tuple(some), collective)
+            yield SumGroup(tuple(some), way)
 
 
 def tree_text(n_shards: int, longest: int = 16) -> str:

@@ -25,14 +25,14 @@ class Checked:
         Of the same sums.
     is_exact : bool
         Whether both have to give the same bits.
-    over_ranks : bool
-        Whether other processes take part.
+    ranks : Communicator
+        The processes that take part.
     """
 
     by_host = False
 
-    def __init__(self, channel: Any, host: HostChannel, is_exact: bool, over_ranks: bool) -> None:
-        self._channel, self._host, self._is_exact, self._over_ranks = channel, host, is_exact, over_ranks
+    def __init__(self, channel: Any, host: HostChannel, is_exact: bool, ranks: Communicator) -> None:
+        self._channel, self._host, self._is_exact, self._ranks = channel, host, is_exact, ranks
         self._parts: Any = None
         self._is_idle = self._by_host = False
 
@@ -46,8 +46,8 @@ class Checked:
         self._parts, self._is_idle, self._by_host = parts, False, not self._channel.is_ready
         if not self._by_host:
             self._channel.prepare(parts)
-        if not self._over_ranks:
-            self.add_over(None)
+        if self._ranks.size == 1:
+            self.add_over(self._ranks)
 
     def use_host(self) -> None:
         """Have the host add the parts, because a rank cannot use the channel any more."""
@@ -59,52 +59,51 @@ class Checked:
         self._is_idle = True
         self._channel.clear()
 
-    def add_over(self, ranks: Communicator | None) -> None:
+    def add_over(self, ranks: Communicator) -> None:
         """Add the parts, over the ranks, too, which have just had a handshake."""
         parts, self._parts = self._parts, None
         if not self._by_host and self._channel.is_verified:
             self._channel.add_over(ranks)
             return
         if not self._by_host:
-            error = self._verified(parts, ranks)
+            error = self._verified(parts)
             if not error:
                 return
             warn('NCCL does not work here: %s. From now on, sums go through the host, which takes longer; the flag '
                  'mgpu.collectives=host does so without a warning' % error)
             self.use_host()
-        self._add_by_host(parts, ranks)
+        self._on_host(parts)
 
-    def _add_by_host(self, parts, ranks):
+    def _on_host(self, parts):
+        """Return the sums of parts, added by the host."""
         self._host.prepare(parts)
         if self._is_idle:
             self._host.clear()
-        if ranks is not None:
-            self._host.add_over(ranks)
+        if self._ranks.size > 1:
+            self._ranks.handshake((ADD,))
+            self._host.add_over(self._ranks)
         return self._host.views
 
-    def _verified(self, parts, ranks):
+    def _verified(self, parts):
         """Add by the channel and by the host; return how they differ, or an error, or an empty text."""
-        def of_all(error):
-            return [error] if ranks is None else all_gather_object(ranks, error)
         error, is_lost = self._channel.trial()
-        if is_lost and ranks is None:  # a failure of the device, not of the channel
+        if is_lost and self._ranks.size == 1:  # a failure of the device, not of the channel
             return error
-        errors = of_all(error)
+        errors = all_gather_object(self._ranks, error)
         if not any(errors):
-            errors = of_all(next(filter(None, self._differences(parts, ranks)), ''))
+            errors = all_gather_object(self._ranks, next(filter(None, self._differences(parts)), ''))
         error = next(filter(None, errors), '')
         self._channel.settle(not error)
         return error
 
-    def _differences(self, parts, ranks):
+    def _differences(self, parts):
         """Yield for each sum how it differs from the host's; an empty text if it does not."""
         scales = [0] * len(parts.like)
         if not self._is_exact:
             absolute = [[abs(fetch(array)) for array in part] for part in parts.arrays]
-            scales = list(map(np.copy, self._on_host(parts._replace(arrays=absolute, contexts=[HOST] * len(absolute)),
-                                                     ranks)))
-        n = len(parts.arrays) * (1 if ranks is None else ranks.size)
-        for i, (total, scale) in enumerate(zip(self._on_host(parts, ranks), scales)):
+            scales = list(map(np.copy, self._on_host(parts._replace(arrays=absolute, contexts=[HOST] * len(absolute)))))
+        n = len(parts.arrays) * self._ranks.size
+        for i, (total, scale) in enumerate(zip(self._on_host(parts), scales)):
             found = list(map(fetch, self._channel.arrays(i)))
             if self._is_exact:
                 same = all(((each == total) | (each != each) & (total != total)).all() for each in found)
@@ -113,11 +112,6 @@ class Checked:
                 yield 'the devices have different sums'
             elif found:
                 yield _beyond_rounding(found[0], total, scale, n)
-
-    def _on_host(self, parts, ranks):
-        if ranks is not None:
-            ranks.handshake((ADD,))
-        return self._add_by_host(parts, ranks)
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step."""

@@ -238,14 +238,14 @@ class NcclChannel:
         Over the contexts that have parts, one for each replica.
     owners : list of (int or None)
         See `Layout`.
-    way : Reduction or InTree
+    adder : Reduction or InTree
     memories : Memories
     timings : Timings
     """
 
-    def __init__(self, communicator: NcclCommunicator, owners: Sequence[int | None], way: Any, memories: Any,
+    def __init__(self, communicator: NcclCommunicator, owners: Sequence[int | None], adder: Any, memories: Any,
                  timings: Timings) -> None:
-        self.communicator, self._owners, self._way = communicator, owners, way
+        self.communicator, self._owners, self._adder = communicator, owners, adder
         self._memories, self._timings = memories, timings
         self._layout = Layout([])
         self._own: list[Any] = []             # what every context of the communicator sends
@@ -282,16 +282,16 @@ class NcclChannel:
                 raise GraphError('the replicas have gradients, or other sums, of different shapes: %s, and on %s %s'
                                  % (parts.like, context.name, describe(part)))
         self._shards = dict(zip(parts.contexts, parts.shards))
-        self._way.use(self._layout, parts)
+        self._adder.use(self._layout, parts)
         for i, context in enumerate(self.communicator.contexts):
             with MemoryExplained(i, context, 'exchange'):
                 memory, place = self._memories[context], self.communicator.first + i
-                self._own.append(self._way.own(self._layout, parts, context, place, memory))
+                self._own.append(self._adder.own(self._layout, parts, context, place, memory))
                 self._received.append(self._layout.received(memory, place))
 
     def clear(self) -> None:
         """Have this rank, which has no samples, add nothing."""
-        self._own = [self._way.cleared(own, self._memories[context])
+        self._own = [self._adder.cleared(own, self._memories[context])
                      for own, context in zip(self._own, self.communicator.contexts)]
 
     def enqueue(self) -> None:
@@ -300,9 +300,9 @@ class NcclChannel:
         self._own, self._received = [], []
         self._reduced = Reduced(self._layout, received, self.communicator, self._shards)
         with self._timings.span('all_reduce'), span('all_reduce', 'all_reduce'):
-            self._way.enqueue(self.communicator, self._layout, own, received)
+            self._adder.enqueue(self.communicator, self._layout, own, received)
 
-    def add_over(self, ranks: Communicator | None) -> None:
+    def add_over(self, ranks: Communicator) -> None:
         """Begin to add the parts; raise a ReplicaError if a device is lost."""
         with LossExplained(self.communicator, self._shards):
             self.enqueue()

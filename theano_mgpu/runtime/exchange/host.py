@@ -95,7 +95,7 @@ class HostChannel:
 
     by_host = True
 
-    def __init__(self, order: Any, owners: Sequence[int], half: bool, read_on: Mapping[Context, Sequence[int]],
+    def __init__(self, order: Any, owners: Sequence[Any], half: bool, read_on: Mapping[Context, Sequence[int]],
                  memories: Any, launcher: Launcher, timings: Timings) -> None:
         self._order, self._owners, self._half, self._read_on = order, owners, half, read_on
         self._memories, self._launcher, self._timings = memories, launcher, timings
@@ -137,8 +137,8 @@ class HostChannel:
             for task in self._underway:
                 task.result()
 
-    def _allocate(self, size, dtype):
-        return self._memories.on_host((size,), dtype, self._device or HOST)
+    def _allocate(self, shape, dtype):
+        return self._memories.on_host(shape, dtype, self._device or HOST)
 
     def _add(self, parts, arrays, numbers):
         targets = [each.views[numbers] for each in self._buffers]
@@ -192,7 +192,7 @@ class HostChannel:
         sent: dict[int, Any] = {}
         _, places = flat_layout(whole.like)
         for numbers in _runs(self._read_on[context]):
-            there = FlatBuffers([whole.like[i] for i in numbers], lambda size, dtype: memory.empty((size,), dtype))
+            there = FlatBuffers([whole.like[i] for i in numbers], memory.empty)
             sent.update(zip(numbers, there.views))
             self._sent += there.flat
             if views[numbers[0]] is not whole.views[numbers[0]]:  # an owner's, from where they lie

@@ -10,7 +10,7 @@ from ...comm.activities import ADD
 from ...comm.communicator import Communicator
 from ...devices.context_map import HOST, Context
 from ...devices.nccl import communicator_of
-from ...plan import AllReduce, DeviceReduce, Part, ReduceScatter, StepPlan, SumGroup
+from ...plan import Part, StepPlan, SumGroup
 from ...utils.worker_threads import Task, WorkerThreads
 from ..timeline import Timings, span
 from .checked import Checked
@@ -53,22 +53,21 @@ def exchanges_of(plan: StepPlan, ranks: Communicator, memories: Any, launcher: A
     for part in plan.parts:
         for context in part.contexts:
             read_on[context].update(part.given)
-    by_tree, one_replica = plan.shares.logical_shards > 0, plan.machine.size == len(plan.mesh.replicas) == 1
+    one_replica = plan.machine.size == len(plan.mesh.replicas) == 1
 
     def exchange_of(part: Part, group: SumGroup) -> Exchange:
-        collective: Any = group.collective
-        order: Any = TreeOrder(memories, launcher) if by_tree else AnyOrder(memories, launcher)
-        if one_replica and (not by_tree or all(context.kind != 'cpu' for context in part.contexts)):
+        way = group.way
+        order: Any = TreeOrder(memories, launcher) if way.in_tree else AnyOrder(memories, launcher)
+        if one_replica and (not way.in_tree or all(context.kind != 'cpu' for context in part.contexts)):
             return Exchange(order, Stays())
         wanted = {context: [i for i, each in enumerate(group.exchanges) if each.variable in read]
                   for context, read in read_on.items()}
-        owners = collective.owners if isinstance(collective, ReduceScatter) else ()
-        host = HostChannel(order, owners, collective == AllReduce(half=True), wanted, memories, launcher, timings)
-        if not isinstance(collective, DeviceReduce):
+        host = HostChannel(order, () if way.by_devices else way.owners, way.half, wanted, memories, launcher, timings)
+        if not way.by_devices:
             return Exchange(order, host)
-        way: Any = InTree(order, memories, launcher) if by_tree else Reduction()
-        channel = NcclChannel(connected(part.contexts, ranks.size), collective.owners, way, memories, timings)
-        return Exchange(order, Checked(channel, host, by_tree, ranks.size > 1))
+        adder: Any = InTree(order, memories, launcher) if way.in_tree else Reduction()
+        channel = NcclChannel(connected(part.contexts, ranks.size), way.owners, adder, memories, timings)
+        return Exchange(order, Checked(channel, host, way.in_tree, ranks))
     return {group: exchange_of(part, group) for part in plan.parts for group in part.sums}
 
 

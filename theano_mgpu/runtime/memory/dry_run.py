@@ -178,9 +178,6 @@ class _Idle(Timings):
     def span(self, phase):
         return contextlib.nullcontext()
 
-    def waits(self):
-        return False
-
 
 class _Memories(dict):
     """The memories of devices and of the host, as `Memories`."""
@@ -202,7 +199,7 @@ class _Fetcher:
         small = [each for each in arrays if is_in(self._memory, each) and each.nbytes <= SMALL]
         like = [(shape or (1,), dtype) for shape, dtype in describe(small)]
         if self._memory is not self._host and len(small) > 1 and self._there.like != like:
-            self._there = FlatBuffers(like, lambda size, dtype: self._memory.array((size,), dtype))
+            self._there = FlatBuffers(like, self._memory.array)
         self._arrays = arrays
 
     def finish(self):

@@ -161,7 +161,7 @@ class FlatBuffers:
     like : list of (shape, dtype)
         One a view, see `describe`.
     allocate : callable
-        It makes a flat array of a size and a dtype. On the host the array has to be 0: the gaps between the views are
+        It makes a flat array of a shape and a dtype. On the host the array has to be 0: the gaps between the views are
         added, too.
 
     Attributes
@@ -172,10 +172,10 @@ class FlatBuffers:
     """
 
     def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]],
-                 allocate: Callable[[int, np.dtype], Any] = np.zeros) -> None:
+                 allocate: Callable[[Any, np.dtype], Any] = np.zeros) -> None:
         self.like = like
         sizes, ranges = flat_layout(like)
-        flat = {dtype: allocate(size, dtype) for dtype, size in sizes.items()}
+        flat = {dtype: allocate((size,), dtype) for dtype, size in sizes.items()}
         self.flat = list(flat.values())
         self.views = [flat[dtype][part].reshape(shape) for (shape, dtype), part in zip(like, ranges)]
 
@@ -199,12 +199,6 @@ def flat_layout(like: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[dict[Any, 
         sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
         ranges.append(slice(start, sizes[dtype]))
     return sizes, ranges
-
-
-def on_device(context: Context) -> Callable[[int, np.dtype], Any]:
-    """Return a function that allocates flat arrays on a context's device."""
-    memory = DeviceMemory(context)
-    return lambda size, dtype: memory.empty((size,), dtype)
 
 
 def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -263,8 +257,8 @@ class Fetcher:
         self._small = small if len(small) > 1 else []
         self._large = set(there) - set(self._small)
         like = [self._like[i] for i in self._small]
-        allocate = functools.partial(page_locked.zeros, context=self._context)
-        self._there = FlatBuffers([(shape or (1,), dtype) for shape, dtype in like], on_device(self._context))
+        memory, allocate = DeviceMemory(self._context), functools.partial(page_locked.zeros, context=self._context)
+        self._there = FlatBuffers([(shape or (1,), dtype) for shape, dtype in like], memory.empty)
         self._here = FlatBuffers(like, allocate)
         self._host = dict(zip(self._small, self._here.views))
         self._host.update((i, allocate(*self._like[i])) for i in self._large)
