@@ -7,14 +7,13 @@ import cuda_on_cpu
 import numpy as np
 import pytest
 import theano
-from support.exchange_cells import in_the_order_of_the_tree, load, on_one_device, over_contexts, table
+from support.exchange_cells import Cell, in_the_order_of_the_tree, load, on_one_device, over_contexts, table
 from support.launch import INTERPRETED, launch
 from support.modes import PYTHON
 from support.standin import launched, run
 
 ON_STANDIN = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
                                                              reason=cuda_on_cpu.unavailable() or '')]
-pytestmark = pytest.mark.filterwarnings('ignore:a batch has')
 
 
 @pytest.fixture(scope='module')
@@ -87,6 +86,15 @@ save(%r, table(['host', 'nccl'], %r, %r))
 '''
 
 
+LARGE = '''
+from support.exchange_cells import Cell, check_large_sums
+cells = [Cell(*each) for each in %r]
+mgpu.init(cells[0].contexts)
+check_large_sums(cells)
+'''
+MANY = {n: [cell for cell in table(['host', 'nccl'], [n]) if cell.channel != 'none'] for n in (2, 3)}
+
+
 class TestCudaDevices:
     pytestmark = ON_STANDIN
 
@@ -98,6 +106,13 @@ class TestCudaDevices:
         path, numbers = str(tmp_path / 'found.npz'), [2, 3, 4]
         run(ON_DEVICES % (path, numbers, owners), 4, **settings)
         check(table(['host', 'nccl'], numbers, owners), load(path), plain)
+
+    @pytest.mark.parametrize('cells', [
+        [Cell('any', 'all', 'host', 2), Cell('tree', 'all', 'nccl', 2)],
+        *(pytest.param(cells, marks=pytest.mark.slow) for cells in MANY.values())], ids=['some', 'two', 'three'])
+    def test_large_sums(self, cells):
+        """Sums of 28 MB in four arrays are fetched in several messages, and sent by NCCL in several pieces."""
+        run(LARGE % list(map(tuple, cells)), cells[0].contexts)
 
 
 @pytest.mark.mpi
