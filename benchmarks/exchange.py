@@ -3,7 +3,8 @@
 
 Each layer multiplies a part of the sample by a large matrix. A context has one sample, so that it computes two products
 of a vector and a matrix, or less, for each matrix of gradients. The update is plain gradient descent. The gradients of
-a group have 7.4 MB (three layers, as of an MLP for MNIST) or 100 MB (four layers).
+a group have 7.4 MB (three layers, as of an MLP for MNIST) or 100 MB (four layers). One context exchanges nothing: its
+row has the time of the rest.
 
 Each checkout has a process of its own for each row, which trains a block of steps when it is its turn. With two
 checkouts, the ratio is the median over the rounds of the ratio within a round: below 1, the first one is faster. With
@@ -13,6 +14,7 @@ one, or none for this checkout, a row has the milliseconds of a step. Examples:
   git worktree add ../before HEAD~1
   python benchmarks/exchange.py --checkout . --checkout ../before --json ratios.json
   python tests/cuda_on_cpu run --devices 4 python benchmarks/exchange.py --contexts cuda --collectives host nccl
+  python benchmarks/exchange.py --numbers 1 2
   python benchmarks/exchange.py --contexts cpu opencl --groups 7.4 --numbers 2 --orders any tree --owners all one
 """
 import argparse
@@ -136,7 +138,8 @@ def is_number(line):
 def measure(row, checkouts, arguments):
     """Return a row of the table, as `turns.compare` does; with one checkout, without a ratio."""
     kind, n, group, order, owner, collectives = row
-    title = '%s MB, %d %s contexts, %s order, for %s, by %s' % (group, n, kind, order, owner, collectives)
+    contexts = '%d %s context%s' % (n, kind, 's' * (n > 1))
+    title = '%s MB, %s, %s order, for %s, by %s' % (group, contexts, order, owner, collectives)
     sides = {}
     try:
         for checkout in checkouts:
