@@ -1,6 +1,6 @@
 """Each way to exchange sums: any order or the tree, for all contexts or one, through the host or by NCCL.
 
-Weights and state are those of plain Theano on one device, to rounding. In the order of the tree, their bits depend on
+Plain Theano on one device gives the same weights and state, to rounding. In the order of the tree, their bits depend on
 the number of logical shards alone: NumPy adds the same parts in the order that the guide describes.
 """
 import cuda_on_cpu
@@ -18,7 +18,7 @@ ON_STANDIN = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavail
 
 @pytest.fixture(scope='module')
 def plain():
-    """Return the results of plain Theano, and those of NumPy in the order of the tree."""
+    """Return the results of plain Theano, and the sums of NumPy in the order of the tree."""
     with theano.configparser.change_flags(floatX='float32'):
         return on_one_device(PYTHON), in_the_order_of_the_tree()
 
@@ -102,7 +102,7 @@ class TestCudaDevices:
         (['all', 'one'], {}), pytest.param(['all', 'one', 'host'], {'delay_us': 200, 'nccl_delay_us': 200},
                                            marks=pytest.mark.slow)], ids=['in order', 'delayed at random'])
     def test_host_and_nccl(self, owners, settings, plain, tmp_path):
-        """On two, three and four devices; or with random delays of operations that nothing orders."""
+        """Two, three and four devices compute; operations that nothing orders may be delayed at random."""
         path, numbers = str(tmp_path / 'found.npz'), [2, 3, 4]
         run(ON_DEVICES % (path, numbers, owners), 4, **settings)
         check(table(['host', 'nccl'], numbers, owners), load(path), plain)
@@ -118,7 +118,7 @@ class TestCudaDevices:
 @pytest.mark.mpi
 @pytest.mark.parametrize('ranks, numbers', [(2, [1, 2]), pytest.param(3, [1, 2], marks=pytest.mark.slow)])
 def test_ranks(ranks, numbers, plain, tmp_path):
-    """The bits are those of one process, too; a batch of one sample leaves ranks without any."""
+    """One process gives the same bits; a batch of one sample leaves ranks without any."""
     launch(ranks, 'of_ranks', tmp_path / 'found.npz', *numbers, flags=INTERPRETED)
     cells = [cell for cell in table(['host'], numbers) if cell.channel != 'none']
     same = check(cells, load(tmp_path / 'found.npz'), plain)
