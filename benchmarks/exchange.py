@@ -3,16 +3,18 @@
 
 Each layer multiplies a part of the sample by a large matrix. A context has one sample, so that it computes two products
 of a vector and a matrix, or less, for each matrix of gradients. The update is plain gradient descent. The gradients of
-a group have 7.4 MB (three layers, as of an MLP for MNIST) or 100 MB (four layers).
+a group have 7.4 MB (three layers, as of an MLP for MNIST) or 100 MB (four layers). One context exchanges nothing: its
+row has the time of the rest.
 
-Each checkout has a process of its own for each row, which trains a block of steps when it is its turn. With two
-checkouts, the ratio is the median over the rounds of the ratio within a round: below 1, the first one is faster. With
-one, or none for this checkout, a row has the milliseconds of a step. Examples:
+Each checkout has processes of its own for each row, which train a block of steps when it is their turn, and measure the
+median step. With two checkouts, the ratio is the median over the rounds of the ratio within a round: below 1, the first
+one is faster. With one, or none for this checkout, a row has the milliseconds of a step. Examples:
 
   python benchmarks/exchange.py
   git worktree add ../before HEAD~1
   python benchmarks/exchange.py --checkout . --checkout ../before --json ratios.json
   python tests/cuda_on_cpu run --devices 4 python benchmarks/exchange.py --contexts cuda --collectives host nccl
+  python benchmarks/exchange.py --numbers 1 2
   python benchmarks/exchange.py --contexts cpu opencl --groups 7.4 --numbers 2 --orders any tree --owners all one
 """
 import argparse
@@ -48,6 +50,8 @@ def parse_arguments():
     parser.add_argument('--collectives', nargs='+', choices=('host', 'nccl'), default=['host'],
                         help='what adds the sums of CUDA devices (default: host)')
     parser.add_argument('--block', type=float, default=.5, metavar='SECONDS', help='length of one side of a round')
+    parser.add_argument('--starts', type=int, default=2, metavar='N',
+                        help='new processes for each part of the rounds, whose memory lies elsewhere (default: 2)')
     parser.add_argument('--json', metavar='FILE')
     parser.add_argument('--worker', action='store_true', help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -96,7 +100,7 @@ def context_map(kind, n):
 
 
 def work(arguments):
-    """Train as many steps as each line of stdin says; print the seconds of one."""
+    """Train as many steps as each line of stdin says; print the median of their seconds."""
     (checkout,), (kind,), (n,), (group,) = arguments.checkout, arguments.contexts, arguments.numbers, arguments.groups
     sys.path[:0] = [checkout]
     os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
@@ -105,11 +109,13 @@ def work(arguments):
     mgpu.init(context_map(kind, n))
     step, batch = step_over(n, group, *arguments.orders, *arguments.owners, *arguments.collectives)
     for line in sys.stdin:
-        began = time.perf_counter()
+        times = []
         for _ in range(int(line)):
+            began = time.perf_counter()
             step(batch)
-        step.params[0].get_value(borrow=True)  # devices have ended all steps
-        print(json.dumps((time.perf_counter() - began) / int(line)), flush=True)
+            step.params[0].get_value(borrow=True)  # devices have ended the step
+            times.append(time.perf_counter() - began)
+        print(json.dumps(float(np.median(times))), flush=True)  # other programs slow down some steps, more or less
 
 
 def worker(checkout, row, arguments):
@@ -136,20 +142,14 @@ def is_number(line):
 def measure(row, checkouts, arguments):
     """Return a row of the table, as `turns.compare` does; with one checkout, without a ratio."""
     kind, n, group, order, owner, collectives = row
-    title = '%s MB, %d %s contexts, %s order, for %s, by %s' % (group, n, kind, order, owner, collectives)
-    sides = {}
-    try:
-        for checkout in checkouts:
-            sides[checkout] = worker(checkout, row, arguments)
-        for side in sides.values():
-            seconds(side, WARM_UP)
-        repeats = max(1, int(arguments.block / max(seconds(side, WARM_UP) for side in sides.values())))
-        measured = take_turns({checkout: lambda side=side: seconds(side, repeats) for checkout, side in sides.items()},
-                              arguments.rounds, title)
-    finally:
-        for side in sides.values():
-            side.kill()
-    found = dict(title=title, rounds=arguments.rounds, calls_per_block=repeats, seconds=measured)
+    contexts = '%d %s context%s' % (n, kind, 's' * (n > 1))
+    title = '%s MB, %s, %s order, for %s, by %s' % (group, contexts, order, owner, collectives)
+    measured = {checkout: [] for checkout in checkouts}
+    for number in range(arguments.starts):
+        rounds = arguments.rounds * (number + 1) // arguments.starts - arguments.rounds * number // arguments.starts
+        for checkout, times in turns_of(row, checkouts, arguments, rounds, title).items():
+            measured[checkout] += times
+    found = dict(title=title, rounds=arguments.rounds, starts=arguments.starts, seconds=measured)
     ours, *theirs = [measured[checkout] for checkout in checkouts]
     found.update(ours=float(np.median(ours)))
     if theirs:
@@ -160,6 +160,22 @@ def measure(row, checkouts, arguments):
     else:
         print('%-62s %s ms' % (title, Spread(*[1e3 * value for value in spread(ours)])), flush=True)
     return found
+
+
+def turns_of(row, checkouts, arguments, rounds, title):
+    """Return the seconds of each checkout in some rounds; their processes live as long."""
+    sides = {}
+    try:
+        for checkout in checkouts:
+            sides[checkout] = worker(checkout, row, arguments)
+        for side in sides.values():
+            seconds(side, WARM_UP)
+        repeats = max(1, int(arguments.block / max(seconds(side, WARM_UP) for side in sides.values())))
+        return take_turns({checkout: lambda side=side: seconds(side, repeats) for checkout, side in sides.items()},
+                          rounds, title)
+    finally:
+        for side in sides.values():
+            side.kill()
 
 
 def main():

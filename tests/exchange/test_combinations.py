@@ -1,4 +1,4 @@
-"""Exchanges of sums within random trainings, and failures in their steps: the results are those of one device.
+"""Exchanges of sums within random trainings, and failures in their steps: one device gives the same results.
 
 Order, owner and channel of the sums are drawn, and micro-batches, a placed model, ragged batches, contexts without
 samples, a replica alone, and a fault. After a failure nothing has changed, and the step can be repeated.
@@ -58,7 +58,7 @@ class TestCudaDevices:
 class TestRanks:
     @pytest.mark.parametrize('ranks, n', [(2, 1), (2, 2), (3, 1)])
     def test_a_rank_that_fails_is_an_error_of_all_and_changes_nothing(self, ranks, n, tmp_path):
-        """The steps are repeated, so the end is that of a training without failures."""
+        """The steps are repeated, so the training ends as if nothing had failed."""
         from test_table import check
         launch(ranks, 'failing_ranks', tmp_path / 'found.npz', n, flags=INTERPRETED)
         cells = [cell for cell in table(['host'], [n]) if cell.channel != 'none']

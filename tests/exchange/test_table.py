@@ -1,25 +1,24 @@
 """Each way to exchange sums: any order or the tree, for all contexts or one, through the host or by NCCL.
 
-Weights and state are those of plain Theano on one device, to rounding. In the order of the tree, their bits depend on
+Plain Theano on one device gives the same weights and state, to rounding. In the order of the tree, their bits depend on
 the number of logical shards alone: NumPy adds the same parts in the order that the guide describes.
 """
 import cuda_on_cpu
 import numpy as np
 import pytest
 import theano
-from support.exchange_cells import in_the_order_of_the_tree, load, on_one_device, over_contexts, table
+from support.exchange_cells import Cell, in_the_order_of_the_tree, load, on_one_device, over_contexts, table
 from support.launch import INTERPRETED, launch
 from support.modes import PYTHON
 from support.standin import launched, run
 
 ON_STANDIN = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
                                                              reason=cuda_on_cpu.unavailable() or '')]
-pytestmark = pytest.mark.filterwarnings('ignore:a batch has')
 
 
 @pytest.fixture(scope='module')
 def plain():
-    """Return the results of plain Theano, and those of NumPy in the order of the tree."""
+    """Return the results of plain Theano, and the sums of NumPy in the order of the tree."""
     with theano.configparser.change_flags(floatX='float32'):
         return on_one_device(PYTHON), in_the_order_of_the_tree()
 
@@ -87,6 +86,15 @@ save(%r, table(['host', 'nccl'], %r, %r))
 '''
 
 
+LARGE = '''
+from support.exchange_cells import Cell, check_large_sums
+cells = [Cell(*each) for each in %r]
+mgpu.init(cells[0].contexts)
+check_large_sums(cells)
+'''
+MANY = {n: [cell for cell in table(['host', 'nccl'], [n]) if cell.channel != 'none'] for n in (2, 3)}
+
+
 class TestCudaDevices:
     pytestmark = ON_STANDIN
 
@@ -94,16 +102,23 @@ class TestCudaDevices:
         (['all', 'one'], {}), pytest.param(['all', 'one', 'host'], {'delay_us': 200, 'nccl_delay_us': 200},
                                            marks=pytest.mark.slow)], ids=['in order', 'delayed at random'])
     def test_host_and_nccl(self, owners, settings, plain, tmp_path):
-        """On two, three and four devices; or with random delays of operations that nothing orders."""
+        """Two, three and four devices compute; operations that nothing orders may be delayed at random."""
         path, numbers = str(tmp_path / 'found.npz'), [2, 3, 4]
         run(ON_DEVICES % (path, numbers, owners), 4, **settings)
         check(table(['host', 'nccl'], numbers, owners), load(path), plain)
+
+    @pytest.mark.parametrize('cells', [
+        [Cell('any', 'all', 'host', 2), Cell('tree', 'all', 'nccl', 2)],
+        *(pytest.param(cells, marks=pytest.mark.slow) for cells in MANY.values())], ids=['some', 'two', 'three'])
+    def test_large_sums(self, cells):
+        """Sums of 28 MB in four arrays are fetched in several messages, and sent by NCCL in several pieces."""
+        run(LARGE % list(map(tuple, cells)), cells[0].contexts)
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize('ranks, numbers', [(2, [1, 2]), pytest.param(3, [1, 2], marks=pytest.mark.slow)])
 def test_ranks(ranks, numbers, plain, tmp_path):
-    """The bits are those of one process, too; a batch of one sample leaves ranks without any."""
+    """One process gives the same bits; a batch of one sample leaves ranks without any."""
     launch(ranks, 'of_ranks', tmp_path / 'found.npz', *numbers, flags=INTERPRETED)
     cells = [cell for cell in table(['host'], numbers) if cell.channel != 'none']
     same = check(cells, load(tmp_path / 'found.npz'), plain)

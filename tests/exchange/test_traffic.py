@@ -74,11 +74,11 @@ def test_no_more_than_today(way, tmp_path):
     found, most, (_, owner, collectives) = traffic(tmp_path, *way), BOUNDS[way], way
     more = {name: (ours, bound) for name, ours, bound in zip(Traffic._fields, found, most) if ours > bound}
     assert not more, 'more than before, and the bound: %s' % more
-    if collectives == 'host':  # what any implementation has to move: the trace is that of the step
+    if collectives == 'host':  # what any implementation has to move: the trace has the whole step
         assert found.bytes_from >= 2 * GRADIENTS and found.bytes_to >= GRADIENTS * (1 if owner == 'one' else 2)
 
 
 @pytest.mark.slow
 def test_memory_is_used_again(tmp_path):
-    """With libgpuarray's cache, a step allocates nothing."""
+    """A step allocates nothing with libgpuarray's cache."""
     assert traffic(tmp_path, flags='').allocations == 0

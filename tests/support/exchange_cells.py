@@ -6,12 +6,14 @@ import itertools
 import os
 import signal
 import sys
+import warnings
 from typing import NamedTuple
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [path for path in (TESTS, os.path.join(os.path.dirname(TESTS), 'benchmarks')) if path not in sys.path]
 
 import theano_mgpu as mgpu
+from theano_mgpu.errors import MgpuWarning
 
 import numpy as np
 import theano
@@ -152,10 +154,12 @@ def trained(step, net, fails=None):
     Before a step, ``fails(step, net, number)`` may have it fail, which changes nothing.
     """
     losses = []
-    for i, size in enumerate(SIZES):
-        if fails:
-            fails(step, net, i)
-        losses.append(step(*batch(i, size)[:len(net.inputs)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', MgpuWarning)  # after an error of NCCL, the host would add the sums
+        for i, size in enumerate(SIZES):
+            if fails:
+                fails(step, net, i)
+            losses.append(step(*batch(i, size)[:len(net.inputs)]))
     return [np.array(losses), *net.values()]
 
 
@@ -195,6 +199,40 @@ def in_the_order_of_the_tree(dense=True):
             value = value + velocity
         found += [velocity, value]
     return found
+
+
+COLUMNS = 200000, 220000, 10, 750000  # of six rows in float32: 4.8, 5.3 and 18 MB are several messages, or pieces
+
+
+def large_sums(cell):
+    """Return parameters after three steps, in which sums are too large to be exchanged at once."""
+    x, params = T.matrix('x', dtype='float32'), [shared(np.zeros((6, n)), 'w%d' % n) for n in COLUMNS]
+    loss = sum((T.dot(x, param) * scales(n)).sum() for n, param in zip(COLUMNS, params))
+    with cell.flags():
+        step = mgpu.training_function([x], loss, params, lambda gradients: [
+            (param, param - RATE * gradient) for param, gradient in zip(params, gradients)], **cell.options())
+    cell.check_plan(step.plan)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', MgpuWarning)
+        for i, size in enumerate((7, 2, 8)):
+            step(batch(i, size)[0])
+    return [param.get_value() for param in params]
+
+
+def check_large_sums(cells):
+    """Train in each cell, and compare with NumPy: to the bit in the order of the tree. A sample is a logical shard."""
+    expected = np.zeros(6, 'float32')
+    for i, size in enumerate((7, 2, 8)):
+        parts = list(batch(i, size)[0])
+        while len(parts) > 1:
+            parts = [sum(parts[k:k + 2]) for k in range(0, len(parts), 2)]
+        expected = expected - RATE * parts[0]  # powers of two change no bits
+    for cell in cells:
+        for n, found in zip(COLUMNS, large_sums(cell)):
+            wanted = expected[:, None] * scales(n)
+            if cell.order == 'tree':
+                assert (found == wanted).all(), '%s, %d columns: not in the order of the tree' % (cell, n)
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6, err_msg=str(cell))
 
 
 def save(path, cells, make=None, mode=None, fails=None):

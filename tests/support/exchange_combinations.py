@@ -233,7 +233,7 @@ def compare(model, reference, where):
 
 
 def in_bits(case, model):
-    """Compare the bits of a training in the order of the tree with those of one context, without faults."""
+    """Compare the bits of a training in the order of the tree with a training on one context, without faults."""
     alone, step, _ = made('tree', 'device', 'host', 1, False, 1, 'serial')
     found = model.values()
     alone.reset()
