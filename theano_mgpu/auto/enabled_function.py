@@ -250,7 +250,7 @@ class EnabledFunction:
 
     def _by(self, step, values):
         lent = self._in_place.lent()
-        results = step.step(values, {})
+        results = step.steps.compute((values, {})).outputs
         self._in_place.write(lent)
         self._usage.add(step.samples)
         if self._has_failed:

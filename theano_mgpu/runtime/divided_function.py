@@ -180,11 +180,8 @@ class DividedFunction:
 
     # --- a call
 
-    def step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Compute a batch on every rank, and return the outputs; on an error nothing changes on any rank."""
-        return self._call((args, kwargs)).outputs
-
     def _call(self, arguments: Arguments) -> Computed:
+        """Compute a batch on every rank; on an error nothing changes on any rank."""
         try:
             outputs = self.locked_step(arguments)
         finally:

@@ -103,12 +103,12 @@ class Checked:
             absolute = [[abs(fetch(array)) for array in part] for part in parts.arrays]
             scales = list(map(np.copy, self._on_host(parts._replace(arrays=absolute, contexts=[HOST] * len(absolute)))))
         n = len(parts.arrays) * self._ranks.size
-        for i, (total, scale) in enumerate(zip(self._on_host(parts), scales)):
-            found = list(map(fetch, self._channel.arrays(i)))
+        for each, total, scale in zip(self._channel.taken(), self._on_host(parts), scales):
+            found = list(map(fetch, each.reduced.arrays(each.number)))
             if self._is_exact:
-                same = all(((each == total) | (each != each) & (total != total)).all() for each in found)
+                same = all(((its == total) | (its != its) & (total != total)).all() for its in found)
                 yield '' if same else 'a device has another sum than the host'
-            elif any(each.tobytes() != found[0].tobytes() for each in found):
+            elif any(its.tobytes() != found[0].tobytes() for its in found):
                 yield 'the devices have different sums'
             elif found:
                 yield _beyond_rounding(found[0], total, scale, n)

@@ -209,9 +209,6 @@ class LossExplained:
 class Reduction:
     """The addition by NCCL itself, in any order."""
 
-    def use(self, layout: Layout, parts: Parts) -> None:
-        """Prepare for parts of a layout."""
-
     def own(self, layout: Layout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
         """Return what a context sends: its part, or zeros if it has no samples."""
         for part, other in zip(parts.arrays, parts.contexts):
@@ -282,7 +279,6 @@ class NcclChannel:
                 raise GraphError('the replicas have gradients, or other sums, of different shapes: %s, and on %s %s'
                                  % (parts.like, context.name, describe(part)))
         self._shards = dict(zip(parts.contexts, parts.shards))
-        self._adder.use(self._layout, parts)
         for i, context in enumerate(self.communicator.contexts):
             with MemoryExplained(i, context, 'exchange'):
                 memory, place = self._memories[context], self.communicator.first + i
@@ -321,11 +317,6 @@ class NcclChannel:
         if not is_verified:
             self.communicator.give_up()
         self.communicator.is_verified = is_verified
-
-    def arrays(self, number: int) -> list[Any]:
-        """Return a sum on each device of this process that has it."""
-        assert self._reduced is not None
-        return self._reduced.arrays(number)
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step; they may still be under way."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -11,9 +12,12 @@ from ...comm.host_sum import bucket_ranges
 from ...devices.context_map import HOST, Context
 from ...utils.worker_threads import Task, WorkerThreads
 from ..launcher import Launcher
-from ..replicas.transfers import FlatBuffers, flat_layout, wait
-from ..timeline import Timings, span
+from ..replicas.transfers import FlatBuffers
+from ..timeline import HOST as HOST_TRACK
+from ..timeline import Timings, note, span
 from .orders import Parts
+
+ALL = slice(None)
 
 
 class Sum(NamedTuple):
@@ -103,7 +107,7 @@ class HostChannel:
         self._buffers: list[FlatBuffers] = []
         self._fetchers: dict[Any, Any] = {}
         self._underway: list[Task] = []
-        self._sent: list[Any] = []  # arrays on devices that may still be read from this memory
+        self._sent_to: set[Context] = set()  # they may still read this memory
         self.views: Sequence[Any] = []
 
     def prepare(self, parts: Parts) -> None:
@@ -111,21 +115,24 @@ class HostChannel:
         if self._underway:  # an interrupted step may have left some, which add to the same memory
             self._thread.finish(self._underway)
             self._underway = []
-        wait(self._sent)
-        self._sent, n = [], self._order.n_nodes
-        if not self._buffers or self._buffers[0].like != parts.like:
-            self._buffers = [FlatBuffers(parts.like, self._allocate)]
-        self._buffers += [FlatBuffers(parts.like, self._allocate) for _ in range(n - len(self._buffers))]
+        n = self._order.n_nodes
+        is_other = len(self._buffers) < n or self._buffers[0].like != parts.like
+        for context in self._sent_to if is_other else self._sent_to.difference(parts.contexts):
+            self._memories[context].wait()  # the others are waited for when they give their parts
+        self._sent_to.clear()
+        if is_other:
+            self._buffers = [FlatBuffers(parts.like, self._allocate) for _ in range(n)]
         self.views = self._buffers[0].views
         if self._device is None:
-            with self._timings.span('all_reduce'):
-                self._add(parts, parts.arrays, slice(None))
+            began = time.perf_counter()
+            self._add(parts, parts.arrays, ALL)
+            note(self._timings.seconds, 'all_reduce', HOST_TRACK, began)
         elif parts.arrays:
             self._add_from_devices(parts)
 
     def _add_from_devices(self, parts):
         if self._owners and len(parts.arrays) == 1 and self._order.is_any:  # each is a message, from where it lies
-            self.views, = self._fetched(parts, slice(None))
+            self.views, = self._fetched(parts, ALL)
             return
         *others, last = bucket_ranges([each.nbytes for each in self.views])
         for bucket in others:
@@ -141,8 +148,8 @@ class HostChannel:
         return self._memories.on_host(shape, dtype, self._device or HOST)
 
     def _add(self, parts, arrays, numbers):
-        targets = [each.views[numbers] for each in self._buffers]
-        self._memories[HOST].compute(self._order.add_up, parts, arrays, targets, numbers)
+        if self._memories.computes:
+            self._order.add_up(parts, arrays, [each.views[numbers] for each in self._buffers], numbers)
 
     @functools.cached_property
     def _thread(self):
@@ -169,7 +176,7 @@ class HostChannel:
     def clear(self) -> None:
         """Make every sum 0, on a rank without samples."""
         for buffers in self._buffers:
-            for flat in buffers.flat:
+            for flat in buffers.flat.values():
                 flat[...] = 0
         self.views = self._buffers[0].views
 
@@ -190,19 +197,17 @@ class HostChannel:
         """
         memory, whole = self._memories[context], self._buffers[0]
         sent: dict[int, Any] = {}
-        _, places = flat_layout(whole.like)
+        self._sent_to.add(context)
         for numbers in _runs(self._read_on[context]):
             there = FlatBuffers([whole.like[i] for i in numbers], memory.empty)
             sent.update(zip(numbers, there.views))
-            self._sent += there.flat
             if views[numbers[0]] is not whole.views[numbers[0]]:  # an owner's, from where they lie
                 for i, view in zip(numbers, there.views):
                     view.write(np.ascontiguousarray(views[i]))
                 continue
-            starts = {whole.like[i][1]: places[i].start for i in reversed(numbers)}
-            for to in there.flat:
-                here, = (flat for flat in whole.flat if flat.dtype == to.dtype)
-                to.write(here[starts[to.dtype]:starts[to.dtype] + to.shape[0]])
+            starts = {whole.like[i][1]: whole.places[i].start for i in reversed(numbers)}
+            for dtype, to in there.flat.items():
+                to.write(whole.flat[dtype][starts[dtype]:starts[dtype] + to.shape[0]])
         return sent
 
 

@@ -1,7 +1,7 @@
 """The memory of a context, in which parts of sums are added."""
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -22,10 +22,6 @@ class OnHost:
                 add_arrays(terms, out)
         return sums
 
-    def compute(self, function: Callable[..., None], *args: Any) -> None:
-        """Call a function that writes to arrays."""
-        function(*args)
-
 
 class OnDevice(DeviceMemory):
     """The memory of a context's device."""
@@ -33,6 +29,11 @@ class OnDevice(DeviceMemory):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._kernels: dict[Any, Any] = {}
+        self._any = self.empty((1,), 'float32')
+
+    def wait(self) -> None:
+        """Wait for all that the device has to do: libgpuarray waits for the stream of an array."""
+        self._any.sync()
 
     def add(self, values: Sequence[Sequence[Any]]) -> list[Any]:
         """Return the sums of lists of arrays, in new memory, as `OnHost.add`."""
@@ -59,6 +60,8 @@ class OnDevice(DeviceMemory):
 
 class Memories(dict):
     """The memory of each context, made when it is asked for."""
+
+    computes = True  # whether arrays have content
 
     def __missing__(self, context: Context) -> Any:
         self[context] = memory = OnHost() if context.kind == 'cpu' else OnDevice(context)

@@ -14,7 +14,7 @@ from ...comm.tree_products import Product, add_products
 from ...devices.context_map import Context
 from ..batch import Shard, Split
 from ..launcher import Launcher
-from ..replicas.transfers import FlatBuffers, describe, flat_layout
+from ..replicas.transfers import FlatBuffers, describe
 
 
 class Parts(NamedTuple):
@@ -126,7 +126,7 @@ class AnyOrder:
         if half:
             all_reduce_in_half(ranks, views)
         else:
-            ranks.all_reduce(buffers[0].flat)
+            ranks.all_reduce(list(buffers[0].flat.values()))
         return views
 
 
@@ -219,10 +219,10 @@ class TreeOrder:
                  owners: Sequence[int], half: bool) -> Sequence[Any]:
         """Do as `AnyOrder.add_over`: each rank gets some elements of all nodes, and adds these."""
         nodes, whole = self.tree.nodes_of(self.tree.rank), buffers[0]
-        for i, flat in enumerate(whole.flat):
-            blocks = _blocks(whole.like, flat, ranks.size, owners)
-            own = add_over_ranks(ranks, self.tree, [node._replace(value=each.flat[i]) for node, each in
-                                                    zip(nodes, buffers)], blocks, flat.dtype)
+        for dtype, flat in whole.flat.items():
+            blocks = _blocks(whole, dtype, ranks.size, owners)
+            own = add_over_ranks(ranks, self.tree, [node._replace(value=each.flat[dtype]) for node, each in
+                                                    zip(nodes, buffers)], blocks, dtype)
             if owners:
                 flat[slice(*blocks[ranks.rank])] = own
             else:
@@ -230,15 +230,15 @@ class TreeOrder:
         return [view if owner == ranks.rank else None for view, owner in zip(views, owners)] if owners else views
 
 
-def _blocks(like, flat, n_ranks, owners):
+def _blocks(whole, dtype, n_ranks, owners):
     """Return the elements of a flat array that each rank adds."""
     if not owners:
-        bounds = [flat.size * rank // n_ranks for rank in range(n_ranks + 1)]
+        bounds = [whole.flat[dtype].size * rank // n_ranks for rank in range(n_ranks + 1)]
         return list(zip(bounds, bounds[1:]))
-    _, places = flat_layout(like)
     blocks, end = [], 0
     for rank in range(n_ranks):
-        own = [place for place, owner, (_, dtype) in zip(places, owners, like) if owner == rank and dtype == flat.dtype]
+        own = [place for place, owner, (_, other) in zip(whole.places, owners, whole.like)
+               if owner == rank and other == dtype]
         blocks.append((own[0].start, own[-1].stop) if own else (end, end))
         end = blocks[-1][1]
     return blocks

@@ -104,17 +104,17 @@ class InTree:
         self._devices: Sequence[int] = ()  # of each node, from left to right; devices of all ranks count
         self._order = ''                   # of the additions
 
-    def use(self, layout: Layout, parts: Parts) -> None:
-        """Prepare for parts of a layout."""
+    def _use(self, layout):
         of_replicas = self._tree_order.tree.of_replicas
+        self._devices, self._order = order_of(of_replicas)
         if layout is not self._layout:
             self._layout, self._pieces, self._room = layout, list(pieces(layout, len(of_replicas))), {}
             for each in (each for piece in self._pieces for each in piece):
                 self._room[each.dtype] = max(self._room.get(each.dtype, 0), each.place + each.stop - each.start)
-        self._devices, self._order = order_of(of_replicas)
 
     def own(self, layout: Layout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
         """Return a context's nodes, and memory for the other nodes."""
+        self._use(layout)
         own = iter([part for part, other in zip(parts.arrays, parts.contexts) if other == context])
         for dtype in set(layout.names):
             memory.kernel(dtype, self._order, len(self._devices))  # compiled before other ranks begin to wait

@@ -182,6 +182,8 @@ class _Idle(Timings):
 class _Memories(dict):
     """The memories of devices and of the host, as `Memories`."""
 
+    computes = False
+
     def fetcher(self, context):
         return _Fetcher(self[context], self[HOST])
 

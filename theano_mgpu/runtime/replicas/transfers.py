@@ -166,39 +166,29 @@ class FlatBuffers:
 
     Attributes
     ----------
-    flat : list of ndarray or pygpu.gpuarray.GpuArray
+    flat : dict of dtype to (ndarray or pygpu.gpuarray.GpuArray)
+    places : list of slice
+        The place of each view in its flat array.
     views : list of ndarray or pygpu.gpuarray.GpuArray
         C-contiguous.
+
+    Examples
+    --------
+    >>> FlatBuffers([((2, 3), 'float32'), ((5,), 'float32')]).places
+    [slice(0, 6, None), slice(16, 21, None)]
     """
 
     def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]],
                  allocate: Callable[[Any, np.dtype], Any] = np.zeros) -> None:
         self.like = like
-        sizes, ranges = flat_layout(like)
-        flat = {dtype: allocate((size,), dtype) for dtype, size in sizes.items()}
-        self.flat = list(flat.values())
-        self.views = [flat[dtype][part].reshape(shape) for (shape, dtype), part in zip(like, ranges)]
-
-
-def flat_layout(like: Sequence[tuple[tuple[int, ...], Any]]) -> tuple[dict[Any, int], list[slice]]:
-    """Return the elements of each flat array, by dtype, and the range of each view in its array.
-
-    Parameters
-    ----------
-    like : list of (shape, dtype)
-
-    Examples
-    --------
-    >>> flat_layout([((2, 3), 'float32'), ((5,), 'float32')])
-    ({'float32': 21}, [slice(0, 6, None), slice(16, 21, None)])
-    """
-    sizes: dict[Any, int] = {}
-    ranges = []
-    for shape, dtype in like:
-        start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
-        sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
-        ranges.append(slice(start, sizes[dtype]))
-    return sizes, ranges
+        sizes: dict[Any, int] = {}
+        self.places = []
+        for shape, dtype in like:
+            start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
+            sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
+            self.places.append(slice(start, sizes[dtype]))
+        self.flat = {dtype: allocate((size,), dtype) for dtype, size in sizes.items()}
+        self.views = [self.flat[dtype][part].reshape(shape) for (shape, dtype), part in zip(like, self.places)]
 
 
 def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -237,7 +227,7 @@ class Fetcher:
             self._make_buffers(arrays)
         for i, view in zip(self._small, self._there.views):
             view[...] = arrays[i] if arrays[i].ndim else arrays[i].reshape((1,))  # pygpu indexes no scalars
-        for there, here in zip(self._there.flat, self._here.flat):
+        for there, here in zip(self._there.flat.values(), self._here.flat.values()):
             there.read(here)
         for i in self._large:
             fetch(arrays[i], self._host[i])
@@ -247,7 +237,7 @@ class Fetcher:
         arrays, self._arrays = self._arrays, ()
         if self._context.kind == 'cpu':
             return arrays
-        wait([*self._there.flat, *[arrays[i] for i in self._large]])
+        wait([*self._there.flat.values(), *[arrays[i] for i in self._large]])
         return [self._host.get(i, array) for i, array in enumerate(arrays)]
 
     def _make_buffers(self, arrays):
