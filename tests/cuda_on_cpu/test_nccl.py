@@ -86,7 +86,7 @@ def test_the_other_collectives():
 
 
 def bytes_received(n):
-    """Return what each device has received from others."""
+    """Return the bytes that each device has received from others."""
     numbers = [ctypes.c_size_t() for _ in range(n)]
     for i, number in enumerate(numbers):
         call('ncclOnCpuReceived', i, ctypes.byref(number))
@@ -95,7 +95,7 @@ def bytes_received(n):
 
 @on_standin(devices=3, delay_us=300, nccl_delay_us=300)
 def test_messages():
-    """In one group each device sends to each, also to itself, beside a broadcast; messages of a pair keep their order.
+    """Each device sends to each, also to itself, in one group with a broadcast; messages of a pair keep their order.
     """
     n, sizes = 3, (5, 200001, 1)  # one is longer than a slot
     clique = Clique(n)

@@ -225,7 +225,7 @@ def shards_over(n, **others):
 def test_blocks_by_hand():
     for n in 2, 4, 8:  # each device sends and receives (n - 1) / n of 8 MB twice, over 1 GB/s, as in a ring
         assert shards_over(n)['exchange'] == pytest.approx(2 * (n - 1) * (0.001 + 0.008 / n))
-    # 3 + 3 + 2 shards leave 2 + 2 + 1 sums: 5/3 of 8 MB, of which a device sends two thirds; then the total of a third
+    # 3 + 3 + 2 shards leave 2 + 2 + 1 sums: a device sends two thirds of 5/3 of 8 MB; then the total of a third
     assert shards_over(3)['exchange'] == pytest.approx(4 * 0.001 + 2 / 3 * (5 / 3 + 1) * 0.008)
     assert shards_over(1)['exchange'] == 0
     slow = shards_over(8, network=HOSTS)['exchange']

@@ -211,7 +211,7 @@ def test_replicas_without_shards_are_noted(contexts):
     contexts('cpu', 3)
     with logical(1), pytest.warns(mgpu.MgpuWarning, match='logical_shards=1 leaves 2 of the 3 replicas of a function'):
         net = Net()
-    assert str(net.step.plan).startswith('a function: each batch in at most 1 logical shard, divided among 3 replicas;')
+    assert str(net.step.plan).startswith('a function: each batch in at most 1 logical shard, divided among 3 replicas')
 
 
 def test_a_plan_shows_the_tree(contexts):
