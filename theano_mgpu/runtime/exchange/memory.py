@@ -5,7 +5,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ...comm.tree import add_arrays
+from ...comm.tree import add_arrays, folded
 from ...devices import page_locked
 from ...devices.context_map import Context
 from ..replicas.transfers import DeviceMemory, Fetcher
@@ -36,16 +36,15 @@ class OnDevice(DeviceMemory):
         self._any.sync()
 
     def add(self, values: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the sums of lists of arrays, in new memory, as `OnHost.add`."""
-        order = ' + ('.join('n%d' % i for i in range(len(values))) + ')' * (len(values) - 1)
-        sums = []
-        for terms in zip(*values):
-            size, total = int(np.prod(terms[0].shape, dtype='int64')), self.empty(terms[0].shape, terms[0].dtype)
-            flat = [self.contiguous(each).reshape((size,)) for each in (total, *terms)]
-            if size:
-                self.kernel(total.dtype.name, order, len(values))(*flat)
-            sums.append(total)
-        return sums
+        """Return the sums of lists of arrays, in new memory, as `OnHost.add`; each addition is rounded."""
+        return [folded(terms, self._added) for terms in zip(*values)]
+
+    def _added(self, one, other):
+        total, size = self.empty(one.shape, one.dtype), (int(np.prod(one.shape, dtype='int64')),)
+        if all(size):
+            self.kernel(one.dtype.name, 'n0 + n1', 2)(*[self.contiguous(each).reshape(size)
+                                                        for each in (total, one, other)])
+        return total
 
     def kernel(self, dtype: str, order: str, n: int) -> Any:
         """Return the kernel ``kernel(total, n0, n1, ...)`` that adds n arrays with one axis in an order."""

@@ -39,6 +39,11 @@ class Parts(NamedTuple):
     nodes: Sequence[Node] = ()
 
 
+def _phase(contexts):
+    """Return the phase of a step that an addition on some contexts counts for."""
+    return 'all_reduce' if contexts[0].kind == 'cpu' else 'launch'
+
+
 class AnyOrder:
     """Any order: the parts of a replica's micro-batches are added as they come, and so are the sums of all replicas.
 
@@ -73,7 +78,7 @@ class AnyOrder:
         if n_rounds == 1:
             return Parts(describe(parts[0]), parts, shards, contexts)
         if number:
-            parts = self._launcher.run('launch', [
+            parts = self._launcher.run(_phase(contexts), [
                 functools.partial(self._memories[context].add, [self._held[shard.replica][-1], part])
                 for shard, context, part in zip(shards, contexts, parts)], contexts, shards)
         else:
@@ -168,8 +173,8 @@ class TreeOrder:
             self.drop()
             self.tree = split.tree
         if not split.idle:
-            self._launcher.run('launch', [functools.partial(self._merge, *each) for each in
-                                          zip(shards, contexts, map(self._without_large, shards, parts))],
+            self._launcher.run(_phase(contexts), [functools.partial(self._merge, *each) for each in
+                                                  zip(shards, contexts, map(self._without_large, shards, parts))],
                                contexts, shards)
         if number < len(split.rounds) - 1:
             return None
