@@ -3,7 +3,8 @@ from theano_mgpu.runtime.exchange.memory import Memories
 
 import numpy as np
 import pytest
-from pygpu import gpuarray
+
+gpuarray = pytest.importorskip('pygpu.gpuarray', reason='arrays on devices need pygpu')
 
 SHAPES = (), (0, 3), (1,), (5, 7), (3, 1, 400)
 
