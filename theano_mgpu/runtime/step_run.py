@@ -166,7 +166,7 @@ class StepRun:
             contexts, shards = tuple(work.context for work in works), tuple(work.shard for work in works)
         self._launcher.run(given.phase, [functools.partial(compute, work) for work in works], contexts,
                            self._split.shards, shards)
-        if shards[0] is None and self._timings.waits():
+        if shards[0] is None and self._executable.on_devices and self._timings.waits():
             with self._timings.span(given.phase):
                 wait(self._slots[slot] for work in works for slot in work.made)
 
@@ -219,7 +219,8 @@ class StepRun:
         parts = order.add(self._split, given.round, given.contexts, [list(map(value_of, part)) for part in given.parts])
         if parts is not None:
             channel.prepare(parts)
-            self._executable.over_ranks.start(channel, self._split.idle)
+            if self._executable.over_ranks.overlaps:
+                self._executable.over_ranks.start(channel, self._split.idle)
 
     def finish(self, given: instructions.Finish) -> None:
         """Add up sums over the ranks."""

@@ -86,14 +86,15 @@ class OverRanks:
 
     Attributes
     ----------
+    overlaps : bool
     underway : dict of HostChannel to Task
         Sums of a later boundary may be among them.
     """
 
     def __init__(self, ranks: Communicator, timings: Timings, overlaps: bool):
         self._ranks, self._timings = ranks, timings
-        self._overlaps = overlaps and ranks.size > 1
-        self._threads = WorkerThreads([_add_over] * self._overlaps, 'theano_mgpu exchange')
+        self.overlaps = overlaps and ranks.size > 1
+        self._threads = WorkerThreads([_add_over] * self.overlaps, 'theano_mgpu exchange')
         self.underway: dict[HostChannel, Task] = {}
 
     def wait(self) -> None:
@@ -102,8 +103,8 @@ class OverRanks:
         self.underway = {}
 
     def start(self, sums: HostChannel, idle: bool) -> None:
-        """Begin to add, if there is a thread for it; devices need none."""
-        if not self._overlaps or not sums.by_host:
+        """Begin to add on the thread for it; devices need none."""
+        if not sums.by_host:
             return
         self._meet([sums], idle)
         begun, busy = threading.Lock(), any(not each.done() for each in self.underway.values())
