@@ -2,7 +2,7 @@
 """The sum of N host buffers, compared with the memory's bandwidth and with NumPy.
 
   ours    theano_mgpu.comm.host_sum.all_reduce into an existing buffer
-  blocks  its way without a C++ compiler: NumPy, block by block
+  numpy   its way without a C++ compiler
   sum     the stacked buffers' sum(axis=0)
 
 Bytes are those that the task itself reads and writes: N buffers and one result. A processor may move more: a store
@@ -26,7 +26,7 @@ import sys
 import tempfile
 
 from theano_mgpu.comm import host_reduce
-from theano_mgpu.comm.host_sum import add_blocks, all_reduce
+from theano_mgpu.comm.host_sum import add_by_numpy, all_reduce
 
 import numpy as np
 import theano
@@ -125,7 +125,7 @@ class Bandwidth:
 def contenders(stacked, out):
     buffers = list(stacked)
     return {'ours': lambda: all_reduce(buffers, out),
-            'blocks': lambda: add_blocks(out, buffers, False),
+            'numpy': lambda: add_by_numpy(out, buffers),
             'sum': lambda: stacked.sum(axis=0)}
 
 
@@ -158,7 +158,7 @@ def cells(row):
     """Return the row as texts: GB/s of all, and ours against the memory and against NumPy's sum."""
     rounds = {name: np.array(values) / 1e9 for name, values in row['rounds'].items()}
     ours, memory = rounds['ours'], np.array(row['memory']) / 1e9
-    numpy_ways = [rounds[name] for name in ('blocks', 'sum')]
+    numpy_ways = [rounds[name] for name in ('numpy', 'sum')]
     return (['%d' % row['n'], '%g' % row['size'], '%.1f (%.1f to %.1f)' % spread(ours), '%.1f' % np.median(memory),
              '%.2f (%.2f to %.2f)' % spread(ours / memory), '%.2f' % row['best']]
             + ['%.1f' % np.median(way) for way in numpy_ways]
@@ -170,7 +170,7 @@ def main():
     print('%s, %d threads at most, %d rounds, median (lowest to highest), GB/s'
           % (arguments.dtype, host_reduce.threads(), arguments.rounds))
     form = '| %2s | %5s | %-21s | %6s | %-20s | %4s | %6s | %6s | %10s |'
-    print(form % ('N', 'MB', 'ours', 'memory', 'ours / memory', 'best', 'blocks', 'sum', 'ours/NumPy'))
+    print(form % ('N', 'MB', 'ours', 'memory', 'ours / memory', 'best', 'numpy', 'sum', 'ours/NumPy'))
     bandwidth, rows = Bandwidth(), []
     for n in arguments.buffers:
         for size in arguments.sizes:

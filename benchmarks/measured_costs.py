@@ -9,7 +9,7 @@ from theano_mgpu.cli.bench import is_cpu
 from theano_mgpu.comm.host_sum import all_reduce
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.devices.contexts import gpu_context
-from theano_mgpu.plan import DeviceReduce, buckets
+from theano_mgpu.plan import buckets
 
 import numpy as np
 from cost_model import EVERY_DEVICE, MEMORY, PARTS, CostModel, Link, Network, Row, fit_line, in_half
@@ -209,7 +209,7 @@ def bytes_of_gradients(model: Any) -> int:
 def scheme_of(model: Any) -> str:
     """Return the scheme of `cost_model.SCHEMES` in which the contexts of a parallel model add gradients."""
     plan = model.train_function.function.plan
-    by_nccl = any(isinstance(group.collective, DeviceReduce) for part in plan.parts for group in part.sums)
+    by_nccl = any(group.way.by_devices for part in plan.parts for group in part.sums)
     return 'host' if not by_nccl else 'blocks' if plan.shares.logical_shards else 'ring'
 
 

@@ -103,8 +103,8 @@ class Checked:
             absolute = [[abs(fetch(array)) for array in part] for part in parts.arrays]
             scales = list(map(np.copy, self._on_host(parts._replace(arrays=absolute, contexts=[HOST] * len(absolute)))))
         n = len(parts.arrays) * self._ranks.size
-        for each, total, scale in zip(self._channel.taken(), self._on_host(parts), scales):
-            found = list(map(fetch, each.reduced.arrays(each.number)))
+        for i, (total, scale) in enumerate(zip(self._on_host(parts), scales)):
+            found = list(map(fetch, self._channel.reduced.arrays(i)))
             if self._is_exact:
                 same = all(((its == total) | (its != its) & (total != total)).all() for its in found)
                 yield '' if same else 'a device has another sum than the host'

@@ -238,6 +238,12 @@ class NcclChannel:
     adder : Reduction or InTree
     memories : Memories
     timings : Timings
+
+    Attributes
+    ----------
+    communicator : NcclCommunicator
+    reduced : Reduced or None
+        The sums of a step, until it waits for them for the last time.
     """
 
     def __init__(self, communicator: NcclCommunicator, owners: Sequence[int | None], adder: Any, memories: Any,
@@ -248,7 +254,7 @@ class NcclChannel:
         self._own: list[Any] = []             # what every context of the communicator sends
         self._received: list[Received] = []   # memory for the sums
         self._shards: dict[Context, Shard] = {}
-        self._reduced: Reduced | None = None  # until the step waits for it for the last time
+        self.reduced: Reduced | None = None
         self._is_taken = False
 
     @property
@@ -294,7 +300,7 @@ class NcclChannel:
         """Enqueue the addition on all devices of this process; raise an ExchangeError if NCCL gives one."""
         own, received = self._own, self._received
         self._own, self._received = [], []
-        self._reduced = Reduced(self._layout, received, self.communicator, self._shards)
+        self.reduced = Reduced(self._layout, received, self.communicator, self._shards)
         with self._timings.span('all_reduce'), span('all_reduce', 'all_reduce'):
             self._adder.enqueue(self.communicator, self._layout, own, received)
 
@@ -321,15 +327,15 @@ class NcclChannel:
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step; they may still be under way."""
         self._is_taken = True
-        return [Sum(i, self._reduced) for i in range(len(self._layout.like))]
+        return [Sum(i, self.reduced) for i in range(len(self._layout.like))]
 
     def finish(self) -> None:
         """Wait until the devices have added the sums; raise the error as `Reduced.wait` does."""
-        if self._reduced is not None:
-            self._reduced.wait()
+        if self.reduced is not None:
+            self.reduced.wait()
             if self._is_taken:
-                self._reduced = None
+                self.reduced = None
 
     def drop(self) -> None:
         """Free the arrays that a failed step has left on the devices."""
-        self._own, self._received, self._reduced, self._is_taken = [], [], None, False
+        self._own, self._received, self.reduced, self._is_taken = [], [], None, False
