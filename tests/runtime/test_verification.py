@@ -27,11 +27,11 @@ def step(contexts, kind):
 @pytest.fixture
 def half_of_the_second(monkeypatch):
     """Make the sum over replicas faulty: the second replica's part counts by half."""
-    original = orders.all_reduce
+    original = orders.all_reduce_each
 
-    def halved(parts, *rest):
-        original([part * weight for part, weight in zip(parts, (1, 0.5))], *rest)
-    monkeypatch.setattr(orders, 'all_reduce', halved)
+    def halved(lists, outs):
+        original([[part * weight for part in parts] for parts, weight in zip(lists, (1, 0.5))], outs)
+    monkeypatch.setattr(orders, 'all_reduce_each', halved)
 
 
 @pytest.fixture

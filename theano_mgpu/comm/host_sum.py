@@ -1,7 +1,8 @@
 """The host side of all_reduce: the sum of the replicas' buffers in one pass."""
 from __future__ import annotations
 
-from typing import Iterator, Sequence
+import operator
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from . import host_reduce
 SMALL = 1 << 10
 # Bytes of gradients that are fetched while the ones before are added.
 BUCKET = 1 << 22
+_description = operator.attrgetter('shape', 'dtype')
 
 
 def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray) -> None:
@@ -26,7 +28,7 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray) -> None:
     Raises
     ------
     ValueError
-        If the shapes differ, if there is no buffer, or if `out` is not one piece of memory.
+        If the shapes differ, or if `out` is not one piece of memory.
 
     Notes
     -----
@@ -41,16 +43,11 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray) -> None:
     >>> out
     array([4., 8.])
     """
-    if not buffers:
-        raise ValueError('there is nothing to add: give one buffer or more')
     shape = out.shape
     for buffer in buffers:
         if buffer.shape != shape:
             raise ValueError('buffers of one shape are summed; the shapes are %s'
                              % ', '.join(str(each.shape) for each in (out, *buffers)))
-    if out.size <= SMALL and out.dtype.char in 'fd' and out.flags.forc:  # for less than the checks below take
-        _add(out, buffers)
-        return
     flat_out = _flat(out, out)
     if out.size and not np.may_share_memory(flat_out, out):
         raise ValueError('out must be one piece of memory; its shape is %s, its strides %s' % (out.shape, out.strides))
@@ -59,6 +56,22 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray) -> None:
         host_reduce.add(flat_out, flat)
     else:
         add_by_numpy(flat_out, flat)
+
+
+def all_reduce_each(lists: Sequence[Sequence[np.ndarray]], outs: Sequence[np.ndarray]) -> None:
+    """Write the sums of the first arrays of some lists, of the second ones, and so on, as `all_reduce`."""
+    alike = len(lists) > 1 and list(map(describe, lists)) == [describe(outs)] * len(lists)
+    for out, first, *others in zip(outs, *lists):
+        if alike and out.size <= SMALL and out.dtype.char in 'fd':
+            for other in others:
+                first = np.add(first, other, out)
+        else:
+            all_reduce([first, *others], out)
+
+
+def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
+    """Return shapes and dtypes."""
+    return list(map(_description, arrays))
 
 
 def _add(out, buffers):

@@ -6,13 +6,14 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from ...comm.communicator import Communicator
+from ...comm.host_sum import describe
 from ...devices.context_map import Context
 from ...devices.cuda_libraries.nccl import DTYPES, SUM
 from ...devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
 from ...errors import ExchangeError, GraphError
 from ..batch import Shard
 from ..launcher import MemoryExplained, error_of
-from ..replicas.transfers import ALIGNED, SMALL, copy_to, describe, fetch
+from ..replicas.transfers import ALIGNED, SMALL, copy_to, fetch
 from ..timeline import Timings, span
 from .host import Sum
 from .orders import Parts

@@ -2,19 +2,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
 from ...comm.communicator import Communicator
 from ...comm.half_precision import all_reduce_in_half
-from ...comm.host_sum import all_reduce
-from ...comm.tree import Node, Tree, add_arrays, add_over_ranks
+from ...comm.host_sum import all_reduce_each, describe
+from ...comm.tree import Node, add_arrays, add_over_ranks
 from ...comm.tree_products import Product, add_products
 from ...devices.context_map import Context
 from ..batch import Shard, Split
-from ..launcher import Launcher
-from ..replicas.transfers import FlatBuffers, describe
+from ..replicas.transfers import FlatBuffers
 
 
 class Parts(NamedTuple):
@@ -39,29 +38,31 @@ class Parts(NamedTuple):
     nodes: Sequence[Node] = ()
 
 
-def _phase(contexts):
-    """Return the phase of a step that an addition on some contexts counts for."""
-    return 'all_reduce' if contexts[0].kind == 'cpu' else 'launch'
-
-
-class AnyOrder:
-    """Any order: the parts of a replica's micro-batches are added as they come, and so are the sums of all replicas.
+class Order:
+    """An order: the base of `AnyOrder` and `TreeOrder`.
 
     Parameters
     ----------
-    memories : dict of Context to (OnHost or OnDevice)
+    memories : Memories
     launcher : Launcher
+
+    Attributes
+    ----------
+    is_any : bool
+    tree : Tree or None
+        Of the batch.
     """
 
-    is_any, n_nodes = True, 1
+    is_any = True
 
-    def __init__(self, memories: Mapping[Context, Any], launcher: Launcher) -> None:
+    def __init__(self, memories: Any, launcher: Any) -> None:
         self._memories, self._launcher = memories, launcher
-        self._held: dict[int, Any] = {}  # the shard, context and part of each replica
+        self._nodes: dict[int, Any] = {}  # the nodes of each replica, a shard, and the context
+        self.tree: Any = None
 
     def add(self, split: Split, number: int, contexts: Sequence[Context],
             parts: Sequence[Sequence[Any]]) -> Parts | None:
-        """Add the parts of some shards where they are; return all parts after the last round.
+        """Add the parts of some shards where they are; return what replicas have after the last round.
 
         Parameters
         ----------
@@ -74,25 +75,46 @@ class AnyOrder:
         parts : list of list of (ndarray or pygpu.gpuarray.GpuArray)
             For each of the shards its part of each sum.
         """
-        shards, n_rounds = split.rounds[number], len(split.rounds)
-        if n_rounds == 1:
-            return Parts(describe(parts[0]), parts, shards, contexts)
-        if number:
-            parts = self._launcher.run(_phase(contexts), [
-                functools.partial(self._memories[context].add, [self._held[shard.replica][-1], part])
-                for shard, context, part in zip(shards, contexts, parts)], contexts, shards)
-        else:
-            self._held = {}
-        self._held.update((each[0].replica, each) for each in zip(shards, contexts, parts))
-        if number < n_rounds - 1:
+        shards = split.rounds[number]
+        if number == 0:
+            self.drop()
+            self.tree = split.tree
+        if self.is_any or not split.idle:
+            self._launcher.run('all_reduce' if contexts[0].kind == 'cpu' else 'launch',
+                               [functools.partial(self._take, *each) for each in zip(shards, contexts, parts)],
+                               contexts, shards)
+        if number < len(split.rounds) - 1:
             return None
-        held, self._held = list(self._held.values()), {}
-        shards, contexts, parts = zip(*held)
-        return Parts(describe(parts[0]), parts, shards, contexts)
+        of_replicas, self._nodes = sorted(self._nodes.items()), {}
+        nodes = [(node, *place) for _, (own, *place) in of_replicas for node in own]
+        return Parts(describe(parts[0]), [node.value for node, *_ in nodes], [shard for _, shard, _ in nodes],
+                     [context for *_, context in nodes], [node for node, *_ in nodes])
+
+    @property
+    def n_nodes(self) -> int:
+        """The number of nodes, each with a part of all sums, that the parts of this rank come to."""
+        return 1
+
+    def _take(self, shard, context, part):
+        own, *_ = self._nodes.setdefault(shard.replica, ([], shard, context))
+        self._join(own, Node(0, shard.number, part), self._memories[context].add)
 
     def drop(self) -> None:
         """Free what a failed step has left."""
-        self._held = {}
+        self._nodes = {}
+
+
+class AnyOrder(Order):
+    """Any order: the parts of a replica's micro-batches are added as they come, and so are the sums of all replicas."""
+
+    def add(self, split: Split, number: int, contexts: Sequence[Context],
+            parts: Sequence[Sequence[Any]]) -> Parts | None:
+        if len(split.rounds) == 1:
+            return Parts(describe(parts[0]), parts, split.rounds[0], contexts)
+        return super().add(split, number, contexts, parts)
+
+    def _join(self, nodes, node, add):
+        nodes[:] = [node._replace(value=add([nodes[0].value, node.value])) if nodes else node]
 
     def add_up(self, parts: Parts, arrays: Sequence[Sequence[np.ndarray]],
                targets: Sequence[Sequence[np.ndarray]], numbers: slice) -> None:
@@ -107,8 +129,7 @@ class AnyOrder:
             For each of the `n_nodes` nodes that remain, memory for these sums.
         numbers : slice
         """
-        for each, out in zip(zip(*arrays), targets[0]):
-            all_reduce(each, out)
+        all_reduce_each(arrays, targets[0])
 
     def add_over(self, ranks: Communicator, buffers: Sequence[FlatBuffers], views: Sequence[np.ndarray],
                  owners: Sequence[int], half: bool) -> Sequence[Any]:
@@ -135,16 +156,11 @@ class AnyOrder:
         return views
 
 
-class TreeOrder:
+class TreeOrder(Order):
     """The order of the tree of logical shards: the nodes of each replica where they are, then the nodes of all.
 
     An addition has the same bits on the host and on devices, as IEEE 754 has it. Large products of shards on the host
     are computed and added last, see `add_products`.
-
-    Parameters
-    ----------
-    memories, launcher
-        As for `AnyOrder`.
 
     Attributes
     ----------
@@ -154,53 +170,29 @@ class TreeOrder:
 
     is_any = False
 
-    def __init__(self, memories: Mapping[Context, Any], launcher: Launcher) -> None:
-        self._memories, self._launcher, self.tree = memories, launcher, Tree(0, (1,))
-        self._nodes: dict[int, Any] = {}  # the nodes of each replica, a shard, and the context
+    def __init__(self, memories: Any, launcher: Any) -> None:
+        super().__init__(memories, launcher)
         self._products: dict[int, dict[int, Product]] = {}  # of each sum, by the number of the shard
 
     @property
     def n_nodes(self) -> int:
-        """The number of nodes that the shards of this rank come to."""
         return max(1, len(self.tree.nodes_of(self.tree.rank)))
 
-    def add(self, split: Split, number: int, contexts: Sequence[Context],
-            parts: Sequence[Sequence[Any]]) -> Parts | None:
-        """Do as `AnyOrder.add`; a process without samples has no parts."""
-        shards = split.rounds[number]
-        assert split.tree is not None
-        if number == 0:
-            self.drop()
-            self.tree = split.tree
-        if not split.idle:
-            self._launcher.run(_phase(contexts), [functools.partial(self._merge, *each) for each in
-                                                  zip(shards, contexts, map(self._without_large, shards, parts))],
-                               contexts, shards)
-        if number < len(split.rounds) - 1:
-            return None
-        of_replicas = sorted(self._nodes.items())
-        self._nodes = {}
-        nodes = [(node, *place) for _, (own, *place) in of_replicas for node in own]
-        return Parts(describe(parts[0]), [node.value for node, *_ in nodes], [shard for _, shard, _ in nodes],
-                     [context for *_, context in nodes], [node for node, *_ in nodes])
+    def _join(self, nodes, node, add):
+        part = [self._without_large(i, node.place, value) if isinstance(value, Product) else value
+                for i, value in enumerate(node.value)]
+        self.tree.merge(nodes, node._replace(value=part), lambda chain, *_: add(chain))
+
+    def _without_large(self, i, number, product):
+        """Return a small product of a shard; keep a large one for later, and return None in its place."""
+        if product.is_small:
+            return product.computed()
+        self._products.setdefault(i, {})[number] = product
+        return None
 
     def drop(self) -> None:
-        """Free what a failed step has left."""
-        self._nodes, self._products = {}, {}
-
-    def _without_large(self, shard, part):
-        """Return a part with small products computed; large ones are kept for later, with None in their place."""
-        part = list(part)
-        for i, value in enumerate(part):
-            if isinstance(value, Product):
-                part[i] = value.computed() if value.is_small else None
-                if part[i] is None:
-                    self._products.setdefault(i, {})[shard.number] = value
-        return part
-
-    def _merge(self, shard, context, part):
-        nodes, *_ = self._nodes.setdefault(shard.replica, ([], shard, context))
-        self.tree.merge(nodes, Node(0, shard.number, part), lambda chain, *_: self._memories[context].add(chain))
+        super().drop()
+        self._products = {}
 
     def add_up(self, parts: Parts, arrays: Sequence[Sequence[np.ndarray]],
                targets: Sequence[Sequence[np.ndarray]], numbers: slice) -> None:

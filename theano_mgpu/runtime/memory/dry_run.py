@@ -8,6 +8,7 @@ import numpy as np
 from theano.gpuarray.type import GpuArrayType
 
 from ...comm.alone import Alone
+from ...comm.host_sum import describe
 from ...devices.context_map import HOST, Context
 from ...devices.nccl import communicator_of
 from ...graph.analysis import SAME, STACK
@@ -18,7 +19,7 @@ from ..divided_update import UpdateOwners
 from ..exchange.host import Sum
 from ..exchange.sums import OverRanks, exchanges_of
 from ..executable import Executable
-from ..replicas.transfers import SMALL, DeviceBuffers, FlatBuffers, describe
+from ..replicas.transfers import SMALL, DeviceBuffers, FlatBuffers
 from ..step_run import StepRun
 from ..timeline import Timings
 from ..transaction import Transaction

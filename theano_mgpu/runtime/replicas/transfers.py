@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import operator
 from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
@@ -11,13 +10,13 @@ from scipy import sparse
 from theano.gpuarray.type import GpuArrayType
 from theano.tensor import TensorType
 
+from ...comm.host_sum import describe
 from ...devices import page_locked
 from ...devices.context_map import Context
 from ...devices.contexts import gpu_context
 
 ALIGNED = 16     # a view begins at a multiple of as many elements, for instructions that take several at once
 SMALL = 1 << 15  # bytes of an array that is fetched together with others
-_description = operator.attrgetter('shape', 'dtype')
 
 
 class DeviceMemory:
@@ -189,11 +188,6 @@ class FlatBuffers:
             self.places.append(slice(start, sizes[dtype]))
         self.flat = {dtype: allocate((size,), dtype) for dtype, size in sizes.items()}
         self.views = [self.flat[dtype][part].reshape(shape) for (shape, dtype), part in zip(like, self.places)]
-
-
-def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
-    """Return shapes and dtypes."""
-    return list(map(_description, arrays))
 
 
 class Fetcher:
