@@ -2,7 +2,7 @@
 import cuda_on_cpu
 import pytest
 from support.channel_cases import CASES, Make, by_host, stays
-from support.standin import run
+from support.standin import launched, run
 
 ON_STANDIN = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
                                                              reason=cuda_on_cpu.unavailable() or '')]
@@ -50,3 +50,28 @@ class TestCudaDevices:
         """Operations that nothing orders are delayed at random; each array is an allocation."""
         *failed, last = run(ON_DEVICES, 3, 'gpuarray.preallocate=-1', delay_us=50)
         assert last == 'all cases', '\n'.join([*failed, last])
+
+
+OVER_RANKS = """
+from support.channel_cases import CASES, CHANNELS, Make
+from theano_mgpu.comm.mpi import mpi_communicator
+contexts, ranks = mgpu.init(), mpi_communicator()
+for channel in %r:
+    for name, run in CASES.items():
+        try:
+            run(Make(CHANNELS[channel], contexts, ranks), contexts)
+        except Exception as error:
+            raise AssertionError('rank %%d, %%s, %%s' %% (ranks.rank, channel, name)) from error
+print('all cases')
+"""
+
+
+@pytest.mark.mpi
+class TestRanksWithDevices:
+    """A case that fails on one rank ends the job."""
+
+    pytestmark = ON_STANDIN
+
+    @pytest.mark.parametrize('n', [1, pytest.param(2, marks=pytest.mark.slow)])
+    def test_two_ranks(self, n, tmp_path):
+        assert launched(2, OVER_RANKS % (['host', 'nccl'],), tmp_path, 2 * n, delay_us=50)[-1] == 'all cases'

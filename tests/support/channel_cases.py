@@ -10,6 +10,7 @@ import functools
 import gc
 import sys
 import traceback
+import warnings
 from typing import NamedTuple
 
 from theano_mgpu.comm.alone import Alone
@@ -17,6 +18,7 @@ from theano_mgpu.comm.tree import Tree
 from theano_mgpu.devices.context_map import HOST
 from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.devices.nccl import communicator_of, connect
+from theano_mgpu.errors import MgpuWarning
 from theano_mgpu.runtime.batch import Shard, Split
 from theano_mgpu.runtime.exchange import checked, devices, host, memory, orders, tree_devices
 from theano_mgpu.runtime.exchange.sums import OverRanks
@@ -88,6 +90,7 @@ def by_nccl(make, order, owners, read_on):
     """Return an NcclChannel whose first sums are compared with the host's."""
     assert connect(make.contexts, make.ranks) == ''
     communicator = communicator_of(make.contexts, make.ranks.size)
+    assert not communicator.has_failed
     communicator.is_verified = False
     adder = devices.Reduction() if order.is_any else tree_devices.InTree(order, make.memories, make.launcher)
     channel = devices.NcclChannel(communicator, owners, adder, make.memories, make.timings)
@@ -163,6 +166,9 @@ class Steps:
         self.in_tree, self.contexts, self.ranks, self.n, self.make = order == 'tree', make.contexts, make.ranks, n, make
         self.read_on = read_on or {context: list(range(n)) for context in make.contexts}
         self.channel, self.order = make(order, owners, self.read_on)
+        first = self.ranks.rank * len(self.contexts)
+        self.own = [i for i, owner in enumerate(owners or [None] * n)
+                    if owner is None or first <= owner < first + len(self.contexts)]
         self.over_ranks = OverRanks(self.ranks, make.timings, False)
 
     def parts(self, seed, like, counts, layouts=('C',)):
@@ -248,7 +254,7 @@ class Steps:
         """Check the sums on the host, and on each context that reads them."""
         expected = self.expected(parts)
         assert len(sums) == self.n
-        for i in range(self.n):
+        for i in self.own:
             check_same(on_host(sums[i]), expected[i], 'sum %d on the host%s' % (i, where))
         for context, numbers in self.read_on.items():
             for i in numbers:
@@ -307,16 +313,25 @@ def check_same(ours, expected, what):
 # -------------------------------------------------------------------------------------------------------------- cases
 
 
-def case(function):
+def case(function, alone=False):
     """Register a case with each order."""
     for order in ('any', 'tree'):
-        CASES['%s, %s' % (function.__name__, order)] = functools.partial(_with_order, function, order)
+        CASES['%s, %s' % (function.__name__, order)] = functools.partial(_with_order, function, alone, order)
     return function
 
 
-def _with_order(function, order, make, contexts):
+def case_of_one_process(function):
+    """Register a case of steps that fail: ranks would have to fail together."""
+    return case(function, alone=True)
+
+
+def _with_order(function, alone, order, make, contexts):
+    if alone and make.ranks.size > 1:
+        return
     make.contexts = contexts
-    function(order, make)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', MgpuWarning)  # such as one that the host adds in place of devices
+        function(order, make)
 
 
 def counts_of(make, *counts):
@@ -473,6 +488,29 @@ def sums_stay_until_the_next_ones_are_prepared(order, make):
 
 
 @case
+def copies_that_are_still_under_way(order, make):
+    """A device gets the sums of its step, even if the next ones are prepared before it has received them.
+
+    It may have no samples in the next step, whose sums may have other shapes.
+    """
+    n = len(counts_of(make, 1))
+    for place in range(n):
+        steps, others = Steps(order, make, 1), [int(i != place or n == 1) for i in range(n)]
+        for seed, size in enumerate([HUGE // 4, HUGE // 4 + 1]):
+            parts = steps.parts(seed, [((HUGE // 4,), 'float32')], counts_of(make, 1))
+            (total,), expected = steps.sums(parts), steps.expected(parts)
+            following = steps.parts(seed + 2, [((size,), 'float32')], others)
+            added = steps.add(following)
+            held = [on_context(context, total) for context in make.contexts if context.kind != 'cpu']
+            steps.channel.prepare(added)
+            steps.idle = steps.split(following).idle
+            for each in held:
+                check_same(fetch(each), *expected, 'a sum that is under way')
+            steps.check(steps.taken(), following)
+            steps.finish()
+
+
+@case
 def sums_are_sent_to_their_readers_alone(order, make):
     """Reading takes memory on a device for the sums that are read there alone, and none where none is read."""
     first, *others = make.contexts
@@ -491,22 +529,22 @@ def sums_are_sent_to_their_readers_alone(order, make):
 @case
 def owners(order, make):
     """A sum with an owner is right where its owner reads it, and on the host; others may have an owner, or none."""
-    n = len(make.contexts)
+    n, first = len(counts_of(make, 1)), make.ranks.rank * len(make.contexts)
     like = [((LARGE + i,), 'float32') for i in range(4)] + [((3,), 'float32'), ((), 'float32')]
-    owned = [0, n - 1, None, 0, n - 1, None]
-    read_on = {context: [i for i, owner in enumerate(owned) if owner in (place, None)]
-               for place, context in enumerate(make.contexts)}
-    steps = Steps(order, make, len(like), owned, read_on)
-    for seed, counts in enumerate([(1,), (2, 1), (0, 1) if n > 1 else (1,), (1,)]):
-        steps.step(seed, like, counts_of(make, *counts))
+    for owned in [0, n - 1, None, 0, n - 1, None], [0, 0, 0, n - 1, n - 1, n - 1]:
+        read_on = {context: [i for i, owner in enumerate(owned) if owner in (place, None)]
+                   for place, context in enumerate(make.contexts, first)}
+        steps = Steps(order, make, len(like), owned, read_on)
+        for seed, counts in enumerate([(1,), (2, 1), (0, 1) if n > 1 else (1,), (1,)]):
+            steps.step(seed, like, counts_of(make, *counts))
 
 
 @case
 def sums_of_an_owner_take_no_memory_elsewhere(order, make):
     """A device has no memory for large sums of others, from the beginning of a step to its end."""
-    n = len(make.contexts)
+    n, first = len(counts_of(make, 1)), make.ranks.rank * len(make.contexts)
     like = [((LARGE * 4,), 'float32')] * 2 + [((3,), 'float32')]
-    read_on = {context: [0, 1, 2] if place == n - 1 else [2] for place, context in enumerate(make.contexts)}
+    read_on = {context: [0, 1, 2] if place == n - 1 else [2] for place, context in enumerate(make.contexts, first)}
     steps = Steps(order, make, 3, [n - 1, n - 1, None], read_on)
     parts = steps.parts(0, like, counts_of(make, 1))
     for _ in range(2):  # the first sums may be compared with the host's
@@ -514,7 +552,8 @@ def sums_of_an_owner_take_no_memory_elsewhere(order, make):
         sums = steps.sums(parts)
         steps.check(sums, parts)
         steps.finish()
-    for context in make.contexts[:-1] if order == 'any' else ():  # in the tree, a device has room for a piece
+    others = [context for context in make.contexts if 0 not in read_on[context]]
+    for context in others if order == 'any' else ():  # in the tree, a device has room for a piece
         assert make.memories.bytes.get(context, 0) < LARGE * 4, make.memories.bytes
 
 
@@ -573,14 +612,14 @@ def a_step_without_a_drop(order, make):
 WRONG = [((4, 3), (3, 4)), ((5,), (1,)), ((1,), (5,)), ((), (1,)), ((LARGE,), (LARGE + 1,)), ((HUGE,), (HUGE - 1,))]
 
 
-@case
+@case_of_one_process
 def parts_of_different_shapes_are_an_error(order, make):
     """Replicas whose parts have different shapes are an error, and no sum, also of as many elements, or of one.
 
     The next step has the right sums.
     """
     n = len(make.contexts)
-    for number, (shape, other) in enumerate(WRONG if n > 1 and make.ranks.size == 1 else ()):
+    for number, (shape, other) in enumerate(WRONG if n > 1 else ()):
         for dtype in make.dtypes if number < 4 else ['float32']:
             steps, like = Steps(order, make, 3), [(shape, dtype), ((7,), dtype), ((2,), dtype)]
             steps.step(1, like, counts_of(make, 1))
@@ -590,11 +629,11 @@ def parts_of_different_shapes_are_an_error(order, make):
             steps.step(2, like, counts_of(make, 1))
 
 
-@case
+@case_of_one_process
 def parts_of_different_shapes_in_a_round_are_an_error(order, make):
     """So are parts of one replica's micro-batches or shards."""
     for dtype in make.dtypes:
-        for shape, other in [((4, 3), (4, 2)), ((LARGE,), (LARGE + 1,))] if make.ranks.size == 1 else ():
+        for shape, other in [((4, 3), (4, 2)), ((LARGE,), (LARGE + 1,))]:
             for odd in range(4):
                 steps, like = Steps(order, make, 2), [((7,), dtype), (shape, dtype)]
                 parts = steps.parts(0, like, counts_of(make, 4))
@@ -603,11 +642,11 @@ def parts_of_different_shapes_in_a_round_are_an_error(order, make):
                 steps.step(2, like, counts_of(make, 2, 1))
 
 
-@case
+@case_of_one_process
 def a_part_that_is_no_array_is_an_error(order, make):
     """An error of one part, in any round, leaves nothing behind that the next step could add."""
     steps, n = Steps(order, make, 4), len(counts_of(make, 1))
-    for seed, (replica, number) in enumerate([(0, 0), (n - 1, 0), (n - 1, 1)] if make.ranks.size == 1 else ()):
+    for seed, (replica, number) in enumerate([(0, 0), (n - 1, 0), (n - 1, 1)]):
         parts = steps.parts(seed, LIKE, counts_of(make, 2))
         parts[replica][number][3] = NoArray()
         steps.fails(parts)
@@ -623,7 +662,7 @@ class NoArray:
         return 'no array'
 
 
-@case
+@case_of_one_process
 def a_device_without_memory_is_an_error(order, make):
     """Each allocation of a step may fail; the next step has the right sums.
 
@@ -679,12 +718,12 @@ def lacking_memory(device, number):
         driver.cudaOnCpuFailAllocAfter(device, ctypes.c_long(-1))
 
 
-@case
+@case_of_one_process
 def ctrl_c_at_any_line(order, make):
     """Ctrl-C may come at each line of a step, of two rounds; the next step has the right sums."""
     steps = Steps(order, make, 2)
     files = [each.__file__ for each in (orders, host, memory, devices, tree_devices, checked)]
-    like, number, interrupted = [((3,), 'float32'), ((LARGE,), 'float32')], 1, make.ranks.size == 1
+    like, number, interrupted = [((3,), 'float32'), ((LARGE,), 'float32')], 1, True
     while interrupted:
         parts = steps.parts(number, like, counts_of(make, 2))
         sys.settrace(interrupting_at(number, files))
@@ -704,7 +743,7 @@ def ctrl_c_at_any_line(order, make):
         number += 1 if number < 20 else 11
 
 
-@case
+@case_of_one_process
 def nothing_holds_the_parts_of_a_step(order, make):
     """Once a step has ended, or is dropped, neither the channel nor the order holds its parts.
 
@@ -734,7 +773,7 @@ def nothing_holds_the_parts_of_a_step(order, make):
         steps.prepare(parts)
         steps.drop()
 
-    for act in (ended, dropped) if make.ranks.size == 1 else ():
+    for act in (ended, dropped):
         for rounds in (1, 2):
             assert not held(act, rounds), '%s, %d rounds: parts are held' % (act.__name__, rounds)
 
