@@ -28,7 +28,9 @@ from theano_mgpu.runtime.replicas.transfers import ALIGNED, copy_to, fetch, is_o
 from theano_mgpu.runtime.timeline import Timings
 
 import numpy as np
+import theano
 
+from .device_memory import peaks
 from .interrupts import interrupting_at
 
 LARGE = 9000      # elements that take more than `transfers.SMALL` bytes
@@ -221,7 +223,11 @@ class Steps:
 
     def prepare(self, parts):
         """Add all parts, and have the channel take them."""
-        self.channel.prepare(self.add(parts))
+        self.send(parts, self.add(parts))
+
+    def send(self, parts, added):
+        """Have the channel take what the order has added."""
+        self.channel.prepare(added)
         self.idle = self.split(parts).idle
 
     def taken(self):
@@ -476,8 +482,7 @@ def sums_stay_until_the_next_ones_are_prepared(order, make):
         parts = steps.parts(seed, LIKE, counts_of(make, *counts))
         added = steps.add(parts)
         steps.check(sums, first, ' while the next parts are added')
-        steps.channel.prepare(added)
-        steps.idle = steps.split(parts).idle
+        steps.send(parts, added)
         for i, context, there in held:
             check_same(fetch(there), steps.expected(first)[i], 'sum %d, held on %s' % (i, context.name))
         sums, first = steps.taken(), parts
@@ -502,8 +507,7 @@ def copies_that_are_still_under_way(order, make):
             following = steps.parts(seed + 2, [((size,), 'float32')], others)
             added = steps.add(following)
             held = [on_context(context, total) for context in make.contexts if context.kind != 'cpu']
-            steps.channel.prepare(added)
-            steps.idle = steps.split(following).idle
+            steps.send(following, added)
             for each in held:
                 check_same(fetch(each), *expected, 'a sum that is under way')
             steps.check(steps.taken(), following)
@@ -524,6 +528,30 @@ def sums_are_sent_to_their_readers_alone(order, make):
     assert set(make.memories.bytes) <= {first}
     most = sum(parts[0][0][i].array.nbytes + 4 * ALIGNED for i in read_on[first])
     assert make.memories.bytes.get(first, 0) <= most, make.memories.bytes
+
+
+@case_of_one_process
+def sums_take_memory_once(order, make):
+    """A step takes memory on a device for its large sums once, from its beginning until each context has read them.
+
+    In the order of the tree, a device may need more, for parts of others. Only the CUDA stand-in can tell.
+    """
+    if order == 'tree' or not is_standin(make.contexts) or theano.config.gpuarray.preallocate != -1:
+        return
+    steps, like = Steps(order, make, 2), [((HUGE // 4,), 'float32'), ((HUGE // 8,), 'float32')]
+    steps.step(0, like, counts_of(make, 1))  # the first sums may be compared with the host's
+    parts = steps.parts(1, like, counts_of(make, 1))
+    added = steps.add(parts)
+    peaks(len(make.contexts))
+    before = peaks(len(make.contexts))
+    steps.send(parts, added)
+    sums = steps.taken()
+    held = [on_context(context, each) for context in make.contexts for each in sums]
+    steps.finish()
+    for old, new in zip(before, peaks(len(make.contexts))):
+        assert new - old < 1.2 * sum(each.array.nbytes for each in parts[0][0]), (old, new)
+    for each, value in zip(held, steps.expected(parts) * len(make.contexts)):
+        check_same(fetch(each), value, 'a sum that is held')
 
 
 @case
@@ -670,7 +698,7 @@ def a_device_without_memory_is_an_error(order, make):
     """
     steps = Steps(order, make, 4)
     steps.step(0, LIKE, counts_of(make, 2))
-    for place, context in enumerate(make.contexts if can_fail(make.contexts) else ()):
+    for place, context in enumerate(make.contexts if is_standin(make.contexts) else ()):
         number, failed = 0, True
         while failed:
             parts = steps.parts(number, LIKE, counts_of(make, 2))
@@ -702,7 +730,7 @@ class Ready(NamedTuple):
         return self.there
 
 
-def can_fail(contexts):
+def is_standin(contexts):
     """Return whether contexts are on devices of the CUDA stand-in."""
     return contexts[0].kind == 'cuda' and hasattr(ctypes.CDLL('libcuda.so'), 'cudaOnCpuFailAllocAfter')
 
