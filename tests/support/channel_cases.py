@@ -778,18 +778,6 @@ def nothing_holds_the_parts_of_a_step(order, make):
     They may be as large as all parameters. Without a channel the sums are parts, which their readers hold.
     """
     steps = Steps(order, make, 4)
-    steps.step(0, LIKE, counts_of(make, 1))
-    steps.step(1, LIKE, counts_of(make, 2))  # memory and kernels of both numbers of rounds are there
-
-    def held(act, rounds):
-        parts = steps.parts(2, LIKE, counts_of(make, rounds))
-        there = [[[Ready(each.array, each.on(own)) for each in part] for part in shards]
-                 for shards, own in zip(parts, make.contexts)]
-        arrays = [each.there for shards in there for part in shards for each in part]
-        before = list(map(sys.getrefcount, arrays))
-        act(there)
-        gc.collect()
-        return [i for i, (old, new) in enumerate(zip(before, map(sys.getrefcount, arrays))) if new > old]
 
     def ended(parts):
         sums = steps.sums(parts)
@@ -803,7 +791,27 @@ def nothing_holds_the_parts_of_a_step(order, make):
 
     for act in (ended, dropped):
         for rounds in (1, 2):
-            assert not held(act, rounds), '%s, %d rounds: parts are held' % (act.__name__, rounds)
+            assert not held_after(act, steps, rounds), '%s, %d rounds: parts are held' % (act.__name__, rounds)
+
+
+def held_after(act, steps, rounds):
+    """Return the numbers of the parts of a step that something holds after it.
+
+    Parameters
+    ----------
+    act : callable
+        It carries out the step, with the parts, which are on their contexts.
+    steps : Steps
+    rounds : int
+    """
+    steps.step(0, LIKE, counts_of(steps.make, rounds))  # memory and kernels are there
+    there = [[[Ready(each.array, each.on(own)) for each in part] for part in shards]
+             for shards, own in zip(steps.parts(2, LIKE, counts_of(steps.make, rounds)), steps.contexts)]
+    arrays = [each.there for shards in there for part in shards for each in part]
+    before = list(map(sys.getrefcount, arrays))
+    act(there)
+    gc.collect()
+    return [i for i, (old, new) in enumerate(zip(before, map(sys.getrefcount, arrays))) if new > old]
 
 
 # ----------------------------------------------------------------------------------------------------------- programs
