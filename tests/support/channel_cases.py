@@ -794,6 +794,19 @@ def nothing_holds_the_parts_of_a_step(order, make):
             assert not held_after(act, steps, rounds), '%s, %d rounds: parts are held' % (act.__name__, rounds)
 
 
+@case_of_one_process
+def nothing_holds_the_parts_of_a_failed_step(order, make):
+    """So it is where the last replica's parts cannot be fetched, or added, while the ones before could."""
+    steps = Steps(order, make, 4)
+
+    def failed(parts):
+        parts[-1][-1][-1] = NoArray()
+        steps.fails(parts)
+    for rounds in (1, 2):
+        held = held_after(failed, steps, rounds)
+        assert not held, '%d rounds: parts %s are held' % (rounds, held)
+
+
 def held_after(act, steps, rounds):
     """Return the numbers of the parts of a step that something holds after it.
 
