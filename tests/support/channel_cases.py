@@ -671,6 +671,23 @@ def parts_of_different_shapes_in_a_round_are_an_error(order, make):
 
 
 @case_of_one_process
+def parts_of_other_shapes_that_could_be_added_are_an_error(order, make):
+    """Shapes of as many elements, or that NumPy could broadcast, are different shapes, too, also in a round."""
+    missed = []
+    for dtype in make.dtypes:
+        for shape, other in WRONG[:4]:
+            for odd in range(4):
+                steps, like = Steps(order, make, 2), [((7,), dtype), (shape, dtype)]
+                parts = steps.parts(0, like, counts_of(make, 4))
+                parts[0][odd] = steps.parts(0, [((7,), dtype), (other, dtype)], counts_of(make, 1))[0][0]
+                with contextlib.suppress(AssertionError):
+                    steps.fails(parts)
+                    continue
+                missed.append((dtype, shape, other, odd))
+    assert not missed, 'no error: %s' % missed
+
+
+@case_of_one_process
 def a_part_that_is_no_array_is_an_error(order, make):
     """An error of one part, in any round, leaves nothing behind that the next step could add."""
     steps, n = Steps(order, make, 4), len(counts_of(make, 1))
