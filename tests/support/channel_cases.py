@@ -633,6 +633,8 @@ def a_step_without_a_drop(order, make):
     steps.step(1, LIKE, counts_of(make, 1, 2))
     steps.add(parts, 2)
     steps.step(2, LIKE, counts_of(make, 2, 1))
+    steps.add(parts, 1)
+    steps.step(2, LIKE, [2 * (i == 0) for i in range(len(parts))])
     steps.prepare(parts)
     steps.step(3, LIKE, counts_of(make, 1))
 
@@ -790,7 +792,7 @@ def ctrl_c_at_any_line(order, make):
 
 @case_of_one_process
 def nothing_holds_the_parts_of_a_step(order, make):
-    """Once a step has ended, or is dropped, neither the channel nor the order holds its parts.
+    """Once a step has ended, or is dropped, at any time, neither the channel nor the order holds its parts.
 
     They may be as large as all parameters. Without a channel the sums are parts, which their readers hold.
     """
@@ -806,7 +808,11 @@ def nothing_holds_the_parts_of_a_step(order, make):
         steps.prepare(parts)
         steps.drop()
 
-    for act in (ended, dropped):
+    def left(parts):
+        steps.add(parts, 1)
+        steps.drop()
+
+    for act in (ended, dropped, left):
         for rounds in (1, 2):
             assert not held_after(act, steps, rounds), '%s, %d rounds: parts are held' % (act.__name__, rounds)
 
@@ -834,9 +840,10 @@ def held_after(act, steps, rounds):
     steps : Steps
     rounds : int
     """
-    steps.step(0, LIKE, counts_of(steps.make, rounds))  # memory and kernels are there
+    counts = counts_of(steps.make, rounds, 1)
+    steps.step(0, LIKE, counts)  # memory and kernels are there
     there = [[[Ready(each.array, each.on(own)) for each in part] for part in shards]
-             for shards, own in zip(steps.parts(2, LIKE, counts_of(steps.make, rounds)), steps.contexts)]
+             for shards, own in zip(steps.parts(2, LIKE, counts), steps.contexts)]
     arrays = [each.there for shards in there for part in shards for each in part]
     before = list(map(sys.getrefcount, arrays))
     act(there)
