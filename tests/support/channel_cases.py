@@ -506,12 +506,22 @@ def copies_that_are_still_under_way(order, make):
             (total,), expected = steps.sums(parts), steps.expected(parts)
             following = steps.parts(seed + 2, [((size,), 'float32')], others)
             added = steps.add(following)
+            for context in make.contexts:
+                keep_busy(context)
             held = [on_context(context, total) for context in make.contexts if context.kind != 'cpu']
             steps.send(following, added)
             for each in held:
                 check_same(fetch(each), *expected, 'a sum that is under way')
             steps.check(steps.taken(), following)
             steps.finish()
+
+
+def keep_busy(context):
+    """Give a device some work, after which alone it receives the next arrays."""
+    if context.kind != 'cpu':
+        array = memory.DeviceMemory(context).zeros((8,), 'float32')
+        for _ in range(40):
+            array = array.copy()
 
 
 @case
@@ -552,6 +562,33 @@ def sums_take_memory_once(order, make):
         assert new - old < 1.2 * sum(each.array.nbytes for each in parts[0][0]), (old, new)
     for each, value in zip(held, steps.expected(parts) * len(make.contexts)):
         check_same(fetch(each), value, 'a sum that is held')
+
+
+@case_of_one_process
+def sums_of_a_step_are_freed(order, make):
+    """Once a step has ended, or is dropped, the channel holds no sums on devices; only the CUDA stand-in can tell."""
+    if not is_standin(make.contexts) or theano.config.gpuarray.preallocate != -1:
+        return
+    n, steps, size = len(make.contexts), Steps(order, make, 1), HUGE // 4
+
+    def end(parts):
+        for each in steps.sums(parts):
+            on_context(make.contexts[-1], each)
+        steps.finish()
+
+    def drop(parts):
+        steps.prepare(parts)
+        steps.drop()
+    for act in (end, drop):
+        end(steps.parts(0, [((5,), 'float32')], counts_of(make, 1)))
+        parts = steps.parts(0, [((size,), 'float32')], counts_of(make, 1))
+        peaks(n)
+        before = peaks(n)
+        act(parts)
+        gc.collect()
+        peaks(n)
+        kept = [new - old for old, new in zip(before, peaks(n))]
+        assert max(kept) < size, (act.__name__, kept)
 
 
 @case
