@@ -39,8 +39,7 @@ def total(buffers, out=None):
     return out
 
 
-@pytest.mark.parametrize('dtypes', [('float32',) * 3, ('float64',) * 3, ('float16',) * 3, ('>f4',) * 3, ('float32',),
-                                    ('float32', 'float64', 'float32')])
+@pytest.mark.parametrize('dtypes', [('float32',) * 3, ('float64',) * 3, ('float16',) * 3, ('>f4',) * 3, ('float32',)])
 def test_sums_of_several_arrays_are_the_sums_of_each(dtypes):
     shapes = (), (0,), (1,), (5, 7), (40, 50), (3, 1)
     rng = np.random.RandomState(len(dtypes))

@@ -59,10 +59,12 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray) -> None:
 
 
 def all_reduce_each(lists: Sequence[Sequence[np.ndarray]], outs: Sequence[np.ndarray]) -> None:
-    """Write the sums of the first arrays of some lists, of the second ones, and so on, as `all_reduce`."""
-    alike = len(lists) > 1 and list(map(describe, lists)) == [describe(outs)] * len(lists)
+    """Write the sums of the first arrays of some lists, of the second ones, and so on, as `all_reduce`.
+
+    All lists have arrays of the shapes and dtypes of `outs`.
+    """
     for out, first, *others in zip(outs, *lists):
-        if alike and out.size <= SMALL and out.dtype.char in 'fd':
+        if others and out.size <= SMALL and out.dtype.char in 'fd':
             for other in others:
                 first = np.add(first, other, out)
         else:

@@ -6,11 +6,10 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from ...comm.communicator import Communicator
-from ...comm.host_sum import describe
 from ...devices.context_map import Context
 from ...devices.cuda_libraries.nccl import DTYPES, SUM
 from ...devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
-from ...errors import ExchangeError, GraphError
+from ...errors import ExchangeError
 from ..batch import Shard
 from ..launcher import MemoryExplained, error_of
 from ..replicas.transfers import ALIGNED, SMALL, copy_to, fetch
@@ -273,18 +272,12 @@ class NcclChannel:
 
         Raises
         ------
-        GraphError
-            If the parts of the replicas have different shapes.
         ReplicaError
             If a device has too little memory.
         """
         self.drop()
         if self._layout.like != parts.like:
             self._layout = Layout(parts.like, self._owners)
-        for part, context in zip(parts.arrays, parts.contexts):
-            if describe(part) != parts.like:
-                raise GraphError('the replicas have gradients, or other sums, of different shapes: %s, and on %s %s'
-                                 % (parts.like, context.name, describe(part)))
         self._shards = dict(zip(parts.contexts, parts.shards))
         for i, context in enumerate(self.communicator.contexts):
             with MemoryExplained(i, context, 'exchange'):

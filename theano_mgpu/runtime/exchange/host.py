@@ -189,6 +189,7 @@ class HostChannel:
 
     def drop(self) -> None:
         """Free the arrays that a failed step has left on the devices."""
+        self._fetchers.clear()
 
     def send(self, context: Context, views: Sequence[Any]) -> dict[int, Any]:
         """Return the sums that are read on a context, by number, on its device.

@@ -12,6 +12,7 @@ from ...comm.host_sum import all_reduce_each, describe
 from ...comm.tree import Node, add_arrays, add_over_ranks
 from ...comm.tree_products import Product, add_products
 from ...devices.context_map import Context
+from ...errors import GraphError
 from ..batch import Shard, Split
 from ..replicas.transfers import FlatBuffers
 
@@ -59,6 +60,7 @@ class Order:
         self._memories, self._launcher = memories, launcher
         self._nodes: dict[int, Any] = {}  # the nodes of each replica, a shard, and the context
         self.tree: Any = None
+        self._like: Any = None  # the shapes and dtypes of the sums
 
     def add(self, split: Split, number: int, contexts: Sequence[Context],
             parts: Sequence[Sequence[Any]]) -> Parts | None:
@@ -74,20 +76,31 @@ class Order:
             The context that each of the shards has its part on.
         parts : list of list of (ndarray or pygpu.gpuarray.GpuArray)
             For each of the shards its part of each sum.
+
+        Raises
+        ------
+        GraphError
+            If the parts have different shapes.
         """
-        shards = split.rounds[number]
+        shards, n_rounds = split.rounds[number], len(split.rounds)
         if number == 0:
             self.drop()
-            self.tree = split.tree
+            self.tree, self._like = split.tree, describe(parts[0])
+        for part, context in zip(parts, contexts):
+            if describe(part) != self._like:
+                raise GraphError('the replicas have gradients, or other sums, of different shapes: %s, and on %s %s'
+                                 % (self._like, context.name, describe(part)))
+        if self.is_any and n_rounds == 1:
+            return Parts(self._like, parts, shards, contexts)
         if self.is_any or not split.idle:
             self._launcher.run('all_reduce' if contexts[0].kind == 'cpu' else 'launch',
                                [functools.partial(self._take, *each) for each in zip(shards, contexts, parts)],
                                contexts, shards)
-        if number < len(split.rounds) - 1:
+        if number < n_rounds - 1:
             return None
         of_replicas, self._nodes = sorted(self._nodes.items()), {}
         nodes = [(node, *place) for _, (own, *place) in of_replicas for node in own]
-        return Parts(describe(parts[0]), [node.value for node, *_ in nodes], [shard for _, shard, _ in nodes],
+        return Parts(self._like, [node.value for node, *_ in nodes], [shard for _, shard, _ in nodes],
                      [context for *_, context in nodes], [node for node, *_ in nodes])
 
     @property
@@ -106,12 +119,6 @@ class Order:
 
 class AnyOrder(Order):
     """Any order: the parts of a replica's micro-batches are added as they come, and so are the sums of all replicas."""
-
-    def add(self, split: Split, number: int, contexts: Sequence[Context],
-            parts: Sequence[Sequence[Any]]) -> Parts | None:
-        if len(split.rounds) == 1:
-            return Parts(describe(parts[0]), parts, split.rounds[0], contexts)
-        return super().add(split, number, contexts, parts)
 
     def _join(self, nodes, node, add):
         nodes[:] = [node._replace(value=add([nodes[0].value, node.value])) if nodes else node]
