@@ -548,7 +548,7 @@ def sums_take_memory_once(order, make):
 
     In the order of the tree, a device may need more, for parts of others. Only the CUDA stand-in can tell.
     """
-    if order == 'tree' or not is_standin(make.contexts) or theano.config.gpuarray.preallocate != -1:
+    if order == 'tree' or not is_standin(make.contexts):
         return
     steps, like = Steps(order, make, 2), [((HUGE // 4,), 'float32'), ((HUGE // 8,), 'float32')]
     steps.step(0, like, counts_of(make, 1))  # the first sums may be compared with the host's
@@ -569,7 +569,7 @@ def sums_take_memory_once(order, make):
 @case_of_one_process
 def sums_of_a_step_are_freed(order, make):
     """Once a step has ended, or is dropped, the channel holds no sums on devices; only the CUDA stand-in can tell."""
-    if not is_standin(make.contexts) or theano.config.gpuarray.preallocate != -1:
+    if not is_standin(make.contexts):
         return
     n, steps, size = len(make.contexts), Steps(order, make, 1), HUGE // 4
 
@@ -789,8 +789,10 @@ class Ready(NamedTuple):
 
 
 def is_standin(contexts):
-    """Return whether contexts are on devices of the CUDA stand-in."""
-    return contexts[0].kind == 'cuda' and hasattr(ctypes.CDLL('libcuda.so'), 'cudaOnCpuFailAllocAfter')
+    """Return whether contexts are on devices of the CUDA stand-in, and each array is an allocation of its own."""
+    if contexts[0].kind != 'cuda' or theano.config.gpuarray.preallocate != -1:
+        return False
+    return hasattr(ctypes.CDLL('libcuda.so'), 'cudaOnCpuFailAllocAfter')
 
 
 @contextlib.contextmanager
