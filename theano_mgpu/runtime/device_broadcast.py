@@ -13,7 +13,7 @@ from ..devices.nccl import BROADCAST, NO_COPIES, Collectives, communicator_of
 from ..plan import DeviceBroadcast
 from .divided_update import check_shape
 from .exchange.devices import LossExplained
-from .launcher import MemoryExplained
+from .launcher import FailureExplained
 from .replicas.replicated import Replicated, replicated
 
 
@@ -93,7 +93,7 @@ class DeviceBroadcasts:
             return memory.contiguous(value) if place == owner else memory.empty(like.shape, like.dtype)
         devices = []
         for i, context in enumerate(communicator.contexts):
-            with MemoryExplained(i, context, 'update'):
+            with FailureExplained(i, context, 'update'):
                 memory, place = self._memories[context], communicator.first + i
                 devices.append([array_on(memory, place, *each) for each in owners.items()])
         return devices

@@ -24,7 +24,7 @@ from .device_broadcast import DeviceBroadcasts
 from .divided_update import UpdateOwners
 from .exchange.memory import Memories
 from .exchange.sums import OverRanks, exchanges_of
-from .launcher import Launcher, MemoryExplained, choose_executor
+from .launcher import FailureExplained, Launcher, choose_executor
 from .replicas.replicated import Replicated, Storages, replicated, storages_of
 from .replicas.transfers import DeviceBuffers
 from .timeline import Timings
@@ -67,7 +67,7 @@ class CompiledPart:
         compiled: dict[Context, Any] = {}
         with compiling(part.name, part.inputs, part.contexts), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
-                with MemoryExplained(i, context, 'copies of shared variables'):
+                with FailureExplained(i, context, 'copies of shared variables'):
                     local = {variable: replicas[variable].on(context) for variable in shared}
                     compiled[context] = compiler.compile_for(
                         context, list(part.inputs), graphs, part.updates, local, mode, part.name,
@@ -104,7 +104,7 @@ class CompiledPart:
             stale = [variable for variable, copy in zip(self.variables, copies)
                      if copy not in variable.latest_in or variable.divided]
             if stale:
-                with MemoryExplained(i, context, 'copies of shared variables'):
+                with FailureExplained(i, context, 'copies of shared variables'):
                     for variable in stale:
                         variable.refresh(context, own)
 

@@ -130,27 +130,28 @@ def error_of(cause: BaseException, replica: int, context: Context, where: str,
     return error
 
 
-class MemoryExplained:
-    """A ``with`` block in which an error for lack of memory on a device becomes a ReplicaError with advice.
+class FailureExplained:
+    """A ``with`` block in which the error of a device that lacks memory, or is lost, becomes a ReplicaError.
 
     It is a class, since contextlib's generators take twice as long, several times a step.
 
     Parameters
     ----------
-    replica, context, where
+    replica, context, where, samples, contexts
         As for `error_of`.
     """
 
     __slots__ = '_arguments',
 
-    def __init__(self, replica: int, context: Context, where: str):
-        self._arguments = replica, context, where
+    def __init__(self, replica: int, context: Context, where: str, samples: Any = None, contexts: Any = ()):
+        self._arguments = replica, context, where, samples, contexts
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind, cause, trace) -> None:
-        if isinstance(cause, Exception) and is_out_of_memory(cause, self._arguments[1]):
+        context = self._arguments[1]
+        if isinstance(cause, Exception) and (is_out_of_memory(cause, context) or is_lost(context)):
             raise error_of(cause, *self._arguments) from cause
 
 

@@ -20,7 +20,7 @@ from .exchange.host import Sum
 from .exchange.whole import exchanged
 from .executable import Executable
 from .executors import SerialExecutor
-from .launcher import MemoryExplained
+from .launcher import FailureExplained
 from .replicas.replicated import Replicated, Storages, commit, storages_of
 from .replicas.transfers import DeviceBuffers, copy_to, fetch, is_on, own_copy, wait
 from .timeline import HOST as HOST_TRACK
@@ -309,7 +309,7 @@ class StepRun:
                 for i, context, copy in storages.others:
                     # A copy that is out of date is one that this step does not read: it stays as it is.
                     if copy in storages.variables[i].latest_in:
-                        with MemoryExplained(self._executable.plan.mesh.contexts.index(context), context, 'update'):
+                        with FailureExplained(self._executable.plan.mesh.contexts.index(context), context, 'update'):
                             self._transaction.replace_by_copy(copy, values[i], context)
                         copies[i] += copy,
         self._transaction.then(commit, storages.variables, copies)

@@ -11,7 +11,7 @@ from ...devices.cuda_libraries.nccl import DTYPES, SUM
 from ...devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
 from ...errors import ExchangeError
 from ..batch import Shard
-from ..launcher import MemoryExplained, error_of
+from ..launcher import FailureExplained, error_of
 from ..replicas.transfers import ALIGNED, SMALL, copy_to, fetch
 from ..timeline import Timings, span
 from .host import Sum
@@ -280,7 +280,7 @@ class NcclChannel:
             self._layout = Layout(parts.like, self._owners)
         self._shards = dict(zip(parts.contexts, parts.shards))
         for i, context in enumerate(self.communicator.contexts):
-            with MemoryExplained(i, context, 'exchange'):
+            with FailureExplained(i, context, 'exchange', None, self.communicator.contexts):
                 memory, place = self._memories[context], self.communicator.first + i
                 self._own.append(self._adder.own(self._layout, parts, context, place, memory))
                 self._received.append(self._layout.received(memory, place))

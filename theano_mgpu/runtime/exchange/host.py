@@ -107,7 +107,7 @@ class HostChannel:
         self._buffers: list[FlatBuffers] = []
         self._fetchers: dict[Any, Any] = {}
         self._underway: list[Task] = []
-        self._sent_to: set[Context] = set()  # they may still read this memory
+        self._sent_to: set[Context] = set()
         self.views: Sequence[Any] = []
 
     def prepare(self, parts: Parts) -> None:
@@ -117,9 +117,10 @@ class HostChannel:
             self._underway = []
         n = self._order.n_nodes
         is_other = len(self._buffers) < n or self._buffers[0].like != parts.like
-        for context in self._sent_to if is_other else self._sent_to.difference(parts.contexts):
-            self._memories[context].wait()  # the others are waited for when they give their parts
-        self._sent_to.clear()
+        if self._sent_to:  # they may still read this memory; the others are waited for when they give their parts
+            idle = sorted(self._sent_to if is_other else self._sent_to.difference(parts.contexts))
+            self._launcher.run('device_to_host', [self._memories[context].wait for context in idle], idle)
+            self._sent_to.clear()
         if is_other:
             self._buffers = [FlatBuffers(parts.like, self._allocate) for _ in range(n)]
         self.views = self._buffers[0].views
