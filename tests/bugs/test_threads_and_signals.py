@@ -63,9 +63,10 @@ def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts
 
     def training():
         model, count = dense_model(), theano.shared(np.int64(0), 'count')
-        step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, outputs=[model.probabilities],
-                                      batch_updates={count: count + model.inputs[0].shape[0]},
-                                      mode=MODES[kind])
+        with theano.configparser.change_flags(**{'mgpu.shares': 'equal'}):  # the trace of the interpreter takes time
+            step = mgpu.training_function(model.inputs, model.loss, model.params, momentum,
+                                          outputs=[model.probabilities], mode=MODES[kind],
+                                          batch_updates={count: count + model.inputs[0].shape[0]})
         return step, lambda: [variable.variable.get_value() for variable in step.variables()]
     (step, values), (undisturbed, expected) = training(), training()
     modules = divided_function_module, runner_module, training_module, run_module, sums_module, \
