@@ -69,5 +69,5 @@ def on_devices(contexts: Sequence[Context]) -> bool:
 
 def length_of(inputs: list[Any]) -> int:
     """Return the number of samples of a batch; 0 if it has none."""
-    shape = np.shape(inputs[0]) if inputs else ()
+    shape = getattr(inputs[0], 'shape', None) or np.shape(inputs[0]) if inputs else ()  # np.shape takes long
     return shape[0] if shape else 0
