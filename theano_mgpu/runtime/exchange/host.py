@@ -117,10 +117,11 @@ class HostChannel:
             self._underway = []
         n = self._order.n_nodes
         is_other = len(self._buffers) < n or self._buffers[0].like != parts.like
-        if self._sent_to:  # they may still read this memory; the others are waited for when they give their parts
-            idle = sorted(self._sent_to if is_other else self._sent_to.difference(parts.contexts))
+        # These may still read this memory. The others are waited for when they give their parts.
+        idle = sorted(self._sent_to if is_other else self._sent_to.difference(parts.contexts)) if self._sent_to else []
+        if idle:
             self._launcher.run('device_to_host', [self._memories[context].wait for context in idle], idle)
-            self._sent_to.clear()
+        self._sent_to.clear()
         if is_other:
             self._buffers = [FlatBuffers(parts.like, self._allocate) for _ in range(n)]
         self.views = self._buffers[0].views
