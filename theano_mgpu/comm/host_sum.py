@@ -33,8 +33,8 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray) -> None:
     Notes
     -----
     Each buffer is read from memory once and `out` is written once, by compiled code over several threads where
-    there is a C++ compiler, else by NumPy. Both sum in the order of the buffers and round
-    alike, to the last bit. float16 is summed in float32.
+    there is a C++ compiler, else by NumPy. Both sum in the order of the buffers and round alike, to the last bit.
+    float16 is summed in float32.
 
     Examples
     --------

@@ -210,14 +210,14 @@ class Reduction:
     """The addition by NCCL itself, in any order."""
 
     def own(self, layout: Layout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
-        """Return what a context sends: its part, or zeros if it has no samples."""
+        """Return the arrays that a context sends: its part, or zeros if it has no samples."""
         for part, other in zip(parts.arrays, parts.contexts):
             if other == context:
                 return list(map(memory.contiguous, part))
         return [memory.zeros(*each) for each in layout.like]
 
     def cleared(self, own: list[Any], memory: Any) -> list[Any]:
-        """Return what a context of a rank without samples sends."""
+        """Return the arrays that a context of a rank without samples sends: zeros."""
         return [memory.zeros(array.shape, array.dtype) for array in own]
 
     def enqueue(self, communicator: NcclCommunicator, layout: Layout, every_own: Sequence[Any],

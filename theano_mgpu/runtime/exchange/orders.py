@@ -113,7 +113,7 @@ class Order:
         self._join(own, Node(0, shard.number, part), self._memories[context].add)
 
     def drop(self) -> None:
-        """Free what a failed step has left."""
+        """Free the parts that a failed step has left."""
         self._nodes = {}
 
 

@@ -122,7 +122,7 @@ class InTree:
                 for device in self._devices]
 
     def cleared(self, own: list[Any], memory: Any) -> list[Any]:
-        """Return what a context of a rank without samples sends: it has no nodes, and receives the others'."""
+        """Return the nodes as they are: a rank without samples has none, and receives the nodes of others."""
         return own
 
     def _own(self, memory, part):
@@ -231,7 +231,7 @@ def pieces(layout: Layout, n: int) -> Iterator[list[Range]]:
 
 
 def cut(ranges: Iterable[Range], limit: int) -> Iterator[list[Range]]:
-    """Yield the elements of ranges in lists of at most so many bytes, with their places in memory for a list."""
+    """Yield lists of the elements of ranges, of at most `limit` bytes each, with their places in memory for a list."""
     part: list[Range] = []
     places: collections.Counter[str] = collections.Counter()
     free = limit
