@@ -13,7 +13,7 @@ import time
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import page_locked
-from theano_mgpu.runtime.replicas.transfers import DeviceMemory
+from theano_mgpu.devices.transfers import DeviceMemory
 from theano_mgpu.utils.tables import table
 
 import numpy as np

@@ -17,7 +17,7 @@ os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', 
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
-from theano_mgpu.runtime.executors import make_executor
+from theano_mgpu.utils.executors import make_executor
 
 import numpy as np
 from models import adam, cnn, lstm, mlp, sgd

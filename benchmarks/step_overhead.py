@@ -19,10 +19,10 @@ os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', 
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
+from theano_mgpu.devices.transfers import Sender
 from theano_mgpu.graph import graph
 from theano_mgpu.runtime import compiler
 from theano_mgpu.runtime.replicas.replicated import copy_on
-from theano_mgpu.runtime.replicas.transfers import Sender
 
 import numpy as np
 import theano

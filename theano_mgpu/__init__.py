@@ -46,12 +46,12 @@ if _needs_theano and theano_error is None:
     from .parallel_function import function
     from .placement import device, place
     from .predict.predictor import Predictor
-    from .runtime.timeline import records as _records
-    from .runtime.timeline import start as _start_timeline
-    from .runtime.timeline import timeline
-    from .tensorboard.event_file import Summary
     from .training import training_function
     from .utils.mpi_environment import rank, size
+    from .utils.tensorboard.event_file import Summary
+    from .utils.timeline import records as _records
+    from .utils.timeline import start as _start_timeline
+    from .utils.timeline import timeline
 
     compat.apply(compat.WITH_CONTEXTS, _open_named)
     _end_together()

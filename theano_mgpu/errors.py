@@ -9,6 +9,7 @@ from typing import Any, Iterable, Iterator, TypeVar
 AnyException = TypeVar('AnyException', bound=BaseException)
 
 
+NOT_DIVISIBLE = 'this batch cannot be divided: '  # begins the message of a check that fails in a step
 PREFIX = 'theano-mgpu: '  # of a line for the user on stderr, from a command or from a script
 
 

@@ -5,12 +5,12 @@ import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu import training as training_module
+from theano_mgpu.exchange import host as host_module
+from theano_mgpu.exchange import orders as orders_module
+from theano_mgpu.exchange import sums as sums_module
 from theano_mgpu.runtime import divided_function as divided_function_module
 from theano_mgpu.runtime import runner as runner_module
 from theano_mgpu.runtime import step_run as run_module
-from theano_mgpu.runtime.exchange import host as host_module
-from theano_mgpu.runtime.exchange import orders as orders_module
-from theano_mgpu.runtime.exchange import sums as sums_module
 
 import numpy as np
 import pytest
@@ -118,7 +118,7 @@ def test_interrupts_of_training_leave_its_threads_working():
     """After Ctrl-C in a notebook, the next step of a function with executor='threads' waited for ever."""
     script = '''
 import random, signal
-from theano_mgpu.runtime.executors import make_executor
+from theano_mgpu.utils.executors import make_executor
 executor, begun, ended, interrupted = make_executor('threads', 3), [0] * 3, [0] * 3, 0
 def task_of(replica):
     def task():

@@ -168,7 +168,7 @@ import ctypes
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.devices.nccl import BROADCAST, EVERY, MESSAGE, Collectives, communicator_of, connect
 from theano_mgpu.runtime.device_broadcast import NO_COPIES
-from theano_mgpu.runtime.replicas.transfers import DeviceMemory
+from theano_mgpu.devices.transfers import DeviceMemory
 contexts = mgpu.init(3)
 assert connect(contexts, Alone()) == ''
 rows = [DeviceMemory(context).contiguous(np.arange(8, dtype='float32') + 10 * i) for i, context in enumerate(contexts)]

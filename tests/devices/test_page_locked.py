@@ -12,7 +12,7 @@ import ctypes, gc
 from pygpu import gpuarray
 from theano_mgpu.devices import page_locked
 from theano_mgpu.devices.contexts import gpu_context
-from theano_mgpu.runtime.replicas.transfers import SMALL, Fetcher
+from theano_mgpu.devices.transfers import SMALL, Fetcher
 contexts = mgpu.init('a->cuda0;b->cuda1')
 fetchers, sizes = [Fetcher(context) for context in contexts], (SMALL, 3, 5)
 right, later, views = [], [], []

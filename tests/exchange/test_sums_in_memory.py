@@ -1,5 +1,5 @@
 """Sums in the memory of a context."""
-from theano_mgpu.runtime.exchange.memory import Memories
+from theano_mgpu.exchange.memory import Memories
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
 """N contexts against plain Theano: the same parameters after 50 ragged steps."""
 import theano_mgpu as mgpu
-from theano_mgpu.runtime.executors import make_executor
+from theano_mgpu.utils.executors import make_executor
 
 import numpy as np
 import pytest

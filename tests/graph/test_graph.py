@@ -1,13 +1,13 @@
 """Each kind of op, compiled for a CPU and for a GPU context: the results of Theano, and no op on a wrong context."""
 import theano_mgpu as mgpu
 from theano_mgpu.comm.alone import Alone
+from theano_mgpu.devices.transfers import Sender
 from theano_mgpu.errors import GraphError
 from theano_mgpu.graph import graph
 from theano_mgpu.graph.audit import ON_HOST
 from theano_mgpu.plan import Part
 from theano_mgpu.runtime.executable import CompiledPart, variables_of
 from theano_mgpu.runtime.replicas.replicated import replicated
-from theano_mgpu.runtime.replicas.transfers import Sender
 
 import numpy as np
 import pytest

@@ -3,9 +3,9 @@ import time
 import types
 
 import theano_mgpu as mgpu
+from theano_mgpu.exchange.over_ranks import OverRanks
 from theano_mgpu.plan import buckets
-from theano_mgpu.runtime.exchange.sums import OverRanks
-from theano_mgpu.runtime.timeline import Timings
+from theano_mgpu.utils.timeline import Timings
 
 import numpy as np
 import pytest

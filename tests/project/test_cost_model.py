@@ -2,8 +2,8 @@
 import math
 
 from theano_mgpu.errors import MgpuError
+from theano_mgpu.exchange.tree_devices import order_of
 from theano_mgpu.plan import Machine, Shares
-from theano_mgpu.runtime.exchange.tree_devices import order_of
 
 import cost_model
 import predict_scaling

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import theano_mgpu  # noqa: F401
+from theano_mgpu.devices.transfers import Sender
 from theano_mgpu.runtime import compiler
-from theano_mgpu.runtime.replicas.transfers import Sender
 
 import numpy as np
 import pytest

@@ -2,8 +2,8 @@
 import theano_mgpu as mgpu
 from theano_mgpu.compat import cuda_contexts
 from theano_mgpu.devices.contexts import gpu_context
+from theano_mgpu.devices.transfers import DeviceBuffers, Sender, copy_to
 from theano_mgpu.runtime import compiler
-from theano_mgpu.runtime.replicas.transfers import DeviceBuffers, Sender, copy_to
 
 import numpy as np
 import pytest

@@ -3,10 +3,10 @@ import collections
 
 from theano_mgpu.comm.tree import Node, Tree, folded
 from theano_mgpu.devices.nccl import EVERY
-from theano_mgpu.runtime.exchange import tree_devices
-from theano_mgpu.runtime.exchange.devices import Layout
-from theano_mgpu.runtime.exchange.tree_devices import order_of, pieces
-from theano_mgpu.runtime.replicas.transfers import ALIGNED, SMALL
+from theano_mgpu.devices.transfers import ALIGNED, SMALL
+from theano_mgpu.exchange import tree_devices
+from theano_mgpu.exchange.devices import Layout
+from theano_mgpu.exchange.tree_devices import order_of, pieces
 
 import cuda_on_cpu
 import numpy as np
@@ -82,7 +82,7 @@ from models import adam, sgd
 from support.nccl_programs import by, fails
 from test_logical_shards import Net
 from theano_mgpu.devices import nccl as module
-from theano_mgpu.runtime.exchange import tree_devices
+from theano_mgpu.exchange import tree_devices
 nccl, cuda = ctypes.CDLL('libnccl.so.2'), ctypes.CDLL('libcuda.so')
 floatX, roots, senders, exchange = theano.config.floatX, [], [], module.NcclCommunicator.exchange
 

@@ -2,8 +2,9 @@
 import re
 
 import theano_mgpu as mgpu
+from theano_mgpu.devices.launcher import Shard
 from theano_mgpu.plan import Machine, Shares
-from theano_mgpu.runtime.batch import Shard, Split
+from theano_mgpu.runtime.batch import Split
 from theano_mgpu.runtime.speeds import AGAIN, Speeds
 
 import cuda_on_cpu

@@ -1,6 +1,6 @@
 """The self-check of a function: its report, the faults that it finds, and that it leaves nothing behind."""
 import theano_mgpu as mgpu
-from theano_mgpu.runtime.exchange import orders
+from theano_mgpu.exchange import orders
 from theano_mgpu.runtime.verification import comparison
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The duties of any channel of sums, with each order of additions: cases ``case(make, contexts)``.
 
-A new channel is one file in theano_mgpu/runtime/exchange, a function here that makes it, and one line in `CHANNELS`.
+A new channel is one file in theano_mgpu/exchange, a function here that makes it, and one line in `CHANNELS`.
 A case knows the parts of all replicas, and so the sums. In any order, the parts are small whole numbers, which no
 addition rounds. In the order of the tree, they are any numbers, and a sum has the bits of NumPy's additions.
 """
@@ -17,15 +17,15 @@ from theano_mgpu.comm.alone import Alone
 from theano_mgpu.comm.tree import Tree
 from theano_mgpu.devices.context_map import HOST
 from theano_mgpu.devices.contexts import gpu_context
+from theano_mgpu.devices.launcher import Launcher, Shard
 from theano_mgpu.devices.nccl import communicator_of, connect
+from theano_mgpu.devices.transfers import ALIGNED, copy_to, fetch, is_on
 from theano_mgpu.errors import MgpuWarning
-from theano_mgpu.runtime.batch import Shard, Split
-from theano_mgpu.runtime.exchange import checked, devices, host, memory, orders, tree_devices
-from theano_mgpu.runtime.exchange.sums import OverRanks
-from theano_mgpu.runtime.executors import make_executor
-from theano_mgpu.runtime.launcher import Launcher
-from theano_mgpu.runtime.replicas.transfers import ALIGNED, copy_to, fetch, is_on
-from theano_mgpu.runtime.timeline import Timings
+from theano_mgpu.exchange import checked, devices, host, memory, orders, tree_devices
+from theano_mgpu.exchange.over_ranks import OverRanks
+from theano_mgpu.runtime.batch import Split
+from theano_mgpu.utils.executors import make_executor
+from theano_mgpu.utils.timeline import Timings
 
 import numpy as np
 import theano

@@ -1,5 +1,5 @@
 """An executor that injects faults: a task raises an error, is interrupted, or is delayed, at a chosen run."""
-from theano_mgpu.runtime.executors import Executor
+from theano_mgpu.utils.executors import Executor
 
 
 class FaultyExecutor(Executor):
@@ -21,7 +21,7 @@ class FaultyExecutor(Executor):
 
     Examples
     --------
-    >>> from theano_mgpu.runtime.executors import SerialExecutor
+    >>> from theano_mgpu.utils.executors import SerialExecutor
     >>> executor = FaultyExecutor(SerialExecutor())
     >>> executor.inject(MemoryError('no memory left'), run=1, replica=0)
     >>> executor.run([lambda: 'first'])
@@ -29,7 +29,7 @@ class FaultyExecutor(Executor):
     >>> executor.run([lambda: 'second'])
     Traceback (most recent call last):
         ...
-    theano_mgpu.runtime.executors.TaskError: task 0 failed
+    theano_mgpu.utils.executors.TaskError: task 0 failed
     """
 
     def __init__(self, executor):

@@ -62,8 +62,8 @@ def disagree(path):
 
 def late_failures(path):
     """Raise errors on the last rank at different places of a step, and compare with an undisturbed training."""
+    from theano_mgpu.exchange import host
     from theano_mgpu.runtime import step_run
-    from theano_mgpu.runtime.exchange import host
     mgpu.init('a->cpu;b->cpu')
     networks = disturbed, undisturbed = Network(seed=0), Network(seed=0)
     step, last = disturbed.step, mgpu.rank() == mgpu.size() - 1

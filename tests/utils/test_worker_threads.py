@@ -9,10 +9,10 @@ import time
 import types
 import weakref
 
-from theano_mgpu.runtime.exchange import sums as sums_module
-from theano_mgpu.runtime.executors import make_executor
-from theano_mgpu.runtime.timeline import Timings
+from theano_mgpu.exchange import sums as sums_module
 from theano_mgpu.utils import worker_threads as worker_threads_module
+from theano_mgpu.utils.executors import make_executor
+from theano_mgpu.utils.timeline import Timings
 from theano_mgpu.utils.worker_threads import Task, WorkerThreads
 
 import pytest

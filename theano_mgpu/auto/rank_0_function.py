@@ -11,9 +11,9 @@ from ..comm.communicator import Communicator
 from ..comm.rank_0 import done_by_rank_0
 from ..compat import theano_functions
 from ..compat.shared_variables import watcher_of
+from ..devices.transfers import fetch
 from ..graph.repeatable import draws
 from ..options import Options
-from ..runtime.replicas.transfers import fetch
 
 
 class RankZeroFunction:

@@ -50,7 +50,7 @@ def _check(histogram_freq, write_grads, embeddings_freq, **others):
 
 
 def _set_model(self, model):
-    from ..tensorboard.event_file import Summary
+    from ..utils.tensorboard.event_file import Summary
     self.model = model
     self.writer = Summary(self.log_dir)
     if self.write_graph:

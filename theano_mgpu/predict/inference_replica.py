@@ -11,6 +11,7 @@ import theano
 from ..devices.context_map import Context, describe
 from ..devices.discovery import reason
 from ..devices.mesh import Mesh
+from ..devices.transfers import Sender, fetch
 from ..errors import BatchError, GraphError, PredictionError
 from ..graph.graph import shared_variables
 from ..graph.random_streams import is_random_state
@@ -20,7 +21,6 @@ from ..plan.pieces import Places, cut
 from ..runtime.batches.arguments import check_input, converted, no_samples, sample_axes
 from ..runtime.compiler import compile_for
 from ..runtime.replicas.copies import copy_on
-from ..runtime.replicas.transfers import Sender, fetch
 
 
 class InferenceGraph:

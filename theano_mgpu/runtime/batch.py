@@ -9,27 +9,10 @@ import theano
 
 from ..comm.tree import Tree
 from ..devices.context_map import Context
+from ..devices.launcher import Shard
+from ..devices.transfers import DeviceBuffers
 from ..plan import Choice, Part, Shares, StepPlan
 from ..plan.lowering import Division, StepProgram, divided, lowered
-from ..plan.shares import Span
-from .replicas.transfers import DeviceBuffers
-
-
-class Shard(NamedTuple):
-    """The part of a batch that a replica works on at a time.
-
-    Attributes
-    ----------
-    replica : int
-    span : (int, int)
-        Its samples, of those that this process has: the first, and the one after the last.
-    number : int
-        Its number among the shards of all ranks, where these are logical shards.
-    """
-
-    replica: int
-    span: Span
-    number: int = 0
 
 
 class Split(NamedTuple):

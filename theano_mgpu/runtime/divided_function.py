@@ -21,6 +21,7 @@ from ..options import Options
 from ..plan import record
 from ..utils import rank_process
 from ..utils.mpi_environment import STEP
+from ..utils.timeline import HOST, note
 from . import StepResult, send
 from .batch import Batch
 from .batches.example import Example
@@ -31,7 +32,6 @@ from .remedies import Remedies
 from .replicas.replicated import replicated
 from .runner import Runner
 from .steps import Computed, Steps
-from .timeline import HOST, note
 from .verification import comparison
 from .verification.report import VerificationReport
 

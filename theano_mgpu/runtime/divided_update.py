@@ -7,10 +7,10 @@ import numpy as np
 
 from ..comm.activities import GATHER, READ
 from ..comm.communicator import Communicator
+from ..devices.transfers import fetch
 from ..errors import GraphError, RankError
 from ..plan import DividedUpdate
 from .replicas.replicated import Replicated, replicated
-from .replicas.transfers import fetch
 
 
 class UpdateOwners:

@@ -13,21 +13,25 @@ from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
 from ..comm.tree_products import Product
 from ..devices.context_map import Context
+from ..devices.failures import FailureExplained
+from ..devices.launcher import Launcher
+from ..devices.transfers import DeviceBuffers
+from ..exchange.memory import Memories
+from ..exchange.over_ranks import OverRanks
 from ..graph import graph
+from ..graph.audit import audit
 from ..graph.products import factors_of
 from ..graph.repeatable import draws
 from ..plan import Part, Program, StepPlan
 from ..utils import progress
+from ..utils.executors import Executor, make_executor
+from ..utils.timeline import Timings
 from . import compiler
 from .consensus import check_same_graph, share_first_values
 from .device_broadcast import DeviceBroadcasts
 from .divided_update import UpdateOwners
-from .exchange.memory import Memories
-from .exchange.sums import OverRanks, exchanges_of
-from .launcher import FailureExplained, Launcher, choose_executor
+from .exchanges import exchanges_of
 from .replicas.replicated import Replicated, Storages, replicated, storages_of
-from .replicas.transfers import DeviceBuffers
-from .timeline import Timings
 
 
 class CompiledPart:
@@ -257,3 +261,25 @@ def _check_same_program(ranks: Communicator, program: Program, shared: Sequence[
               and not isinstance(v, theano.Constant)]
     own = [variable for variable in shared if variable in program.own]
     check_same_graph(ranks, inputs + own, outputs, [variable for variable in shared if variable not in program.own])
+
+
+def choose_executor(name: str, functions: Sequence[Any], n_replicas: int) -> Executor:
+    """Return an executor for compiled functions.
+
+    Parameters
+    ----------
+    name : str
+        ``'serial'`` or ``'threads'``; ``'auto'``, and ``'mpi'`` in each of its processes, takes threads where
+        functions of two or more GPUs block inside, because ops of theirs fall to the host.
+    functions : list of theano.compile.function_module.Function
+    n_replicas : int
+    """
+    if name in ('auto', 'mpi'):
+        blocking = {f.mgpu_context for f in functions if f.mgpu_context.kind == 'cuda' and _blocks(f)}
+        name = 'threads' if len(blocking) > 1 else 'serial'
+    return make_executor(name, n_replicas)
+
+
+def _blocks(function: Any) -> bool:
+    """Return whether a function waits for its device before it returns: it reads from the device on the way."""
+    return any('HostFromGpu' in str(entry.op) for entry in audit(function))

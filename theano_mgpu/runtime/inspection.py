@@ -13,12 +13,12 @@ from theano.tensor.elemwise import Elemwise
 
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context, describe
+from ..devices.launcher import Shard
+from ..devices.transfers import fetch
 from ..errors import NonFiniteError, in_one_line
 from ..graph.traces import layer_of, line_of, nearest_layer
 from ..plan.instructions import PartOnContext
-from .batch import Shard
 from .executable import Factored
-from .replicas.transfers import fetch
 from .step_run import StepRun
 
 EMPTY = 'AllocEmpty', 'GpuAllocEmpty'  # ops whose results have no values yet

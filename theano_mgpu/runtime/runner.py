@@ -8,13 +8,13 @@ import numpy as np
 
 from ..comm.activities import AGREE
 from ..options import Options
+from ..utils.timeline import HOST, note
 from . import StepResult, StepRun
 from .batch import Batch
 from .batches.prefetch import LookAhead
 from .building import Built
 from .sentinel import Sentinel
 from .speeds import Speeds
-from .timeline import HOST, note
 
 
 class Runner:

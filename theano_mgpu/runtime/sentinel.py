@@ -8,13 +8,13 @@ import numpy as np
 
 from ..comm.activities import AGREE, CHECK
 from ..comm.collectives import all_gather_object
+from ..devices.transfers import fetch
 from ..errors import DriftError, NonFiniteError
 from ..utils.checksums import checksum
 from .batch import Batch
 from .building import Built
 from .inspection import InspectedRun, not_finite, place_of
 from .replicas.replicated import Replicated
-from .replicas.transfers import fetch
 from .step_run import StepResult
 
 SENT = 1 << 24  # bytes of the largest array that ranks send each other to say where it differs

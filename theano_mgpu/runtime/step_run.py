@@ -12,19 +12,19 @@ from ..comm.alone import Alone
 from ..comm.collectives import broadcast_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, Context
+from ..devices.failures import FailureExplained
+from ..devices.transfers import DeviceBuffers, copy_to, fetch, is_on, own_copy, wait
+from ..exchange.host import Sum
+from ..exchange.whole import exchanged
 from ..graph.analysis import SAME, Reduction
 from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
+from ..utils.executors import SerialExecutor
+from ..utils.timeline import HOST as HOST_TRACK
+from ..utils.timeline import note, records, span
 from .batch import Batch
-from .exchange.host import Sum
-from .exchange.whole import exchanged
 from .executable import Executable
-from .executors import SerialExecutor
-from .launcher import FailureExplained
 from .replicas.replicated import Replicated, Storages, commit, storages_of
-from .replicas.transfers import DeviceBuffers, copy_to, fetch, is_on, own_copy, wait
-from .timeline import HOST as HOST_TRACK
-from .timeline import note, records, span
 from .transaction import Transaction
 
 

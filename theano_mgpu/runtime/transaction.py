@@ -8,7 +8,7 @@ from theano.compile.sharedvalue import SharedVariable
 
 from ..compat.shared_variables import watcher_of
 from ..devices.context_map import Context
-from .replicas.transfers import copy_to, own_copy, wait
+from ..devices.transfers import copy_to, own_copy, wait
 
 
 class Transaction:

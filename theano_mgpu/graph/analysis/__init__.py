@@ -2,6 +2,6 @@
 from . import rules  # noqa: F401  they register themselves
 from .convolutions import any_number_of_images, of_any_number_of_images  # noqa: F401
 from .reductions import MAX, MIN, PROD, SAME, STACK, SUM, Elementwise, Gather, Reduction  # noqa: F401
-from .shards import NOT_DIVISIBLE, CannotCut, Shards  # noqa: F401
+from .shards import CannotCut, Shards  # noqa: F401
 from .sizes import number  # noqa: F401
 from .states import CONSTANT, FREE, PARTIAL, ROWS, Value  # noqa: F401

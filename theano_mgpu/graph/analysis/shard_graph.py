@@ -9,13 +9,12 @@ import theano.tensor as T
 from theano.tensor.elemwise import Elemwise
 from theano.tensor.opt import Assert
 
-from ...errors import GraphError
+from ...errors import NOT_DIVISIBLE, GraphError
 from ..traces import keep_trace
 from .reductions import STACK, Elementwise, Reduction
 from .sizes import size_of
 from .states import CONSTANT, DEPENDENT, FREE, ROWS, WHOLE, State, Value, rows
 
-NOT_DIVISIBLE = 'this batch cannot be divided: '  # begins the message of a check that fails in a step
 OTHER_LENGTH = NOT_DIVISIBLE + 'a value that meets the samples has not as many rows as there are samples'
 
 

@@ -15,11 +15,12 @@ from theano.tensor.opt import Assert
 from theano.tensor.signal.pool import DownsampleFactorMaxGradGrad, MaxPoolGrad, MaxPoolRop
 from theano.tensor.subtensor import Subtensor
 
+from ...errors import NOT_DIVISIBLE
 from ..placement.tags import place_of_node, placed_on
 from ..repeatable import unrepeatable
 from ..traces import keep_trace_above, line_of
 from .reductions import Gather
-from .shard_graph import NOT_DIVISIBLE, CannotCut, ShardGraph, merge_axis, split_axis
+from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
 from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
 
 COMPARISONS = EQ, NEQ, LT, GT, LE, GE

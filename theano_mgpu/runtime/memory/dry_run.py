@@ -11,17 +11,18 @@ from ...comm.alone import Alone
 from ...comm.host_sum import describe
 from ...devices.context_map import HOST, Context
 from ...devices.nccl import communicator_of
+from ...devices.transfers import SMALL, DeviceBuffers, FlatBuffers
+from ...exchange.host import Sum
+from ...exchange.over_ranks import OverRanks
 from ...graph.analysis import SAME, STACK
 from ...plan import Part
+from ...utils.timeline import Timings
 from ..batch import Batch
 from ..device_broadcast import DeviceBroadcasts
 from ..divided_update import UpdateOwners
-from ..exchange.host import Sum
-from ..exchange.sums import OverRanks, exchanges_of
+from ..exchanges import exchanges_of
 from ..executable import Executable
-from ..replicas.transfers import SMALL, DeviceBuffers, FlatBuffers
 from ..step_run import StepRun
-from ..timeline import Timings
 from ..transaction import Transaction
 from .arrays import Array, Memory
 from .function import DryFunction

@@ -9,8 +9,8 @@ import time
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ..errors import MgpuError
-from ..utils import mpi_environment
-from ..utils.files import check_writable, whole_text
+from . import mpi_environment
+from .files import check_writable, whole_text
 
 PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_reduce', 'exchange', 'update',
           'broadcast')

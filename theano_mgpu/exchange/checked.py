@@ -5,12 +5,12 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ...comm.activities import ADD
-from ...comm.collectives import all_gather_object
-from ...comm.communicator import Communicator
-from ...devices.context_map import HOST
-from ...errors import warn
-from ..replicas.transfers import fetch
+from ..comm.activities import ADD
+from ..comm.collectives import all_gather_object
+from ..comm.communicator import Communicator
+from ..devices.context_map import HOST
+from ..devices.transfers import fetch
+from ..errors import warn
 from .host import HostChannel
 from .orders import Parts
 

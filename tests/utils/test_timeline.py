@@ -11,7 +11,7 @@ import pytest
 import theano
 from support.small_models import data, dense_model, momentum
 
-timeline_module = sys.modules['theano_mgpu.runtime.timeline']
+timeline_module = sys.modules['theano_mgpu.utils.timeline']
 
 SHAPES = [6, 7, 3]
 

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from ...comm.communicator import Communicator
-from ...comm.half_precision import all_reduce_in_half
-from ...comm.host_sum import all_reduce_each, describe
-from ...comm.tree import Node, add_arrays, add_over_ranks
-from ...comm.tree_products import Product, add_products
-from ...devices.context_map import Context
-from ...errors import GraphError
-from ..batch import Shard, Split
-from ..replicas.transfers import FlatBuffers
+from ..comm.communicator import Communicator
+from ..comm.half_precision import all_reduce_in_half
+from ..comm.host_sum import all_reduce_each, describe
+from ..comm.tree import Node, add_arrays, add_over_ranks
+from ..comm.tree_products import Product, add_products
+from ..devices.context_map import Context
+from ..devices.launcher import Shard
+from ..devices.transfers import FlatBuffers
+from ..errors import GraphError
 
 
 class Parts(NamedTuple):
@@ -62,7 +62,7 @@ class Order:
         self.tree: Any = None
         self._like: Any = None  # the shapes and dtypes of the sums
 
-    def add(self, split: Split, number: int, contexts: Sequence[Context],
+    def add(self, split: Any, number: int, contexts: Sequence[Context],
             parts: Sequence[Sequence[Any]]) -> Parts | None:
         """Add the parts of some shards where they are; return what replicas have after the last round.
 

@@ -1,15 +1,15 @@
 """Arguments go to devices, and gradients come back, in few copies; a caller's arrays never change."""
 import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import Context
+from theano_mgpu.devices.launcher import Launcher, Shard
+from theano_mgpu.devices.transfers import SMALL, Fetcher, Sender
+from theano_mgpu.exchange.host import HostChannel
+from theano_mgpu.exchange.memory import Memories
+from theano_mgpu.exchange.orders import AnyOrder
 from theano_mgpu.runtime import compiler
-from theano_mgpu.runtime.batch import Shard, Split
-from theano_mgpu.runtime.exchange.host import HostChannel
-from theano_mgpu.runtime.exchange.memory import Memories
-from theano_mgpu.runtime.exchange.orders import AnyOrder
-from theano_mgpu.runtime.executors import make_executor
-from theano_mgpu.runtime.launcher import Launcher
-from theano_mgpu.runtime.replicas.transfers import SMALL, Fetcher, Sender
-from theano_mgpu.runtime.timeline import Timings
+from theano_mgpu.runtime.batch import Split
+from theano_mgpu.utils.executors import make_executor
+from theano_mgpu.utils.timeline import Timings
 
 import numpy as np
 import pytest

@@ -8,8 +8,8 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ..errors import MgpuError
-from ..utils import mpi_environment
+from ...errors import MgpuError
+from .. import mpi_environment
 
 FLUSH_SECONDS = 10
 _POSITIVE = 1e-12 * 1.1 ** np.arange(776)

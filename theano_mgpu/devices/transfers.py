@@ -10,10 +10,10 @@ from scipy import sparse
 from theano.gpuarray.type import GpuArrayType
 from theano.tensor import TensorType
 
-from ...comm.host_sum import describe
-from ...devices import page_locked
-from ...devices.context_map import Context
-from ...devices.contexts import gpu_context
+from ..comm.host_sum import describe
+from . import page_locked
+from .context_map import Context
+from .contexts import gpu_context
 
 ALIGNED = 16     # a view begins at a multiple of as many elements, for instructions that take several at once
 SMALL = 1 << 15  # bytes of an array that is fetched together with others

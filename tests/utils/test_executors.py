@@ -4,7 +4,7 @@ import threading
 import time
 
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.runtime.executors import TaskError, make_executor
+from theano_mgpu.utils.executors import TaskError, make_executor
 
 import pytest
 

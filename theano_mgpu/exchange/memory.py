@@ -5,10 +5,10 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ...comm.tree import add_arrays, folded
-from ...devices import page_locked
-from ...devices.context_map import Context
-from ..replicas.transfers import DeviceMemory, Fetcher
+from ..comm.tree import add_arrays, folded
+from ..devices import page_locked
+from ..devices.context_map import Context
+from ..devices.transfers import DeviceMemory, Fetcher
 
 
 class OnHost:

@@ -5,8 +5,8 @@ import functools
 import threading
 from typing import Any, Callable, Hashable, Iterable, Sequence
 
-from ...errors import MgpuError
-from ...utils.worker_threads import Task, WorkerThreads
+from ..errors import MgpuError
+from .worker_threads import Task, WorkerThreads
 
 
 class TaskError(Exception):

@@ -7,14 +7,14 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from ...comm.communicator import Communicator
-from ...comm.host_sum import bucket_ranges
-from ...devices.context_map import HOST, Context
-from ...utils.worker_threads import Task, WorkerThreads
-from ..launcher import Launcher
-from ..replicas.transfers import FlatBuffers
-from ..timeline import HOST as HOST_TRACK
-from ..timeline import Timings, note, span
+from ..comm.communicator import Communicator
+from ..comm.host_sum import bucket_ranges
+from ..devices.context_map import HOST, Context
+from ..devices.launcher import Launcher
+from ..devices.transfers import FlatBuffers
+from ..utils.timeline import HOST as HOST_TRACK
+from ..utils.timeline import Timings, note, span
+from ..utils.worker_threads import Task, WorkerThreads
 from .orders import Parts
 
 ALL = slice(None)

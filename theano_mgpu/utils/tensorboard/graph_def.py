@@ -13,7 +13,7 @@ from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboardX.proto.types_pb2 import DataType
 from theano.gof.graph import ancestors, io_toposort
 
-from ..errors import MgpuError
+from ...errors import MgpuError
 
 DATA_TYPES = {'float16': 'DT_HALF', 'float32': 'DT_FLOAT', 'float64': 'DT_DOUBLE'}  # others: DT_INT8, DT_BOOL ...
 

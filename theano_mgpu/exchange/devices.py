@@ -5,15 +5,15 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from ...comm.communicator import Communicator
-from ...devices.context_map import Context
-from ...devices.cuda_libraries.nccl import DTYPES, SUM
-from ...devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
-from ...errors import ExchangeError
-from ..batch import Shard
-from ..launcher import FailureExplained, error_of
-from ..replicas.transfers import ALIGNED, SMALL, copy_to, fetch
-from ..timeline import Timings, span
+from ..comm.communicator import Communicator
+from ..devices.context_map import Context
+from ..devices.cuda_libraries.nccl import DTYPES, SUM
+from ..devices.failures import FailureExplained, error_of
+from ..devices.launcher import Shard
+from ..devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
+from ..devices.transfers import ALIGNED, SMALL, copy_to, fetch
+from ..errors import ExchangeError
+from ..utils.timeline import Timings, span
 from .host import Sum
 from .orders import Parts
 

@@ -1,97 +1,18 @@
-"""A launcher: it runs tasks on contexts, and turns their failures into errors that name the replica, with advice."""
+"""Failures of replicas as errors that name the replica, with advice where a device lacks memory, or is lost."""
 from __future__ import annotations
 
 import re
-import time
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
-from ..devices.context_map import Context, describe
-from ..devices.contexts import contexts as active_contexts
-from ..devices.contexts import gpu_context, is_lost
-from ..devices.discovery import reason
-from ..errors import BatchError, ReplicaError, noted
-from ..graph.analysis import NOT_DIVISIBLE
-from ..graph.audit import audit
-from .batch import Shard
-from .executors import Executor, TaskError, make_executor
-from .timeline import HOST, Timings, note, on_track
+from ..errors import NOT_DIVISIBLE, BatchError, ReplicaError, noted
+from .context_map import Context, describe
+from .contexts import contexts as active_contexts
+from .contexts import gpu_context, is_lost
+from .discovery import reason
 
 # The texts of drivers, and of Theano's own ops, for too little memory on a device.
 OUT_OF_MEMORY = re.compile('CUDA_ERROR_OUT_OF_MEMORY|CL_MEM_OBJECT_ALLOCATION_FAILURE|CL_OUT_OF_RESOURCES|'
                            'Invalid buffer size|out of memory|(fail|could not|can ?not|unable)[a-z ]* alloc', re.I)
-
-
-class Launcher:
-    """A launcher of tasks on contexts, by an executor.
-
-    Parameters
-    ----------
-    executor : Executor
-    timings : Timings
-        It gets the time of each run, by its name.
-    """
-
-    def __init__(self, executor: Executor, timings: Timings):
-        self.executor, self._timings = executor, timings
-
-    def run(self, name: str, tasks: Sequence[Callable[[], Any]], contexts: Sequence[Context],
-            shards: Sequence[Shard] = (), numbers: Sequence[int | None] | None = None) -> list[Any]:
-        """Run tasks, timed and shown in the timeline under a name.
-
-        Parameters
-        ----------
-        name : str
-        tasks : list of callable
-        contexts : list of Context
-            The context of each task. Tasks of one context run one after the other.
-        shards : list of Shard, optional
-            The shard that each task works on;
-        numbers : list of (int or None), optional
-            or its number among the shards, None in the update.
-
-        Raises
-        ------
-        Exception
-            The first one of a task, with a note of its replica, context and samples; a ReplicaError if a device failed.
-        """
-        began = time.perf_counter()
-        try:
-            return self.executor.run(on_track(tasks, name, contexts), contexts)
-        except TaskError as failed:
-            index, cause = failed.index, failed.__cause__ or failed
-        finally:
-            note(self._timings.seconds, name, HOST, began)
-        number = numbers[index] if numbers else index
-        shard = shards[number] if shards and number is not None else None
-        where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
-        error = error_of(cause, shard.replica if shard else index, contexts[index], where,
-                         shard.span if shard else None, list(dict.fromkeys(contexts)))
-        try:
-            raise error
-        finally:
-            del error, cause  # its traceback has this frame, which would keep it
-
-
-def choose_executor(name: str, functions: Sequence[Any], n_replicas: int) -> Executor:
-    """Return an executor for compiled functions.
-
-    Parameters
-    ----------
-    name : str
-        ``'serial'`` or ``'threads'``; ``'auto'``, and ``'mpi'`` in each of its processes, takes threads where
-        functions of two or more GPUs block inside, because ops of theirs fall to the host.
-    functions : list of theano.compile.function_module.Function
-    n_replicas : int
-    """
-    if name in ('auto', 'mpi'):
-        blocking = {f.mgpu_context for f in functions if f.mgpu_context.kind == 'cuda' and _blocks(f)}
-        name = 'threads' if len(blocking) > 1 else 'serial'
-    return make_executor(name, n_replicas)
-
-
-def _blocks(function: Any) -> bool:
-    """Return whether a function waits for its device before it returns: it reads from the device on the way."""
-    return any('HostFromGpu' in str(entry.op) for entry in audit(function))
 
 
 def error_of(cause: BaseException, replica: int, context: Context, where: str,

@@ -5,12 +5,12 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ...comm.collectives import all_gather_int, all_gather_object, all_gather_rows, all_reduce_small
-from ...comm.communicator import Communicator
-from ...comm.tree import Tree
-from ...graph.analysis import SAME, STACK, SUM, Gather, Reduction
-from ...graph.analysis.reductions import Elementwise
-from ..replicas.transfers import concatenated
+from ..comm.collectives import all_gather_int, all_gather_object, all_gather_rows, all_reduce_small
+from ..comm.communicator import Communicator
+from ..comm.tree import Tree
+from ..devices.transfers import concatenated
+from ..graph.analysis import SAME, STACK, SUM, Gather, Reduction
+from ..graph.analysis.reductions import Elementwise
 
 
 def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], lengths: Sequence[int],

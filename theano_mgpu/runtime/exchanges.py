@@ -1,0 +1,68 @@
+"""The exchange of each group of sums of a plan: an order, and a channel."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import theano
+
+from ..comm.communicator import Communicator
+from ..devices.context_map import HOST, Context
+from ..devices.nccl import communicator_of
+from ..exchange.checked import Checked
+from ..exchange.devices import NcclChannel, Reduction
+from ..exchange.host import HostChannel, Stays
+from ..exchange.orders import AnyOrder, TreeOrder
+from ..exchange.tree_devices import InTree
+from ..plan import Part, StepPlan, SumGroup
+from ..utils.timeline import Timings
+
+
+class Exchange(NamedTuple):
+    """The exchange of the sums of a group.
+
+    Attributes
+    ----------
+    order : AnyOrder or TreeOrder
+        It adds the parts of each round where they are.
+    channel : HostChannel, Checked or Stays
+        It adds what all replicas have.
+    """
+
+    order: Any
+    channel: Any
+
+
+def exchanges_of(plan: StepPlan, ranks: Communicator, memories: Any, launcher: Any, timings: Timings,
+                 connected: Any = communicator_of) -> dict[SumGroup, Exchange]:
+    """Return the exchange of each group of sums.
+
+    Parameters
+    ----------
+    plan : StepPlan
+    ranks : Communicator
+    memories : Memories
+    launcher : Launcher
+    timings : Timings
+    connected : callable
+        ``connected(contexts, n_ranks)`` returns their NcclCommunicator.
+    """
+    read_on: dict[Context, set[theano.Variable]] = {context: set() for context in [*plan.mesh.contexts, HOST]}
+    for part in plan.parts:
+        for context in part.contexts:
+            read_on[context].update(part.given)
+    one_replica = plan.machine.size == len(plan.mesh.replicas) == 1
+
+    def exchange_of(part: Part, group: SumGroup) -> Exchange:
+        way = group.way
+        order: Any = TreeOrder(memories, launcher) if way.in_tree else AnyOrder(memories, launcher)
+        if one_replica and (not way.in_tree or all(context.kind != 'cpu' for context in part.contexts)):
+            return Exchange(order, Stays())
+        wanted = {context: [i for i, each in enumerate(group.exchanges) if each.variable in read]
+                  for context, read in read_on.items()}
+        host = HostChannel(order, () if way.by_devices else way.owners, way.half, wanted, memories, launcher, timings)
+        if not way.by_devices:
+            return Exchange(order, host)
+        adder: Any = InTree(order, memories, launcher) if way.in_tree else Reduction()
+        channel = NcclChannel(connected(part.contexts, ranks.size), way.owners, adder, memories, timings)
+        return Exchange(order, Checked(channel, host, way.in_tree, ranks))
+    return {group: exchange_of(part, group) for part in plan.parts for group in part.sums}
