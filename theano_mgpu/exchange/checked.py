@@ -47,7 +47,7 @@ class Checked:
         if not self._by_host:
             self._channel.prepare(parts)
         if self._ranks.size == 1:
-            self.add_over(self._ranks)
+            self.add_over()
 
     def use_host(self) -> None:
         """Have the host add the parts, because a rank cannot use the channel any more."""
@@ -59,11 +59,11 @@ class Checked:
         self._is_idle = True
         self._channel.clear()
 
-    def add_over(self, ranks: Communicator) -> None:
+    def add_over(self) -> None:
         """Add the parts, over the ranks, too, which have just had a handshake."""
         parts, self._parts = self._parts, None
         if not self._by_host and self._channel.is_verified:
-            self._channel.add_over(ranks)
+            self._channel.add_over()
             return
         if not self._by_host:
             error = self._verified(parts)
@@ -72,16 +72,16 @@ class Checked:
             warn('NCCL does not work here: %s. From now on, sums go through the host, which takes longer; the flag '
                  'mgpu.collectives=host does so without a warning' % error)
             self.use_host()
-        self._on_host(parts)
+        self._on_host(parts, is_read=True)
 
-    def _on_host(self, parts):
+    def _on_host(self, parts, is_read=False):
         """Return the sums of parts, added by the host."""
-        self._host.prepare(parts)
+        self._host.prepare(parts, is_read)
         if self._is_idle:
             self._host.clear()
         if self._ranks.size > 1:
             self._ranks.handshake((ADD,))
-            self._host.add_over(self._ranks)
+            self._host.add_over()
         return self._host.views
 
     def _verified(self, parts):
