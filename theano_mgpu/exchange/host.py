@@ -269,12 +269,12 @@ class HostChannel:
                 error = caught
             if number < n and self._ranks.size > 1:
                 self._add_block_over(self._blocks[number])
-        self._underway = []
-        if error is not None:
+        if error is not None:  # other blocks may still be under way
             try:
                 raise error
             finally:
                 del error  # its traceback has this frame
+        self._underway = []
         if self._owners:
             self.views = [view if owner == self._ranks.rank else None for view, owner in zip(self.views, self._owners)]
 
