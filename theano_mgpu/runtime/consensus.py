@@ -10,6 +10,7 @@ import threadpoolctl
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.cmodule import GCC_compiler
 
+from ..checks.ranks import take_values_of_first
 from ..comm import tree_products
 from ..comm.activities import BUILD, SHARE
 from ..comm.collectives import all_gather_int, all_gather_object
@@ -22,7 +23,6 @@ from ..graph import graph
 from ..options import UPDATE_ON, Options
 from ..plan import Machine
 from ..utils import blas
-from .consistency import take_values_of_first
 from .replicas.replicated import Replicated
 
 

@@ -1,11 +1,13 @@
 """One attempt at a step: a batch is run, checked, and committed or undone."""
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any, Callable
 
 import numpy as np
 
+from ..checks.sentinel import Sentinel
 from ..comm.activities import AGREE
 from ..options import Options
 from ..utils.timeline import HOST, note
@@ -13,8 +15,8 @@ from . import StepResult, StepRun
 from .batch import Batch
 from .batches.prefetch import LookAhead
 from .building import Built
-from .sentinel import Sentinel
 from .speeds import Speeds
+from .step_run import StepAgain
 
 
 class Runner:
@@ -70,7 +72,7 @@ class Runner:
             self._look_ahead.prepare()
             result = run.end()
             if self._sentinel is not None:
-                self._sentinel.check(step, result, split)
+                self._sentinel.check(step, result, functools.partial(self._again, split))
             self._check(result.outputs)
             report = speeds.report(batch.split, timed, result.timed) if speeds else []
             reports: Any = [report]
@@ -84,3 +86,13 @@ class Runner:
         if speeds and speeds.note(batch.split, reports if timed is not None else []):
             self._look_ahead.forget()  # it was split by the shares before
         return result
+
+    def _again(self, split: Callable[[], Batch], compute: Callable[..., Any]) -> None:
+        """Run a step once more, without its new values, with something that computes its parts."""
+        run = StepAgain(self._executable, split(), compute)
+        try:
+            run.start()
+            run.end()
+            self._executable.communicator.handshake((AGREE,))  # raises the error of another rank
+        finally:
+            run.undo()

@@ -11,10 +11,10 @@ from typing import Any, Callable, Iterator
 from keras.callbacks import Callback
 
 from ...auto.parallel_state import parallel_state_of
+from ...checks.ledger import ledger_at
 from ...comm.collectives import broadcast_object
 from ...errors import MgpuError, warn
 from ...runtime.state import training_state
-from ...runtime.state.ledger import ledger_at
 from ...runtime.state.random_states import random_states, set_random_states
 from ...runtime.steps import Computed
 from ...utils.mpi_environment import CHECKPOINT

@@ -15,7 +15,7 @@ from keras.callbacks import Callback
 from ...errors import warn
 from ...runtime.state.random_states import generators, random_states
 from ...runtime.state.state_file import parsing, under
-from ...utils.checksums import sampled_checksum
+from ...utils.values import sampled_checksum
 
 ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
 STATES = {'EarlyStopping': ('wait', 'best', 'stopped_epoch'), 'ReduceLROnPlateau': ('wait', 'best', 'cooldown_counter'),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import warn
-from ...utils.checksums import checksum
+from ...utils.values import checksum
 
 LARGE = 4 << 20  # bytes; the checksum of more takes 1 ms or longer
 

@@ -12,7 +12,7 @@ from theano.tensor.sharedvar import TensorSharedVariable
 from ...devices.context_map import Context
 from ...devices.contexts import check_process
 from ...graph.graph import fits_gpu, host_type
-from ...utils.checksums import checksum
+from ...utils.values import checksum
 
 
 def host_value(shared: Any) -> Any:

@@ -18,7 +18,7 @@ from ...devices.context_map import Context
 from ...devices.contexts import is_fork
 from ...errors import MgpuError
 from .borrowed import Lent, is_lent
-from .copies import copy_on, current_value, host_value, lies_on_device
+from .copies import copy_on, current_value, give_value, host_value, lies_on_device
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions
 _is_within_a_step = ContextVar('_is_within_a_step', default=False)  # each thread has its own
@@ -273,6 +273,13 @@ class Replicated:
             self.variable.container.unwatched = value
             self._new_version(self.variable)
         self.divided = None
+
+    def take(self, value: Any) -> None:
+        """Set the value that every rank sets, in the variable's memory if it fits: the user may have lent the memory.
+        """
+        give_value(self.variable, value)
+        self.after_write()
+        self.touched = False
 
     def latest(self) -> Any:
         """Return the latest value that this process has, on the host."""

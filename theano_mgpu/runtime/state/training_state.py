@@ -7,11 +7,11 @@ from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
+from ...checks.ledger_file import unnumbered
 from ...comm.communicator import Communicator
 from ...comm.rank_0 import on_rank_0
 from ...errors import warn
 from ...utils.files import whole_file
-from ...utils.ledger_file import unnumbered
 from ...utils.owned import FileLock, lock_file
 from ...utils.spare import wait_until_needed
 from ..replicas.copies import host_value

@@ -11,7 +11,7 @@ import re
 from typing import Any, BinaryIO, Iterable, NamedTuple
 
 from ..errors import MgpuError
-from .files import target_of
+from ..utils.files import target_of
 
 VERSION = 1
 NOT_COMPARED = 'ledger', 'begun'
@@ -44,6 +44,16 @@ class LedgerFile(NamedTuple):
     steps: dict[tuple[str, int], dict[str, Any]]
     repeated: list[Repeated]
     is_cut: bool
+
+
+class Difference(NamedTuple):
+    """A step at which two runs differ: the function, the last step before it that is equal, and the variables."""
+
+    of: str
+    step: int
+    equal: int | None
+    variables: list[str]
+    n_variables: int
 
 
 def read(path: str) -> LedgerFile:
@@ -82,6 +92,35 @@ def read(path: str) -> LedgerFile:
             again.steps.append(step)
             again.different.extend([step] * (before['digest'] != line['digest']))
     return LedgerFile(path, starts, steps, list(repeated.values()), bool(last))
+
+
+def first_difference(a: LedgerFile, b: LedgerFile, common: list[tuple[str, int]]) -> Difference | None:
+    """Return the first difference between two ledgers, in the order of the first one; None if there is none.
+
+    Parameters
+    ----------
+    a, b : LedgerFile
+    common : list of (str, int)
+        The steps that both have.
+    """
+    equal: dict[str, int] = {}
+    for of, step in common:
+        ours, theirs = a.steps[of, step]['values'], b.steps[of, step]['values']
+        if unnumbered(ours) == unnumbered(theirs):
+            theirs = dict(zip(ours, theirs.values()))
+        different = [name for name in [*ours, *(name for name in theirs if name not in ours)]
+                     if ours.get(name) != theirs.get(name)]
+        if different:
+            return Difference(of, step, equal.get(of), different, len({**ours, **theirs}))
+        equal[of] = step
+    return None
+
+
+def differing_settings(a: LedgerFile, b: LedgerFile) -> list[tuple[str, str, str]]:
+    """Return the name and both values of each setting in which the last starts of two runs differ."""
+    ours, theirs = (flat(each.starts[-1]) for each in (a, b))
+    return [(name, ours.get(name, '-'), theirs.get(name, '-')) for name in {**ours, **theirs}
+            if ours.get(name) != theirs.get(name)]
 
 
 def flat(start: dict[str, Any]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Collection, NamedTuple, Sequence
 
 import numpy as np
 import theano
@@ -17,13 +17,10 @@ from ..devices.launcher import Shard
 from ..devices.transfers import fetch
 from ..errors import NonFiniteError, in_one_line
 from ..graph.traces import layer_of, line_of, nearest_layer
-from ..plan.instructions import PartOnContext
-from .executable import Factored
-from .step_run import StepRun
+from ..utils.values import elements, shortened
 
 EMPTY = 'AllocEmpty', 'GpuAllocEmpty'  # ops whose results have no values yet
-NAMES = 2    # variables near an op that a message names
-SAMPLES = 8  # samples that a message names
+NAMES = 2  # variables near an op that a message names
 
 
 def not_finite(value: Any) -> np.ndarray | None:
@@ -70,13 +67,12 @@ class Inspection:
         graph = function.maker.fgraph
         self._storage = {v: [v.data if isinstance(v, Constant) else None] for v in graph.variables}
         self._computed = {v: [v.owner is None] for v in graph.variables}
-        self._inputs = {v: i for i, v in enumerate(graph.inputs)}
         self._outputs = graph.outputs
         self._found: dict[theano.Variable, Found] = {}
         linker = function.maker.linker
         in_python = isinstance(linker, PerformLinker) or not getattr(linker, 'c_thunks', True)
         self._impl = 'py' if in_python else None  # None: in C, where the op has C code
-        for (variable, i), container in zip(self._inputs.items(), function.input_storage):
+        for i, (variable, container) in enumerate(zip(graph.inputs, function.input_storage)):
             self._storage[variable][0] = arguments[i] if i < len(arguments) else container.storage[0]
             self._note(variable, None, functools.partial(content_of, self._storage[variable][0]))
         nodes = graph.toposort()
@@ -94,10 +90,6 @@ class Inspection:
             if variable in self._found:
                 return self._found[origin_of(variable, self._found)]
         return None
-
-    def position(self, variable: theano.Variable) -> int | None:
-        """Return the number of an input of the function; None for another variable."""
-        return self._inputs.get(variable)
 
     def _compute(self, node):
         destroyed = {i for places in getattr(node.op, 'destroy_map', {}).values() for i in places}
@@ -181,57 +173,48 @@ def _result(op, numbers):
         return None
 
 
-class InspectedRun(StepRun):
-    """A step that is computed op by op, and raises an error where a part has a result that is not finite.
+def inspected(subject: str, ranks: Communicator, work: Any, function: Any, arguments: Sequence[Any],
+              shard: Shard | None, with_samples: Collection[Any]) -> list[Any]:
+    """Compute a part on one context op by op, and return its results; raise a NonFiniteError if one is not finite.
 
     Parameters
     ----------
-    executable : Executable
-    batch : Batch
-        Of the values from before the step.
     subject : str
         The value that was not finite, in words, with its step.
+    ranks : Communicator
+    work : PartOnContext
+    function : theano.compile.function_module.Function
+    arguments : list of ndarray or pygpu.gpuarray.GpuArray
+    shard : Shard or None
+    with_samples : collection of theano.Variable
+        The inputs that have samples.
     """
-
-    def __init__(self, executable: Any, batch: Any, subject: str) -> None:
-        super().__init__(executable, batch)
-        self._subject = subject
-
-    def _compute(self, work: PartOnContext) -> None:
-        place = place_of(self._executable.communicator, work.context)
-        shard = None if work.shard is None else self._split.shards[work.shard]
-        results = self._inspected(work.part, shard, place, self._executable.parts[work.part].functions[work.place],
-                                  [self._slots[slot] for slot in work.given])
-        if isinstance(work.function, Factored):
-            results = work.function.combined(results)
-        for slot, result in zip(work.results, results):
-            self._slots[slot] = result
-
-    def _inspected(self, part, shard, place, function, arguments):
-        try:
-            inspection = Inspection(function, arguments)
-        except Exception as error:  # of any class: ops raise their own, as in a branch that the step has not taken
-            raise NonFiniteError('%s. The op was not found, since computing the step op by op has failed on %s: %s. No '
-                                 'value was changed' % (self._subject, place, in_one_line(error))) from error
-        found = inspection.origin()
-        if found is None:
-            return inspection.results
-        if found.node is not None:
-            where = samples_of(found.mask, shard, [container.storage[0] for container in
-                                                   function.input_storage[len(arguments):]])
-            cause = '%s%s, on %s%s%s' % (found.how, where, place, _near(found.node), line_of(found.node))
-            advice = 'Look for a division by zero or a log of zero in the model, and for such numbers in the data; ' \
-                'lower the learning rate, or clip the gradients'
-        else:
-            position = inspection.position(found.variable)
-            given = part.given[position] if position < len(arguments) else None
-            has_samples = given in self._split.program.of_shards and shard is not None
-            cause = '%s had %s already%s, on %s' % (
-                name_of(found.variable if given is None else given), found.how,
-                samples_of(found.mask, shard) if has_samples else _elements_of(found.mask), place)
-            advice = 'Look for such numbers in the data' if has_samples else \
-                'Set it to finite values, or go on from a checkpoint'
-        raise NonFiniteError('%s: %s. No value was changed. %s' % (self._subject, cause, advice))
+    place = place_of(ranks, work.context)
+    try:
+        inspection = Inspection(function, arguments)
+    except Exception as error:  # of any class: ops raise their own, as in a branch that the step has not taken
+        raise NonFiniteError('%s. The op was not found, since computing the step op by op has failed on %s: %s. No '
+                             'value was changed' % (subject, place, in_one_line(error))) from error
+    found = inspection.origin()
+    if found is None:
+        return inspection.results
+    if found.node is not None:
+        where = samples_of(found.mask, shard, [container.storage[0] for container in
+                                               function.input_storage[len(arguments):]])
+        cause = '%s%s, on %s%s%s' % (found.how, where, place, _near(found.node), line_of(found.node))
+        advice = 'Look for a division by zero or a log of zero in the model, and for such numbers in the data; ' \
+            'lower the learning rate, or clip the gradients'
+    else:
+        position = function.maker.fgraph.inputs.index(found.variable)
+        given = work.part.given[position] if position < len(arguments) else None
+        has_samples = given in with_samples and shard is not None
+        where = samples_of(found.mask, shard) if has_samples else \
+            ' (%s)' % elements(found.mask) if found.mask.ndim else ''
+        cause = '%s had %s already%s, on %s' % (
+            name_of(found.variable if given is None else given), found.how, where, place)
+        advice = 'Look for such numbers in the data' if has_samples else \
+            'Set it to finite values, or go on from a checkpoint'
+    raise NonFiniteError('%s: %s. No value was changed. %s' % (subject, cause, advice))
 
 
 def name_of(variable: theano.Variable) -> str:
@@ -257,16 +240,7 @@ def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any] =
     if mask.shape[:1] != (stop - start,) or sorted(mask.shape) in shapes:
         return ' in samples %d to %d of the batch' % (start, stop - 1)
     samples = start + np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))
-    more = len(samples) - SAMPLES
-    return ' in %s %s of the batch%s' % ('sample' if len(samples) == 1 else 'samples',
-                                         ', '.join(map(str, samples[:SAMPLES])),
-                                         ' and %d more' % more if more > 0 else '')
-
-
-def _elements_of(mask):
-    """Return in words the elements of a variable that are not finite; '' for a scalar."""
-    return ' (%d of %d numbers, the first at %s)' % (
-        mask.sum(), mask.size, list(map(int, np.argwhere(mask)[0]))) if mask.ndim else ''
+    return ' in %s %s' % ('sample' if len(samples) == 1 else 'samples', shortened(samples, ' of the batch'))
 
 
 def _near(node):

@@ -8,11 +8,12 @@ import sys
 
 import theano
 
-from ... import config
-from ...devices.contexts import chosen, type_name
-from ...errors import warn
-from ...options import Options
-from ...utils import blas, ledger_file
+from .. import config
+from ..devices.contexts import chosen, type_name
+from ..errors import warn
+from ..options import Options
+from ..utils import blas
+from . import ledger_file
 
 # Theano's flags that change how results round. The package's own are all there but for `OTHERS`.
 FLAGS = ('floatX', 'mode', 'linker', 'optimizer', 'optimizer_excluding', 'optimizer_including', 'cxx', 'gcc.cxxflags',

@@ -17,18 +17,18 @@ from typing import Any, Iterable, Mapping, Sequence
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
-from ...comm.alone import Alone
-from ...comm.communicator import Communicator
-from ...comm.failures import failing_together
-from ...comm.rank_0 import on_rank_0
-from ...compat.shared_variables import watcher_of
-from ...devices.contexts import chosen, gpu_context
-from ...devices.discovery import status
-from ...errors import MgpuError
-from ...utils import ledger_file, mpi_environment
-from ...utils.checksums import digest
-from ...utils.owned import LEDGER, lock_file
-from . import settings
+from ..comm.alone import Alone
+from ..comm.communicator import Communicator
+from ..comm.failures import failing_together
+from ..comm.rank_0 import on_rank_0
+from ..compat.shared_variables import watcher_of
+from ..devices.contexts import chosen, gpu_context
+from ..devices.discovery import status
+from ..errors import MgpuError
+from ..utils import mpi_environment
+from ..utils.owned import LEDGER, lock_file
+from ..utils.values import digest, is_due
+from . import ledger_file, settings
 
 _open: dict[str, Ledger] = {}  # by path
 
@@ -177,7 +177,7 @@ class Account:
     def note(self) -> None:
         """Count a step, and write its line if it is due: each k-th one, and 1, 2, 4, 8 before the first."""
         self.steps += 1
-        if self.steps % self._ledger.every == 0 or self.steps & -self.steps == self.steps < self._ledger.every:
+        if is_due(self.steps, self._ledger.every):
             self._write()
 
     def _write(self):

@@ -1,7 +1,7 @@
 """The sentinel of the flag ``mgpu.check``: replicas and ranks that drift apart are an error, and so is a NaN."""
 from __future__ import annotations
 
-import collections
+import functools
 from typing import Any, Callable, Mapping
 
 import numpy as np
@@ -10,12 +10,8 @@ from ..comm.activities import AGREE, CHECK
 from ..comm.collectives import all_gather_object
 from ..devices.transfers import fetch
 from ..errors import DriftError, NonFiniteError
-from ..utils.checksums import checksum
-from .batch import Batch
-from .building import Built
-from .inspection import InspectedRun, not_finite, place_of
-from .replicas.replicated import Replicated
-from .step_run import StepResult
+from ..utils.values import checksum, differing_bits, sides
+from .inspection import inspected, not_finite, place_of
 
 SENT = 1 << 24  # bytes of the largest array that ranks send each other to say where it differs
 
@@ -30,7 +26,7 @@ class Sentinel:
     every : int
     """
 
-    def __init__(self, built: Built, name: str | None, every: int) -> None:
+    def __init__(self, built: Any, name: str | None, every: int) -> None:
         self._built, self._name, self._every = built, name or 'a function', every
         self._ranks, self._plan = built.executable.communicator, built.executable.plan
         self._data_sets = built.inputs.slices.data_sets()
@@ -59,32 +55,30 @@ class Sentinel:
                 if len(set(checksums.values())) > 1:
                     raise DriftError(self._drift(variable, checksums, step))
 
-    def _values(self, variable: Replicated) -> dict[str, Any]:
+    def _values(self, variable: Any) -> dict[str, Any]:
         """Return the values of the copies of a variable on this rank, by the names of their places."""
         return {place_of(self._ranks, context): copy.container.storage[0]
                 for copy, context in variable.current().items()}
 
-    def _drift(self, variable: Replicated, checksums: Mapping[str, int], step: int) -> str:
+    def _drift(self, variable: Any, checksums: Mapping[str, int], step: int) -> str:
         """Return the text of a DriftError; every rank has to make the call."""
         values = self._values(variable)
         sent = all_gather_object(self._ranks, {
             name: np.array(fetch(value)) for name, value in values.items()
             if hasattr(value, 'dtype') and value.size * value.dtype.itemsize <= SENT})
         arrays = {name: value for each in sent for name, value in each.items()}
-        (most, n_most), (_, n_next) = collections.Counter(checksums.values()).most_common(2)
-        usual = [name for name, value in checksums.items() if value == most]
-        others = [name for name in checksums if name not in usual]
+        usual, others, is_known = sides(checksums)
         text = '%s has another value on %s than on %s, %s of %s' % (
             variable.variable, ' and '.join(others), ' and '.join(usual),
             'at step %d' % step if self._every == 1 else 'between steps %d and %d' % (step - self._every, step),
             self._name)
         if len(arrays) == len(checksums):
-            text += ': ' + difference_of(arrays[others[0]], arrays[usual[0]])
-        wrong = 'Which of them is wrong is not known' if n_most == n_next else '%s is probably wrong' % others[0]
+            text += ': ' + differing_bits(arrays[others[0]], arrays[usual[0]])
+        wrong = '%s is probably wrong' % others[0] if is_known else 'Which of them is wrong is not known'
         return ('%s. %s. Start again from a checkpoint before that step. If it happens again, test the memory of this '
                 'device or host, and leave it out' % (text, wrong))
 
-    def check(self, step: int, result: StepResult, again: Callable[[], Batch]) -> None:
+    def check(self, step: int, result: Any, again: Callable[[Callable[..., Any]], None]) -> None:
         """Check the loss of a step, and its new values if it is one of the k-th, before they are committed.
 
         Parameters
@@ -92,7 +86,7 @@ class Sentinel:
         step : int
         result : StepResult
         again : callable
-            Returns the batch of the step once more.
+            ``again(compute)`` runs the step once more; ``compute`` is `inspected` for it.
 
         Raises
         ------
@@ -104,17 +98,11 @@ class Sentinel:
             return
         result.new_values.roll_back()
         subject = '%s in step %d of %s' % (subject or 'a value of another rank is not finite', step, self._name)
-        run = InspectedRun(self._built.executable, again(), subject)
-        try:
-            run.start()
-            run.end()
-            self._ranks.handshake((AGREE,))  # raises the error of a rank that has found the op
-        finally:
-            run.undo()
+        again(functools.partial(inspected, subject, self._ranks))
         raise NonFiniteError('%s. Computed once more, op by op, all values were finite: a device may be faulty, or the '
                              'sum over the replicas overflows. No value was changed' % subject)
 
-    def _subject(self, step: int, result: StepResult) -> str | None:
+    def _subject(self, step: int, result: Any) -> str | None:
         """Return the value that is not finite, in words."""
         for i, (output, value) in enumerate(zip(self._plan.results, result.outputs)):
             if not output.has_rows and not_finite(value) is not None:
@@ -126,21 +114,3 @@ class Sentinel:
             if new is not None and not_finite(new.container.storage[0]) is not None:
                 return 'the new value of %s is not finite' % variable.variable
         return None
-
-
-def difference_of(one: np.ndarray, other: np.ndarray) -> str:
-    """Return in words how two arrays differ.
-
-    Examples
-    --------
-    >>> difference_of(np.array([1., 2, 3]), np.array([1., 2, 4]))
-    '1 of 3 numbers, the first at [2]: 3.0 and 4.0'
-    """
-    if one.shape != other.shape:
-        return 'their shapes are %s and %s' % (one.shape, other.shape)
-    # Bits count: -0.0 is not 0.0, and a NaN equals itself.
-    bits = [np.ascontiguousarray(each).reshape(-1).view('uint8').reshape(one.size, -1) for each in (one, other)]
-    different = np.flatnonzero((bits[0] != bits[1]).any(axis=1))
-    first = np.unravel_index(different[0], one.shape)
-    return '%d of %d numbers, the first at %s: %s and %s' % (len(different), one.size, list(map(int, first)),
-                                                             one[first], other[first])

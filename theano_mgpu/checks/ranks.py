@@ -7,21 +7,19 @@ from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
-from ..comm.activities import CALL, COMPARE, FEED, INPUTS, SHARE
+from ..comm.activities import CALL, COMPARE, FEED, SHARE
 from ..comm.collectives import all_gather_object, broadcast_object
 from ..comm.communicator import WIDTH, Communicator
 from ..comm.failures import raise_common
 from ..errors import RankBatchError, RankError
 from ..utils import rank_process
-from ..utils.checksums import checksum, sampled_checksum
-from .replicas.copies import give_value
-from .replicas.replicated import Replicated
+from ..utils.values import checksum, is_due, sampled_checksum, sides
 
 COMPARED = 256  # calls of a function that each rank computes whole, after which the ranks compare its results
 
 
 class BatchCheck:
-    """A check that each of several ranks works on the same step of a function.
+    """A check that the ranks are given the same batch, and have the same variables, in each call of a function.
 
     Parameters
     ----------
@@ -29,33 +27,43 @@ class BatchCheck:
     number : int
         The number of the function, the same on all ranks.
     name : str or None
-    arguments : Arguments
-    sharded : bool
-        Whether each rank is given samples of its own.
-    batch_of_rank_0 : bool
-        Whether all ranks take the arguments of rank 0 where others differ; else a difference is an error.
     has_rows : bool
         Whether an output has a row a sample: the rows of rank 0's samples are no answer for fewer, or more, samples.
+    of_rank_0 : bool
+        Whether all ranks take the arguments of rank 0 where others differ; else a difference is an error.
+    inputs : list of theano.Variable
+        For messages.
+    own : collection of int, optional
+        The positions of inputs with samples, if each rank is given samples of its own.
     variables : list of Replicated
         The variables that are the same on each rank.
+    activity : int
+        The activity of the handshake, see `comm.activities`.
+    calls : int
+        Calls of the function before.
+
+    Attributes
+    ----------
+    differ : bool
+        Whether the ranks have been given different inputs, or have computed different results.
     """
 
-    def __init__(self, ranks: Communicator, number: int, name: str | None, arguments: Any, sharded: bool,
-                 batch_of_rank_0: bool, has_rows: bool, variables: Sequence[Replicated]) -> None:
-        self._ranks, self._number, self._name = ranks, number, name
-        self._inputs, self._split = arguments.inputs, arguments.split
-        self._sharded, self._batch_of_rank_0, self._variables = sharded, batch_of_rank_0, variables
-        self._has_one_length = not sharded and (has_rows or not batch_of_rank_0)
+    def __init__(self, ranks: Communicator, number: int, name: str | None, has_rows: bool, of_rank_0: bool = True,
+                 inputs: Sequence[Any] = (), own: Sequence[int] | None = None, variables: Sequence[Any] = (),
+                 activity: int = CALL, calls: int = 0) -> None:
+        self._ranks, self._number, self._name = ranks, number, name or 'a function'
+        self._of_rank_0, self._inputs, self._own, self._variables = of_rank_0, inputs, own, variables
+        self._has_one_length = own is None and (has_rows or not of_rank_0)
+        self._activity, self._calls, self.differ = activity, calls, False
 
-    def __call__(self, calls: int, length: int, values: Sequence[Any] | None) -> tuple[list[int], Sequence[Any] | None]:
-        """Compare one call with the calls of the other ranks.
+    def __call__(self, length: int, values: Sequence[Any] | None) -> tuple[list[int], Sequence[Any] | None]:
+        """Compare one call with the calls of the other ranks. Every rank has to make the call.
 
         Parameters
         ----------
-        calls : int
-            Calls of the function before.
         length : int
-            Samples that this rank was given; 0 if its data has ended.
+            Samples that this rank was given; 0 if its data has ended. The few elements that are compared do not tell
+            the length of large arrays.
         values : list of ndarray or None
             The arguments.
 
@@ -64,58 +72,57 @@ class BatchCheck:
         lengths : list of int
             The samples of each rank.
         values : list of ndarray or None
-            The arguments to compute: of rank 0, where `batch_of_rank_0` says so and others differ.
+            The arguments to compute: of rank 0, where `of_rank_0` says so and others differ.
 
         Raises
         ------
         RankError, BatchError
             If the ranks were given different batches, or had their variables set to different values.
         """
-        ranks, sharded = self._ranks, self._sharded
+        ranks = self._ranks
+        if ranks.size == 1:
+            return [length], values
         touched = [variable for variable in self._variables if variable.touched]
-        alike = [value for value, split in zip(values or [], self._split) if not (sharded and split)]
+        alike = [value for i, value in enumerate(values or ()) if i not in (self._own or ())]
         ours = [length, checksum([checksum(variable.value()) for variable in touched]), sampled_checksum(alike)]
-        lengths, of_variables, of_values = ranks.handshake((CALL, self._number, calls), ours).T
+        lengths, of_variables, of_values = ranks.handshake((self._activity, self._number, self._calls), ours).T
         if self._has_one_length:
-            check_lengths(ranks, self._name or 'a function', lengths)
-        if sharded:
-            _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]), RankBatchError,
+            check_lengths(ranks, self._name, lengths)
+        if self._own is not None:
+            _check_equal(ranks, np.where(lengths, of_values, of_values[np.argmax(lengths)]),
                          'the ranks were given different values of inputs that have no samples', 'checksum %d',
                          'Call with the same values on every rank, such as the index of a slice; a rank whose data has '
                          'ended calls join() of the function')
-        elif self._batch_of_rank_0:
-            if (lengths != lengths[0]).any() or (of_values != of_values[0]).any():
-                values, lengths = arguments_of_rank_0(ranks, values, self._name), np.full_like(lengths, lengths[0])
-        else:
-            self._check_alike(of_values, length, values)
+        elif (lengths != lengths[0]).any() or (of_values != of_values[0]).any():
+            if not self._of_rank_0:
+                _check_equal(ranks, of_values, 'the ranks were given different batches of %d samples, which differ in '
+                             '%s' % (length, self._differing(values)), 'checksum %d', 'Give each rank the same arrays, '
+                             'drawn by one seed; a number that one rank alone draws makes all later ones differ. Or '
+                             'set mgpu.data=sharded if each has its own data')
+            self.differ = True
+            note_difference(self._name)
+            values, lengths = broadcast_object(ranks, values, activity=FEED), np.full_like(lengths, lengths[0])
         if (of_variables != of_variables[0]).any():
             raise RankError('ranks have set variables to different values since the last step: %s. Set the same values '
                             'on every rank' % self._differing_variables())
         for variable in touched:
             variable.touched = False
+        self._calls += 1
         return lengths.tolist(), values
-
-    def _check_alike(self, of_values, length, values):
-        """Raise a RankBatchError unless all ranks were given the same whole batch."""
-        if (of_values != of_values[0]).any():
-            text = 'the ranks were given different batches of %d samples, which differ in %s'
-            _check_equal(self._ranks, of_values, RankBatchError, text % (length, self._differing(values)),
-                         'checksum %d', 'Give each rank the same arrays, drawn by one seed; a number that one rank '
-                         'alone draws makes all later ones differ. Or set mgpu.data=sharded if each has its own data')
 
     def _differing_variables(self):
         """Return in words which ranks have set which variables that others have not set, or to another value."""
         ours = {number: checksum(variable.value()) for number, variable in enumerate(self._variables)
                 if variable.touched}
-        of_ranks, texts, name = all_gather_object(self._ranks, ours), [], self._ranks.name
+        of_ranks, texts = all_gather_object(self._ranks, ours), []
         for number, variable in enumerate(self._variables):
-            values = {rank: each[number] for rank, each in enumerate(of_ranks) if number in each}
-            others = [rank for rank in values if values[rank] != values[min(values)]]
+            values = {self._ranks.name(rank): each[number] for rank, each in enumerate(of_ranks) if number in each}
             if 0 < len(values) < len(of_ranks):
-                texts.append('%s on %s alone' % (variable.variable, ' and '.join(map(name, values))))
-            elif others:
+                texts.append('%s on %s alone' % (variable.variable, ' and '.join(values)))
+            elif len(set(values.values())) > 1:
+                usual, others, _ = sides(values)
                 texts.append('%s on %s, to another value than on %s' % (
-                    variable.variable, ' and '.join(map(name, others)), name(min(values))))
+                    variable.variable, ' and '.join(others), usual[0]))
         return '; '.join(texts)
 
     def _differing(self, values):
@@ -125,64 +132,12 @@ class BatchCheck:
                          if (column != column[0]).any())
 
 
-def arguments_of_rank_0(ranks: Communicator, values: Any, name: str | None) -> Any:
-    """Return the arguments of rank 0 on every rank, and say once that the others are not used."""
-    note_difference(name or 'a function')
-    return broadcast_object(ranks, values, activity=FEED)
-
-
 @functools.lru_cache(maxsize=None)
 def note_difference(name: str) -> None:
     """Tell the user, once for each function, that the data of rank 0 count."""
     rank_process.note('%s was given other data on rank 0 than on other ranks: those of rank 0 count, as in one '
                       'process. To send them takes time: draw the same random numbers on each rank, by one seed. If '
                       'each rank has its own part of the data, pass --sharded (flag mgpu.data=sharded)' % name)
-
-
-class LeadingInputs:
-    """The inputs of one function: on every rank as on rank 0, once the ranks have been given different ones.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    name : str
-        Of the function, for messages.
-    has_rows : bool
-        As for `BatchCheck`.
-
-    Attributes
-    ----------
-    differ : bool
-        Whether the ranks have been given different inputs, or have computed different results. They compare the inputs
-        of each call from then on.
-    """
-
-    def __init__(self, ranks: Communicator, name: str, has_rows: bool) -> None:
-        self._ranks, self._name, self._number = ranks, name, ranks.functions.add(name)
-        self._has_rows, self._calls = has_rows, 0
-        self.differ = False
-
-    def agree(self, inputs: Any, samples: int) -> Any:
-        """Return the inputs that every rank computes. Every rank has to make the call.
-
-        Parameters
-        ----------
-        inputs : list
-            The inputs of this rank.
-        samples : int
-            Count of samples of this rank: the few elements that are compared do not tell the length of large arrays.
-        """
-        if self._ranks.size == 1:
-            return inputs
-        ours = [samples, sampled_checksum(inputs)]
-        of_ranks = self._ranks.handshake((INPUTS, self._number, self._calls), ours)
-        self._calls += 1
-        if self._has_rows:
-            check_lengths(self._ranks, self._name, of_ranks[:, 0])
-        if (of_ranks == of_ranks[0]).all():
-            return inputs
-        self.differ = True
-        return arguments_of_rank_0(self._ranks, inputs, self._name)
 
 
 class ComparedFunction:
@@ -201,7 +156,7 @@ class ComparedFunction:
         Number of a function over these ranks, for messages.
     variables : callable
         ``variables()`` lists the Replicated of all variables that the function reads or updates.
-    leading : LeadingInputs
+    leading : BatchCheck
         Its `differ` is set where the ranks have computed different numbers.
 
     Raises
@@ -212,7 +167,7 @@ class ComparedFunction:
     """
 
     def __init__(self, function: Callable[[Any], Sequence[Any]], ranks: Communicator, number: int,
-                 variables: Callable[[], Iterable[Replicated]], leading: LeadingInputs) -> None:
+                 variables: Callable[[], Iterable[Any]], leading: BatchCheck) -> None:
         self._function, self._ranks, self._number, self._variables = function, ranks, number, variables
         self._leading = leading
         self._begin()
@@ -227,11 +182,9 @@ class ComparedFunction:
             self._calls += 1
             results = self._function(inputs)
             self._checksum = zlib.crc32(np.asarray(results[0]).tobytes(), self._checksum)
-            if self._calls % COMPARED == 0 or self._calls < COMPARED and not self._calls & (self._calls - 1):
-                results = self.compare(results)
+            return self.compare(results) if is_due(self._calls, COMPARED) else results
         except BaseException as error:
             raise_common(self._ranks, error)
-        return results
 
     def _catch_up(self):
         """Go on from the values of rank 0 after an error: the ranks may have computed different numbers of batches."""
@@ -261,31 +214,23 @@ class ComparedFunction:
         return broadcast_object(self._ranks, results, activity=FEED)
 
 
-def take_values_of_first(ranks: Communicator, variables: Iterable[Replicated]) -> None:
-    """Set variables to the values that rank 0 has.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    variables : iterable of Replicated
-    """
+def take_values_of_first(ranks: Communicator, variables: Iterable[Any]) -> None:
+    """Set variables, each a Replicated, to the values that rank 0 has."""
     variables = list(variables)
     values = [variable.value() for variable in variables]  # on each rank, since a rank may have but a part of one
     for variable, value in zip(variables, broadcast_object(ranks, values)):
-        give_value(variable.variable, value)
-        variable.after_write()
-        variable.touched = False
+        variable.take(value)
 
 
 def check_lengths(ranks: Communicator, name: str, lengths: np.ndarray) -> None:
     """Raise a RankBatchError unless all ranks were given batches of one length."""
-    _check_equal(ranks, lengths, RankBatchError, '%s was given batches of different lengths on the ranks' % name,
+    _check_equal(ranks, lengths, '%s was given batches of different lengths on the ranks' % name,
                  '%d samples', 'Give each rank the whole batch; or set mgpu.data=sharded if each has its own part, '
                  'mgpu.executor=threads if each works by itself')
 
 
-def _check_equal(ranks, numbers, error, text, form, remedy):
-    """Raise an error that names the number of each rank, unless all are equal."""
+def _check_equal(ranks, numbers, text, form, remedy):
+    """Raise a RankBatchError that names the number of each rank, unless all are equal."""
     if (numbers != numbers[0]).any():
         each = ', '.join('%s %s' % (ranks.name(rank), form % number) for rank, number in enumerate(numbers))
-        raise error('%s: %s. %s' % (text, each, remedy))
+        raise RankBatchError('%s: %s. %s' % (text, each, remedy))
