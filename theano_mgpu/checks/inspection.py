@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Collection, NamedTuple, Sequence
+from typing import Any, Callable, Collection, NamedTuple, Sequence
 
 import numpy as np
 import theano
@@ -50,71 +50,54 @@ class Found(NamedTuple):
 
 
 class Inspection:
-    """A call of a compiled function, op by op.
-
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-    arguments : list of ndarray or pygpu.gpuarray.GpuArray
-
-    Attributes
-    ----------
-    results : list
-        As of the call.
-    """
+    """A call of a compiled Theano function, op by op; its `results` are as of the call."""
 
     def __init__(self, function: Any, arguments: Sequence[Any]) -> None:
-        graph = function.maker.fgraph
-        self._storage = {v: [v.data if isinstance(v, Constant) else None] for v in graph.variables}
-        self._computed = {v: [v.owner is None] for v in graph.variables}
-        self._outputs = graph.outputs
+        graph, linker = function.maker.fgraph, function.maker.linker
+        self._outputs, nodes = graph.outputs, graph.toposort()
         self._found: dict[theano.Variable, Found] = {}
-        linker = function.maker.linker
+        self._storage = storage = {v: [v.data if isinstance(v, Constant) else None] for v in graph.variables}
+        computed = {v: [v.owner is None] for v in graph.variables}
         in_python = isinstance(linker, PerformLinker) or not getattr(linker, 'c_thunks', True)
-        self._impl = 'py' if in_python else None  # None: in C, where the op has C code
-        for i, (variable, container) in enumerate(zip(graph.inputs, function.input_storage)):
-            self._storage[variable][0] = arguments[i] if i < len(arguments) else container.storage[0]
-            self._note(variable, None, functools.partial(content_of, self._storage[variable][0]))
-        nodes = graph.toposort()
+        given = [*arguments, *(container.storage[0] for container in function.input_storage[len(arguments):])]
+        for variable, value in zip(graph.inputs, given):
+            storage[variable][0] = value
+            self._note(variable, None, functools.partial(content_of, value))
         last = {v: node for node in nodes for v in node.inputs}  # the op that reads a variable last
         for node in nodes:
-            self._compute(node)
+            destroyed = {i for places in getattr(node.op, 'destroy_map', {}).values() for i in places}
+            before = [np.array(fetch(storage[v][0])) if i in destroyed and isinstance(node.op, Elemwise) else
+                      storage[v][0] for i, v in enumerate(node.inputs)]
+            # None: in C, where the op has C code.
+            node.op.make_thunk(node, storage, computed, [], 'py' if in_python else None)()
+            for variable in node.outputs if type(node.op).__name__ not in EMPTY else ():
+                self._note(variable, node, functools.partial(explained, node, before))
             for variable in node.inputs:
                 if last[variable] is node and variable.owner and variable not in self._outputs:
-                    self._storage[variable][0] = None
-        self.results = [self._storage[v][0] for v in self._outputs]
+                    storage[variable][0] = None
+        self.results = [storage[v][0] for v in self._outputs]
 
-    def origin(self) -> Found | None:
-        """Return the first variable that is not finite, among those that a result is not finite by; None if all are."""
-        for variable in self._outputs:
-            if variable in self._found:
-                return self._found[origin_of(variable, self._found)]
-        return None
-
-    def _compute(self, node):
-        destroyed = {i for places in getattr(node.op, 'destroy_map', {}).values() for i in places}
-        before = [np.array(fetch(self._storage[v][0])) if i in destroyed and isinstance(node.op, Elemwise) else
-                  self._storage[v][0] for i, v in enumerate(node.inputs)]
-        node.op.make_thunk(node, self._storage, self._computed, [], self._impl)()
-        if type(node.op).__name__ not in EMPTY:
-            for variable in node.outputs:
-                self._note(variable, node, lambda mask: explained(node, before, mask))
-
-    def _note(self, variable, node, explain):
+    def _note(self, variable: theano.Variable, node: Any, explain: Callable[[np.ndarray], str]) -> None:
         mask = not_finite(self._storage[variable][0])
         if mask is not None:
             is_first = node is None or not any(v in self._found for v in node.inputs)
             self._found[variable] = Found(variable, mask, node, explain(mask) if is_first else '')
 
+    def origin(self) -> Found | None:
+        """Return the first variable that is not finite, among those that a result is not finite by; None if all are."""
+        variable = origin_of(self._outputs, self._found)
+        return None if variable is None else self._found[variable]
 
-def origin_of(variable: theano.Variable, found: Any) -> theano.Variable:
-    """Return the variable from which a value that is not finite comes, given a collection of all such variables."""
-    while variable.owner is not None:
-        source = next((each for each in variable.owner.inputs if each in found), None)
-        if source is None:
-            break
-        variable = source
-    return variable
+
+def origin_of(outputs: Sequence[theano.Variable], found: Any) -> theano.Variable | None:
+    """Return the variable from which an output is not finite, given a collection of all such variables; None if none.
+    """
+    origin, variables = None, outputs
+    while True:
+        variable = next((each for each in variables if each in found), None)
+        if variable is None:
+            return origin
+        origin, variables = variable, variable.owner.inputs if variable.owner else ()
 
 
 def content_of(value: Any, mask: np.ndarray) -> str:
@@ -131,15 +114,7 @@ def content_of(value: Any, mask: np.ndarray) -> str:
 
 
 def explained(node: Any, inputs: Sequence[Any], mask: np.ndarray) -> str:
-    """Return in words what an op has made of finite inputs, such as ``log(0.0) = -inf``.
-
-    Parameters
-    ----------
-    node : theano.Apply
-    inputs : list of ndarray or pygpu.gpuarray.GpuArray
-    mask : ndarray of bool
-        Which elements of the result are not finite.
-    """
+    """Return in words what an op has made of finite inputs, such as ``log(0.0) = -inf``, where a mask says so."""
     if not isinstance(node.op, Elemwise):
         return '%s made it of finite values' % node.op
     element = tuple(np.argwhere(mask)[0])
@@ -153,16 +128,13 @@ def _scalar_step(op, numbers):
     """Return the scalar op within an elementwise op from which its result is not finite, its inputs, and the result."""
     if not isinstance(op, Composite):
         return op, numbers, _result(op, numbers)
-    values = dict(zip(op.fgraph.inputs, numbers))
-    found = {}
+    values, found = dict(zip(op.fgraph.inputs, numbers)), {}
     for node in op.fgraph.toposort():
         given = [v.data if isinstance(v, Constant) else values[v] for v in node.inputs]
-        variable, = node.outputs
-        values[variable] = result = _result(node.op, given)
+        values[node.outputs[0]] = result = _result(node.op, given)
         if result is None or not np.isfinite(result):
-            found[variable] = node.op, given, result
-    origin = next((origin_of(v, found) for v in op.fgraph.outputs if v in found), None)
-    return found[origin] if origin is not None else (op, numbers, 'not finite')
+            found[node.outputs[0]] = node.op, given, result
+    return found.get(origin_of(op.fgraph.outputs, found), (op, numbers, 'not finite'))
 
 
 def _result(op, numbers):
@@ -177,17 +149,7 @@ def inspected(subject: str, ranks: Communicator, work: Any, function: Any, argum
               shard: Shard | None, with_samples: Collection[Any]) -> list[Any]:
     """Compute a part on one context op by op, and return its results; raise a NonFiniteError if one is not finite.
 
-    Parameters
-    ----------
-    subject : str
-        The value that was not finite, in words, with its step.
-    ranks : Communicator
-    work : PartOnContext
-    function : theano.compile.function_module.Function
-    arguments : list of ndarray or pygpu.gpuarray.GpuArray
-    shard : Shard or None
-    with_samples : collection of theano.Variable
-        The inputs that have samples.
+    The subject is the value that was not finite, in words, with its step. `work` is the PartOnContext of the function.
     """
     place = place_of(ranks, work.context)
     try:
@@ -225,13 +187,7 @@ def name_of(variable: theano.Variable) -> str:
 def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any] = ()) -> str:
     """Return in words the samples whose rows of an array are not finite; all of the shard if it has no rows of samples.
 
-    Parameters
-    ----------
-    mask : ndarray of bool
-        Which elements are not finite.
-    shard : Shard or None
-    variables : list
-        The values of shared variables: an array of the shape of one of them, such as a gradient, may have no samples.
+    An array of the shape of one of the `variables`, such as a gradient, may have no samples.
     """
     if shard is None:
         return ''
@@ -240,7 +196,7 @@ def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any] =
     if mask.shape[:1] != (stop - start,) or sorted(mask.shape) in shapes:
         return ' in samples %d to %d of the batch' % (start, stop - 1)
     samples = start + np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))
-    return ' in %s %s' % ('sample' if len(samples) == 1 else 'samples', shortened(samples, ' of the batch'))
+    return ' in sample%s %s' % ('s' * (len(samples) > 1), shortened(samples, ' of the batch'))
 
 
 def _near(node):

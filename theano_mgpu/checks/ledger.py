@@ -60,27 +60,13 @@ def use_ledger(path: str) -> None:
 
 
 def account_of(step: Any, variables: Iterable[Any]) -> Account | None:
-    """Return the account of a function over contexts that is to have one; None for another one, or without a ledger.
-
-    Parameters
-    ----------
-    step : DividedFunction
-    variables : list of Replicated
-        Its weights and state.
-    """
+    """Return the account of a DividedFunction with some Replicated, if it is to have one; else None."""
     book = ledger(step.ranks) if step.options.internal.in_ledger else None
     return book.account(step.options.name, [each.variable for each in variables], step.ranks) if book else None
 
 
 class Ledger:
-    """A ledger, which rank 0 writes. A file that an earlier start of the run has left is continued.
-
-    Parameters
-    ----------
-    path : str
-    every : int
-        Steps from one line of a function to the next.
-    """
+    """A ledger, which rank 0 writes. A file that an earlier start of the run has left is continued."""
 
     def __init__(self, path: str, every: int) -> None:
         self.path, self.every = path, every
@@ -89,13 +75,7 @@ class Ledger:
         self._writing, self._has_begun = threading.Lock(), False
 
     def open(self) -> None:
-        """Open the file, unless another rank does.
-
-        Raises
-        ------
-        MgpuError
-            If the file is no ledger, cannot be written, or another process writes it.
-        """
+        """Open the file, unless another rank does; raise an MgpuError if it cannot be written, or is no ledger."""
         if self._process:
             try:
                 self._lock, self._file = lock_file(self.path, LEDGER), ledger_file.open_to_continue(self.path)
@@ -134,24 +114,11 @@ class Ledger:
 
 
 class Account:
-    """The lines of one function in a ledger.
+    """The lines of one function in a ledger; its `steps` are completed ones, of earlier starts of the run, too.
 
-    Every rank makes the same calls: a state of which each has a part is consolidated.
-
-    Parameters
-    ----------
-    ledger : Ledger
-    name : str
-    variables : list of SharedVariable
-    ranks : Communicator
-    together : bool
-        Whether an error of rank 0 is raised at once on every rank. Otherwise the others raise it at their next
-        handshake, and a function that is not divided may run on some ranks only.
-
-    Attributes
-    ----------
-    steps : int
-        Completed steps, of earlier starts of the run, too.
+    Every rank makes the same calls: a state of which each has a part is consolidated. With `together`, an error of rank
+    0 is raised at once on every rank. Otherwise the others raise it at their next handshake, and a function that is not
+    divided may run on some ranks only.
     """
 
     def __init__(self, ledger: Ledger, name: str, variables: Sequence[SharedVariable], ranks: Communicator,

@@ -24,9 +24,8 @@ class BatchCheck:
     Parameters
     ----------
     ranks : Communicator
-    number : int
-        The number of the function, the same on all ranks.
-    name : str or None
+    number, name
+        Of the function; the number is the same on all ranks.
     has_rows : bool
         Whether an output has a row a sample: the rows of rank 0's samples are no answer for fewer, or more, samples.
     of_rank_0 : bool
@@ -37,10 +36,8 @@ class BatchCheck:
         The positions of inputs with samples, if each rank is given samples of its own.
     variables : list of Replicated
         The variables that are the same on each rank.
-    activity : int
-        The activity of the handshake, see `comm.activities`.
-    calls : int
-        Calls of the function before.
+    activity, calls : int
+        For the handshake, see `comm.activities`.
 
     Attributes
     ----------
@@ -57,7 +54,9 @@ class BatchCheck:
         self._activity, self._calls, self.differ = activity, calls, False
 
     def __call__(self, length: int, values: Sequence[Any] | None) -> tuple[list[int], Sequence[Any] | None]:
-        """Compare one call with the calls of the other ranks. Every rank has to make the call.
+        """Compare a call with the calls of the others; return the samples of each rank, and the arguments to compute.
+
+        Every rank has to make the call. A difference is a RankBatchError or, in variables, a RankError.
 
         Parameters
         ----------
@@ -66,18 +65,6 @@ class BatchCheck:
             the length of large arrays.
         values : list of ndarray or None
             The arguments.
-
-        Returns
-        -------
-        lengths : list of int
-            The samples of each rank.
-        values : list of ndarray or None
-            The arguments to compute: of rank 0, where `of_rank_0` says so and others differ.
-
-        Raises
-        ------
-        RankError, BatchError
-            If the ranks were given different batches, or had their variables set to different values.
         """
         ranks = self._ranks
         if ranks.size == 1:
@@ -112,12 +99,11 @@ class BatchCheck:
 
     def _differing_variables(self):
         """Return in words which ranks have set which variables that others have not set, or to another value."""
-        ours = {number: checksum(variable.value()) for number, variable in enumerate(self._variables)
-                if variable.touched}
-        of_ranks, texts = all_gather_object(self._ranks, ours), []
-        for number, variable in enumerate(self._variables):
-            values = {self._ranks.name(rank): each[number] for rank, each in enumerate(of_ranks) if number in each}
-            if 0 < len(values) < len(of_ranks):
+        ranks, texts = self._ranks, []
+        ours = [{ranks.name(ranks.rank): checksum(variable.value())} if variable.touched else {}
+                for variable in self._variables]
+        for variable, values in zip(self._variables, gathered(ranks, ours)):
+            if 0 < len(values) < ranks.size:
                 texts.append('%s on %s alone' % (variable.variable, ' and '.join(values)))
             elif len(set(values.values())) > 1:
                 usual, others, _ = sides(values)
@@ -132,6 +118,12 @@ class BatchCheck:
                          if (column != column[0]).any())
 
 
+def gathered(ranks: Communicator, values: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return dicts of values by place with the places of all ranks; every rank has as many dicts."""
+    return [{name: value for each in of_ranks for name, value in each.items()}
+            for of_ranks in zip(*all_gather_object(ranks, values))]
+
+
 @functools.lru_cache(maxsize=None)
 def note_difference(name: str) -> None:
     """Tell the user, once for each function, that the data of rank 0 count."""
@@ -143,27 +135,21 @@ def note_difference(name: str) -> None:
 class ComparedFunction:
     """A function that each rank calls by itself with the same arguments. The ranks compare its results now and then.
 
-    They do so after 1, 2, 4, ..., `COMPARED` calls, after each `COMPARED` further ones, and by `compare`. Where they
-    have computed different numbers, all go on from the numbers of rank 0, as one process would, and take its inputs
-    from then on.
+    They do so when it `is_due`, and by `compare`. Where they have computed different numbers, all go on from rank 0's,
+    as one process would, and take its inputs from then on: `differ` of `leading` is set.
+
+    An error of the function on one rank is raised on all. Another one may have computed some more batches by then; the
+    next call begins with the values of rank 0.
 
     Parameters
     ----------
     function : callable
         ``function(inputs)`` returns a list whose first item is a number, such as a loss.
-    ranks : Communicator
-    number : int
-        Number of a function over these ranks, for messages.
+    ranks, number
+        As for `BatchCheck`.
     variables : callable
         ``variables()`` lists the Replicated of all variables that the function reads or updates.
     leading : BatchCheck
-        Its `differ` is set where the ranks have computed different numbers.
-
-    Raises
-    ------
-    Exception
-        The error of the function, also where it has failed on another rank alone. This one may have computed some more
-        batches by then; the next call begins with the values of rank 0.
     """
 
     def __init__(self, function: Callable[[Any], Sequence[Any]], ranks: Communicator, number: int,
@@ -193,12 +179,9 @@ class ComparedFunction:
             take_values_of_first(self._ranks, self._variables())
 
     def compare(self, results: Any = None) -> Any:
-        """Compare the results that have not been compared yet. Every rank has to make the call.
+        """Compare the results that have not been compared yet; every rank has to make the call.
 
-        Returns
-        -------
-        object
-            The `results` of the last call, on rank 0 if the ranks had computed different numbers.
+        Return the `results` of the last call, on rank 0 if the ranks had computed different numbers.
         """
         self._catch_up()
         if self._compared == self._calls:

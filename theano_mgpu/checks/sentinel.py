@@ -7,24 +7,17 @@ from typing import Any, Callable, Mapping
 import numpy as np
 
 from ..comm.activities import AGREE, CHECK
-from ..comm.collectives import all_gather_object
 from ..devices.transfers import fetch
 from ..errors import DriftError, NonFiniteError
 from ..utils.values import checksum, differing_bits, sides
 from .inspection import inspected, not_finite, place_of
+from .ranks import gathered
 
 SENT = 1 << 24  # bytes of the largest array that ranks send each other to say where it differs
 
 
 class Sentinel:
-    """The checks of the steps of one function, most of them at every k-th step.
-
-    Parameters
-    ----------
-    built : Built
-    name : str or None
-    every : int
-    """
+    """The checks of the steps of one Built function, most of them at every k-th step."""
 
     def __init__(self, built: Any, name: str | None, every: int) -> None:
         self._built, self._name, self._every = built, name or 'a function', every
@@ -32,13 +25,7 @@ class Sentinel:
         self._data_sets = built.inputs.slices.data_sets()
 
     def compare(self, step: int) -> None:
-        """Compare values that have to be the same on each context and each rank, before a step.
-
-        Raises
-        ------
-        DriftError
-            If copies differ; on every rank.
-        """
+        """Compare values that have to be the same on each context and rank; raise a DriftError if copies differ."""
         if step % self._every:
             return
         # Each rank alone has the state of a divided update.
@@ -50,8 +37,7 @@ class Sentinel:
                 any(len(set(each.values())) > 1 for each in copies)]
         firsts, differ = self._ranks.handshake((CHECK, self._built.number, step), ours).T
         if differ.any() or (firsts != firsts[0]).any():
-            for variable, *of_ranks in zip(variables, *all_gather_object(self._ranks, copies)):
-                checksums = {name: value for each in of_ranks for name, value in each.items()}
+            for variable, checksums in zip(variables, gathered(self._ranks, copies)):
                 if len(set(checksums.values())) > 1:
                     raise DriftError(self._drift(variable, checksums, step))
 
@@ -62,11 +48,9 @@ class Sentinel:
 
     def _drift(self, variable: Any, checksums: Mapping[str, int], step: int) -> str:
         """Return the text of a DriftError; every rank has to make the call."""
-        values = self._values(variable)
-        sent = all_gather_object(self._ranks, {
-            name: np.array(fetch(value)) for name, value in values.items()
-            if hasattr(value, 'dtype') and value.size * value.dtype.itemsize <= SENT})
-        arrays = {name: value for each in sent for name, value in each.items()}
+        arrays, = gathered(self._ranks, [{
+            name: np.array(fetch(value)) for name, value in self._values(variable).items()
+            if hasattr(value, 'dtype') and value.size * value.dtype.itemsize <= SENT}])
         usual, others, is_known = sides(checksums)
         text = '%s has another value on %s than on %s, %s of %s' % (
             variable.variable, ' and '.join(others), ' and '.join(usual),
@@ -81,17 +65,8 @@ class Sentinel:
     def check(self, step: int, result: Any, again: Callable[[Callable[..., Any]], None]) -> None:
         """Check the loss of a step, and its new values if it is one of the k-th, before they are committed.
 
-        Parameters
-        ----------
-        step : int
-        result : StepResult
-        again : callable
-            ``again(compute)`` runs the step once more; ``compute`` is `inspected` for it.
-
-        Raises
-        ------
-        NonFiniteError
-            If one is infinite or not a number; on every rank.
+        If one is infinite or not a number, ``again(compute)`` runs the step once more, and every rank raises a
+        NonFiniteError; ``compute`` is `inspected` for it.
         """
         subject = self._subject(step, result) if self._built.updated else None
         if not self._ranks.handshake((AGREE,), [subject is not None]).any():

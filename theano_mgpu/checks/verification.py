@@ -124,12 +124,9 @@ def is_divided_for(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 class OneDevice:
-    """The results of a graph by plain Theano on the host; new values are further results, so that nothing is changed.
+    """The results of a graph by plain Theano on the host; `dtype` is the coarsest one in it.
 
-    Attributes
-    ----------
-    dtype : str
-        The coarsest one in the graph.
+    New values are further results, so that nothing is changed.
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], results: Sequence[theano.Variable], mode: Any) -> None:

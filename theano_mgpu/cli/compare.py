@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..checks.ledger_file import differing_settings, first_difference, read
+from ..checks.ledger_file import differing, first_difference, flat, read
 from ..errors import MgpuError
 from ..utils.tables import counted, table
 from ..utils.values import shortened
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if difference is None and not compared:
         raise MgpuError('only the values before the first step are in both ledgers, and are equal: no step was '
                         'compared. %s; %s. Run both again with mgpu.ledger_every=1' % (_contents(a), _contents(b)))
-    settings = differing_settings(a, b)
+    settings = differing(flat(a.starts[-1]), flat(b.starts[-1]))
     if args.json:
         print_json({'equal': difference is None, 'compared': compared,
                     'difference': difference and difference._asdict(), 'settings': settings})

@@ -19,15 +19,7 @@ from .orders import Parts
 class Checked:
     """A channel whose first sums are compared with the host's; if they differ, or it fails, the host adds from then on.
 
-    Parameters
-    ----------
-    channel : NcclChannel
-    host : HostChannel
-        Of the same sums.
-    is_exact : bool
-        Whether both have to give the same bits.
-    ranks : Communicator
-        The processes that take part.
+    Where the comparison `is_exact`, both have to give the same bits.
     """
 
     by_host = False

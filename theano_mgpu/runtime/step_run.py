@@ -328,15 +328,7 @@ class StepRun:
 
 
 class StepAgain(StepRun):
-    """A step whose parts something else computes.
-
-    Parameters
-    ----------
-    executable : Executable
-    batch : Batch
-    compute : callable
-        ``compute(work, function, arguments, shard, with_samples)`` returns the results of a function.
-    """
+    """A step whose parts ``compute(work, function, arguments, shard, with_samples)`` computes."""
 
     def __init__(self, executable: Executable, batch: Batch, compute: Callable[..., Any]) -> None:
         super().__init__(executable, batch)

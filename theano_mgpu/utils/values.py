@@ -22,15 +22,10 @@ TOLERANCE = {'float16': 1e-2, 'float32': 1e-5, 'float64': 1e-10}
 def checksum(value: Any) -> int:
     """Return a number that tells values apart, the same in every process.
 
-    Parameters
-    ----------
-    value : object
-        An array on the host or on a device, a sparse matrix, a random state, a number, a text, None, or a slice, list,
-        tuple or dict of these. Any other object counts by its class alone: two of them may differ by attributes
-        that are not the same in each process.
+    A value is an array on the host or on a device, a sparse matrix, a random state, a number, a text, None, or a slice,
+    list, tuple or dict of these. Any other object counts by its class alone: two of them may differ by attributes that
+    are not the same in each process.
 
-    Examples
-    --------
     >>> [checksum([np.arange(3), 'a']) == checksum([np.arange(3), text]) for text in 'ab']
     [True, False]
     """
@@ -45,13 +40,6 @@ def sampled_checksum(value: Any) -> int:
 def digest(value: Any) -> str:
     """Return 16 hexadecimal digits that tell values apart to the bit, dtypes and shapes included.
 
-    Parameters
-    ----------
-    value : object
-        As for `checksum`.
-
-    Examples
-    --------
     >>> digest(np.zeros(2)) == digest(-np.zeros(2)), digest(np.zeros((2, 1))) == digest(np.zeros(2))
     (False, False)
     >>> digest(np.ones((2, 3)).T) == digest(np.ones((3, 2)))  # whatever the order in memory
@@ -112,8 +100,6 @@ def is_due(count: int, every: int) -> bool:
 def sides(numbers: Mapping[Any, Any]) -> tuple[list[Any], list[Any], bool]:
     """Return the places that have the most frequent one of several numbers, the others, and whether those are fewer.
 
-    Examples
-    --------
     >>> sides({'a': 5, 'b': 7, 'c': 7}), sides({'a': 5, 'b': 7})
     ((['b', 'c'], ['a'], True), (['a'], ['b'], False))
     """
@@ -151,8 +137,6 @@ def relative_difference(value: Any, reference: Any, least: float = 0) -> float:
 
     Values that are equal, or both NaN, have no difference.
 
-    Examples
-    --------
     >>> relative_difference([1.0, 5.0], [1.0, 4.0])
     0.25
     >>> relative_difference([float('nan'), float('inf')], [float('nan'), float('inf')])
@@ -183,8 +167,6 @@ def beyond_rounding(total: np.ndarray, other: np.ndarray, scale: Any, n: int) ->
 def differing_bits(one: np.ndarray, other: np.ndarray) -> str:
     """Return in words how the bits of two arrays differ: -0.0 is not 0.0, and a NaN equals itself.
 
-    Examples
-    --------
     >>> differing_bits(np.array([1., 2, 3]), np.array([1., 2, 4]))
     '1 of 3 numbers, the first at [2]: 3.0 and 4.0'
     """
@@ -198,8 +180,6 @@ def differing_bits(one: np.ndarray, other: np.ndarray) -> str:
 def elements(mask: np.ndarray) -> str:
     """Return in words which elements of an array a mask has.
 
-    Examples
-    --------
     >>> elements(np.array([False, True, True]))
     '2 of 3 numbers, the first at [1]'
     """

@@ -200,6 +200,8 @@ def _try_convolution(check, handle, gpu_context):
     """Return why a convolution and its gradients cannot be computed on a device; '' if their values are right."""
     import numpy as np
     from pygpu import gpuarray
+
+    from ...utils.values import wrong
     rng = np.random.RandomState(0)
     x, w, dy = (rng.rand(*shape).astype('float32') for shape in ((1, 2, 6, 6), (3, 2, 3, 3), (1, 3, 4, 4)))
     expected = _convolve(x, w, dy)
@@ -220,8 +222,8 @@ def _try_convolution(check, handle, gpu_context):
         return 'a convolution fails: %s of %s' % (error.decode(), (where.value or b'').decode().partition('(')[0])
     if failed:
         return 'a convolution fails: error %d of the driver' % failed
-    worst = max(np.abs(np.asarray(array) - value).max() for array, value in zip(outputs, expected))
-    return '' if worst < TOLERANCE else 'a convolution is wrong by up to %.2g' % worst
+    errors = [wrong(np.asarray(array), value, 0, TOLERANCE) for array, value in zip(outputs, expected)]
+    return next(('a convolution ' + error for error in errors if error), '')
 
 
 def _convolve(x: Any, w: Any, dy: Any) -> Tuple[Any, Any, Any]:
