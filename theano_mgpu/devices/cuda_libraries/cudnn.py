@@ -33,49 +33,22 @@ class Flags(NamedTuple):
 
 
 class Cudnn(NamedTuple):
-    """A cuDNN as this process uses it, or the problem with it.
-
-    Attributes
-    ----------
-    path : str or None
-        The library; None if there is none.
-    version : tuple of int
-        ``(9, 28, 0)``; empty if unknown.
-    number : int
-        The version as cuDNN writes it: 92800.
-    include, cuda_include, link : str
-        Folders: of cuDNN's headers, of CUDA's headers, and of a library that is named ``libcudnn.so``.
-    check : ctypes.CDLL or None
-        The compiled ``cudnn_check.cpp``.
-    problem : str
-        Why it cannot be used; else empty.
-    remedy : str
-        A cure of the problem.
-    """
+    """A cuDNN as this process uses it, or the problem with it, and a remedy."""
 
     path: Optional[str]
-    version: Version = ()
-    number: int = 0
-    include: str = ''
-    cuda_include: str = ''
-    link: str = ''
-    check: Any = None
+    version: Version = ()   # (9, 28, 0); empty if unknown
+    number: int = 0         # as cuDNN writes it: 92800
+    include: str = ''       # the folder of its headers
+    cuda_include: str = ''  # the folder of CUDA's headers
+    link: str = ''          # the folder of a library that is named libcudnn.so
+    check: Any = None       # the compiled cudnn_check.cpp, a ctypes.CDLL
     problem: str = ''
     remedy: str = ''
 
     def trial(self, handle: int, gpu_context: Any) -> str:
-        """Compute a small convolution and its two gradients on a device.
+        """Compute a small convolution and its two gradients on a device, by cuDNN's handle for the context.
 
-        Parameters
-        ----------
-        handle : int
-            Of cuDNN, for this context.
-        gpu_context : pygpu.gpuarray.GpuContext
-
-        Returns
-        -------
-        str
-            Why cuDNN cannot be used on this device; '' if the values are right.
+        Return why cuDNN cannot be used on this device; '' if the values are right.
         """
         return _try_convolution(self.check, handle, gpu_context)
 
@@ -83,18 +56,8 @@ class Cudnn(NamedTuple):
 def provide(driver: Version, capabilities: Sequence[Version], flags: Flags) -> Cudnn:
     """Choose cuDNN and its headers, load it, and check that a convolution compiles against it.
 
-    Parameters
-    ----------
-    driver : tuple of int
-        The CUDA version that the driver supports.
-    capabilities : sequence of tuple of int
-        Compute capability of each device.
-    flags : Flags
-
-    Returns
-    -------
-    Cudnn
-        The first one that suits. If none does, it has a problem that names the reason for each.
+    Return the first one that suits the CUDA version of the driver, and the compute capability of each device. If none
+    does, it has a problem that names the reason for each.
     """
     candidates = _candidates(flags)
     if not candidates:
