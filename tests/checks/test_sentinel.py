@@ -3,7 +3,7 @@ import json
 
 import theano_mgpu as mgpu
 from theano_mgpu.checks import ledger, ledger_file
-from theano_mgpu.checks.inspection import Inspection
+from theano_mgpu.checks.sentinel import Inspection
 
 import numpy as np
 import pytest

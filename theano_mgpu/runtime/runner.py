@@ -1,7 +1,6 @@
 """One attempt at a step: a batch is run, checked, and committed or undone."""
 from __future__ import annotations
 
-import functools
 import time
 from typing import Any, Callable
 
@@ -72,7 +71,7 @@ class Runner:
             self._look_ahead.prepare()
             result = run.end()
             if self._sentinel is not None:
-                self._sentinel.check(step, result, functools.partial(self._again, split))
+                self._sentinel.check(step, result, lambda compute: StepAgain(executable, split(), compute))
             self._check(result.outputs)
             report = speeds.report(batch.split, timed, result.timed) if speeds else []
             reports: Any = [report]
@@ -86,13 +85,3 @@ class Runner:
         if speeds and speeds.note(batch.split, reports if timed is not None else []):
             self._look_ahead.forget()  # it was split by the shares before
         return result
-
-    def _again(self, split: Callable[[], Batch], compute: Callable[..., Any]) -> None:
-        """Run a step once more, without its new values, with something that computes its parts."""
-        run = StepAgain(self._executable, split(), compute)
-        try:
-            run.start()
-            run.end()
-            self._executable.communicator.handshake((AGREE,))  # raises the error of another rank
-        finally:
-            run.undo()

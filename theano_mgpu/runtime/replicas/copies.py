@@ -12,23 +12,12 @@ from theano.tensor.sharedvar import TensorSharedVariable
 from ...devices.context_map import Context
 from ...devices.contexts import check_process
 from ...graph.graph import fits_gpu, host_type
-from ...utils.values import checksum
 
 
 def host_value(shared: Any) -> Any:
     """Return a copy of a shared variable's value on the host, without asking its watcher."""
     value = shared.container.storage[0]
     return np.asarray(value) if isinstance(shared.type, GpuArrayType) else copy.deepcopy(value)
-
-
-def give_value(shared: Any, value: Any) -> None:
-    """Set the value of a shared variable, in its memory if the value fits: the user may have lent the memory."""
-    here = shared.container.storage[0]
-    fits = isinstance(here, np.ndarray) and (here.shape, here.dtype) == (np.shape(value), getattr(value, 'dtype', None))
-    if fits and here.flags.writeable:
-        here[...] = value
-    elif checksum(here) != checksum(value):
-        shared.container.unwatched = value
 
 
 def current_value(copies: Collection[Any]) -> Any:
