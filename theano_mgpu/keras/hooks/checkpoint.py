@@ -24,16 +24,9 @@ from .fit_record import FitRecord, restore_states, states_of
 
 @dataclass
 class Run:
-    """The fits of this process that had a Checkpoint with the same path.
+    """The fits of this process that had a Checkpoint with the same path."""
 
-    Attributes
-    ----------
-    id : str or None
-        Identifies the run of the script; this process may be a restart of it.
-    finished : int
-    """
-
-    id: str | None = None
+    id: str | None = None  # identifies the run of the script; this process may be a restart of it
     finished: int = 0
 
 
