@@ -50,7 +50,32 @@ class Cudnn(NamedTuple):
 
         Return why cuDNN cannot be used on this device; '' if the values are right.
         """
-        return _try_convolution(self.check, handle, gpu_context)
+        import numpy as np
+        from pygpu import gpuarray
+
+        from ...utils.values import wrong
+        rng = np.random.RandomState(0)
+        x, w, dy = (rng.rand(*shape).astype('float32') for shape in ((1, 2, 6, 6), (3, 2, 3, 3), (1, 3, 4, 4)))
+        expected = _convolve(x, w, dy)
+        inputs = [gpuarray.array(value, context=gpu_context) for value in (x, w, dy)]
+        outputs = [gpuarray.zeros(value.shape, 'float32', context=gpu_context) for value in expected]
+        workspace = gpuarray.zeros((WORKSPACE,), 'int8', context=gpu_context)
+        for array in inputs + outputs + [workspace]:
+            array.sync()
+        addresses = [ctypes.c_void_p(array.gpudata) for array in
+                     (inputs[0], inputs[1], outputs[0], inputs[2], outputs[1], outputs[2], workspace)]
+        where = ctypes.c_char_p()
+        self.check.theano_mgpu_convolve.restype = ctypes.c_char_p
+        with gpu_context:
+            error = self.check.theano_mgpu_convolve(ctypes.c_void_p(handle), *addresses, ctypes.c_size_t(WORKSPACE),
+                                                    ctypes.byref(where))
+            failed = ctypes.CDLL('libcuda.so').cuCtxSynchronize()
+        if error is not None:
+            return 'a convolution fails: %s of %s' % (error.decode(), (where.value or b'').decode().partition('(')[0])
+        if failed:
+            return 'a convolution fails: error %d of the driver' % failed
+        errors = [wrong(np.asarray(array), value, 0, TOLERANCE) for array, value in zip(outputs, expected)]
+        return next(('a convolution ' + error for error in errors if error), '')
 
 
 def provide(driver: Version, capabilities: Sequence[Version], flags: Flags) -> Cudnn:
@@ -157,36 +182,6 @@ def header_version(folder: str) -> Version:
         if all(numbers):
             return tuple(int(number.group(1)) for number in numbers if number)
     return ()
-
-
-def _try_convolution(check, handle, gpu_context):
-    """Return why a convolution and its gradients cannot be computed on a device; '' if their values are right."""
-    import numpy as np
-    from pygpu import gpuarray
-
-    from ...utils.values import wrong
-    rng = np.random.RandomState(0)
-    x, w, dy = (rng.rand(*shape).astype('float32') for shape in ((1, 2, 6, 6), (3, 2, 3, 3), (1, 3, 4, 4)))
-    expected = _convolve(x, w, dy)
-    inputs = [gpuarray.array(value, context=gpu_context) for value in (x, w, dy)]
-    outputs = [gpuarray.zeros(value.shape, 'float32', context=gpu_context) for value in expected]
-    workspace = gpuarray.zeros((WORKSPACE,), 'int8', context=gpu_context)
-    for array in inputs + outputs + [workspace]:
-        array.sync()
-    addresses = [ctypes.c_void_p(array.gpudata) for array in
-                 (inputs[0], inputs[1], outputs[0], inputs[2], outputs[1], outputs[2], workspace)]
-    where = ctypes.c_char_p()
-    check.theano_mgpu_convolve.restype = ctypes.c_char_p
-    with gpu_context:
-        error = check.theano_mgpu_convolve(ctypes.c_void_p(handle), *addresses, ctypes.c_size_t(WORKSPACE),
-                                           ctypes.byref(where))
-        failed = ctypes.CDLL('libcuda.so').cuCtxSynchronize()
-    if error is not None:
-        return 'a convolution fails: %s of %s' % (error.decode(), (where.value or b'').decode().partition('(')[0])
-    if failed:
-        return 'a convolution fails: error %d of the driver' % failed
-    errors = [wrong(np.asarray(array), value, 0, TOLERANCE) for array, value in zip(outputs, expected)]
-    return next(('a convolution ' + error for error in errors if error), '')
 
 
 def _convolve(x: Any, w: Any, dy: Any) -> Tuple[Any, Any, Any]:
