@@ -8,12 +8,12 @@ import theano
 from theano.compile.function_module import UnusedInputError
 from theano.gof.graph import ancestors
 
+from .checks.ledger import account_of
 from .errors import warn
 from .graph.updates import as_dict, pairs
 from .options import Options
 from .runtime.building import warn_of_refusals
 from .runtime.divided_function import DividedFunction
-from .runtime.state.ledger import account_of
 
 
 def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,

@@ -8,6 +8,8 @@ import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
+from .checks import settings
+from .checks.ledger import account_of, ledger_at
 from .compat.shared_variables import watcher_of
 from .errors import GraphError, NonFiniteError
 from .graph import graph, training_graph
@@ -18,8 +20,7 @@ from .runtime.batches.prefetch import PeekableBatches
 from .runtime.building import warn_of_refusals
 from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
-from .runtime.state import settings, training_state
-from .runtime.state.ledger import account_of, ledger_at
+from .runtime.state import training_state
 from .utils.mpi_environment import CHECKPOINT
 from .utils.progress import bar
 from .utils.rank_process import report

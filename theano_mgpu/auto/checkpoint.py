@@ -8,20 +8,21 @@ from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
+from ..checks import settings
 from ..comm.choice import choose_ranks
 from ..comm.rank_0 import on_rank_0
 from ..errors import MgpuError, warn
 from ..options import Options
 from ..runtime.divided_function import DividedFunction
 from ..runtime.replicas.replicated import replicated
-from ..runtime.state import settings, training_state
+from ..runtime.state import training_state
 from ..runtime.state.random_states import random_states, set_random_states
 from ..runtime.state.recorded_calls import RecordedCalls
 from ..runtime.state.state_file import under
 from ..runtime.steps import Computed
-from ..utils.checksums import sampled_checksum
 from ..utils.mpi_environment import CHECKPOINT
 from ..utils.rank_process import report
+from ..utils.values import sampled_checksum
 from .surrounded_function import divide_always, steps_of, updated_by
 
 FILE = 'checkpoint.npz'

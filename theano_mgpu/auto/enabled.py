@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from typing import Callable
 
+from ..checks.verification import VerificationReport
 from ..config import check_together
 from ..errors import GraphError, in_one_line
 from ..options import Options, present_flag
-from ..runtime.verification.report import VerificationReport
 from .report import UsageSummary
 
 

@@ -7,6 +7,9 @@ from typing import Any, Callable, Collection, NamedTuple, Sequence
 import numpy as np
 import theano
 
+from ..checks.ledger import Account, Ledger, ledger
+from ..checks.ranks import BatchCheck, ComparedFunction
+from ..comm.activities import INPUTS
 from ..comm.choice import choose_ranks
 from ..devices.context_map import HOST
 from ..errors import BatchError, GraphError, MgpuError, in_one_line
@@ -14,8 +17,6 @@ from ..graph.own_flags import builds_graphs
 from ..graph.updates import first_of_each
 from ..parallel_function import ParallelFunction
 from ..runtime.batches.free_batch_size import written_lengths
-from ..runtime.consistency import ComparedFunction, LeadingInputs
-from ..runtime.state.ledger import Account, Ledger, ledger
 from ..runtime.steps import Computed, Steps
 from ..training import TrainingFunction
 from .fallback import FAILED, by_plain, is_for_plain
@@ -75,8 +76,8 @@ class ModelFunction:
         Of the `theano.function`.
     plain : callable
         Plain Theano's function: it compares its results in several processes.
-    leading : LeadingInputs
-        The inputs for plain Theano, the same on every rank where ranks have to choose alike.
+    leading : BatchCheck
+        It has the inputs for plain Theano alike on every rank, where ranks have to choose alike.
     compared : ComparedFunction or None
         Plain Theano in several processes, which compare its results; None for predictions, as these change no variable.
     name : str
@@ -97,9 +98,11 @@ class ModelFunction:
         self._lengths: set[int] | None = None  # such numbers
         self._usual: int | str | None = hint.length  # the key of the program of the usual batch
         self._is_new, self._has_divided = True, False
-        self.leading = LeadingInputs(choose_ranks(None), self.name, self.kind == 'predict')
+        ranks = choose_ranks(None)
+        self.leading = BatchCheck(ranks, ranks.functions.add(self.name), self.name, self.kind == 'predict',
+                                  activity=INPUTS)
         self.compared: ComparedFunction | None = None
-        book = ledger(choose_ranks(None)) if self.kind == 'train' else None
+        book = ledger(ranks) if self.kind == 'train' else None
         self.is_whole = state.leaves_all()
         self._own = self._run = Steps(self._whole if self.is_whole else self._compute,
                                       state.steps(self.kind, None if self.is_whole else self),

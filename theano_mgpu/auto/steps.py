@@ -44,7 +44,7 @@ class Choice:
         samples, leading = length_of(inputs), self._function.leading
         is_open = self._chooser.is_open(samples)
         if leading.differ or is_open:
-            inputs = leading.agree(inputs, samples)
+            inputs = leading(samples, inputs)[1]
             samples = length_of(inputs)
 
         def compute(way):

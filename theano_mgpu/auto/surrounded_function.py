@@ -5,12 +5,12 @@ from typing import Any, Callable
 
 from theano.compile.function_module import Function
 
+from ..checks.ledger import ledger
 from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
 from ..graph.updates import pairs
 from ..runtime.divided_function import DividedFunction
-from ..runtime.state.ledger import ledger
 from ..runtime.steps import Computed, Steps
 
 

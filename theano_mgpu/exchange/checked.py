@@ -11,6 +11,7 @@ from ..comm.communicator import Communicator
 from ..devices.context_map import HOST
 from ..devices.transfers import fetch
 from ..errors import warn
+from ..utils.values import alike, beyond_rounding
 from .host import HostChannel
 from .orders import Parts
 
@@ -18,15 +19,7 @@ from .orders import Parts
 class Checked:
     """A channel whose first sums are compared with the host's; if they differ, or it fails, the host adds from then on.
 
-    Parameters
-    ----------
-    channel : NcclChannel
-    host : HostChannel
-        Of the same sums.
-    is_exact : bool
-        Whether both have to give the same bits.
-    ranks : Communicator
-        The processes that take part.
+    Where the comparison `is_exact`, both have to give the same bits.
     """
 
     by_host = False
@@ -106,12 +99,12 @@ class Checked:
         for i, (total, scale) in enumerate(zip(self._on_host(parts), scales)):
             found = list(map(fetch, self._channel.reduced.arrays(i)))
             if self._is_exact:
-                same = all(((its == total) | (its != its) & (total != total)).all() for its in found)
-                yield '' if same else 'a device has another sum than the host'
+                yield '' if all(alike(its, total).all() for its in found) else 'a device has another sum than the host'
             elif any(its.tobytes() != found[0].tobytes() for its in found):
                 yield 'the devices have different sums'
             elif found:
-                yield _beyond_rounding(found[0], total, scale, n)
+                error = beyond_rounding(found[0], total, scale, n)
+                yield error and 'a sum differs from the sum on the host by %s, which is more than rounding' % error
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step."""
@@ -125,13 +118,3 @@ class Checked:
         """Free the arrays that a failed step has left on the devices."""
         self._parts = None
         self._channel.drop()
-
-
-def _beyond_rounding(total, other, scale, n):
-    """Return how a sum of n numbers differs from another one; `scale` is the sum of the absolute values."""
-    limits = np.finfo(total.dtype)
-    counts = np.isfinite(other) & (scale < limits.max / 4)
-    error = abs(total[counts] - other[counts])
-    if (error <= 2 * n * (limits.eps * scale[counts] + limits.tiny)).all():
-        return ''
-    return 'a sum differs from the sum on the host by %.3g, which is more than rounding' % np.nanmax(error)

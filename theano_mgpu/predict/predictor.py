@@ -9,6 +9,7 @@ from typing import Any, Iterable, Iterator, Sequence
 import numpy as np
 import theano
 
+from ..checks.ranks import check_lengths
 from ..comm.activities import CALL
 from ..comm.choice import choose_ranks
 from ..comm.collectives import all_gather_int
@@ -21,7 +22,6 @@ from ..errors import MgpuError, MgpuWarning, PredictionError
 from ..graph.random_streams import jumped
 from ..runtime.batches.sub_batches import Rows, batch_length
 from ..runtime.consensus import check_same_graph
-from ..runtime.consistency import check_lengths
 from ..runtime.executable import compiling
 from ..runtime.replicas.replicated import replicated
 from ..utils import mpi_environment, progress, rank_process

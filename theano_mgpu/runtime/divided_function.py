@@ -11,6 +11,8 @@ import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
+from ..checks import verification
+from ..checks.ranks import BatchCheck
 from ..comm.choice import choose_ranks
 from ..compat.shared_variables import add_step_lock
 from ..devices.choice import resolve_contexts
@@ -27,13 +29,10 @@ from .batch import Batch
 from .batches.example import Example
 from .batches.prefetch import LookAhead
 from .building import Updates, build, divide
-from .consistency import BatchCheck
 from .remedies import Remedies
 from .replicas.replicated import replicated
 from .runner import Runner
 from .steps import Computed, Steps
-from .verification import comparison
-from .verification.report import VerificationReport
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
 
@@ -128,8 +127,10 @@ class DividedFunction:
         self._example = Example(self.arguments, ranks)
         self._runner = Runner(self.built, options, self.look_ahead, self._check)
         has_rows = any(output.has_rows for output in self.plan.results)
-        self._check_batch = BatchCheck(ranks, self.built.number, options.name, self.arguments, self.sharded,
-                                       options.internal.batch_of_rank_0, has_rows, self.built.alike)
+        own = [i for i, split in enumerate(self.arguments.split) if split] if self.sharded else None
+        self._check_batch = BatchCheck(ranks, self.built.number, options.name, has_rows,
+                                       options.internal.batch_of_rank_0, self.arguments.inputs, own, self.built.alike,
+                                       calls=self.calls)
         for variable in self.built.variables:
             add_step_lock(variable, self.lock)
 
@@ -199,9 +200,9 @@ class DividedFunction:
         arguments : tuple of args and kwargs, or None
             None for a process whose data has ended; once the data of all has, None is returned.
         """
-        if not self._is_verified and arguments and comparison.is_divided_for(self, *arguments):
+        if not self._is_verified and arguments and verification.is_divided_for(self, *arguments):
             self._is_verified = True
-            report = comparison.verified(self, *arguments)
+            report = verification.verified(self, *arguments)
             if not report.passed:
                 raise GraphError('%s does not give the answer of one device, nothing was changed: %s'
                                  % (self.options.name or 'a function', report))
@@ -222,7 +223,7 @@ class DividedFunction:
             lengths, own = [length], values
             if self.ranks.size > 1:
                 with self.timings.span('wait'):
-                    lengths, values = self._check_batch(self.calls, length, own)
+                    lengths, values = self._check_batch(length, own)
             self.calls += 1
             self.timings.calls += 1
             if not (sum(lengths) if self.sharded else lengths[0]):
@@ -330,7 +331,7 @@ class DividedFunction:
 
     # --- comparisons with one device
 
-    def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> VerificationReport:
+    def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> verification.VerificationReport:
         """Compute a batch with plain Theano on the host, and over the contexts, from the same state, and compare.
 
         Parameters
@@ -354,4 +355,4 @@ class DividedFunction:
         --------
         ``print(step.verify(x[:31], y[:31]))``
         """
-        return comparison.verified(self, args, kwargs, tolerance)
+        return verification.verified(self, args, kwargs, tolerance)

@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from ..checks.sentinel import Sentinel
 from ..comm.activities import AGREE
 from ..options import Options
 from ..utils.timeline import HOST, note
@@ -13,8 +14,8 @@ from . import StepResult, StepRun
 from .batch import Batch
 from .batches.prefetch import LookAhead
 from .building import Built
-from .sentinel import Sentinel
 from .speeds import Speeds
+from .step_run import StepAgain
 
 
 class Runner:
@@ -70,7 +71,7 @@ class Runner:
             self._look_ahead.prepare()
             result = run.end()
             if self._sentinel is not None:
-                self._sentinel.check(step, result, split)
+                self._sentinel.check(step, result, lambda compute: StepAgain(executable, split(), compute))
             self._check(result.outputs)
             report = speeds.report(batch.split, timed, result.timed) if speeds else []
             reports: Any = [report]

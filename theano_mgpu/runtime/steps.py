@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
+from ..checks.ledger import Account
 from ..devices.context_map import Context
-from .state.ledger import Account
 
 
 class Computed(NamedTuple):

@@ -11,10 +11,10 @@ from typing import Any, Callable, Iterator
 from keras.callbacks import Callback
 
 from ...auto.parallel_state import parallel_state_of
+from ...checks.ledger import ledger_at
 from ...comm.collectives import broadcast_object
 from ...errors import MgpuError, warn
 from ...runtime.state import training_state
-from ...runtime.state.ledger import ledger_at
 from ...runtime.state.random_states import random_states, set_random_states
 from ...runtime.steps import Computed
 from ...utils.mpi_environment import CHECKPOINT
@@ -24,16 +24,9 @@ from .fit_record import FitRecord, restore_states, states_of
 
 @dataclass
 class Run:
-    """The fits of this process that had a Checkpoint with the same path.
+    """The fits of this process that had a Checkpoint with the same path."""
 
-    Attributes
-    ----------
-    id : str or None
-        Identifies the run of the script; this process may be a restart of it.
-    finished : int
-    """
-
-    id: str | None = None
+    id: str | None = None  # identifies the run of the script; this process may be a restart of it
     finished: int = 0
 
 

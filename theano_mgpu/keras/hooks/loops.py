@@ -16,12 +16,12 @@ from keras.models import Model
 
 from ...auto.model_function import ModelFunction
 from ...auto.parallel_state import parallel_state_of
+from ...checks.ranks import check_lengths
 from ...comm.collectives import all_gather_int, all_gather_object, broadcast_object
 from ...comm.failures import failing_together
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import on_rank_0
 from ...compat import keras_versions
-from ...runtime.consistency import check_lengths
 from ...runtime.state.random_states import random_states, set_random_states
 from ...utils import mpi_environment
 from ...utils.spare import wait_until_needed
