@@ -154,6 +154,8 @@ def test_random_numbers_are_those_of_the_batch(contexts, kind):
         state = stream.state_updates[0][0].get_value()
         with mgpu.Predictor([x], drawn, mode=FAST) as predictor:
             first, second = predictor.predict(rows(60), batch_size=8), predictor.predict(rows(60), batch_size=8)
+            ops = [str(node.op) for node in predictor.replicas[0].functions[0].maker.fgraph.apply_nodes]
+            assert any('GPUA_mrg_uniform' in op for op in ops) == (kind == 'gpu')
         np.testing.assert_array_equal(state, stream.state_updates[0][0].get_value())
         assert len(np.unique(np.concatenate([first, second]))) > 350
         found.append([first, second])

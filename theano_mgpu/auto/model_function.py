@@ -100,9 +100,8 @@ class ModelFunction:
         self.leading = LeadingInputs(choose_ranks(None), self.name, self.kind == 'predict')
         self.compared: ComparedFunction | None = None
         book = ledger(choose_ranks(None)) if self.kind == 'train' else None
-        self.is_whole = state.leaves_all()
-        self._own = self._run = Steps(self._whole if self.is_whole else self._compute,
-                                      state.steps(self.kind, None if self.is_whole else self),
+        self.is_whole = state.leaves_all(self)
+        self._own = self._run = Steps(self._whole if self.is_whole else self._compute, state.steps(self),
                                       account=self.open_account(book) if book else None)
         self.begin()
 
@@ -148,6 +147,11 @@ class ModelFunction:
         """Count a step that a checkpoint has replayed."""
         if self._run.account is not None:
             self._run.account.steps += 1
+
+    @property
+    def graph(self) -> list[theano.Variable]:
+        """The outputs, and the new values."""
+        return [*self._outputs, *self.updates.values()]
 
     # --- one device
 
@@ -236,7 +240,7 @@ class ModelFunction:
         if only is not None:  # the graph has another length: it computes, or fails, as plain Keras does
             return self._program(FIRST)
         if self._lengths is None:
-            self._lengths = written_lengths([*self._outputs, *self.updates.values()])
+            self._lengths = written_lengths(self.graph)
         return length in self._lengths and self._program(length) or step
 
     def _of_first_batch(self, length):
