@@ -20,10 +20,6 @@ class Refusal(GraphError):
 class Definition:
     """The graph of a `theano.function`, with givens and default updates, before Theano's optimiser.
 
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-
     Attributes
     ----------
     inputs : list of theano.In
@@ -57,24 +53,9 @@ class Definition:
 
     @builds_graphs
     def on_host(self, subset: Sequence[int] | None = None) -> tuple[list[Any], list[Any], dict[Any, Any]]:
-        """Return the graph of all outputs, or of some, in variables of the host.
+        """Return the inputs, the outputs (all, or a `subset`) with the new states, and the updates, for the host.
 
-        Parameters
-        ----------
-        subset : list of int, optional
-
-        Returns
-        -------
-        list of theano.Variable
-            The explicit inputs.
-        list of theano.Variable
-            The outputs, then the new states.
-        dict of SharedVariable to theano.Variable
-
-        Raises
-        ------
-        GraphError
-            If contexts cannot run the graph.
+        A GraphError says why contexts cannot run the graph.
         """
         if self._held:
             raise Refusal('theano.In(%s) has the value of a container' % self._held[0])

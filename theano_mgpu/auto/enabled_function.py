@@ -35,17 +35,7 @@ class EnabledFunction:
 
     A function whose graph is placed on devices runs on them from its first call on. Its batch is divided if there are
     several replicas, or micro-batches. A call without a batch, or with one that cannot be divided, runs as it is on the
-    first replica.
-
-    Parameters
-    ----------
-    enabled : EnabledFunctions
-    function : theano.compile.function_module.Function
-    usage : FunctionUsage
-    definition : Definition, optional
-        By default the graph of the function. Of a copy, Theano has kept the optimised graph alone.
-    placed : bool
-        Whether the graph is placed on devices.
+    first replica. A copy of a function gets its definition: Theano has kept the optimised graph alone.
     """
 
     def __init__(self, enabled: Enabled, function: Any, usage: FunctionUsage,

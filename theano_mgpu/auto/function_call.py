@@ -19,20 +19,10 @@ class FunctionCall:
     containers, defaults, names, and keywords such as ``output_subset``, are the function's own, and wrong arguments
     raise Theano's own errors.
 
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-    compute : callable
-        ``compute(values, subset)`` is given the values of the explicit inputs, and a list of the outputs that are asked
-        for, or None for all. It returns these outputs, then the new values of inputs that have an update. Where plain
-        Theano has to make the call, it returns a function to call afterwards.
-
-    Attributes
-    ----------
-    afterwards : callable or None
-        A function to call once plain Theano has made the call; None if `compute` has made it.
-    failure : Exception or None
-        The error of `compute`; a call without arguments at fault raises no other one.
+    ``compute(values, subset)`` gets the values of the explicit inputs, and the numbers of the outputs that are asked
+    for, or None for all. It returns these outputs, then the new values of inputs that have an update. Where plain
+    Theano has to make the call, it returns a function to call `afterwards`. A call without arguments at fault raises no
+    other error than the `failure` of `compute`.
     """
 
     need_update_inputs = False  # an attribute that Theano reads from `fn`

@@ -34,10 +34,8 @@ class Hint(NamedTuple):
         The inputs that have samples, along axis 0.
     length : int or None
         Samples of the batches that the model was built for; None for any number.
-    params : list of SharedVariable
-        The trained weights.
-    weights : list of SharedVariable
-        All weights.
+    params, weights : list of SharedVariable
+        The trained weights, and all.
     metrics : collection of SharedVariable
         The states of metrics, which say nothing of the training.
     following : callable
@@ -57,29 +55,19 @@ class Hint(NamedTuple):
 class ModelFunction:
     """The function of a model whose batches are divided, unless a step leaves them to plain Theano.
 
-    It keeps the graph as it is now, as in Keras: a program may be made after the model has changed.
-
-    Parameters
-    ----------
-    state : ParallelState
-        Of the model.
-    hint : Hint
-    arguments : dict
-        Of the `theano.function` that Keras asks for.
-    compile : callable
-        Returns the function of plain Theano, the same one each time.
+    It keeps the graph as it is now, as in Keras: a program may be made after the model has changed. ``compile()``
+    returns the function of plain Theano, the same one each time.
 
     Attributes
     ----------
     arguments : dict
-        Of the `theano.function`.
-    plain : callable
-        Plain Theano's function: it compares its results in several processes.
+        Of the `theano.function` that Keras asks for.
+    is_whole : bool
+        Whether plain Theano computes all batches.
     leading : LeadingInputs
         The inputs for plain Theano, the same on every rank where ranks have to choose alike.
     compared : ComparedFunction or None
         Plain Theano in several processes, which compare its results; None for predictions, as these change no variable.
-    name : str
     updates : dict of SharedVariable to theano.Variable
         The new values that a batch gives.
     """
@@ -337,13 +325,8 @@ class ModelFunction:
     def join(self) -> list[float] | None:
         """Wait at the end of an epoch for the other processes.
 
-        Compare the results that each has computed by itself; where each feeds its own data, wait for the others.
-
-        Returns
-        -------
-        list of float, or None
-            The loss and metrics of all the data since `begin`. None with one process, or where each process gets
-            whole batches: the caller knows them then.
+        Compare the results that each has computed by itself. Where each feeds its own data, wait for the others, and
+        return the loss and metrics of all the data since `begin`; else None.
         """
         self.compare()
         if self._usual not in self._programs or not self.step.sharded:

@@ -44,8 +44,7 @@ class ParallelState:
     continued : list of SharedVariable or None
         The states of the optimizer with which the next train function continues.
     functions : dict of str to ModelFunction
-        The functions of the package for the model, by kind: 'train', 'test', 'predict'. The model's own attributes may
-        be functions of the user's that call these.
+        By kind: 'train', 'test', 'predict'. The model's own attributes may be functions of the user's that call these.
     """
 
     def __init__(self, name: str, contexts: list[Context], usage: Any = None, enabled: Enabled | None = None,

@@ -34,24 +34,13 @@ from ..utils.timeline import PHASES, Timings
 class InferenceGraph:
     """A graph for inference, compiled for all replicas, with the weights of one moment.
 
-    Parameters
-    ----------
-    inputs, outputs : list of theano.Variable
-    options : Options
-
     Attributes
     ----------
-    arguments : Arguments
     shared, variables, streams : list of SharedVariable
         All that the graph reads, its weights, and the states of its random streams.
     weights : list of ndarray
         The values of `variables` that the replicas have.
     replicas : list of InferenceReplica
-
-    Raises
-    ------
-    GraphError
-        If no input has samples, or a call changes what the next one computes.
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], options: Options) -> None:
@@ -143,15 +132,9 @@ class Job:
 
 
 class InferenceReplica:
-    """A replica of a graph: of its number, on contexts that it alone uses.
+    """A replica of a graph, of a number, on contexts that it alone uses.
 
-    Attributes
-    ----------
-    contexts : list of Context
-    functions : list of theano.compile.function_module.Function
-        One a piece of the graph.
-    calls : int
-        Number of batches computed.
+    `functions` has one a piece of the graph, and `calls` counts the batches.
     """
 
     def __init__(self, graph: InferenceGraph, number: int) -> None:

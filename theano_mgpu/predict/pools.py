@@ -84,15 +84,7 @@ class Answer:
 class RankPool:
     """The replicas of all ranks. Rank 0 has the pool; each other rank runs `serve`.
 
-    Parameters
-    ----------
-    own : ReplicaPool
-        The pool of this process.
-    ranks : Communicator
-    replicas : list of int
-        Number of replicas of each rank.
-    prefetch : int
-        Jobs that may wait on each rank.
+    `own` is the pool of this process, `replicas` has the number of each rank. On each, `prefetch` jobs may wait.
     """
 
     def __init__(self, own: ReplicaPool, ranks: Communicator, replicas: Sequence[int], prefetch: int) -> None:
@@ -167,16 +159,7 @@ class RankPool:
 
 
 def serve(pool: ReplicaPool, ranks: Communicator, weights: list[Any]) -> list[Any]:
-    """Compute the batches that rank 0 dispatches, until it ends; return the last weights that it has sent.
-
-    Parameters
-    ----------
-    pool : ReplicaPool
-        The pool of this process.
-    ranks : Communicator
-    weights : list of ndarray
-        The weights of the first batches.
-    """
+    """Compute the batches that rank 0 dispatches, until it ends; return the last weights that it has sent."""
     mailbox: Any = ranks.mailbox
     tasks: dict[int, Any] = {}
     heard, noted = time.monotonic(), 0.0
@@ -217,16 +200,9 @@ def ordered_outputs(pool: Any, batches: Iterable[Any], make_job: Callable[[int, 
                     on_error: str) -> Iterator[Any]:
     """Yield the outputs of batches that a pool computes, as soon as they are there, before further batches are read.
 
-    Parameters
-    ----------
-    pool : InlinePool, ReplicaPool or RankPool
-        Its capacity limits how many batches are read before the outputs of the first one are yielded.
-    batches : iterable
-        An error of it is raised after the outputs of the batches before.
-    make_job : callable
-        ``make_job(index, batch)`` returns a Job.
-    on_error : {'raise', 'yield'}
-        What to do with the PredictionError of a batch.
+    The capacity of the pool limits how many batches are read before the outputs of the first one are yielded. An error
+    in reading them is raised after the outputs of the batches before. `on_error` says whether to raise or to yield the
+    PredictionError of a batch. ``make_job(index, batch)`` returns a Job.
     """
     pending: deque[Any] = deque()
     failure = None

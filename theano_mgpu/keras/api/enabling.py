@@ -132,16 +132,7 @@ def _make_function(original):
 
 
 class EnabledModels(Enabled):
-    """The Keras models that `enable` has found, and the arguments of `enable`.
-
-    Parameters
-    ----------
-    gpus
-        As for `enable`.
-    report : Report
-    *arguments
-        Further arguments of an Enabled.
-    """
+    """The Keras models that `enable` has found, and the arguments of `enable`."""
 
     report: Report
 

@@ -24,14 +24,7 @@ from .fit_record import FitRecord, restore_states, states_of
 
 @dataclass
 class Run:
-    """The fits of this process that had a Checkpoint with the same path.
-
-    Attributes
-    ----------
-    id : str or None
-        Identifies the run of the script; this process may be a restart of it.
-    finished : int
-    """
+    """The fits of this process that had a Checkpoint with the same path; the `id` identifies the run of the script."""
 
     id: str | None = None
     finished: int = 0
@@ -309,8 +302,6 @@ class Checkpoint(Callback):
 def file_of_fit(path: str, number: int) -> str:
     """Return the file of a fit, counted from 1, among the fits with this path.
 
-    Examples
-    --------
     >>> file_of_fit('a/run.npz', 1), file_of_fit('a/run.npz', 2)
     ('a/run.npz', 'a/run-fit2.npz')
     """

@@ -40,8 +40,6 @@ class FitRecord:
         Results of each batch of the unfinished epoch.
     first_batch, all_batches : int
         Checksums of the inputs so far.
-    stopped : bool
-        Whether the training is to stop.
     begin, end : dict of str to ndarray
         `random_states` when the fit began, and when it ended; the latter is empty before.
     """

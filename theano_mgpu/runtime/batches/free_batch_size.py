@@ -24,21 +24,13 @@ class FreeBatchSize:
     """A rewrite that replaces the length of a batch, where a graph has it as a number, by the length of each batch.
 
     The number is looked for where it is the first size: of the images of a convolution, of a new shape of samples,
-    of an array that is filled, and of random numbers, whose first rows are then taken. Elsewhere it stays.
-
-    Parameters
-    ----------
-    inputs : list of theano.Variable
-        The inputs that have samples along axis 0, at least one.
-    length : int or None
-        Samples of the batches that the graph was built for; None for any. A 1 is no such number: it may be any size.
-    in_indices : bool, optional
-        Whether to look for it in indices of samples, too, where it is more often another number: in
-        ``x[arange(20), labels]``, and in slices of batches that have been joined, such as ``x[20:40]``.
+    of an array that is filled, and of random numbers, whose first rows are then taken. Elsewhere it stays. With
+    `in_indices` it is looked for in indices of samples, too, where it is more often another number: in
+    ``x[arange(20), labels]``, and in slices of batches that have been joined, such as ``x[20:40]``. A length of 1 is no
+    such number: it may be any size.
 
     Attributes
     ----------
-    length : int or None
     found, found_in_indices : bool
         Whether there was such a number.
 
