@@ -115,7 +115,7 @@ class EnabledFunctions(Enabled):
         self.contexts, self._tell_once = contexts, functools.lru_cache(None)(self.tell)
 
     def attach(self, function: Any, arguments: dict[str, Any]) -> None:
-        """Run a new function over the contexts, if it may have a batch; it was made with arguments of `theano.function`.
+        """Run a new function, with its arguments of `theano.function`, over the contexts, if it may have a batch.
         """
         if not theano_functions.is_of_user(arguments):
             return

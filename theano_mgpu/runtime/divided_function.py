@@ -236,7 +236,7 @@ class DividedFunction:
               lengths: Sequence[int] | None = None) -> Batch:
         """Return the batch of the arguments of a call; they are None where the data of this process has ended.
 
-        The states have a row a sample. The lengths are the samples that each rank was given: by default all of `values`.
+        The states have a row a sample. The lengths are the samples of each rank: by default all of `values`.
         """
         lengths = [self.inputs.length(values)] if lengths is None else lengths
         if self.sharded:
