@@ -12,7 +12,6 @@ from theano_mgpu.errors import ContextError
 from theano_mgpu.graph.placement.tags import place_of
 from theano_mgpu.keras import Checkpoint, Predictor, balance, disable, enable, multi_gpu_model, place, verify
 from theano_mgpu.keras.api.balancing import best_cut
-from theano_mgpu.keras.api.placement import layer_places
 from theano_mgpu.runtime.executable import variables_of
 
 import keras
@@ -26,6 +25,7 @@ from keras.models import Model, Sequential
 from support import keras_zoo as zoo
 from support.keras_equivalence import COMPILED, DTYPES, QUICK, assert_equal, built, everything, floatx, trained, values
 from support.keras_zoo import head, noise, one_hot
+from support.layer_places import layer_places
 from support.modes import LAZY
 from support.strategies import examples
 from theano.configparser import change_flags

@@ -49,7 +49,6 @@ class FreeBatchSize:
         self._of_samples: set[theano.Variable] = set(inputs)
         self._drawn: set[theano.Variable] = set()
         self._new: dict[theano.Variable, theano.Variable] = {}
-        self._old: dict[theano.Variable, theano.Variable] = {}
         self.found = self.found_in_indices = False
 
     def __call__(self, outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
@@ -64,10 +63,6 @@ class FreeBatchSize:
                 self._convert(node)
         return [self._new.get(output, output) for output in outputs]
 
-    def original(self, variable: theano.Variable) -> theano.Variable:
-        """Return the variable of the old graph that a variable of the new graph stands for."""
-        return self._old.get(variable, variable)
-
     def _replace_positions(self, nodes):
         """Replace the positions of all samples, in indices of samples, by as many as a batch has samples."""
         of_samples = set(self._of_samples)
@@ -81,7 +76,7 @@ class FreeBatchSize:
                     step = self._step_of_positions(variable)
                     if step:
                         positions = T.cast(T.arange(self._samples) * step, variable.dtype)
-                        self._new[variable], self._old[positions] = positions, variable
+                        self._new[variable] = positions
                         self.found = self.found_in_indices = True
 
     def _step_of_positions(self, variable):
@@ -107,7 +102,6 @@ class FreeBatchSize:
             new = node.clone_with_new_inputs(inputs, strict=False).outputs
         if new is not None:
             self._new.update(zip(node.outputs, new))
-            self._old.update(zip(new, node.outputs))
 
     def _freed(self, node, inputs):
         """Return the outputs of a node without the number; None if the node does not have it."""
