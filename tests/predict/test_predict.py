@@ -125,6 +125,18 @@ def test_refresh_takes_over_new_weights(contexts, kind):
         np.testing.assert_array_equal(predictor.predict(rows(100)), [30] * 100)
 
 
+def test_large_weights_are_not_taken_for_memory_that_the_script_edits(contexts, kind):
+    contexts(kind, 2)
+    x, w = T.matrix('x'), theano.shared(np.ones((3, 500000), theano.config.floatX))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        with mgpu.Predictor([x], T.dot(x, w)[:, :2], mode=FAST) as predictor:
+            for value in (1, 2):
+                w.set_value(np.full((3, 500000), value, theano.config.floatX))
+                predictor.refresh()
+                np.testing.assert_array_equal(predictor.predict(rows(70)), np.full((70, 2), 3.0 * value))
+
+
 def test_changed_weights_are_warned_of_once(cpu2):
     predictor, w = sums(cpu2)
     with predictor:

@@ -1,7 +1,7 @@
 """The graph of a `theano.function` that `enable` has found."""
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
@@ -52,13 +52,12 @@ class Definition:
         return new
 
     @builds_graphs
-    def on_host(self, subset: Sequence[int] | None = None) -> tuple[list[Any], list[Any], dict[Any, Any]]:
-        """Return the inputs, the outputs (all, or a `subset`) with the new states, and the updates, for the host.
+    def on_host(self) -> tuple[list[Any], list[Any], dict[Any, Any]]:
+        """Return the inputs, the outputs with the new states, and the updates, for the host.
 
         A GraphError says why contexts cannot run the graph.
         """
         if self._held:
             raise Refusal('theano.In(%s) has the value of a container' % self._held[0])
-        outputs = self.outputs if subset is None else [self.outputs[i] for i in subset]
-        graph = with_givens(outputs + self.states, self.updates, None, no_default_updates=True)
+        graph = with_givens(self.outputs + self.states, self.updates, None, no_default_updates=True)
         return ([each.variable for each in self.inputs], *graph)

@@ -69,7 +69,7 @@ class InferenceGraph:
 
     def compile(self, mesh: Mesh, weights: list[Any]) -> None:
         """Compile it for each replica of a mesh; on the host, the weights are used in place."""
-        self.weights = weights
+        self.weights = _read_only(weights)
         self._own = {variable: copy_on(HOST, variable, value) for variable, value in zip(self.variables, weights)}
         self.states = list(map(_input_for, self.streams))  # each batch has states of its own
         outputs = substitute(self.outputs, {**self._own, **dict(zip(self.streams, self.states))})
@@ -85,7 +85,7 @@ class InferenceGraph:
         with contextlib.ExitStack() as stack:
             for replica in self.replicas:
                 stack.enter_context(replica.lock)
-            for variable, value in zip(self.variables, weights):
+            for variable, value in zip(self.variables, _read_only(weights)):
                 replicated(self._own[variable]).give(value)
             self.executable.refresh()
             self.weights = weights
@@ -112,6 +112,14 @@ class InferenceGraph:
         for start in range(0, length, batch_size):
             stop = min(start + batch_size, length)  # Keras's HDF5Matrix has no slices beyond its end
             yield [array[start:stop] if split else array for array, split in zip(arrays, self.split)]
+
+
+def _read_only(weights):
+    """Make arrays read-only: copies on devices need not be compared with them."""
+    for value in weights:
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    return weights
 
 
 def _input_for(stream):
