@@ -176,6 +176,14 @@ def test_random_numbers_are_those_of_the_batch(contexts, kind):
     np.testing.assert_allclose(found[0][0][:8], theano.function([x], drawn, mode=FAST)(rows(8)), rtol=1e-6)
 
 
+def test_a_script_that_computes_test_values(cpu2):
+    x, stream = T.matrix('x'), MRG_RandomStreams(3)
+    with theano.configparser.change_flags(compute_test_value='raise'):
+        x.tag.test_value = rows(2)
+        with mgpu.Predictor([x], x + stream.uniform((2, 3)), mode=FAST) as predictor:
+            assert predictor.predict(rows(2)).shape == (2, 3)
+
+
 def test_draws_that_are_optimised_away_cost_nothing(cpu2):
     x, training = T.matrix('x'), T.iscalar('training')
     drawn = T.switch(training, x * MRG_RandomStreams(3).uniform((x.shape[0], 3)), x)

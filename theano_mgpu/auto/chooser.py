@@ -85,7 +85,6 @@ class Chooser:
         return self.state not in (State.ONE, State.SEVERAL)
 
     def _add(self, seconds):
-        """Add the seconds of a call, and go on to the state that the calls so far lead to."""
         if self._timing is None:
             self._timing = Timing(self._ranks, self._together, PATIENCE if self._times_long else math.inf)
         self._timing.add(seconds)

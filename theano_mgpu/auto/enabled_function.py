@@ -182,7 +182,6 @@ class EnabledFunction:
             self._stay(self._refusal or NO_BATCH)
 
     def _compute(self, news, values):
-        """Compute the outputs and new values over the contexts, see `FunctionCall`."""
         try:
             programs = self._made_programs()
             if self._divides is None:
@@ -264,7 +263,6 @@ class EnabledFunction:
             self._refusal = str(refusal)
 
     def _verify(self, step, values):
-        """Show how a first batch compares with one device, if this is asked for."""
         if self._enabled.verifies:
             self._enabled.show_report(self._usage.name, functools.partial(step.verify, *values))
 

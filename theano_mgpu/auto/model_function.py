@@ -177,7 +177,6 @@ class ModelFunction:
             self.compared.compare()
 
     def _whole(self, inputs):
-        """Compute a batch by plain Theano, as none of the model's is divided."""
         return Computed(self._by_theano(inputs), length_of(inputs), self._state.contexts[:1])
 
     # --- the programs over the contexts
@@ -216,7 +215,6 @@ class ModelFunction:
         return ParallelFunction(inputs, outputs, updates, **options)
 
     def _program_for(self, length):
-        """Return the program for a batch of a length."""
         step = self.step
         if self._is_new:
             self._is_new = False

@@ -17,6 +17,8 @@ from ..devices.mesh import Mesh
 from ..devices.transfers import DeviceBuffers
 from ..errors import BatchError, GraphError, PredictionError
 from ..graph.graph import host_type, shared_variables, substitute
+from ..graph.own_flags import builds_graphs
+from ..graph.placement.tags import placed_on
 from ..graph.random_streams import is_random_state
 from ..graph.updates import with_givens
 from ..options import Options
@@ -67,17 +69,20 @@ class InferenceGraph:
         self.outputs = list(outputs)
         return mesh
 
+    @builds_graphs
     def compile(self, mesh: Mesh, weights: list[Any]) -> None:
         """Compile it for each replica of a mesh; on the host, the weights are used in place."""
         self.weights = _read_only(weights)
-        self._own = {variable: copy_on(HOST, variable, value) for variable, value in zip(self.variables, weights)}
-        self.states = list(map(_input_for, self.streams))  # each batch has states of its own
-        outputs = substitute(self.outputs, {**self._own, **dict(zip(self.streams, self.states))})
-        placement = {self._own.get(variable, variable): place for variable, place in mesh.placement.items()}
-        machine = Machine(replicas=(len(mesh.replicas),))
-        step_plan = plan(undivided(outputs)._replace(given=self.inputs + self.states),
-                         mesh._replace(placement=placement), self._options, machine, Shares(machine, is_divided=False))
-        self.executable = Executable(step_plan, Alone(), 'serial', Timings(PHASES), self._options.mode)
+        with placed_on(None):
+            self._own = {variable: copy_on(HOST, variable, value) for variable, value in zip(self.variables, weights)}
+            self.states = list(map(_input_for, self.streams))  # each batch has states of its own
+            outputs = substitute(self.outputs, {**self._own, **dict(zip(self.streams, self.states))})
+            placement = {self._own.get(variable, variable): place for variable, place in mesh.placement.items()}
+            machine = Machine(replicas=(len(mesh.replicas),))
+            step_plan = plan(undivided(outputs)._replace(given=self.inputs + self.states),
+                             mesh._replace(placement=placement), self._options, machine,
+                             Shares(machine, is_divided=False))
+            self.executable = Executable(step_plan, Alone(), 'serial', Timings(PHASES), self._options.mode)
         self.replicas += [InferenceReplica(self, number) for number in range(len(mesh.replicas))]
 
     def take(self, weights: list[Any]) -> None:

@@ -112,7 +112,6 @@ class Predictor:
         self._make_replicas(self._graph.lay_out(resolve_contexts(contexts)), replicas_per_context, prefetch)
 
     def _make_replicas(self, mesh, replicas_per_context, prefetch):
-        """Make the replicas of a mesh, several of each, and the pool that dispatches batches to them."""
         graph, wanted = self._graph, mesh.replicas * replicas_per_context
         check_same_graph(self._ranks, graph.inputs, graph.outputs, graph.shared)
         n_replicas = all_gather_int(self._ranks, len(wanted))

@@ -94,7 +94,6 @@ class DividedFunction:
     # --- building
 
     def _build(self, options: Options) -> None:
-        """Build the function, at first or again."""
         contexts, ranks = resolve_contexts(options.contexts), choose_ranks(options.executor)
         while True:
             divided = divide(*self._definition, options, contexts, ranks.size)
@@ -160,7 +159,6 @@ class DividedFunction:
     # --- a call
 
     def _call(self, arguments: Arguments) -> Computed:
-        """Compute a batch on every rank; on an error nothing changes on any rank."""
         try:
             outputs = self.locked_step(arguments)
         finally:

@@ -25,7 +25,7 @@ class LoopObserver:
         self._class_weight: Any = None
 
     def calls(self, function: Any) -> bool:
-        """Return whether the loop calls a function itself: one of the user's in its place may change the arrays."""
+        """Return whether the loop calls a function itself: the user's own in its place may change the arrays."""
         return getattr(self._model.train_function, 'function', None) is function
 
     def slice(self, original: Callable[..., Any], arrays: Any, rows: Any) -> Any:

@@ -64,7 +64,6 @@ class Arguments:
             if self.replacements else bound
 
     def _completed(self, args, kwargs):
-        """Return the arguments in the order of the inputs, with the values of those that are left out."""
         if len(args) > len(self._variables):
             raise TypeError('%d arguments were given for the inputs %s' % (len(args), self._names))
         values = dict(enumerate(args))  # by position: inputs without a name share the text of their type

@@ -155,7 +155,6 @@ def _slices(inputs, outputs, updated):
 
 
 def _indices(node):
-    """Return the indices of a node, which may slice a sparse matrix."""
     if isinstance(node.op, GetItem2d):
         bounds = [None if getattr(v, 'data', v) is None else v for v in node.inputs[1:]]
         return [slice(*bounds[:3]), slice(*bounds[3:])]
@@ -177,7 +176,6 @@ def _never_empty(variable, number):
 
 
 def _shared(variables):
-    """Return the shared variables that variables depend on."""
     return {v for v in ancestors(variables) if hasattr(v, 'container')}
 
 
