@@ -45,8 +45,8 @@ class EnabledFunction:
         self._ranks, self._lock = choose_ranks(None), threading.RLock()
         self._programs: Programs | None = None
         self._refusal: str | None = None
-        self._n_failures, self._has_failed = 0, False
-        self._placed, self._how = placed, 'placed' if placed else 'divided'  # the latter in the summary
+        self._n_failures = 0
+        self._placed, self._how = placed, 'placed' if placed else 'divided'  # the latter is for the summary
         self._whole: ParallelFunction | None = None  # of a placed graph: the function that divides no batch
         self._divides = None if placed else True  # not known yet whether there are several replicas, or micro-batches
         self._chooser = Chooser(State.SEVERAL if enabled.always or placed else State.TIMES_ONE, self._ranks)
@@ -90,7 +90,8 @@ class EnabledFunction:
                 self._usage.run_on([], NOT_TIMED)
             return results
         if chooser.state is State.SEVERAL:
-            self._usage.run_on(self.step.contexts, chooser.reason())
+            self._how = chooser.reason()
+            self._usage.run_on(self.step.contexts, self._how)
         elif chooser.state is State.ONE:
             self._stay(chooser.reason(), may_grow=True)
         return results
@@ -170,7 +171,6 @@ class EnabledFunction:
             self._enabled.tell('%s continues on one device: %s' % (self._usage.name, text))
         if self._n_failures < FAILURES:
             self._usage.run_on([], FAILED % text)
-            self._has_failed = True
         else:
             self._stay(FAILED % text)
 
@@ -215,8 +215,6 @@ class EnabledFunction:
             except MgpuError as error:
                 return self._cannot_run(error)
             self._verify(self._whole, values)
-        if programs.step is None:
-            self._usage.run_on(self._whole.contexts, self._how)
         results = self._by(self._whole, values)
         if afterwards is not None:
             afterwards()
@@ -239,9 +237,7 @@ class EnabledFunction:
         results = step.steps.compute((values, {})).outputs
         self._in_place.write(lent)
         self._usage.add(step.samples)
-        if self._has_failed:
-            self._has_failed = False
-            self._usage.run_on(step.contexts, self._how)
+        self._usage.run_on(self.step.contexts, self._how)
         return results
 
     def _choose(self, choose, programs, values):
@@ -250,8 +246,6 @@ class EnabledFunction:
         try:
             if choose(values):
                 self._verify(programs.step, values)
-                if is_first:
-                    self._usage.run_on(programs.step.contexts, self._how)
         except Refusal as refusal:
             if is_first and self._enabled.strict and not self._placed:
                 programs.forget_refusals()
