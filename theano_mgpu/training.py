@@ -324,12 +324,10 @@ class TrainingFunction(DividedFunction):
         return before
 
     def _check_checkpoint(self, saved):
-        """Raise a ValueError if a file cannot be continued from."""
         training_state.completed_steps(saved)
         self.check_saved(saved)
 
     def _note_completed(self):
-        """Count a completed step, and save the state if a checkpoint is due."""
         self._completed += 1
         if self._checkpoint:
             path, every, allow_nan = self._checkpoint

@@ -4,7 +4,6 @@ from theano_mgpu.comm.alone import Alone
 from theano_mgpu.comm.host_sum import describe
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.devices.launcher import Launcher, Shard
-from theano_mgpu.devices.transfers import Sender
 from theano_mgpu.exchange.host import HostChannel
 from theano_mgpu.exchange.layout import SMALL, Layout, blocks_of
 from theano_mgpu.exchange.memory import Memories
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.sending import Sender
 from support.small_models import batches, data, dense_model, largest_relative_difference, momentum, update_of
 
 

@@ -145,7 +145,6 @@ class Checkpoint:
             variable.ask(self._warn_of_read)
 
     def _check(self, saved):
-        """Raise a ValueError if a file cannot be continued from."""
         if 'calls' not in saved.extra or 'checksums' not in saved.extra:
             raise ValueError('%s was not written by mgpu.Checkpoint; name another folder' % saved.path)
         saved.check(self._variables)
@@ -214,7 +213,6 @@ class Checkpoint:
 
 
 def _check(functions, n_ranks):
-    """Raise an error for functions whose state or calls a Checkpoint cannot hold."""
     if Options().is_sharded(n_ranks) or any(getattr(function, 'sharded', False) for function in functions):
         raise MgpuError('Checkpoint needs the whole data in every process: with mgpu.data=sharded, processes may have '
                         'finished different numbers of calls')

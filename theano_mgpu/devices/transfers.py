@@ -117,33 +117,6 @@ def copy_to(context: Context, value: Any) -> Any:
     return value.transfer(there)
 
 
-class Sender:
-    """The sending of arguments to the device of one function.
-
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-        Compiled by `compiler.compile_for`.
-    """
-
-    def __init__(self, function: Any) -> None:
-        self._takes = function.mgpu_takes
-        self._buffers = DeviceBuffers(function.mgpu_context)
-
-    def send(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return the arguments as the function takes them, valid until the next call.
-
-        Parameters
-        ----------
-        arguments : list of ndarray or pygpu.gpuarray.GpuArray
-            Arrays on the device stay there, unless the function needs them on the host.
-
-        Returns
-        -------
-        list of ndarray or pygpu.gpuarray.GpuArray
-        """
-        return [self._buffers.send(i, value) if takes else fetch(value)
-                for i, (value, takes) in enumerate(zip(arguments, self._takes))]
 
 
 def concatenated(parts: Sequence[Any], axis: int) -> Any:

@@ -43,23 +43,12 @@ class DividedFunction:
     Its inputs have values as items, ``f['rate'] = 0.7``, as in a `theano.function`. With the flag ``mgpu.verify``
     it compares the first call that several contexts compute with plain Theano.
 
-    Parameters
-    ----------
-    inputs : list of theano.Variable
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-        New values. Default updates are added.
-    options : Options
-
     Attributes
     ----------
     plan : StepPlan
         The parts, their contexts, the exchanges, and the reasons. Print it.
     built : Built
         It is replaced by another one where a device has too little memory.
-    options : Options
-        Those that it was built with.
-    executable : Executable
     ranks : Communicator
         The processes that call it together.
     timings : Timings
@@ -78,8 +67,6 @@ class DividedFunction:
         The variables that get new values.
     functions : list of theano.compile.function_module.Function
         One per part and context.
-    look_ahead : LookAhead
-        The next batch, where it is known.
     steps : Steps
         Those that surround each call.
     calls : int
@@ -106,7 +93,6 @@ class DividedFunction:
     # --- building
 
     def _build(self, options: Options) -> None:
-        """Build the function, at first or again."""
         contexts, ranks = resolve_contexts(options.contexts), choose_ranks(options.executor)
         while True:
             divided = divide(*self._definition, options, contexts, ranks.size)
@@ -161,17 +147,9 @@ class DividedFunction:
         return item in self.arguments
 
     def __getitem__(self, item: Any) -> Any:
-        """Return the value that an input has in the next call without it, as a `theano.function` does.
+        """Return the value that an input, by position, name or variable, has in the next call without it; None if none.
 
-        Parameters
-        ----------
-        item : int, str or theano.Variable
-            The position, the name or the variable of an input.
-
-        Raises
-        ------
-        TypeError
-            If there is no such input, or several.
+        A TypeError says if there is no such input, or several.
         """
         return self.arguments[item]
 
@@ -182,7 +160,6 @@ class DividedFunction:
     # --- a call
 
     def _call(self, arguments: Arguments) -> Computed:
-        """Compute a batch on every rank; on an error nothing changes on any rank."""
         try:
             outputs = self.locked_step(arguments)
         finally:
@@ -195,10 +172,7 @@ class DividedFunction:
     def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         """Compute a batch, and return the outputs and the values to print.
 
-        Parameters
-        ----------
-        arguments : tuple of args and kwargs, or None
-            None for a process whose data has ended; once the data of all has, None is returned.
+        The arguments are None for a process whose data has ended; once the data of all has, None is returned.
         """
         if not self._is_verified and arguments and verification.is_divided_for(self, *arguments):
             self._is_verified = True
@@ -238,15 +212,7 @@ class DividedFunction:
             return result.outputs
 
     def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
-        """Compute a batch on every rank: again, in another way, each time that a device has too little memory.
-
-        Parameters
-        ----------
-        values, states, lengths
-            As for `split`.
-        batch : Batch or None
-            The batch of them, if it was split and sent ahead.
-        """
+        """Compute a batch on every rank: again, in another way, each time that a device has too little memory."""
         while True:
             try:
                 result = self._runner.run(self.calls, batch, functools.partial(self.split, values, states, lengths))
@@ -267,16 +233,9 @@ class DividedFunction:
 
     def split(self, values: Any, states: Mapping[SharedVariable, np.ndarray] = {},
               lengths: Sequence[int] | None = None) -> Batch:
-        """Return the batch of the arguments of a call.
+        """Return the batch of the arguments of a call; they are None where the data of this process has ended.
 
-        Parameters
-        ----------
-        values : list of ndarray, or None
-            Of the inputs; None where the data of this process has ended.
-        states : dict of SharedVariable to ndarray
-            The values of states with a row a sample.
-        lengths : list of int, optional
-            Samples that each rank was given; by default, all of them in `values`.
+        The states have a row a sample. The lengths are the samples of each rank: by default all of `values`.
         """
         lengths = [self.inputs.length(values)] if lengths is None else lengths
         if self.sharded:

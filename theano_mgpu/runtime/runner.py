@@ -19,17 +19,9 @@ from .step_run import StepAgain
 
 
 class Runner:
-    """The runs of a function that is built in one way.
+    """The runs of a function that is built in one way, with its options.
 
-    Parameters
-    ----------
-    built : Built
-    options : Options
-        Those that it was built with.
-    look_ahead : LookAhead
-        It prepares the next batch while the devices compute.
-    check : callable
-        ``check(outputs)`` raises an error where outputs show that the new values are not to be stored.
+    ``check(outputs)`` raises an error where outputs show that the new values are not to be stored.
     """
 
     def __init__(self, built: Built, options: Options, look_ahead: LookAhead,
@@ -47,14 +39,7 @@ class Runner:
     def run(self, step: int, batch: Batch | None, split: Callable[[], Batch]) -> StepResult:
         """Compute a batch on every rank; on an error nothing changes on any rank.
 
-        Parameters
-        ----------
-        step : int
-            The number of the step.
-        batch : Batch or None
-            The batch, if it was split and sent ahead.
-        split : callable
-            ``split()`` splits it, also a second time.
+        The batch is None unless it was split and sent ahead; ``split()`` splits it, also a second time.
         """
         executable, ranks, timings = self._executable, self._executable.communicator, self._executable.timings
         began = time.perf_counter()

@@ -21,7 +21,7 @@ from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
 from ..utils.executors import SerialExecutor
 from ..utils.timeline import HOST as HOST_TRACK
-from ..utils.timeline import note, records, span
+from ..utils.timeline import STEP, note, records, span
 from .batch import Batch
 from .executable import Executable, Factored
 from .replicas.replicated import Replicated, Storages, commit, storages_of
@@ -106,7 +106,7 @@ class StepRun:
             for name, instruction, ended in steps:
                 carry_out = getattr(self, name)
                 if self._is_shown:
-                    with span(name, 'step'):
+                    with span(name, STEP):
                         carry_out(instruction)
                 else:
                     carry_out(instruction)

@@ -90,7 +90,6 @@ class Checkpoint(Callback):
 
     @property
     def _step(self):
-        """The TrainingFunction of the fit."""
         return self._functions[0].step
 
     @contextlib.contextmanager
@@ -243,7 +242,6 @@ class Checkpoint(Callback):
         set_random_states(record.begin)  # the order of samples follows from these
 
     def _check(self, saved):
-        """Raise a ValueError if a file cannot be used."""
         if 'fit' not in saved.extra:
             raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % saved.path)
         record = FitRecord.from_arrays(saved.extra)
@@ -261,7 +259,6 @@ class Checkpoint(Callback):
                          % (self._saved.arguments(), self._done.arguments()))
 
     def _refuse(self, text):
-        """Raise an error about the file; nothing is changed."""
         self._saved = self._state = None
         set_random_states(self._before)
         raise ValueError('%s %s. Pass the same arguments and data to continue from it; to train from the beginning, '
@@ -277,7 +274,6 @@ class Checkpoint(Callback):
         return self._logged('') if len(done.epochs) < len(saved.epochs) else saved.batches[len(done.batches)]
 
     def _logged(self, prefix):
-        """Return the loss and metrics at the end of the replayed epoch."""
         logs = self._saved.logs_of(len(self._done.epochs), 0)
         return [logs.get(prefix + name, float('nan')) for name in self.model.metrics_names]
 
@@ -302,8 +298,6 @@ class Checkpoint(Callback):
 def file_of_fit(path: str, number: int) -> str:
     """Return the file of a fit, counted from 1, among the fits with this path.
 
-    Examples
-    --------
     >>> file_of_fit('a/run.npz', 1), file_of_fit('a/run.npz', 2)
     ('a/run.npz', 'a/run-fit2.npz')
     """

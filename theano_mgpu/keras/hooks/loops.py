@@ -108,15 +108,6 @@ class LoopCallbacks:
     While a Checkpoint replays finished batches, the other callbacks are not called; their part of `logs` is there all
     the same. With several processes, callbacks that only write are called on rank 0, and the other ranks wait; but
     where the ranks have different names for a file, such as one in a temporary folder, each writes its own.
-
-    Parameters
-    ----------
-    callbacks : list of keras.callbacks.Callback
-        The user's.
-    checkpoint : Checkpoint, optional
-        One of `callbacks`; it is called first.
-    sync : RankSync, optional
-        With several processes; it is called even before the checkpoint.
     """
 
     def __init__(self, callbacks: list[keras_callbacks.Callback], checkpoint: Checkpoint | None = None,
@@ -191,12 +182,7 @@ class LoopCallbacks:
 
 
 class RankSync(keras_callbacks.Callback):
-    """A callback that keeps the loops of several processes in step.
-
-    Attributes
-    ----------
-    ranks : MpiCommunicator
-    """
+    """A callback that keeps the loops of several processes in step."""
 
     def __init__(self) -> None:
         super().__init__()

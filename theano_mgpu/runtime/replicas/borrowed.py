@@ -24,6 +24,8 @@ def is_lent(storage: list[Any]) -> bool:
     (True, False, True, False)
     """
     value = storage[0]
+    if isinstance(value, np.ndarray) and not value.flags.writeable and not isinstance(value.base, np.ndarray):
+        return False  # nobody edits it
     if sys.getrefcount(value) > 3:  # the list, this name, and the argument
         return True
     while isinstance(getattr(value, 'base', None), np.ndarray):
