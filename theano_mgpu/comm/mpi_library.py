@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import MgpuError
 from ..utils import mpi_environment
-from ..utils.mpi_environment import HYDRA, MPI_OF_SRUN, MPIRUN, PMI, SRUN, Launcher
+from ..utils.mpi_environment import HYDRA, MPI_OF_SRUN, MPIRUN, SRUN, Launcher
 from . import joining
 
 OPEN_MPI = 'Open MPI'
@@ -170,7 +170,7 @@ def mismatch(library: str, size: int | None) -> str:
     if launcher is None:
         return ('MPI (%s) finds %s processes, but no variable gives the rank of this one. Known are %s. Use another '
                 'launcher, or set these variables for each process' % (first_line(library), size, ', '.join(
-                    sorted({name for known in mpi_environment.LAUNCHERS for name in known.variables[:3] if name}))))
+                    sorted({name for known in mpi_environment.LAUNCHERS for name in known.variables[:3]}))))
     option = ''
     if launcher is SRUN:
         kind = os.environ.get(MPI_OF_SRUN, 'none')
@@ -190,7 +190,7 @@ def remedy(launcher: Launcher, library: str) -> str:
         fitting = 'pmix' if library.startswith(OPEN_MPI) else 'pmi2'
         return 'Use srun --mpi=%s (srun --mpi=list shows what this Slurm has), or theano-mgpu launch in the batch ' \
             'script, or the mpirun of that library' % fitting
-    if launcher in (HYDRA, PMI) and library.startswith(OPEN_MPI):
+    if launcher is HYDRA and library.startswith(OPEN_MPI):
         return "Start them with Open MPI's mpirun or theano-mgpu launch; or " + rebuild
     if launcher is MPIRUN and not library.startswith(OPEN_MPI):
         return 'Start them with the mpiexec of that library; or ' + rebuild

@@ -24,10 +24,9 @@ MPIRUN = Launcher("Open MPI's mpirun", ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD
                                         'OMPI_COMM_WORLD_LOCAL_SIZE'))
 HYDRA = Launcher('mpiexec of MPICH or Intel MPI', ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'))
 SRUN = Launcher("Slurm's srun", ('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', 'SLURM_LOCALID', None))
-PMI = Launcher('an mpiexec that speaks PMI', ('PMI_RANK', 'PMI_SIZE', None, None))
 # In this order: an mpirun in an allocation counts, not the srun with which it starts its daemons. srun sets PMI's
 # variables, too, but none for the rank on a host.
-LAUNCHERS = MPIRUN, HYDRA, SRUN, PMI
+LAUNCHERS = MPIRUN, HYDRA, SRUN
 MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: the value of its --mpi
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: only rank 0 prints
 REPORTS = 'MGPU_REPORTS'  # set by `theano-mgpu launch`: a folder on its host, in which rank 0 reports
@@ -94,7 +93,7 @@ def _gtids():
 def launcher() -> Launcher | None:
     """Return the launcher that started this process as a rank, one of `LAUNCHERS`; None outside of a job."""
     for known in LAUNCHERS:
-        if all(_value(name) is not None for name in known.variables[:3] if name) and _value(known.variables[1]) \
+        if all(_value(name) is not None for name in known.variables[:3]) and _value(known.variables[1]) \
                 and (known is not SRUN or in_slurm_step()):
             return known
     return None

@@ -10,12 +10,13 @@ from ...devices import cards, cuda_libraries, discovery, pygpu_package
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
 from ..output import quietly
-from .host_checks import FAIL, OK, SKIP, Finding, Setup, broken, first_line, random_matrices, version_tuple
+from .host_checks import FAIL, OK, SKIP, WARN, Finding, Setup, broken, first_line, random_matrices, version_tuple, wrong
 
 # The shared libraries that libgpuarray opens by name, and the purpose of each.
 CUDA_LIBRARIES = {'libcuda.so': 'every CUDA call', 'libnvrtc.so': 'every GPU kernel', 'libcublas.so': 'gemm',
                   'libnccl.so': 'sums between devices'}
 OPTIONAL = {'libnccl.so'}
+SLOWER = 'without it, convolutions are several times slower'
 
 
 def load_error(name: str) -> str | None:
@@ -161,6 +162,36 @@ def check_libgpuarray(setup: Setup) -> Finding:
     return Finding(OK, '%s leaves contexts as they were, on %s and %s' % (version, *used))
 
 
+def check_cudnn(setup: Setup) -> Finding:
+    """Check that cuDNN is installed with its headers, and that Theano's convolutions compile with it."""
+    if not cuda_libraries.survey().capabilities:
+        return Finding(SKIP, 'not tried: no CUDA device can be used')
+    cudnn = cuda_libraries.find_cudnn()
+    if not cudnn.problem:
+        return Finding(OK, '%s: %s, headers in %s' % (cuda_libraries.dotted(cudnn.version), cudnn.path, cudnn.include))
+    if cudnn.path is None:
+        return Finding(SKIP, 'optional; %s; %s%s' % (cudnn.problem, SLOWER, cudnn.remedy and ': ' + cudnn.remedy))
+    return Finding(WARN, '%s; %s' % (cudnn.problem, SLOWER), cudnn.remedy)
+
+
+def check_convolution(setup: Setup, context: Context) -> Finding:
+    """Check that a context takes cuDNN, which has to compute a convolution and its gradients as NumPy does."""
+    from theano.gpuarray import dnn
+    if cuda_libraries.find_cudnn().problem:
+        return Finding(SKIP, 'needs cuDNN')
+    try:
+        with quietly():
+            init(describe([context]))
+            dnn.dnn_available(context.name)  # opening the context makes a handle, and this tries the convolution
+    except Exception as error:
+        return Finding(FAIL, first_line(error), 'Do without cuDNN: THEANO_FLAGS=dnn.enabled=False')
+    if not dnn.dnn_available(context.name):
+        return Finding(WARN, '%s; %s' % (dnn.dnn_available.msg, SLOWER), 'Install another version of cuDNN (python '
+                       '-m pip index versions nvidia-cudnn-cu12 lists them), or do without: '
+                       'THEANO_FLAGS=dnn.enabled=False')
+    return Finding(OK, "%s: a convolution and its gradients agree with NumPy's" % context.device)
+
+
 def check_context(setup: Setup, context: Context) -> Finding:
     """Compare a gemm, an elementwise op and a sum on one context with NumPy."""
     import numpy as np
@@ -181,9 +212,9 @@ def check_context(setup: Setup, context: Context) -> Finding:
     except Exception as error:
         return Finding(FAIL, first_line(error), remedy)
     expected = np.tanh(np.dot(a, b))
-    for what, result, right in zip(('tanh(dot(x, w))', 'its sum'), results, (expected, expected.sum())):
-        if not np.allclose(result, right, rtol=1e-3, atol=1e-3):
-            return Finding(FAIL, '%s is wrong by up to %.2g' % (what, np.abs(result - right).max()), remedy)
+    problem = wrong('tanh(dot(x, w))', results[0], expected) or wrong('its sum', results[1], expected.sum())
+    if problem:
+        return Finding(FAIL, problem, remedy)
     on_host = sorted({str(entry.op) for entry in audit(f).host})
     if on_host:
         return Finding(FAIL, 'the numbers are right, but computed on the host: ' + ', '.join(on_host), remedy)
@@ -192,7 +223,6 @@ def check_context(setup: Setup, context: Context) -> Finding:
 
 def check_collectives(setup: Setup) -> Finding:
     """Compare a sum that all contexts have parts of with NumPy, and say whether NCCL or the host adds it."""
-    import numpy as np
     import theano.tensor as T
 
     from ... import function
@@ -203,9 +233,9 @@ def check_collectives(setup: Setup) -> Finding:
         init(describe(setup.contexts))
         f = function([x], T.dot(x.T, x), executor='serial')
         result = f(a)
-    if not np.allclose(result, a.T.dot(a), rtol=1e-3, atol=1e-3):
-        return Finding(FAIL, 'dot(x.T, x) is wrong by up to %.2g' % np.abs(result - a.T.dot(a)).max(),
-                       'Set mgpu.collectives=host, and try again')
+    problem = wrong('dot(x.T, x)', result, a.T.dot(a))
+    if problem:
+        return Finding(FAIL, problem, 'Set mgpu.collectives=host, and try again')
     choice = next((choice for choice in f.plan.choices if choice.what == 'collectives'), None)
     problems = [str(each.message).partition('. From now on')[0] for each in caught if 'NCCL' in str(each.message)]
     if choice is None:
@@ -215,8 +245,8 @@ def check_collectives(setup: Setup) -> Finding:
     reason = ' '.join(problems) or choice.reason
     if reason == 'mgpu.collectives=host':
         return Finding(OK, 'sums go through the host: ' + reason)
-    return broken(False, 'sums go through the host, which takes longer: ' + reason,
-                  'NCCL needs a CUDA device of its own for each context')
+    return Finding(WARN, 'sums go through the host, which takes longer: ' + reason,
+                   'NCCL needs a CUDA device of its own for each context')
 
 
 def remedy_of(context: Context) -> str:

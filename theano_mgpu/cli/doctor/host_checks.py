@@ -161,7 +161,6 @@ def check_compiler(setup: Setup) -> Finding:
 
 def check_blas(setup: Setup) -> Finding:
     """Check that gemm through BLAS agrees with NumPy, and whether its kernels fit the processor."""
-    import numpy as np
     import theano
     import theano.tensor as T
     if not theano.config.cxx:
@@ -177,9 +176,9 @@ def check_blas(setup: Setup) -> Finding:
             result = theano.function([x, y], T.dot(x, y), mode=theano.Mode('cvm', 'fast_run'))(a, b)
     except Exception as error:
         return Finding(FAIL, 'blas.ldflags=%s does not work: %s' % (flags, first_line(error)), remedy)
-    if not np.allclose(result, np.dot(a, b), rtol=1e-4, atol=1e-4):
-        return Finding(FAIL, 'blas.ldflags=%s: gemm is wrong by up to %.2g'
-                       % (flags, np.abs(result - np.dot(a, b)).max()), remedy)
+    problem = wrong('gemm', result, a.dot(b), 1e-4)
+    if problem:
+        return Finding(FAIL, 'blas.ldflags=%s: %s' % (flags, problem), remedy)
     text = "%s: gemm agrees with NumPy's; %s; kernels: %s" % (flags, ' and '.join(blas.loaded().values()), blas.reason)
     if blas.outdated():
         return Finding(WARN, text + ', slow on this processor',
@@ -268,6 +267,13 @@ def random_matrices() -> list[Any]:
     import numpy as np
     rng = np.random.RandomState(0)
     return [(rng.rand(64, 64) - 0.5).astype('float32') for _ in range(2)]
+
+
+def wrong(what: str, result: Any, right: Any, tolerance: float = 1e-3) -> str:
+    """Return that a result differs from the right one, and by how much; '' if it does not."""
+    import numpy as np
+    return '' if np.allclose(result, right, tolerance, tolerance) else \
+        '%s is wrong by up to %.2g' % (what, np.abs(result - right).max())
 
 
 def first_line(error: Any) -> str:
