@@ -14,12 +14,12 @@ from theano_mgpu.cli.doctor import mpi_checks
 from theano_mgpu.cli.launch import COMMAND
 from theano_mgpu.cli.launcher_output import OwnMessages
 from theano_mgpu.cli.supervise import Event, History, Next, decide
-from theano_mgpu.comm import collectives
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.comm.mpi import import_mpi
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.errors import ContextError, MgpuError
+from theano_mgpu.exchange.whole import summed
 from theano_mgpu.plan import Machine, Shares
 from theano_mgpu.utils import checksums, mpi_environment, rank_process
 
@@ -501,7 +501,7 @@ def test_small_arrays_of_several_dtypes_are_added_at_once():
             for array in arrays:
                 array *= 2
     arrays = [np.arange(3.0), np.array(4), np.ones((2, 2)), np.array([1, 2])]
-    for ours, given in zip(collectives.all_reduce_small(Twice(), arrays), arrays):
+    for ours, given in zip(summed(Twice(), arrays), arrays):
         np.testing.assert_array_equal(ours, 2 * given)
         assert ours.dtype == given.dtype
     assert Twice.calls == [2]

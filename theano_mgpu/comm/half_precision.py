@@ -57,13 +57,8 @@ def all_reduce_in_half(ranks: Communicator, arrays: Sequence[np.ndarray]) -> Non
     """Add arrays over the ranks, in place, but exchange them as float16. Each rank gets the same bits.
 
     The ranks have just had a handshake. Each rank adds a share of all elements, in float32 or a wider dtype of the
-    arrays, and sends the sums to the others: a reduce-scatter, and an all-gather.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    arrays : list of ndarray
-        C-contiguous, of any shape and floating dtypes, the same on each rank.
+    arrays, and sends the sums to the others: a reduce-scatter, and an all-gather. The arrays are C-contiguous, of any
+    shape and floating dtypes.
 
     Notes
     -----

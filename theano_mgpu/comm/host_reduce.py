@@ -131,35 +131,17 @@ extern "C" void sum_float64(double *out, const double *const *buffers, int count
 
 
 def applies(out: np.ndarray, buffers: Sequence[np.ndarray]) -> bool:
-    """Return whether the compiled code can sum these buffers, and faster than NumPy.
+    """Return whether the compiled code can sum these flat buffers, and faster than NumPy.
 
-    Parameters
-    ----------
-    out : ndarray
-        One-dimensional and contiguous, as are the buffers.
-    buffers : list of ndarray
-
-    Returns
-    -------
-    bool
-        False for few elements, for a dtype other than float32 or float64, and without a C++ compiler.
+    It cannot for few elements, for a dtype other than float32 or float64, and without a C++ compiler.
     """
     return (out.size >= SMALLEST and out.dtype in _functions(theano.config.cxx) and out.flags.writeable
             and all(array.dtype == out.dtype and array.flags.aligned for array in [out, *buffers]))
 
 
 def add(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
-    """Write the sum of buffers for which `applies` holds.
+    """Write the sum of buffers for which `applies` holds, of which the first one may be `out`.
 
-    Parameters
-    ----------
-    out : ndarray, shape (size,)
-        float32 or float64.
-    buffers : list of ndarray, shape (size,)
-        At least one. The first one may be `out`.
-
-    Notes
-    -----
     Each element is summed in the order of the buffers, whatever the number of threads.
     """
     function = _functions(theano.config.cxx)[out.dtype]

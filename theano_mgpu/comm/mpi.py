@@ -83,13 +83,7 @@ def failed_unseen() -> bool:
 
 
 def import_mpi() -> Any:
-    """Return mpi4py's MPI, initialised.
-
-    Raises
-    ------
-    MgpuError
-        If mpi4py or MPI's library is missing, or MPI does not find the processes that the launcher has started.
-    """
+    """Return mpi4py's MPI, initialised; raise an MgpuError if it, or MPI, is missing, or does not find the ranks."""
     try:
         mpi = mpi_library.started()
     except (ImportError, RuntimeError) as error:
@@ -100,12 +94,7 @@ def import_mpi() -> Any:
 
 
 class SingleThreadGuard:
-    """A ``with`` block for one thread at a time, as often within another as it likes: an MgpuError for a second one.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    """
+    """A ``with`` block for one thread at a time, as often within another as it likes: an MgpuError for a second one."""
 
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
@@ -122,17 +111,10 @@ class SingleThreadGuard:
 
 
 class MpiCommunicator(Communicator):
-    """All processes of an MPI job.
+    """All processes of an MPI job, by mpi4py's module ``MPI``.
 
-    Parameters
-    ----------
-    mpi : module
-        ``mpi4py.MPI``.
-    is_ending : bool
-        Whether this process is at its end, and only tells the others so. It waits for them as long as they take.
+    A process that is ending only tells the others so, and waits for them as long as they take.
 
-    Notes
-    -----
     After a handshake the ranks exchange values by collectives that block: Open MPI's non-blocking ones take 1.3 to 8
     times as long from 64 KB on. A watchdog looks after a rank that stops at that very moment.
 

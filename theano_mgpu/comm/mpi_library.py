@@ -99,14 +99,9 @@ def type_for_srun(library: str, offered: str) -> str | None:
 
 
 def started() -> Any:
-    """Return mpi4py's MPI, initialised.
+    """Return mpi4py's MPI, initialised. An ImportError or RuntimeError says that it or its library is missing.
 
-    Raises
-    ------
-    MgpuError
-        If it cannot find the other ranks. Most libraries would end the process, with a message of their own.
-    ImportError, RuntimeError
-        If mpi4py or the library is missing.
+    Raises an MgpuError if it cannot find the other ranks, where most libraries would end the process.
     """
     rc = importlib.import_module('mpi4py').rc
     settings, rc.initialize, rc.finalize = (rc.initialize, rc.finalize), False, False
@@ -157,15 +152,7 @@ def missing(reason: object) -> str:
 
 
 def mismatch(library: str, size: int | None) -> str:
-    """Return the error of processes that the launcher and MPI count differently.
-
-    Parameters
-    ----------
-    library : str
-        The library's description of itself.
-    size : int or None
-        The number of processes that it finds; None if it is not started, since it could not.
-    """
+    """Return the error of processes that the launcher and MPI count differently; `size` is None if MPI cannot start."""
     launcher, count = mpi_environment.launcher(), mpi_environment.size()
     if launcher is None:
         return ('MPI (%s) finds %s processes, but no variable gives the rank of this one. Known are %s. Use another '
