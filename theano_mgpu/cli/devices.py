@@ -103,13 +103,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def look_at(context: Context) -> dict[str, Any]:
-    """Open a context and read its device's status.
+    """Open a context and read its device's status, in bytes and percent.
 
-    Returns
-    -------
-    dict
-        Bytes and percent; ``error`` is the whole message and ``reason`` its short form, both None
-        if the device opened.
+    ``error`` is the whole message and ``reason`` its short form, both None if the device opened.
     """
     entry: dict[str, Any] = dict(
         context=context.name, device=context.device, kind=context.kind, type=None, name=None, free_bytes=None,

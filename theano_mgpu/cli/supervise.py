@@ -79,17 +79,8 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
                       fewer: Mapping[int, tuple[Start, dict[str, str]]] = {}) -> int:
     """Run a job until it succeeds, or is given up, see `decide`; return the last exit code.
 
-    Parameters
-    ----------
-    start : Start
-    environment : dict of str to str
-    program : list of str
-        Python's arguments in each rank.
-    restarts : int
-    spares : int
-        Number of jobs that are kept ready to continue from the last checkpoint.
-    fewer : dict of int to (Start, dict of str to str)
-        Starts and environments with fewer processes, by their number, the highest one first.
+    The program has Python's arguments in each rank. So many spare jobs are kept ready to continue from the last
+    checkpoint. `fewer` has starts and environments with fewer processes, by their number, the highest one first.
     """
     seed = {mpi_environment.SEED: str(int.from_bytes(os.urandom(4), 'big'))}
 

@@ -23,8 +23,8 @@ def all_gather_int(ranks: Communicator, number: int) -> list[int]:
 def all_gather_rows(ranks: Communicator, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
     """Return the first rows of all ranks, so many of each, in the order of the ranks.
 
-    Raises a BatchError if the ranks have rows of different shapes; those of a rank without rows do not count. The
-    dtype, without objects, is the same on each rank.
+    Raises a BatchError if the ranks have rows of different shapes; a rank that gives none does not count. The dtype,
+    without objects, is the same on each rank.
     """
     if ranks.size == 1:
         return rows

@@ -140,7 +140,7 @@ def applies(out: np.ndarray, buffers: Sequence[np.ndarray]) -> bool:
 
 
 def add(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
-    """Write the sum of buffers for which `applies` holds, of which the first one may be `out`.
+    """Write the sum of buffers for which `applies` holds. The first one may be `out`.
 
     Each element is summed in the order of the buffers, whatever the number of threads.
     """

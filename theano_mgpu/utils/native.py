@@ -16,23 +16,9 @@ from ..errors import MgpuWarning
 
 def load(name: str, source: str, flags: Sequence[str], what: str, instead: str,
          libraries: Sequence[str] = ()) -> ctypes.CDLL | None:
-    """Build a shared library and load it.
+    """Build a shared library, see `build`, and load it; return None where there is no C++ compiler, or it fails.
 
-    Parameters
-    ----------
-    name, source, flags
-        As for `build`.
-    what : str
-        A verb and its object that say what the code does, for a warning that it cannot be built.
-    instead : str
-        A sentence that names the code that does it instead.
-    libraries
-        As for `build`.
-
-    Returns
-    -------
-    ctypes.CDLL or None
-        None where there is no C++ compiler, or the code cannot be built.
+    A warning then says what the code does, by a verb and its object, and by a sentence which code does it instead.
     """
     if not theano.config.cxx:
         return None
@@ -45,28 +31,10 @@ def load(name: str, source: str, flags: Sequence[str], what: str, instead: str,
 
 
 def build(name: str, source: str, flags: Sequence[str] = (), libraries: Sequence[str] = ()) -> str:
-    """Build a shared library, unless an earlier process did so from the same text, compiler and flags.
+    """Build a shared library of C++11, unless an earlier process did so from the same text, compiler and flags.
 
-    Parameters
-    ----------
-    name : str
-        The beginning of the file name.
-    source : str
-        C++11.
-    flags : list of str
-        Options of the compiler, before Theano's own.
-    libraries : list of str
-        The names of libraries that it is linked with.
-
-    Returns
-    -------
-    str
-        The path of the library, for ctypes.
-
-    Raises
-    ------
-    Exception
-        A plain one from Theano, with the compiler's messages, if the source cannot be compiled.
+    The name begins the file name, the flags come before Theano's own, and the library is linked with `libraries`.
+    Return its path. If it cannot be compiled, Theano raises a plain Exception with the compiler's messages.
     """
     arguments = list(flags) + GCC_compiler.compile_args()
     name = '%s_%08x' % (name, zlib.crc32(repr((theano.config.cxx, arguments, source, *libraries)).encode()))
