@@ -92,5 +92,5 @@ def compiled(compiler: str) -> Any:
         return None
     flags = ['-O3', '-pthread', *ldflags(libs=False, flags=True)]
     flags += ['-L' + path for path in ldflags(libs=False, libs_dir=True)]
-    return native.load('tree_products', SOURCE.read_text(encoding='utf-8'), flags, 'adds products of logical shards',
+    return native.load(SOURCE, flags, 'adds products of logical shards',
                        'NumPy adds them, in more time.', ldflags())
