@@ -70,17 +70,6 @@ def components(mpirun: str) -> str:
     return ''.join(output_of(path) for path in paths if path)
 
 
-def has_component(text: str, framework: str, name: str) -> bool:
-    """Return whether the text of `components` lists a component.
-
-    Examples
-    --------
-    >>> has_component('   MCA plm: tm (MCA v2.1.0, API v2.0.0)', 'plm', 'tm')
-    True
-    """
-    return re.search(r'MCA %s: %s \(' % (framework, name), text) is not None
-
-
 def type_for_srun(library: str, offered: str) -> str | None:
     """Return the type for ``srun --mpi`` that fits a library, of those that this Slurm offers; None if none does.
 
@@ -95,7 +84,7 @@ def type_for_srun(library: str, offered: str) -> str | None:
         return pmix[0]
     if not library or 'pmi2' not in words:
         return None
-    return 'pmi2' if not is_open_mpi or has_component(components(shutil.which('mpirun') or ''), 'pmix', 's2') else None
+    return 'pmi2' if not is_open_mpi or 'MCA pmix: s2 (' in components(shutil.which('mpirun') or '') else None
 
 
 def started() -> Any:
