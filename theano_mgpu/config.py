@@ -130,21 +130,9 @@ SLICED_SHARDS = '%s and mgpu.logical_shards=%d: each logical shard is computed b
 
 
 def parse_flags(text: str) -> dict[str, str]:
-    """Parse a THEANO_FLAGS string, as ``theano.configparser.parse_config_string`` does.
+    """Parse a THEANO_FLAGS string, as ``theano.configparser.parse_config_string`` does: the last of a key wins.
 
-    Parameters
-    ----------
-    text : str
-        Comma-separated ``key=value`` entries; the last of a repeated key wins.
-
-    Returns
-    -------
-    dict of str to str
-
-    Raises
-    ------
-    MgpuError
-        If a quotation is not closed.
+    Raises an MgpuError if a quotation is not closed.
 
     Examples
     --------
@@ -185,10 +173,7 @@ def theanorc_files() -> list[str]:
 def read_theanorc() -> dict[str, str]:
     """Read the .theanorc files into a flat dict: ``[global] x`` is ``x``, ``[a] b`` is ``a.b``.
 
-    Raises
-    ------
-    MgpuError
-        If a file is malformed.
+    Raises an MgpuError if a file is malformed.
     """
     parser = configparser.RawConfigParser()
     for path in theanorc_files():
@@ -222,12 +207,9 @@ def flag(name: str, default: Any = None) -> Any:
 
 
 def check_own_names() -> None:
-    """Check that each flag that begins with ``mgpu.`` is one of theano_mgpu's own.
+    """Raise an MgpuError, with the nearest name, for a flag that begins with ``mgpu.`` and is none of `OWN_FLAGS`.
 
-    Raises
-    ------
-    MgpuError
-        With the nearest name, since Theano only warns of a flag that it does not know, and ignores one of .theanorc.
+    Theano only warns of a flag that it does not know, and ignores one of .theanorc.
     """
     for flags, where in ((environment_flags(), 'THEANO_FLAGS'), (read_theanorc(), ' or '.join(theanorc_files()))):
         for name, value in flags.items():
@@ -238,13 +220,7 @@ def check_own_names() -> None:
 
 
 def own_flag(name: str) -> Any:
-    """Return the value of one of theano_mgpu's own flags, checked against its allowed values.
-
-    Raises
-    ------
-    MgpuError
-        If the flag has a value that it cannot have.
-    """
+    """Return the value of one of theano_mgpu's own flags; raise an MgpuError for a value that it cannot have."""
     default, allowed, _ = OWN_FLAGS[name]
     value = flag(name, default)
     if isinstance(allowed, (Number, Ratio)):
@@ -260,18 +236,9 @@ def own_flag(name: str) -> Any:
 
 
 def check_together(value: Callable[[str], Any] = own_flag, strict: bool = False) -> None:
-    """Check flags that exclude each other.
+    """Raise a GraphError for flags, as `value` returns them, that exclude each other.
 
-    Parameters
-    ----------
-    value : callable
-        Returns the value of one of theano_mgpu's own flags.
-    strict : bool
-        Whether results that one device would not compute are an error, as with ``theano-mgpu run --strict``.
-
-    Raises
-    ------
-    GraphError
+    If strict, as with ``theano-mgpu run --strict``, results that one device would not compute are an error, too.
     """
     logical_shards, slices = int(value('mgpu.logical_shards')), str(value('mgpu.micro_batches'))
     if logical_shards and value('mgpu.exchange') == 'float16':
@@ -288,13 +255,6 @@ def check_together(value: Callable[[str], Any] = own_flag, strict: bool = False)
 
 def theanorc_text(contexts: str, floatx: str = 'float32', executor: str = 'auto') -> str:
     """Return the text of a .theanorc for a context map.
-
-    Parameters
-    ----------
-    contexts : str
-        A context map, e.g. ``'dev0->cuda0;dev1->cuda1'``.
-    floatx : {'float16', 'float32', 'float64'}
-    executor : {'auto', 'serial', 'threads'}
 
     Examples
     --------
