@@ -204,7 +204,7 @@ class HostChannel:
         self.views = list(map(self._buffers[0].views.get, range(len(parts.like))))
 
     def _allocate(self, shape, dtype):
-        return self._memories.on_host(shape, dtype, self._device or HOST)
+        return self._memories.on_host(shape, dtype, list(self._read_on) or [HOST])
 
     def _memory_on(self, context):
         self._sent_to.add(context)

@@ -159,6 +159,6 @@ class Memories(dict):
         """Return new copies to a context."""
         return copies_of(context, n_blocks)
 
-    def on_host(self, shape: Sequence[int], dtype: Any, context: Context) -> Any:
-        """Return new zeros on the host, for copies from and to a context."""
-        return page_locked.zeros(tuple(shape), dtype, context)
+    def on_host(self, shape: Sequence[int], dtype: Any, contexts: Sequence[Context]) -> Any:
+        """Return new zeros on the host, for copies from and to contexts."""
+        return page_locked.zeros(tuple(shape), dtype, contexts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 from ...errors import ExchangeError
 
@@ -15,7 +15,7 @@ FUNCTIONS: dict[str, list[Any]] = {
     'cuEventCreate': [ADDRESS, INTEGER], 'cuEventRecord': [ADDRESS, ADDRESS], 'cuEventQuery': [ADDRESS],
     'cuDeviceGetCount': [ADDRESS], 'cuDeviceGetPCIBusId': [ctypes.c_char_p, INTEGER, INTEGER],
     'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER], 'cuGetErrorName': [INTEGER, ADDRESS],
-    'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS],
+    'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS], 'cuCtxSynchronize': [],
     'cuMemcpyDtoHAsync_v2': [ADDRESS, SIZE, SIZE, ADDRESS], 'cuMemcpyHtoDAsync_v2': [SIZE, ADDRESS, SIZE, ADDRESS],
     'cuStreamCreate': [ADDRESS, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
     'cuStreamSynchronize': [ADDRESS], 'cuEventSynchronize': [ADDRESS],
@@ -86,9 +86,12 @@ class Driver:
             code = self._library.cuMemAllocHost_v2(ctypes.byref(address), size)
         return 0 if code else address.value or 0
 
-    def free_host(self, context: int, address: int) -> None:
-        """Free page-locked memory."""
-        with self.current(context):
+    def free_host(self, contexts: Sequence[int], address: int) -> None:
+        """Free page-locked memory of the last one of some contexts, once none of them copies from it or to it."""
+        for context in contexts:
+            with self.current(context):
+                self._library.cuCtxSynchronize()
+        with self.current(contexts[-1]):
             self._library.cuMemFreeHost(address)
 
 

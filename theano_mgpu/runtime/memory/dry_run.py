@@ -194,7 +194,7 @@ class _Memories(dict):
     def copies(self, context, n_blocks):
         return _Copies()
 
-    def on_host(self, shape, dtype, context):
+    def on_host(self, shape, dtype, contexts):
         return self[HOST].array(shape, dtype)
 
 
