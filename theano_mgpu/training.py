@@ -8,7 +8,6 @@ import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
-from .compat.shared_variables import watcher_of
 from .errors import GraphError, NonFiniteError
 from .graph import graph, training_graph
 from .graph.own_flags import builds_graphs
@@ -18,6 +17,7 @@ from .runtime.batches.prefetch import PeekableBatches
 from .runtime.building import warn_of_refusals
 from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
+from .runtime.replicas.shared_variables import watcher_of
 from .runtime.state import settings, training_state
 from .runtime.state.ledger import account_of, ledger_at
 from .utils.mpi_environment import CHECKPOINT

@@ -8,8 +8,9 @@ import sys
 import time
 
 import theano_mgpu  # noqa: F401  before theano
+from theano_mgpu.comm import patches as comm_patches
 from theano_mgpu.compat import theano_cache
-from theano_mgpu.utils import processor
+from theano_mgpu.utils import mpi_environment, processor
 from theano_mgpu.utils.collector import collector_paused
 
 import pytest
@@ -119,6 +120,15 @@ def test_modules_of_a_function_are_compiled_at_the_same_time(begin, tmp_path):
     assert process.communicate(timeout=120)[0] == '[array([0.]), array([1.])]\n'
     assert (tmp_path / 'slow').read_text() == 'begun\n' * 2  # each was compiled once
     assert not glob.glob(str(tmp_path / 'theano_mgpu.*'))
+
+
+@pytest.mark.parametrize('rank, jobs', [('0', 7), ('1', 1)])
+def test_one_rank_of_a_host_compiles_ahead(monkeypatch, rank, jobs):
+    for variable, value in zip(mpi_environment.MPIRUN.variables, [rank, '2', rank, '2']):
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(theano.config.mgpu, 'compile_jobs', 7)
+    comm_patches.leave_compiling_to_the_first_rank()
+    assert theano.config.mgpu.compile_jobs == jobs
 
 
 def test_an_error_of_the_compiler_is_that_of_theano(monkeypatch):

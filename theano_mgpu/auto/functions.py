@@ -7,12 +7,12 @@ from typing import Any, Callable, Sequence
 import theano
 
 from ..comm.choice import choose_ranks
-from ..compat import theano_functions
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
 from ..errors import warn
 from ..graph.placement.propagation import is_placed
 from ..options import Options
+from ..runtime import theano_functions
 from ..utils import mpi_environment
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, NOT_PLACED, PROFILED, EnabledFunction

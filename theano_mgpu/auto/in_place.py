@@ -5,8 +5,8 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ..compat.shared_variables import watcher_of
 from ..runtime.replicas.borrowed import is_lent
+from ..runtime.replicas.shared_variables import watcher_of
 
 
 class InPlaceUpdates:

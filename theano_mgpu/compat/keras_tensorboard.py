@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import MgpuError
-from ..utils import rank_process
+from ..utils import progress
 from .wrapping import wrap
 
 
@@ -45,7 +45,7 @@ def _check(histogram_freq, write_grads, embeddings_freq, **others):
         raise MgpuError('TensorBoard(write_grads=True): histograms of gradients are not available on Theano; pass '
                         'write_grads=False. Histograms of weights are written')
     if histogram_freq:
-        rank_process.note("TensorBoard writes histograms of weights; those of the layers' outputs, which Keras adds on "
+        progress.note("TensorBoard writes histograms of weights; those of the layers' outputs, which Keras adds on "
                           'TensorFlow, are not available on Theano')
 
 

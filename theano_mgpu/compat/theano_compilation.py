@@ -9,7 +9,7 @@ import tempfile
 import threading
 from typing import Any, Dict
 
-from ..utils import mpi_environment, progress
+from ..utils import progress
 from ..utils.attributes import temporarily
 from ..utils.worker_threads import Task, WorkerThreads
 from .wrapping import wrap
@@ -99,8 +99,7 @@ def _lock_byte(file, byte):
 def compile_ahead() -> None:
     """Compile several modules of a function at the same time, as many as the flag mgpu.compile_jobs says.
 
-    Without this, one core compiles a function's modules one after the other. Of several ranks on a host, the first one
-    does so; the others load the compiled modules.
+    Without this, one core compiles a function's modules one after the other.
     """
     import theano
     from theano.gof.vm import VM_Linker
@@ -108,7 +107,7 @@ def compile_ahead() -> None:
     @wrap(VM_Linker)
     def make_all(original, self, *args, **kwargs):
         jobs = theano.config.mgpu.compile_jobs or len(os.sched_getaffinity(0))
-        is_on = jobs > 1 and self.c_thunks is not False and not mpi_environment.local_rank()
+        is_on = jobs > 1 and self.c_thunks is not False
         with Ahead(self, jobs) if is_on else contextlib.nullcontext() as ahead, temporarily(_thread, 'ahead', ahead):
             return original(self, *args, **kwargs)
 

@@ -8,9 +8,6 @@ import types
 import warnings
 from typing import ContextManager
 
-from ..comm import mpi_library
-from ..errors import MgpuError
-from ..utils import mpi_environment
 from .import_hooks import replaced
 
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
@@ -22,24 +19,6 @@ def have_child_processes_patched() -> None:
     Without this, the workers of a script end with "module 'numpy' has no attribute 'bool'".
     """
     os.environ[IMPORTED] = '1'
-
-
-def hidden_mpi() -> ContextManager[None]:
-    """Hide mpi4py from Theano 1.0.5 while it is imported, except in a process that mpirun started.
-
-    Theano imports mpi4py wherever it is installed, for two Ops that send and receive. Without this, each
-    process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
-    library ends ``import theano`` with "RuntimeError: cannot load MPI library".
-    """
-    return replaced('mpi4py.MPI', None, not mpi_environment.is_rank() or not _has_working_mpi())
-
-
-def _has_working_mpi():
-    try:
-        mpi_library.started()
-    except (ImportError, RuntimeError, MgpuError):  # reported when the ranks are needed: see distributed/mpi.py
-        return False
-    return True
 
 
 def scipy_stats_left_out() -> ContextManager[None]:
@@ -69,25 +48,6 @@ def _scipy():
     except ImportError:
         return None
     return scipy
-
-
-def is_command_line() -> bool:
-    """Return whether this program is ``theano-mgpu``, which runs even where Theano cannot be imported."""
-    # Python 3.8 and 3.9 do not show which module `-m` will run.
-    return own_command() is not None or sys.argv[0] == '-m' and not hasattr(sys, 'orig_argv')
-
-
-def own_command() -> str | None:
-    """Return the command, such as 'launch', of ``theano-mgpu`` or ``python -m theano_mgpu``.
-
-    Returns
-    -------
-    str or None
-        None in other programs, and where Python 3.8 and 3.9 do not show which module `-m` will run.
-    """
-    words = getattr(sys, 'orig_argv', [])
-    by_module = sys.argv[0] == '-m' and ('-m', 'theano_mgpu') in zip(words, words[1:])
-    return ' '.join(sys.argv[1:2]) if by_module or os.path.basename(sys.argv[0]) == 'theano-mgpu' else None
 
 
 def ignore_syntax_warnings() -> None:

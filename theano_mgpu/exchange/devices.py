@@ -7,10 +7,10 @@ import numpy as np
 
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
-from ..devices.cuda_libraries.nccl import DTYPES, SUM
 from ..devices.failures import FailureExplained, error_of
 from ..devices.launcher import Shard
 from ..devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
+from ..devices.nccl_library import DTYPES, SUM
 from ..devices.transfers import ALIGNED, SMALL, copy_to, fetch
 from ..errors import ExchangeError
 from ..utils.timeline import Timings, span

@@ -12,7 +12,6 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 
 from ..comm.choice import choose_ranks
-from ..compat.shared_variables import add_step_lock
 from ..devices.choice import resolve_contexts
 from ..devices.contexts import check_process
 from ..errors import GraphError, LengthError, ReplicaError
@@ -30,6 +29,7 @@ from .building import Updates, build, divide
 from .consistency import BatchCheck
 from .remedies import Remedies
 from .replicas.replicated import replicated
+from .replicas.shared_variables import add_step_lock
 from .runner import Runner
 from .steps import Computed, Steps
 from .verification import comparison

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...devices import cuda_libraries
+from ...compat import cuda_libraries
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
 from ..output import quietly

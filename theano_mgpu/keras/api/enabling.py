@@ -15,12 +15,13 @@ from ...auto.model_report import Report, Usage
 from ...auto.parallel_state import ParallelState, of_user, parallel_state_of, set_parallel_state
 from ...auto.steps import Choice, on_devices
 from ...comm.choice import choose_ranks
-from ...compat import keras_models, keras_versions
+from ...compat import keras_versions
 from ...devices.context_map import Context
 from ...errors import GraphError, warn
 from ...graph.placement.propagation import is_placed
 from ...options import Options
 from ...runtime.steps import Computed
+from ..hooks import patches
 from ..hooks.methods import LOOPS, switch_methods_once
 from ..models import KINDS, check_compile
 from .arguments import check_built, chosen_contexts
@@ -115,11 +116,11 @@ def disable() -> None:
 def _patch_keras_once():
     switch_methods_once()
     # A model that is not built yet is compiled by its first batch, within the loop.
-    keras_models.switch_keras_methods(LOOPS, applies=lambda model: EnabledModels.in_force and not model.built)
-    keras_models.switch_keras_methods({'compile': _compile}, applies=lambda model: not hasattr(model, 'template'))
-    keras_models.switch_keras_methods({'_make_%s_function' % kind: _make_function for kind in KINDS},
+    patches.switch_keras_methods(LOOPS, applies=lambda model: EnabledModels.in_force and not model.built)
+    patches.switch_keras_methods({'compile': _compile}, applies=lambda model: not hasattr(model, 'template'))
+    patches.switch_keras_methods({'_make_%s_function' % kind: _make_function for kind in KINDS},
                                       applies=lambda model: EnabledModels.in_force)
-    keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: EnabledModels.in_force)
+    patches.replace_multi_gpu_model(multi_gpu_model, applies=lambda: EnabledModels.in_force)
 
 
 def _compile(original):

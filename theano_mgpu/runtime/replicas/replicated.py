@@ -13,12 +13,12 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 from theano.gpuarray.type import GpuArrayType
 
-from ...compat.shared_variables import watch, watcher_of
 from ...devices.context_map import Context
 from ...devices.contexts import is_fork
 from ...errors import MgpuError
 from .borrowed import Lent, is_lent
 from .copies import copy_on, current_value, host_value, lies_on_device
+from .shared_variables import watch, watcher_of
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions
 _is_within_a_step = ContextVar('_is_within_a_step', default=False)  # each thread has its own

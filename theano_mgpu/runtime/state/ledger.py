@@ -21,13 +21,13 @@ from ...comm.alone import Alone
 from ...comm.communicator import Communicator
 from ...comm.failures import failing_together
 from ...comm.rank_0 import on_rank_0
-from ...compat.shared_variables import watcher_of
 from ...devices.contexts import chosen, gpu_context
 from ...devices.discovery import status
 from ...errors import MgpuError
 from ...utils import ledger_file, mpi_environment
 from ...utils.checksums import digest
 from ...utils.owned import LEDGER, lock_file
+from ..replicas.shared_variables import watcher_of
 from . import settings
 
 _open: dict[str, Ledger] = {}  # by path

@@ -8,7 +8,6 @@ import numpy as np
 import theano
 from scipy import sparse
 
-from ...compat.theano_functions import plain_function
 from ...devices.context_map import Context
 from ...errors import MgpuError
 from ...graph.graph import host_graph, on_host, shared_variables, substitute
@@ -16,6 +15,7 @@ from ...graph.random_streams import is_random_state
 from ...graph.repeatable import unrepeatable_in
 from ...utils.checksums import checksum
 from ...utils.progress import passing_bar
+from ..theano_functions import plain_function
 from .report import TOLERANCE, Row, VerificationReport, largest, relative_difference
 
 

@@ -6,7 +6,7 @@ import ctypes
 import functools
 from typing import Any, Iterator
 
-from ...errors import ExchangeError
+from ..errors import ExchangeError
 
 INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
 # The arguments of each function that is called here, or from nccl.cpp.

@@ -1,10 +1,13 @@
-"""Methods of Keras's models, which use one device: theano_mgpu's own take their place."""
+"""The patches of this room: methods of Keras's models, which use one device, and reports of Keras's loops."""
 from __future__ import annotations
 
 import functools
 import importlib
 import sys
 from typing import Any, Callable, Mapping
+
+from ...compat.patch import AT_ENABLE, Patch, after
+from . import keras_loops
 
 
 def switch_keras_methods(methods: Mapping[str, Callable[..., Any]], applies: Callable[[Any], Any],
@@ -45,3 +48,19 @@ def _switched(original, other, applies):
     def function(*args, **kwargs):
         return (other if applies(*args) else original)(*args, **kwargs)
     return function
+
+
+PATCHES = [
+    Patch('Keras', 'all', 'fit sends a batch to the devices only after the step before it',
+          after('keras.engine.training_arrays', 'keras.engine.training'), keras_loops.report_slices,
+          'tests/keras_addon/test_look_ahead.py::test_the_same_with_and_without'),
+    Patch('Keras', '2.2 and later', 'fit_generator sends a batch to the devices only after the step before it',
+          after('keras.utils.data_utils'), keras_loops.report_queues,
+          'tests/keras_addon/test_look_ahead.py::test_batches_of_a_generator_are_sent_ahead_once_they_are_there'),
+    Patch('Keras', 'all', 'models are trained on one device only',
+          AT_ENABLE, switch_keras_methods,
+          'tests/keras_addon/test_enable.py::test_sequential_training'),
+    Patch('Keras', '2.0.9 and later', 'multi_gpu_model is only available with the TensorFlow backend',
+          AT_ENABLE, replace_multi_gpu_model,
+          'tests/keras_addon/test_enable_report.py::test_the_add_ons_own_models_and_keras_own_function'),
+]
