@@ -150,7 +150,7 @@ def _put_shim_before_ops(dnn):
     def c_support_code(original, self):
         return shim() + original(self)
 
-    mark_version(dnn.DnnBase, lambda *_: (zlib.crc32(shim().encode()),))
+    mark_version(dnn.DnnBase, lambda: (zlib.crc32(shim().encode()),))
 
     for owner in (dnn.RNNBlock, dnn._RNNDescriptor):
         @wrap(owner)

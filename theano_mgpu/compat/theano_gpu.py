@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .wrapping import wrap
+from .wrapping import mark_version, wrap
 
 OPENCL_SPELLING = (
     (re.compile(r'nan\(""\)'), 'NAN'),                        # maximum, minimum
@@ -105,7 +105,7 @@ def report_kernels_that_cannot_be_made() -> None:
     def c_cleanup_code_struct(original, self, node, name):
         return 'if (ge != NULL) {%s}' % original(self, node, name)
 
-    _mark_code(GpuElemwise, lambda: (1,))
+    mark_version(GpuElemwise, lambda: (1,))
 
 
 def build_kernels_when_called() -> None:
@@ -124,7 +124,7 @@ def build_kernels_when_called() -> None:
         def c_init_code_struct(original, self, node, name, sub):
             return re.sub(r'args, [^,]+, GE_CONVERT_F16\)', 'args, 0, GE_CONVERT_F16)', original(self, node, name, sub))
 
-        _mark_code(op_class, lambda: (2,))
+        mark_version(op_class, lambda: (2,))
 
 
 def spell_for_opencl() -> None:
@@ -189,12 +189,4 @@ def _keep_code_of_opencl_apart(op_class):
 
     Theano keeps compiled code by the name of the context, which may have been on CUDA, or without the patch, before.
     """
-    _mark_code(op_class, lambda node: (1,) * _is_on_opencl(node), 'c_code_cache_version_apply')
-
-
-def _mark_code(op_class, mark, name='c_code_cache_version'):
-    """Add a mark to the version of an op's code: Theano keeps code by its version, also code without the patch."""
-    @wrap(op_class, name)
-    def version(original, self, *node):
-        version = original(self, *node)
-        return version and version + mark(*node)
+    mark_version(op_class, lambda node: (1,) * _is_on_opencl(node), 'c_code_cache_version_apply')
