@@ -13,9 +13,7 @@ from . import mpi_library
 def hidden_mpi() -> ContextManager[None]:
     """Hide mpi4py from Theano 1.0.5 while it is imported, except in a process that mpirun started.
 
-    Theano imports mpi4py wherever it is installed, for two Ops that send and receive. Without this, each
-    process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
-    library ends ``import theano`` with "RuntimeError: cannot load MPI library".
+    Theano imports mpi4py wherever it is installed, for two Ops that send and receive.
     """
     return replaced('mpi4py.MPI', None, not mpi_environment.is_rank() or not _has_working_mpi())
 

@@ -26,9 +26,6 @@ def postpone_the_check(module: Any) -> None:
     """Keep ``theano.gpuarray.dnn`` from looking for cuDNN while it is imported; `use_any_version` does so on demand.
 
     `module` is ``theano.gpuarray.cudnn_defs``, which ``theano.gpuarray.dnn`` imports first.
-
-    Without this, each import runs g++, also where there is no GPU, and the answer is final before NVIDIA's libraries
-    have been found.
     """
     from theano import config as theano_config
     if not hasattr(sys.modules.get('theano.gpuarray.dnn'), 'version'):  # else it was imported before theano_mgpu
@@ -92,8 +89,7 @@ def use_any_version(dnn: Any) -> None:
 def give_contiguous_parameters() -> None:
     """Give contiguous parameters to the gradient of batch normalisation by cuDNN.
 
-    Theano 1.0.5 describes the statistics and the gradients to cuDNN by the strides of the scale. Without this, where
-    the scale is a view with gaps, cuDNN reads and writes beyond the end of the others.
+    Theano 1.0.5 describes the statistics and the gradients to cuDNN by the strides of the scale.
     """
     from theano.gpuarray import dnn
 

@@ -50,7 +50,7 @@ def keep_optimised_graphs() -> None:
 
     Theano 1.0.5 has a flag for this, ``cache_optimizations``, whose code is not finished: it keeps all graphs in one
     file, compares a graph with each of them but for flags, devices and versions, and links the graph that is not
-    optimised. Without this, each process optimises each graph, which takes longer than all else but the imports.
+    optimised.
     """
     import theano
     from theano.compile.function_module import FunctionMaker

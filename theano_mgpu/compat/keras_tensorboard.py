@@ -14,8 +14,7 @@ from .wrapping import wrap
 def write_without_tensorflow(tensorboard: Any) -> None:
     """Write the scalars, histograms, images and graph of ``keras.callbacks.TensorBoard`` without TensorFlow.
 
-    The class stays Keras's: its arguments, when it writes, and under which steps. Without this, it ends with "You need
-    the TensorFlow (v1) module installed to use TensorBoard".
+    The class stays Keras's: its arguments, when it writes, and under which steps.
     """
     if tensorboard.K.backend() != 'theano':
         return

@@ -45,10 +45,7 @@ class Casts:
 
 
 def restore_names() -> None:
-    """Restore the names of NumPy 1 that Theano and Keras use, where NumPy 2 lacks them.
-
-    Without this, a product in Python ends with "module 'numpy' has no attribute 'product'".
-    """
+    """Restore the names of NumPy 1 that Theano and Keras use, where NumPy 2 lacks them."""
     import numpy.core
     import numpy.linalg
     names = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
@@ -63,7 +60,7 @@ def restore_names() -> None:
 def compile_for_its_interface(cmodule: ModuleType) -> None:
     """Compile C code for the interface of NumPy 2, with the names that its headers lack.
 
-    `cmodule` is ``theano.gof.cmodule``. Without this, ``import theano`` ends in an error of the C compiler.
+    `cmodule` is ``theano.gof.cmodule``.
     """
     @wrap(cmodule.GCC_compiler)
     def compile_args(original, march_flags=True):
@@ -73,16 +70,13 @@ def compile_for_its_interface(cmodule: ModuleType) -> None:
 def include_no_removed_header(conv: ModuleType) -> None:
     """Leave out a header that NumPy 2 lacks, and that the C code of `ConvOp` includes in vain.
 
-    `conv` is ``theano.tensor.nnet.conv``. Without this, convolutions of ``theano.tensor.nnet.conv`` do not compile.
+    `conv` is ``theano.tensor.nnet.conv``.
     """
     conv.ConvOp.c_headers = lambda self: ['<numpy/arrayobject.h>', '<iostream>', '<sstream>']
 
 
 def give_complex_numbers_fields() -> None:
-    """Derive Theano's complex numbers in C from structs with the fields ``real`` and ``imag``, which NumPy 2's lack.
-
-    Without this, C code with complex numbers does not compile.
-    """
+    """Derive Theano's complex numbers in C from structs with the fields ``real`` and ``imag``, which NumPy 2's lack."""
     from theano.scalar.basic import Scalar
 
     @wrap(Scalar)
@@ -93,20 +87,14 @@ def give_complex_numbers_fields() -> None:
 
 
 def add_rows_without_map_iterators() -> None:
-    """Replace the C code of `AdvancedIncSubtensor1`, whose functions of NumPy's C interface NumPy 2 lacks.
-
-    Without this, the gradient of an embedding does not compile.
-    """
+    """Replace the C code of `AdvancedIncSubtensor1`, whose functions of NumPy's C interface NumPy 2 lacks."""
     from theano.tensor.subtensor import AdvancedIncSubtensor1
     AdvancedIncSubtensor1.c_support_code = lambda self: INCREMENT
     AdvancedIncSubtensor1.c_code_cache_version = lambda self: (8, 'rows', 1)
 
 
 def name_all_axes() -> None:
-    """Name all axes of an array in C code as NumPy 2 does: its functions take ``NPY_MAXDIMS`` for an axis.
-
-    Without this, the maximum of a vector ends with "axis 64 is out of bounds for array of dimension 1".
-    """
+    """Name all axes of an array in C code as NumPy 2 does: its functions take ``NPY_MAXDIMS`` for an axis."""
     from theano.tensor.basic import Argmax, MaxAndArgmax
     from theano.tensor.extra_ops import CumOp
     from theano.tensor.subtensor import AdvancedSubtensor1
@@ -118,11 +106,7 @@ def name_all_axes() -> None:
 
 
 def wrap_integers() -> None:
-    """Wrap Python's integers that a smaller type cannot hold, as NumPy 1 did: modulo 256 and so on.
-
-    Without this, ``x + 300`` for an x of type uint8 has the type uint64, and a cast in Python ends with "Python integer
-    300 out of bounds for uint8".
-    """
+    """Wrap Python's integers that a smaller type cannot hold, as NumPy 1 did: modulo 256 and so on."""
     import numpy
     import theano
     from theano.misc import safe_asarray
@@ -175,10 +159,7 @@ def _numpys(result):
 
 
 def compare_constants_exactly() -> None:
-    """Find the type of a Python float by comparing it with its float32 in double precision.
-
-    Without this, ``x * 0.1`` for an x of type float64 multiplies by 0.10000000149011612.
-    """
+    """Find the type of a Python float by comparing it with its float32 in double precision."""
     import numpy
     from theano import config
     from theano.scalar.basic import NumpyAutocaster, Scalar
@@ -199,11 +180,7 @@ def compare_constants_exactly() -> None:
 
 
 def compute_in_the_type_of_numbers() -> None:
-    """Compute with Python's numbers as with NumPy's int64 and float64 where Theano interprets scalar ops.
-
-    Without this, ``inv`` of a float64 has the precision of float32 in Python, and ``x * 2 + 1``, fused, ends with
-    "Python integer 300 out of bounds for int8".
-    """
+    """Compute with Python's numbers as with NumPy's int64 and float64 where Theano interprets scalar ops."""
     from theano.scalar.basic import Composite, Inv
     for op in (Inv, Composite):
         @wrap(op)
@@ -218,11 +195,7 @@ def _strong(number):
 
 
 def combine_numbers_with_arrays() -> None:
-    """Compute with an array and a number, an array without dimensions, in the type of the array.
-
-    Without this, batch normalisation of float32 gives float64 in Python, and adding 3 to elements of type uint64 rounds
-    them.
-    """
+    """Compute with an array and a number, an array without dimensions, in the type of the array."""
     import theano
     from theano.tensor import subtensor
     from theano.tensor.nnet import bn
@@ -239,11 +212,7 @@ def combine_numbers_with_arrays() -> None:
 
 
 def count_in_64_bits() -> None:
-    """Compute places in arrays, and limits of draws, in 64 bits, where small integers are given.
-
-    Without this, ``fill_diagonal_offset`` of a matrix with 100 columns writes to the wrong places: its offset is an
-    int8.
-    """
+    """Compute places in arrays, and limits of draws, in 64 bits, where small integers are given."""
     from theano.tensor import basic, extra_ops, raw_random
     for op in (basic.Split, extra_ops.FillDiagonalOffset):
         @wrap(op)
@@ -257,21 +226,14 @@ def count_in_64_bits() -> None:
 
 
 def add_up_gradients_of_softmax() -> None:
-    """Add up the gradient of a softmax in double precision in Python.
-
-    Without this, without a compiler, it is added up in single precision.
-    """
+    """Add up the gradient of a softmax in double precision in Python."""
     import numpy
     from theano.tensor.nnet import nnet
     vars(nnet)['sum'] = lambda values: values.dtype.type(sum(values, numpy.float64(0)))
 
 
 def copy_random_states() -> None:
-    """Copy the state of random numbers whole before a draw that must not change it.
-
-    Without this, the copy shares its numbers with the original: a function that draws without an update gives other
-    numbers each time. NumPy 1.24 copied them, too.
-    """
+    """Copy the state of random numbers whole before a draw that must not change it."""
     from theano.tensor import raw_random
     vars(raw_random)['copy'] = copy.deepcopy
 
@@ -279,8 +241,7 @@ def copy_random_states() -> None:
 def draw_in_64_bits(module: ModuleType) -> None:
     """Compute the random numbers of `MRG_RandomStreams` as integers of 64 bits, as NumPy 1 did.
 
-    `module` is ``theano.sandbox.rng_mrg`` or ``theano.sandbox.multinomial``. Without this, without a compiler, a draw
-    ends with "Python integer 4294967295 out of bounds for int32".
+    `module` is ``theano.sandbox.rng_mrg`` or ``theano.sandbox.multinomial``.
     """
     import numpy
     for name in ('mrg_uniform', 'MultinomialFromUniform', 'ChoiceFromUniform'):
@@ -299,8 +260,7 @@ def draw_in_64_bits(module: ModuleType) -> None:
 def transform_in_double_precision(module: ModuleType) -> None:
     """Compute Fourier transforms of single precision in double precision.
 
-    `module` is ``theano.tensor.fft`` or ``theano.tensor.fourier``. Without this, the latter gives complex64 where it
-    promises complex128, and the results of the former have larger errors.
+    `module` is ``theano.tensor.fft`` or ``theano.tensor.fourier``.
     """
     for name in ('RFFTOp', 'IRFFTOp', 'Fourier'):
         if hasattr(module, name):
@@ -312,10 +272,7 @@ def transform_in_double_precision(module: ModuleType) -> None:
 
 
 def flatten_places_of_unique_elements() -> None:
-    """Give the places of unique elements as a vector, as `Unique` promises.
-
-    Without this, they have the shape of the input.
-    """
+    """Give the places of unique elements as a vector, as `Unique` promises."""
     from theano.tensor.extra_ops import Unique
 
     @wrap(Unique)
@@ -328,8 +285,7 @@ def flatten_places_of_unique_elements() -> None:
 def give_back_destroyed_numbers(debugmode: ModuleType) -> None:
     """Give back an input without dimensions that was destroyed as an array of its own, not by ``itemset``.
 
-    `debugmode` is ``theano.compile.debugmode``, which calls ``itemset`` of plain arrays alone. Without this, DebugMode
-    ends with "`itemset` was removed from the ndarray class" where a function counts its steps in a scalar.
+    `debugmode` is ``theano.compile.debugmode``, which calls ``itemset`` of plain arrays alone.
     """
     import numpy
     subclass = type('DestroyedNumber', (numpy.ndarray,), {})
@@ -345,7 +301,7 @@ def give_back_destroyed_numbers(debugmode: ModuleType) -> None:
 def average_in_double_precision(callbacks: ModuleType) -> None:
     """Add up the losses and metrics of an epoch in double precision.
 
-    `callbacks` is ``keras.callbacks.callbacks``. Without this, Keras adds up numbers of single precision as such.
+    `callbacks` is ``keras.callbacks.callbacks``.
     """
     import numpy
 

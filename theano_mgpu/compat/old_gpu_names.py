@@ -25,10 +25,7 @@ def name_what_replaced_old_gpu_code() -> None:
 
 
 def name_what_replaced_old_gpu_names() -> None:
-    """Name the replacement of names that old scripts read from ``theano.gpuarray`` and ``theano.sandbox``.
-
-    Without this, "module 'theano.gpuarray' has no attribute 'shared_constructor'" is all that a reader learns.
-    """
+    """Name the replacement of names that old scripts read from ``theano.gpuarray`` and ``theano.sandbox``."""
     import theano.gpuarray
     import theano.sandbox
     _answer(theano.gpuarray, REPLACED)

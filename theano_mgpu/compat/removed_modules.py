@@ -19,8 +19,7 @@ from .import_hooks import replaced
 def replace_pkg_resources() -> ContextManager[None]:
     """Replace ``pkg_resources``, which setuptools 82 removed, by one exception: Theano uses no more of it.
 
-    Without this, importing ``theano.gpuarray`` ends with "No module named 'pkg_resources'" where setuptools is too new
-    or not installed, and elsewhere takes 0.07 seconds longer. The real module is left to scikit-cuda, which needs it.
+    The real module is left to scikit-cuda, which needs it.
     """
     name = 'pkg_resources'
     replaces = importlib.util.find_spec('skcuda') is None or importlib.util.find_spec(name) is None
@@ -34,19 +33,13 @@ def _refuse_other_names(name):
 
 
 def replace_imp() -> ContextManager[None]:
-    """Replace ``imp``, which Python 3.12 removed, by an empty module: Theano needs it for a debugger of its own.
-
-    Without this, importing ``theano.gpuarray`` ends with "No module named 'imp'".
-    """
+    """Replace ``imp``, which Python 3.12 removed, by an empty module: Theano needs it for a debugger of its own."""
     return replaced('imp', types.ModuleType('imp'), sys.version_info >= (3, 12))
 
 
 @contextlib.contextmanager
 def replace_distutils() -> Iterator[None]:
-    """Replace ``distutils``, which Python 3.12 removed, by functions of ``sysconfig`` and ``shutil``.
-
-    Without this, importing Theano ends with "No module named 'distutils'" where setuptools is not installed.
-    """
+    """Replace ``distutils``, which Python 3.12 removed, by functions of ``sysconfig`` and ``shutil``."""
     config = _module('distutils.sysconfig', get_config_var=sysconfig.get_config_var,
                      get_config_h_filename=sysconfig.get_config_h_filename,
                      get_python_inc=_include_folder, get_python_lib=_standard_library,

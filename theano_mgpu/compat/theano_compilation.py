@@ -28,10 +28,7 @@ _thread = _Thread()
 
 
 def compile_outside_the_lock() -> None:
-    """Hold a lock on the one module that g++ compiles, instead of Theano's lock on the whole folder.
-
-    Without this, one process compiles at a time: tests, and the ranks of different jobs, wait for each other.
-    """
+    """Hold a lock on the one module that g++ compiles, instead of Theano's lock on the whole folder."""
     from theano.gof import cmodule, compilelock
 
     @wrap(cmodule.ModuleCache)
@@ -97,10 +94,7 @@ def _lock_byte(file, byte):
 
 
 def compile_ahead() -> None:
-    """Compile several modules of a function at the same time, as many as the flag mgpu.compile_jobs says.
-
-    Without this, one core compiles a function's modules one after the other.
-    """
+    """Compile several modules of a function at the same time, as many as the flag mgpu.compile_jobs says."""
     import theano
     from theano.gof.vm import VM_Linker
 

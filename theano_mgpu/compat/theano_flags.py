@@ -31,10 +31,7 @@ OWN_FLAGS.update({
 
 
 def hide_own_flags(theanos: dict[str, str]) -> None:
-    """Hide theano_mgpu's own flags, which Theano does not know before `register_own_flags`.
-
-    Without this, Theano warns that it does not recognise them.
-    """
+    """Hide theano_mgpu's own flags, which Theano does not know before `register_own_flags`."""
     for name in [name for name in theanos if name.startswith('mgpu.')]:
         del theanos[name]
 
@@ -75,10 +72,7 @@ def blas_ldflags() -> str:
 
 
 def do_without_python_headers(theanos: dict[str, str]) -> None:
-    """Turn off Theano's compiler, so that it interprets graphs, where Python.h is not installed; a warning says so.
-
-    Without this, Theano finds g++, and its import ends in a compiler's error: "Python.h: No such file".
-    """
+    """Turn off Theano's compiler, so that it interprets graphs, where Python.h is not installed; a warning says so."""
     if flags.flag('cxx') is None and shutil.which('g++') and lacks_python_headers():
         theanos['cxx'] = ''
         warnings.warn('Python.h is missing, so that Theano cannot compile: it interprets its graphs, slowly, and '

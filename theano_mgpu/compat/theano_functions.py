@@ -9,10 +9,7 @@ from .wrapping import wrap
 
 
 def compile_without_the_collector() -> None:
-    """Pause Python's collector while a function is compiled.
-
-    Without this, it takes more than a third of the time in which Theano optimises a graph.
-    """
+    """Pause Python's collector while a function is compiled."""
     module: Any = sys.modules['theano.compile.pfunc']
     module.orig_function = collector_paused()(module.orig_function)
 

@@ -14,18 +14,12 @@ IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one star
 
 
 def have_child_processes_patched() -> None:
-    """Make processes that this one starts import theano_mgpu before Theano and Keras: see theano_mgpu_first.py.
-
-    Without this, the workers of a script end with "module 'numpy' has no attribute 'bool'".
-    """
+    """Make processes that this one starts import theano_mgpu before Theano and Keras: see theano_mgpu_first.py."""
     os.environ[IMPORTED] = '1'
 
 
 def scipy_stats_left_out() -> ContextManager[None]:
-    """Leave out ``scipy.stats`` while Theano is imported: one op needs it, which then imports it by name.
-
-    Without this, each process takes a quarter of a second longer to import Theano.
-    """
+    """Leave out ``scipy.stats`` while Theano is imported: one op needs it, which then imports it by name."""
     name = 'scipy.stats'
     # The attribute imports parts of SciPy by name.
     return replaced(name, types.ModuleType(name), hasattr(_scipy(), '__getattr__'))
@@ -35,7 +29,7 @@ def scipy_signal_left_out() -> ContextManager[None]:
     """Leave out ``scipy.signal`` while Theano is imported, unless SciPy is older than 1.8.
 
     Theano imports all of it to find ``scipy.signal.sigtools``, which newer versions do not have; the slow convolutions
-    in Python, for which it is meant, are then missing. Without this, each process takes a tenth of a second longer.
+    in Python, for which it is meant, are then missing.
     """
     old = re.match(r'0|1\.[0-7]\.', getattr(_scipy(), '__version__', '0'))
     return replaced('scipy.signal', None, not old)
@@ -51,11 +45,7 @@ def _scipy():
 
 
 def ignore_syntax_warnings() -> None:
-    """Register a filter for the SyntaxWarnings of Theano's and Keras's files.
-
-    Without this, the first import prints a screen of them where the installer, as uv, compiled no modules in advance:
-    '"is" with a literal', and from Python 3.12 on "invalid escape sequence".
-    """
+    """Register a filter for the SyntaxWarnings of Theano's and Keras's files."""
     # Python 3.13.4 to 3.13.9 do not say which file is imported: then no file is warned of at its first import.
     theirs = r'.*[/\\](theano|keras)[/\\]|importlib\._bootstrap$'
     warnings.filterwarnings('ignore', category=SyntaxWarning, module=theirs)
@@ -63,8 +53,6 @@ def ignore_syntax_warnings() -> None:
 
 def restore_downsample() -> None:
     """Restore ``theano.tensor.signal.downsample``, which Theano 0.9 renamed, for Lasagne 0.1 and scripts of its time.
-
-    Without this, ``import lasagne`` ends with "cannot import name 'downsample'".
     """
     from theano.tensor import signal
     from theano.tensor.signal import pool

@@ -33,8 +33,6 @@ def default_pocl_settings() -> None:
 
 def choose_alike(gpu_context: Any) -> None:
     """Let several devices guess an algorithm, where a flag has each of them take the one that is fastest at the time.
-
-    Without this, replicas compute by different algorithms, and the copies of a model differ.
     """
     from theano import config as theano_config
     from theano.gpuarray.type import list_contexts

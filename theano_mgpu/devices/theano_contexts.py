@@ -54,9 +54,6 @@ def open_contexts_on_demand(open_context: Callable[[str], bool]) -> None:
     """Open the device of a mapped context when Theano first asks for the context by its name.
 
     Theano opens all devices of the flag ``contexts`` when it is imported; `hide_contexts` prevents that.
-    Without this, before the first function over contexts, ``theano.shared(value, target='dev0')`` ends with "No
-    suitable SharedVariable constructor", ``x.transfer('dev0')`` with "Can't transfer to target dev0", and unpickling a
-    function of a GPU with "context name dev0 not defined".
 
     Parameters
     ----------
@@ -109,11 +106,7 @@ def replace_in_gpuarray(name: str, original: Any, replacement: Any) -> None:
 
 
 def infer_contexts_from_all_ancestors() -> None:
-    """Replace Theano 1.0.5's ``infer_context_name``, which walks up through nodes of one input only.
-
-    Without this, every conv2d with ``filter_flip=True`` fails on a named context: "Could not infer context from
-    inputs".
-    """
+    """Replace Theano 1.0.5's ``infer_context_name``, which walks up through nodes of one input only."""
     from theano.gpuarray import basic_ops, dnn, opt, rng_mrg  # noqa: F401  patched below, too
     original = basic_ops.infer_context_name
     infer_context_name.original = original  # type: ignore[attr-defined]  # tests put it back
@@ -147,9 +140,7 @@ def infer_context_name(*variables: Any) -> Any:
 def keep_optimizers_from_host_nodes() -> None:
     """Apply some of Theano 1.0.5's optimisers to nodes on a GPU only.
 
-    They infer the node's context first, and then do nothing unless the first input is on a GPU. Without this, where
-    there is no default context, each function with a random draw logs "Could not infer context from inputs" and a
-    traceback: every Keras layer that initialises a weight does.
+    They infer the node's context first, and then do nothing unless the first input is on a GPU.
     """
     from theano.gpuarray import dnn, rng_mrg
     from theano.gpuarray.type import GpuArrayType

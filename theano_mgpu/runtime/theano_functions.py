@@ -136,10 +136,7 @@ def _arguments(function, *args, **kwargs):
 
 
 def divide_copies() -> None:
-    """Divide the copy of a function that runs over contexts over the same contexts.
-
-    Without this, `Function.copy` makes a function that runs on one device.
-    """
+    """Divide the copy of a function that runs over contexts over the same contexts."""
     from theano.compile.function_module import Function
 
     @wrap(Function)
