@@ -2,7 +2,6 @@
 import gc
 import glob
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -221,19 +220,6 @@ def test_the_collector_rests_while_keys_are_read(monkeypatch):
     monkeypatch.setattr(cache, 'module_hash_to_key_data', {})
     cache.refresh(cleanup=False)
     assert seen == [False] and gc.isenabled()
-
-
-def test_keys_are_read_without_the_graphs_of_fused_ops(monkeypatch):
-    x, made, compared, init_fgraph = T.vector(), [], [], Composite.init_fgraph
-    node, = theano.function([x], T.tanh(x) * 2 + 1, mode='FAST_RUN').maker.fgraph.apply_nodes
-    monkeypatch.setattr(Composite, 'init_fgraph', lambda self: made.append(init_fgraph(self)))
-    monkeypatch.setattr(Composite, 'init_c_code', lambda self: compared.append(self))
-    keys = cmodule.ModuleCache(theano.config.compiledir).entry_from_key
-    assert compared and not made
-    assert pickle.loads(pickle.dumps(set(keys))) == set(keys)  # a module that gets one more key has all written again
-    made.clear()
-    pickle.loads(pickle.dumps(node.op.scalar_op))
-    assert made  # by others, a fused op is read as before
 
 
 def test_keys_are_read_without_devices(gpu2, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ def hidden_mpi() -> ContextManager[None]:
 
     Theano imports mpi4py wherever it is installed, for two Ops that send and receive.
     """
-    return replaced('mpi4py.MPI', None, not mpi_environment.is_rank() or not _has_working_mpi())
+    return replaced({'mpi4py.MPI': None}, not mpi_environment.is_rank() or not _has_working_mpi())
 
 
 def _has_working_mpi():

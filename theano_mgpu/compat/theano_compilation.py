@@ -107,20 +107,7 @@ def compile_ahead() -> None:
 
 
 class Ahead(contextlib.ExitStack):
-    """The threads that compile the modules of a function before Theano asks for each of them.
-
-    Parameters
-    ----------
-    linker : theano.gof.vm.VM_Linker
-        The linker of the function.
-    jobs : int
-        Modules at a time.
-
-    Attributes
-    ----------
-    bar : progress bar
-        The bar of the modules that were missing.
-    """
+    """The threads that compile the modules of a function before Theano asks for each of them."""
 
     def __init__(self, linker: Any, jobs: int):
         super().__init__()

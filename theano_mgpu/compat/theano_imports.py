@@ -22,7 +22,7 @@ def scipy_stats_left_out() -> ContextManager[None]:
     """Leave out ``scipy.stats`` while Theano is imported: one op needs it, which then imports it by name."""
     name = 'scipy.stats'
     # The attribute imports parts of SciPy by name.
-    return replaced(name, types.ModuleType(name), hasattr(_scipy(), '__getattr__'))
+    return replaced({name: types.ModuleType(name)}, hasattr(_scipy(), '__getattr__'))
 
 
 def scipy_signal_left_out() -> ContextManager[None]:
@@ -32,7 +32,7 @@ def scipy_signal_left_out() -> ContextManager[None]:
     in Python, for which it is meant, are then missing.
     """
     old = re.match(r'0|1\.[0-7]\.', getattr(_scipy(), '__version__', '0'))
-    return replaced('scipy.signal', None, not old)
+    return replaced({'scipy.signal': None}, not old)
 
 
 def _scipy():

@@ -38,25 +38,6 @@ def write_keys_whole() -> None:
             file.write(keys)
 
 
-def read_keys_without_graphs() -> None:
-    """Leave out the graphs of fused ops while keys are read: keys are compared by C code.
-
-    Theano makes each graph anew, and optimises it.
-    """
-    from theano.scalar.basic import Composite
-
-    @wrap(Composite)
-    def __setstate__(original, self, state):
-        if getattr(_reading, 'keys', None):
-            self.__dict__.update(state)
-        else:
-            original(self, state)
-
-    @wrap(Composite)
-    def __getstate__(original, self):  # the keys of a module are written again when it gets one more
-        return original(self) if 'fgraph' in self.__dict__ else dict(self.__dict__)
-
-
 def read_keys_without_devices(gpuarray_type: ModuleType) -> None:
     """Leave the test value of a fused op on the host while keys are read."""
     @wrap(gpuarray_type)

@@ -120,12 +120,6 @@ def _calls_of(scalar_op):
 
 
 def support_code(names: Iterable[str]) -> str:
-    """Return C++ code that defines functions in the namespace ``mgpu_math``; a module may have it more than once.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Names out of `LIBRARY` and `MADE_OF`, each after those that it is made of.
-    """
+    """Return C++ code that defines functions in the namespace ``mgpu_math``; a module may have it more than once."""
     return HEADER.read_text(encoding='utf-8') + ''.join(
         '#ifndef MGPU_HAS_{0}\n#define MGPU_HAS_{0}\nMGPU_VECTOR_{0}\n#endif\n'.format(name) for name in names)

@@ -51,11 +51,6 @@ def is_of_user(arguments: Mapping[str, Any]) -> bool:
     """Return whether a new function is listed for the user.
 
     A function that Theano or Keras makes for its own use, such as `K.eval`, is not, nor is one that computes nothing.
-
-    Parameters
-    ----------
-    arguments : dict
-        The arguments of `theano.function`.
     """
     name = arguments['name'] or ''
     if not name.startswith(folders('theano', 'keras')):

@@ -70,12 +70,6 @@ class Cudnn(NamedTuple):
     def trial(self, handle: int, gpu_context: Any) -> str:
         """Compute a small convolution and its two gradients on a device.
 
-        Parameters
-        ----------
-        handle : int
-            Of cuDNN, for this context.
-        gpu_context : pygpu.gpuarray.GpuContext
-
         Returns
         -------
         str
@@ -86,14 +80,6 @@ class Cudnn(NamedTuple):
 
 def provide(driver: Version, capabilities: Sequence[Version], flags: Flags) -> Cudnn:
     """Choose cuDNN and its headers, load it, and check that a convolution compiles against it.
-
-    Parameters
-    ----------
-    driver : tuple of int
-        The CUDA version that the driver supports.
-    capabilities : sequence of tuple of int
-        Compute capability of each device.
-    flags : Flags
 
     Returns
     -------

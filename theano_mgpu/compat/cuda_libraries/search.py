@@ -45,18 +45,7 @@ class Library(NamedTuple):
 
 
 def candidates(name: str) -> list[Candidate]:
-    """Return the files that may be a library, in the order of preference.
-
-    Parameters
-    ----------
-    name : str
-        The unversioned name, ``libnvrtc.so``.
-
-    Returns
-    -------
-    list of Candidate
-        Each file is listed once, whatever links lead to it.
-    """
+    """Return the files that may be a library, in the order of preference."""
     unique: dict[str, Candidate] = {}
     for path in on_library_path(name):
         unique.setdefault(os.path.realpath(path), Candidate(path, True))

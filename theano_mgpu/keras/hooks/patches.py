@@ -12,17 +12,7 @@ from . import keras_loops
 
 def switch_keras_methods(methods: Mapping[str, Callable[..., Any]], applies: Callable[[Any], Any],
                          cls: type | None = None) -> None:
-    """Replace methods of Keras's models.
-
-    Parameters
-    ----------
-    methods : dict of str to callable
-        For each name, a function that takes Keras's own method and returns the one to use instead.
-    applies : callable
-        ``applies(model)``: whether a call on this model uses the other method.
-    cls : type, optional
-        The class; `keras.models.Model` by default.
-    """
+    """Replace methods of a class of Keras's models, where ``applies(model)``, by what `methods` make of Keras's own."""
     from keras.models import Model
     for name, make in methods.items():
         original = getattr(cls or Model, name)
