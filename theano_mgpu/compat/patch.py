@@ -49,26 +49,14 @@ NUMPY_2 = '2'  # the versions of patches that are not applied with NumPy 1
 
 
 class Patch(NamedTuple):
-    """One patch of a library.
-
-    Attributes
-    ----------
-    library, versions : str
-    symptom : str
-        The behaviour without the patch.
-    when : str or AtImport
-        A constant of this module or of the table's, or a result of `before`, `during` or `after`.
-    apply : callable
-    test : str
-        A test that fails without the patch.
-    """
+    """One patch of a library."""
 
     library: str
     versions: str
-    symptom: str
-    when: Union[str, AtImport]
+    symptom: str                # the behaviour without the patch
+    when: Union[str, AtImport]  # a time of this module, or one that the table's module defines
     apply: Callable[..., Any]
-    test: str
+    test: str                   # a test that fails without the patch
 
     def is_needed(self) -> bool:
         """Return whether the installed library may need the patch."""
@@ -80,18 +68,7 @@ _applying = threading.RLock()
 
 
 def apply(table: Sequence[Patch], when: Union[str, Type[AtImport]], *arguments: Any, again: bool = False) -> None:
-    """Apply the patches that a table has for a time.
-
-    Parameters
-    ----------
-    table : list of Patch
-    when : str or class
-        `AtImport` has the imports apply theirs.
-    *arguments
-        The arguments that the time names.
-    again : bool
-        Apply them at each call; once a process by default.
-    """
+    """Apply the patches that a table has for a time, or at imports (`AtImport`): once a process, unless `again`."""
     with _applying:
         for patch in table:
             if patch in _applied or not patch.is_needed() or when not in (patch.when, type(patch.when)):

@@ -20,15 +20,7 @@ FUNCTIONS: dict[str, list[Any]] = {
 
 
 class Driver:
-    """The functions of the driver.
-
-    Parameters
-    ----------
-    Raises
-    ------
-    ExchangeError
-        If it cannot be loaded, or lacks a function.
-    """
+    """The functions of the driver."""
 
     def __init__(self) -> None:
         self._library = declared('libcuda.so', FUNCTIONS)

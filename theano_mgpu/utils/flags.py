@@ -47,15 +47,6 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {}
 def parse_flags(text: str) -> dict[str, str]:
     """Parse a THEANO_FLAGS string, as ``theano.configparser.parse_config_string`` does.
 
-    Parameters
-    ----------
-    text : str
-        Comma-separated ``key=value`` entries; the last of a repeated key wins.
-
-    Returns
-    -------
-    dict of str to str
-
     Raises
     ------
     MgpuError

@@ -33,33 +33,15 @@ class Flags(NamedTuple):
 
 
 class Cudnn(NamedTuple):
-    """A cuDNN as this process uses it, or the problem with it.
+    """A cuDNN as this process uses it, or the problem with it."""
 
-    Attributes
-    ----------
-    path : str or None
-        The library; None if there is none.
-    version : tuple of int
-        ``(9, 28, 0)``; empty if unknown.
-    number : int
-        The version as cuDNN writes it: 92800.
-    include, cuda_include, link : str
-        Folders: of cuDNN's headers, of CUDA's headers, and of a library that is named ``libcudnn.so``.
-    check : ctypes.CDLL or None
-        The compiled ``cudnn_check.cpp``.
-    problem : str
-        Why it cannot be used; else empty.
-    remedy : str
-        A cure of the problem.
-    """
-
-    path: Optional[str]
-    version: Version = ()
-    number: int = 0
-    include: str = ''
-    cuda_include: str = ''
-    link: str = ''
-    check: Any = None
+    path: Optional[str]     # None if there is none
+    version: Version = ()   # (9, 28, 0); empty if unknown
+    number: int = 0         # the version as cuDNN writes it: 92800
+    include: str = ''       # folders: of cuDNN's headers,
+    cuda_include: str = ''  # of CUDA's headers,
+    link: str = ''          # and of a library that is named libcudnn.so
+    check: Any = None       # the compiled cudnn_check.cpp, a ctypes.CDLL
     problem: str = ''
     remedy: str = ''
 
@@ -68,24 +50,12 @@ class Cudnn(NamedTuple):
         return ' '.join('. '.join(filter(None, [self.problem, self.remedy])).split())
 
     def trial(self, handle: int, gpu_context: Any) -> str:
-        """Compute a small convolution and its two gradients on a device.
-
-        Returns
-        -------
-        str
-            Why cuDNN cannot be used on this device; '' if the values are right.
-        """
+        """Compute a small convolution and its two gradients on a device; return why the values are wrong, or ''."""
         return _try_convolution(self.check, handle, gpu_context)
 
 
 def provide(driver: Version, capabilities: Sequence[Version], flags: Flags) -> Cudnn:
-    """Choose cuDNN and its headers, load it, and check that a convolution compiles against it.
-
-    Returns
-    -------
-    Cudnn
-        The first one that suits. If none does, it has a problem that names the reason for each.
-    """
+    """Choose cuDNN and its headers, load it, and check that a convolution compiles against it."""
     candidates = _candidates(flags)
     if not candidates:
         return Cudnn(None, problem='cuDNN is not installed', remedy=cudnn_remedy(driver))
