@@ -18,9 +18,12 @@ os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', 
 
 import theano_mgpu as mgpu
 from theano_mgpu import config
-from theano_mgpu.devices import discovery
+from theano_mgpu.comm.host_sum import describe
+from theano_mgpu.devices import discovery, transfers
 from theano_mgpu.devices.context_map import default_map
-from theano_mgpu.runtime.replicas import transfers
+from theano_mgpu.devices.contexts import gpu_context
+from theano_mgpu.exchange import layout
+from theano_mgpu.exchange.memory import Memories
 
 import numpy as np
 from models import Classifier, adam, mlp
@@ -105,23 +108,33 @@ def transfers_(arguments, maps):
         context = mgpu.init(mapped)[0]
         if context.kind == 'cpu':
             continue
-        there = transfers.gpu_context(context)
+        there = gpu_context(context)
         for title, shapes in SHAPES.items():
             arrays = [gpuarray.array(np.ones(shape, 'float32'), dtype='float32', context=there) for shape in shapes]
-            fetchers = {}
-            for small in (0, transfers.SMALL, 1 << 30):
-                fetchers[small] = transfers.Fetcher(context, small)
+            fetchers, usual = {}, layout.SMALL
+            for small in (0, usual, 1 << 30):
+                layout.SMALL = small
+                fetchers[small] = fetcher_of(context, arrays)
+            layout.SMALL = usual
             for small, way in ((0, 'one by one'), (1 << 30, 'all through one')):
                 show(compare(lambda small=small, arrays=arrays, f=fetchers: fetched(f[small], arrays),
-                             lambda arrays=arrays, f=fetchers: fetched(f[transfers.SMALL], arrays),
+                             lambda arrays=arrays, f=fetchers[usual]: fetched(f, arrays),
                              'fetch %s on %s: %s / small ones' % (title, context.kind, way), arguments.rounds,
                              arguments.block))
+
+
+def fetcher_of(context, arrays):
+    """Return a fetcher of arrays from a context in one block."""
+    memories, places = Memories(), layout.Layout(describe(arrays))
+    here = places.allocated(lambda shape, dtype: memories.on_host(shape, dtype, context))
+    return memories.fetcher(context, places, layout.blocks_of(places, 1 << 40), here)
 
 
 def fetched(fetcher, arrays):
     """Return arrays of a device on the host."""
     fetcher.start(arrays)
-    return fetcher.finish()
+    fetcher.arrive(0)
+    return fetcher.here.views
 
 
 CHOICES['transfers'] = CHOICES.pop('transfers_')

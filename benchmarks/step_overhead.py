@@ -19,7 +19,7 @@ os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', 
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import discovery
-from theano_mgpu.devices.transfers import Sender
+from theano_mgpu.devices.transfers import DeviceBuffers
 from theano_mgpu.graph import graph
 from theano_mgpu.runtime import compiler
 from theano_mgpu.runtime.replicas.replicated import copy_on
@@ -58,10 +58,12 @@ def one_function_on(context, make_model):
     variables = graph.shared_variables([model.loss] + list(updates.values()))
     replicas = {variable: copy_on(context, variable, variable.get_value()) for variable in variables}
     function = compiler.compile_for(context, model.inputs, [model.loss], updates, replicas)
-    sender = Sender(function)
+    buffers = DeviceBuffers(context)
 
     def step(*batch):
-        outputs = dict(zip(function.mgpu_order, function(*sender.send(list(batch)))))
+        given = [buffers.send(i, value) if takes else value
+                 for i, (value, takes) in enumerate(zip(batch, function.mgpu_takes))]
+        outputs = dict(zip(function.mgpu_order, function(*given)))
         loss, *values = [outputs[i] for i in range(len(outputs))]
         for variable, value in zip(updates, values):
             replicas[variable].container.storage[0] = value

@@ -30,7 +30,6 @@ if _needs_theano and theano_error is None:
     from .auto.checkpoint import Checkpoint
     from .auto.functions import disable, enable
     from .comm.mpi import end_together as _end_together
-    from .compat.patch import AFTER_THEANO as _AFTER_THEANO
     from .compat.patch import apply as _apply
     from .devices.context_map import Context
     from .devices.contexts import contexts, init
@@ -52,7 +51,6 @@ if _needs_theano and theano_error is None:
     from .parallel_function import function
     from .placement import device, place
     from .predict.predictor import Predictor
-    from .runtime import patches as _of_runtime
     from .training import training_function
     from .utils.mpi_environment import rank, size
     from .utils.tensorboard.event_file import Summary
@@ -60,7 +58,6 @@ if _needs_theano and theano_error is None:
     from .utils.timeline import start as _start_timeline
     from .utils.timeline import timeline
 
-    _apply(_of_runtime.PATCHES, _AFTER_THEANO)
     _apply(_of_devices.PATCHES, _of_devices.WITH_CONTEXTS, _open_named)
     _end_together()
     if _config.own_flag('mgpu.timeline') and not _records():

@@ -8,12 +8,12 @@ import theano
 from theano.compile.function_module import UnusedInputError
 from theano.gof.graph import ancestors
 
+from .checks.ledger import account_of
 from .errors import warn
 from .graph.updates import as_dict, pairs
 from .options import Options
 from .runtime.building import warn_of_refusals
 from .runtime.divided_function import DividedFunction
-from .runtime.state.ledger import account_of
 
 
 def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
@@ -110,14 +110,7 @@ def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
 
 
 class Packing:
-    """The outputs of a function, as they are given and returned: one, a list, a dict, or none.
-
-    Attributes
-    ----------
-    variables : list of theano.Variable
-    keys : list of str or None
-        Of a dict.
-    """
+    """The outputs of a function, as they are given and returned: one, a list, a dict (with `keys`), or none."""
 
     def __init__(self, outputs: Any):
         self.keys = sorted(outputs) if isinstance(outputs, dict) else None

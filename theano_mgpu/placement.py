@@ -11,10 +11,10 @@ from .devices import contexts
 from .devices.context_map import Context
 from .devices.mesh import CPU
 from .errors import GraphError, warn
-from .graph.placement.patches import record_places
+from .graph import theano_functions
+from .graph.patches import record_places
 from .graph.placement.propagation import inner_outputs, own_place
 from .graph.placement.tags import placed_on
-from .runtime import theano_functions
 
 
 def device(name: str | Context | None) -> ContextManager[None]:

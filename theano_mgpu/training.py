@@ -8,6 +8,9 @@ import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
+from .checks import settings
+from .checks.ledger import account_of, ledger_at
+from .devices.shared_variables import watcher_of
 from .errors import GraphError, NonFiniteError
 from .graph import graph, training_graph
 from .graph.own_flags import builds_graphs
@@ -17,9 +20,7 @@ from .runtime.batches.prefetch import PeekableBatches
 from .runtime.building import warn_of_refusals
 from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
-from .runtime.replicas.shared_variables import watcher_of
-from .runtime.state import settings, training_state
-from .runtime.state.ledger import account_of, ledger_at
+from .runtime.state import training_state
 from .utils.mpi_environment import CHECKPOINT
 from .utils.progress import bar
 from .utils.rank_process import report
@@ -323,12 +324,10 @@ class TrainingFunction(DividedFunction):
         return before
 
     def _check_checkpoint(self, saved):
-        """Raise a ValueError if a file cannot be continued from."""
         training_state.completed_steps(saved)
         self.check_saved(saved)
 
     def _note_completed(self):
-        """Count a completed step, and save the state if a checkpoint is due."""
         self._completed += 1
         if self._checkpoint:
             path, every, allow_nan = self._checkpoint

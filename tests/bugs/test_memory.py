@@ -4,8 +4,8 @@ import os
 import resource
 
 import theano_mgpu as mgpu
+from theano_mgpu.devices import shared_variables
 from theano_mgpu.devices.contexts import gpu_context
-from theano_mgpu.runtime.replicas import shared_variables
 
 import numpy as np
 import pytest

@@ -5,8 +5,8 @@ import subprocess
 import sys
 import textwrap
 
+from theano_mgpu.checks import ledger_file
 from theano_mgpu.cli import main
-from theano_mgpu.utils import ledger_file
 
 import pytest
 from support.launch import INTERPRETED

@@ -15,7 +15,6 @@ from theano_mgpu import compat, config
 from theano_mgpu.compat import keras_imports, pymc3, theano_flags
 from theano_mgpu.devices import patches as device_patches
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.runtime import patches as runtime_patches
 from theano_mgpu.utils import mpi_environment
 from theano_mgpu.utils.command_line import own_command
 
@@ -62,7 +61,7 @@ def test_each_patch_names_its_library_its_symptom_and_a_test(patch):
 
 
 def test_each_patch_is_in_a_table_once():
-    assert set(tables()) == {'comm', 'compat', 'devices', 'graph.placement', 'keras.hooks', 'runtime'}
+    assert set(tables()) == {'comm', 'compat', 'devices', 'graph', 'keras.hooks'}
     assert len({patch.apply for patch in PATCHES}) == len(PATCHES)
     applied = {'%s.%s' % (patch.apply.__module__.split('.')[-1], patch.apply.__name__) for patch in compat.PATCHES}
     found = {'%s.%s' % (path.stem, name) for path in Path(compat.__file__).parent.glob('*.py')
@@ -77,7 +76,7 @@ def test_patches_are_applied_once(monkeypatch):
     get_value = theano.compile.SharedVariable.get_value
     finders = list(sys.meta_path)
     compat.before_theano()
-    compat.import_theano(runtime_patches.PATCHES)
+    compat.import_theano(device_patches.PATCHES)
     assert theano.compile.SharedVariable.get_value is get_value and sys.meta_path == finders
 
 

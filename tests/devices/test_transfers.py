@@ -1,9 +1,11 @@
 """Arguments go to devices, and gradients come back, in few copies; a caller's arrays never change."""
 import theano_mgpu as mgpu
+from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.host_sum import describe
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.devices.launcher import Launcher, Shard
-from theano_mgpu.devices.transfers import SMALL, Fetcher, Sender
 from theano_mgpu.exchange.host import HostChannel
+from theano_mgpu.exchange.layout import SMALL, Layout, blocks_of
 from theano_mgpu.exchange.memory import Memories
 from theano_mgpu.exchange.orders import AnyOrder
 from theano_mgpu.runtime import compiler
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.sending import Sender
 from support.small_models import batches, data, dense_model, largest_relative_difference, momentum, update_of
 
 
@@ -30,10 +33,7 @@ def test_nothing_is_copied_for_a_cpu_context(cpu2):
     x = T.fmatrix('x')
     f = compiled(cpu2[0], [x], [x * 2])
     arguments = [np.ones((2, 3), 'float32')]
-    sender, fetcher = Sender(f), Fetcher(cpu2[0])
-    assert sender.send(arguments)[0] is arguments[0]
-    fetcher.start(arguments)
-    assert fetcher.finish() is arguments
+    assert Sender(f).send(arguments)[0] is arguments[0]
 
 
 def test_floating_arrays_go_to_the_device_and_come_back(gpu2):
@@ -84,14 +84,21 @@ def test_results_of_former_calls_do_not_change(gpu2):
 def test_arrays_are_fetched_whatever_their_size_and_order(gpu2):
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x.T, y, x + 1, y.sum(), y * 2, x * 2])
-    fetcher, sender = Fetcher(gpu2[0]), Sender(f)
+    sender, memories = Sender(f), Memories()
     for n in (3, 3, SMALL, 5):
         values = np.arange(2 * n, dtype='float32').reshape(2, n), np.arange(4, dtype='float32')
-        fetcher.start(f(*sender.send(list(values))))
-        outputs = fetcher.finish()
         expected = [values[0].T, values[1], values[0] + 1, np.float32(6), values[1] * 2, values[0] * 2]
-        for output, value in zip(outputs, expected):
-            np.testing.assert_array_equal(output, value)
+        for limit in (1 << 30, 5000):  # bytes of a block
+            outputs = f(*sender.send(list(values)))
+            outputs[1] = values[1]  # an op without a GPU version may have left it on the host
+            layout = Layout(describe(outputs))
+            blocks, here = blocks_of(layout, limit), layout.allocated(np.zeros)
+            fetcher = memories.fetcher(gpu2[0], layout, blocks, here)
+            fetcher.start(outputs)
+            for number in range(len(blocks)):
+                fetcher.arrive(number)
+            for i, value in enumerate(expected):
+                np.testing.assert_array_equal(here.views[i], value)
 
 
 @pytest.mark.cuda
@@ -101,7 +108,7 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
     memories, launcher = Memories(), Launcher(make_executor('serial', 2), Timings())
     order = AnyOrder(memories, launcher)
-    channel = HostChannel(order, (), False, {gpu2[0]: [0, 1]}, memories, launcher, Timings())
+    channel = HostChannel(order, (), False, {gpu2[0]: [0, 1]}, memories, launcher, Timings(), Alone())
     for number in (1, 2):
         rounds = [[Shard(0, (0, 1)), Shard(1, (1, 2))], [Shard(0, (2, 3))]]
         host = [Context('host', 'cpu', 'cpu')]  # has the parts
@@ -198,10 +205,11 @@ def test_update_on_is_one_of_four_values(cpu2):
         mgpu.training_function(model.inputs, model.loss, model.params, momentum, update_on='disk')
 
 
-def test_buckets_are_added_while_others_are_fetched(gpu2, monkeypatch):
-    """Many small buckets give the same sums as one."""
-    from theano_mgpu.comm import host_sum as collectives
-    monkeypatch.setattr(collectives.bucket_ranges, '__defaults__', (64,))
+@pytest.mark.cuda
+def test_blocks_are_added_while_others_are_fetched(gpu2, monkeypatch):
+    """Many small blocks give the same sums as one."""
+    monkeypatch.setattr(Memories, 'block', 64)
+    monkeypatch.setattr(theano.config.mgpu, 'collectives', 'host')
     model, reference = dense_model(), dense_model()
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
     expected = plain(reference)
@@ -210,7 +218,8 @@ def test_buckets_are_added_while_others_are_fetched(gpu2, monkeypatch):
         step(*batch)
         expected(*batch)
     assert largest_relative_difference(model, reference) < 1e-5
-    assert len(list(collectives.bucket_ranges([4 * param.get_value().size for param in model.params]))) > 2
+    (_, channel), = step.executable.exchanges.values()
+    assert len(channel._blocks) > 2
 
 
 def trained(step, model, x, labels, loop):

@@ -75,6 +75,8 @@ class TestRanks:
 LOST = '''
 import ctypes
 from support.exchange_cells import Cell, Net, batch
+from theano_mgpu.exchange.memory import Memories
+Memories.block = %d
 from support.nccl_programs import fails
 cell, net = Cell(%r, %r, %r, 2), Net()
 mgpu.init(2)
@@ -90,13 +92,13 @@ print(all((value.get_value() == old).all() for value, old in zip(net.params, bef
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kernels', [0, 20])
+@pytest.mark.parametrize('kernels, block', [(0, 1 << 22), (20, 1 << 22), (20, 1000)])
 @pytest.mark.parametrize('channel', ['host', 'nccl'])
 @pytest.mark.parametrize('order, owner', [('any', 'all'), ('any', 'one'), ('tree', 'all'), ('tree', 'one')])
 class TestLostDevices:
     pytestmark = ON_STANDIN
 
-    def test_a_device_that_is_lost_is_named(self, order, owner, channel, kernels):
-        error, same = run(LOST % (order, owner, channel, kernels))
+    def test_a_device_that_is_lost_is_named(self, order, owner, channel, kernels, block):
+        error, same = run(LOST % (block, order, owner, channel, kernels))
         assert error.startswith('ReplicaError: replica 1 (context dev1->cuda1'), error
         assert same == 'True'

@@ -1,7 +1,6 @@
 """Each kind of op, compiled for a CPU and for a GPU context: the results of Theano, and no op on a wrong context."""
 import theano_mgpu as mgpu
 from theano_mgpu.comm.alone import Alone
-from theano_mgpu.devices.transfers import Sender
 from theano_mgpu.errors import GraphError
 from theano_mgpu.graph import graph
 from theano_mgpu.graph.audit import ON_HOST
@@ -14,6 +13,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.devices import gpu_devices
+from support.sending import Sender
 from support.small_models import shared
 from theano.gof.graph import ancestors
 from theano.gpuarray import type as gpu_type

@@ -4,10 +4,9 @@ import subprocess
 import sys
 
 import theano_mgpu as mgpu
+from theano_mgpu.checks import ledger, ledger_file
 from theano_mgpu.keras import Checkpoint, disable, enable, multi_gpu_model
 from theano_mgpu.keras.hooks import checkpoint
-from theano_mgpu.runtime.state import ledger
-from theano_mgpu.utils import ledger_file
 
 import keras
 import numpy as np

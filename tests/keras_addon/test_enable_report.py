@@ -7,7 +7,7 @@ from theano_mgpu.auto.model_report import Report
 from theano_mgpu.auto.parallel_state import parallel_state_of
 from theano_mgpu.auto.report import SHOWN
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
-from theano_mgpu.runtime.verification.report import TOLERANCE
+from theano_mgpu.utils.values import TOLERANCE
 
 import keras
 import numpy as np

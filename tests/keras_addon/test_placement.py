@@ -12,7 +12,6 @@ from theano_mgpu.errors import ContextError
 from theano_mgpu.graph.placement.tags import place_of
 from theano_mgpu.keras import Checkpoint, Predictor, balance, disable, enable, multi_gpu_model, place, verify
 from theano_mgpu.keras.api.balancing import best_cut
-from theano_mgpu.keras.api.placement import layer_places
 from theano_mgpu.runtime.executable import variables_of
 
 import keras
@@ -26,6 +25,7 @@ from keras.models import Model, Sequential
 from support import keras_zoo as zoo
 from support.keras_equivalence import COMPILED, DTYPES, QUICK, assert_equal, built, everything, floatx, trained, values
 from support.keras_zoo import head, noise, one_hot
+from support.layer_places import layer_places
 from support.modes import LAZY
 from support.strategies import examples
 from theano.configparser import change_flags
@@ -244,10 +244,10 @@ def test_a_predictor_computes_over_the_devices_of_a_placed_model(fitted, context
     contexts('cpu', 5)
     with Predictor(placed) as predictor:
         assert [[context.name for context in replica.contexts] for replica in predictor.replicas] == [
-            ['host0.1', 'host1.1', 'the host'], ['host2.1', 'host3.1', 'the host']]
+            ['host0.1', 'host1.1', 'the host.1'], ['host2.1', 'host3.1', 'the host.2']]
         for ours, theirs in zip(predictor.predict(x, batch_size=7), expected):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-        assert len(predictor.replicas[0].functions) == len(predictor._graph.pieces) == 4
+        assert len(predictor.replicas[0].functions) == len(predictor._graph.executable.parts) == 4
         weight = placed.layers[2].weights[0]
         before = weight.get_value()
         weight.set_value(before * 0)

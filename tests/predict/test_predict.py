@@ -125,6 +125,18 @@ def test_refresh_takes_over_new_weights(contexts, kind):
         np.testing.assert_array_equal(predictor.predict(rows(100)), [30] * 100)
 
 
+def test_large_weights_are_not_taken_for_memory_that_the_script_edits(contexts, kind):
+    contexts(kind, 2)
+    x, w = T.matrix('x'), theano.shared(np.ones((3, 500000), theano.config.floatX))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        with mgpu.Predictor([x], T.dot(x, w)[:, :2], mode=FAST) as predictor:
+            for value in (1, 2):
+                w.set_value(np.full((3, 500000), value, theano.config.floatX))
+                predictor.refresh()
+                np.testing.assert_array_equal(predictor.predict(rows(70)), np.full((70, 2), 3.0 * value))
+
+
 def test_changed_weights_are_warned_of_once(cpu2):
     predictor, w = sums(cpu2)
     with predictor:
@@ -154,12 +166,22 @@ def test_random_numbers_are_those_of_the_batch(contexts, kind):
         state = stream.state_updates[0][0].get_value()
         with mgpu.Predictor([x], drawn, mode=FAST) as predictor:
             first, second = predictor.predict(rows(60), batch_size=8), predictor.predict(rows(60), batch_size=8)
+            ops = [str(node.op) for node in predictor.replicas[0].functions[0].maker.fgraph.apply_nodes]
+            assert any('GPUA_mrg_uniform' in op for op in ops) == (kind == 'gpu')
         np.testing.assert_array_equal(state, stream.state_updates[0][0].get_value())
         assert len(np.unique(np.concatenate([first, second]))) > 350
         found.append([first, second])
     np.testing.assert_array_equal(*found)
     contexts('cpu', 1)
     np.testing.assert_allclose(found[0][0][:8], theano.function([x], drawn, mode=FAST)(rows(8)), rtol=1e-6)
+
+
+def test_a_script_that_computes_test_values(cpu2):
+    x, stream = T.matrix('x'), MRG_RandomStreams(3)
+    with theano.configparser.change_flags(compute_test_value='raise'):
+        x.tag.test_value = rows(2)
+        with mgpu.Predictor([x], x + stream.uniform((2, 3)), mode=FAST) as predictor:
+            assert predictor.predict(rows(2)).shape == (2, 3)
 
 
 def test_draws_that_are_optimised_away_cost_nothing(cpu2):

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import theano_mgpu  # noqa: F401
-from theano_mgpu.devices.transfers import Sender
 from theano_mgpu.runtime import compiler
 
 import numpy as np
@@ -16,6 +15,7 @@ import theano.tensor as T
 from support import opencl_programs
 from support.modes import PYTHON
 from support.search_path import search_path
+from support.sending import Sender
 from support.small_models import data
 
 TESTS = Path(__file__).parents[1]

@@ -7,9 +7,9 @@ import re
 import subprocess
 import sys
 
+from theano_mgpu.checks.ledger import ledger_at
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.errors import MgpuError, MgpuWarning
-from theano_mgpu.runtime.state.ledger import ledger_at
 from theano_mgpu.utils.owned import lock_file
 
 import pytest

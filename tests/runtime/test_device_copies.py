@@ -2,13 +2,14 @@
 import theano_mgpu as mgpu
 from theano_mgpu.devices import cuda_contexts
 from theano_mgpu.devices.contexts import gpu_context
-from theano_mgpu.devices.transfers import DeviceBuffers, Sender, copy_to
+from theano_mgpu.devices.transfers import DeviceBuffers, copy_to
 from theano_mgpu.runtime import compiler
 
 import numpy as np
 import pytest
 import theano.tensor as T
 from support.devices import context_map
+from support.sending import Sender
 
 LONG = 40000000  # steps of a loop that takes about 50 ms
 

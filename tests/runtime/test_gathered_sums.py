@@ -3,9 +3,9 @@ import collections
 
 from theano_mgpu.comm.tree import Node, Tree, folded
 from theano_mgpu.devices.nccl import EVERY
-from theano_mgpu.devices.transfers import ALIGNED, SMALL
 from theano_mgpu.exchange import tree_devices
-from theano_mgpu.exchange.devices import Layout
+from theano_mgpu.exchange.devices import NcclLayout
+from theano_mgpu.exchange.layout import ALIGNED, SMALL
 from theano_mgpu.exchange.tree_devices import order_of, pieces
 
 import cuda_on_cpu
@@ -40,7 +40,7 @@ def test_nodes_are_added_in_the_order_of_the_tree(counts):
 @given(st.lists(st.tuples(st.integers(0, 40000), st.sampled_from(['float32', 'float64']), st.integers(-1, 4)),
                 min_size=1, max_size=6), st.integers(2, 5), st.sampled_from([1024, 4096, 100000]))
 def test_the_blocks_of_the_devices_have_each_element_once(arrays, n, limit):
-    layout = Layout([((size,), np.dtype(dtype)) for size, dtype, _ in arrays],
+    layout = NcclLayout([((size,), np.dtype(dtype)) for size, dtype, _ in arrays],
                     [owner if 0 <= owner < n else None for *_, owner in arrays])
     before, tree_devices.PIECE = tree_devices.PIECE, limit
     try:
@@ -52,7 +52,7 @@ def test_the_blocks_of_the_devices_have_each_element_once(arrays, n, limit):
         of_owners = collections.defaultdict(collections.Counter)
         for each in piece:
             taken = of_owners[each.owner]
-            assert each.dtype == layout.names[each.number] and each.place >= taken[each.dtype]
+            assert each.dtype == layout.dtypes[each.number] and each.place >= taken[each.dtype]
             assert each.place % ALIGNED == each.start % ALIGNED == 0
             taken[each.dtype] = each.place + each.stop - each.start
             ranges.append((each.number, each.start, each.stop))
@@ -64,11 +64,11 @@ def test_the_blocks_of_the_devices_have_each_element_once(arrays, n, limit):
             size = sum(n * np.dtype(dtype).itemsize for dtype, n in taken.items())
             assert 0 < size <= (limit if owner == EVERY else limit // n)
         assert len(of_owners) == 1 or EVERY not in of_owners  # they would use the same memory
-    ends = dict.fromkeys(range(len(layout.counts)), 0)
+    ends = dict.fromkeys(range(len(layout.lengths)), 0)
     for number, start, stop in sorted(ranges):
         assert start == ends[number] < stop
         ends[number] = stop
-    assert list(ends.values()) == layout.counts.tolist()
+    assert list(ends.values()) == layout.lengths.tolist()
     # Few bytes go to every device; more are divided equally, but for the ends of arrays.
     assert set(shared) == {EVERY} or not shared or sum(shared.values()) > SMALL - 256 * len(arrays)
     assert max(shared.values(), default=0) <= sum(shared.values()) / n + 256 * len(arrays) or set(shared) == {EVERY}

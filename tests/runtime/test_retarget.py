@@ -3,7 +3,6 @@ import logging
 from collections import Counter
 
 import theano_mgpu as mgpu
-from theano_mgpu.devices.transfers import Sender
 from theano_mgpu.graph import graph
 from theano_mgpu.runtime import compiler
 from theano_mgpu.runtime.replicas.copies import copy_on
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.sending import Sender
 from support.small_models import conv_model, data, dense_model, momentum
 from theano.compile.nanguardmode import NanGuardMode
 from theano.sandbox.rng_mrg import MRG_RandomStreams

@@ -19,9 +19,10 @@ from theano_mgpu.devices.context_map import HOST
 from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.devices.launcher import Launcher, Shard
 from theano_mgpu.devices.nccl import communicator_of, connect
-from theano_mgpu.devices.transfers import ALIGNED, copy_to, fetch, is_on
+from theano_mgpu.devices.transfers import copy_to, fetch, is_on
 from theano_mgpu.errors import MgpuWarning
 from theano_mgpu.exchange import checked, devices, host, memory, orders, tree_devices
+from theano_mgpu.exchange.layout import ALIGNED
 from theano_mgpu.exchange.over_ranks import OverRanks
 from theano_mgpu.runtime.batch import Split
 from theano_mgpu.utils.executors import make_executor
@@ -85,7 +86,7 @@ def by_host(make, order, owners, read_on):
     of_ranks = [owner // len(make.contexts) for owner in owners if owner is not None]
     is_divided = make.ranks.size > 1 and len(of_ranks) == len(owners)
     return host.HostChannel(order, of_ranks if is_divided else (), False, read_on, make.memories, make.launcher,
-                            make.timings)
+                            make.timings, make.ranks)
 
 
 def by_nccl(make, order, owners, read_on):

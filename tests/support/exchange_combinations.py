@@ -35,7 +35,8 @@ class Case(NamedTuple):
     order : {'any', 'tree'}
     owner : {'device', 'sharded', 'host'}
         The keyword `update_on`.
-    channel : {'host', 'nccl'}
+    channel : {'host', 'blocks', 'nccl'}
+        The host, also with blocks of a few kB.
     contexts : int
         Contexts that divide each batch; 1 is a replica alone.
     placed : bool
@@ -79,7 +80,7 @@ def cases(draw, on_devices=False):
     fault = draw(st.sampled_from(['none', 'op', 'interrupt', 'memory']))
     when = draw(st.integers(0, 40) if fault == 'memory' and on_devices else st.integers(-4, 5))
     return Case(order, draw(st.sampled_from(['device', 'sharded', 'host'])),
-                draw(st.sampled_from(['host', 'nccl'])) if on_devices and n > 1 else 'host', n, placed,
+                draw(st.sampled_from(['host', 'blocks', 'nccl'])) if on_devices and n > 1 else 'host', n, placed,
                 1 if order == 'tree' else draw(st.integers(1, 3)), draw(st.sampled_from(['serial', 'threads'])), sizes,
                 fault, draw(st.integers(1, len(sizes) - 1)), when, draw(st.integers(0, n - 1)))
 
@@ -144,11 +145,14 @@ def made(order, owner, channel, n, placed, micro_batches, executor):
     model = Model(names[:2] if placed else None)
     mode = PYTHON if on_cpu else host_indexing()
     with change_flags(**{'mgpu.logical_shards': SHARDS if order == 'tree' else 0, 'mgpu.shares': 'equal',
-                         'mgpu.collectives': channel}):
+                         'mgpu.collectives': 'nccl' if channel == 'nccl' else 'host'}):
         step = mgpu.training_function(
             model.inputs, model.loss, model.params, model.updates, update_on=owner, executor=executor, mode=mode,
             contexts=None if placed else names[:n], micro_batches=micro_batches)  # 'auto' would take other ways
     assert not step.refused, step.refused
+    if channel == 'blocks':
+        for _, each in step.executable.exchanges.values():
+            each._memories.block = 3000
     return model, step, faulty(step)
 
 

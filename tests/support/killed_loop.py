@@ -6,7 +6,7 @@ import os
 import sys
 
 import theano_mgpu as mgpu
-from theano_mgpu.utils.checksums import digest
+from theano_mgpu.utils.values import digest
 
 import numpy as np
 import theano

@@ -54,6 +54,17 @@ def check_format(events):
     return spans
 
 
+def test_the_threads_of_a_predictor_have_rows_of_their_own(contexts, kind, tmp_path):
+    contexts(kind, 2)
+    model = dense_model()
+    with mgpu.Predictor(model.inputs[:1], model.probabilities) as predictor:
+        with mgpu.timeline(str(tmp_path / 'trace.json')):
+            predictor.predict(data(200, 7)[0], batch_size=2)
+        spans = check_format(json.loads((tmp_path / 'trace.json').read_text())['traceEvents'])
+        assert {context.name for context in predictor.contexts} <= spans.keys()
+    assert {'step of theano_mgpu_0', 'host of theano_mgpu_1'} <= spans.keys()
+
+
 @pytest.mark.parametrize('executor', ['serial', 'threads'])
 def test_each_context_has_a_track_with_its_spans(contexts, kind, executor, tmp_path):
     names = [context.name for context in contexts(kind, 2)]

@@ -9,7 +9,7 @@ import time
 import types
 import weakref
 
-from theano_mgpu.exchange import sums as sums_module
+from theano_mgpu.exchange import over_ranks as sums_module
 from theano_mgpu.utils import worker_threads as worker_threads_module
 from theano_mgpu.utils.executors import make_executor
 from theano_mgpu.utils.timeline import Timings

@@ -8,20 +8,21 @@ from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
+from ..checks import settings
 from ..comm.choice import choose_ranks
 from ..comm.rank_0 import on_rank_0
 from ..errors import MgpuError, warn
 from ..options import Options
 from ..runtime.divided_function import DividedFunction
 from ..runtime.replicas.replicated import replicated
-from ..runtime.state import settings, training_state
+from ..runtime.state import training_state
 from ..runtime.state.random_states import random_states, set_random_states
 from ..runtime.state.recorded_calls import RecordedCalls
 from ..runtime.state.state_file import under
 from ..runtime.steps import Computed
-from ..utils.checksums import sampled_checksum
 from ..utils.mpi_environment import CHECKPOINT
 from ..utils.rank_process import report
+from ..utils.values import sampled_checksum
 from .surrounded_function import divide_always, steps_of, updated_by
 
 FILE = 'checkpoint.npz'
@@ -144,7 +145,6 @@ class Checkpoint:
             variable.ask(self._warn_of_read)
 
     def _check(self, saved):
-        """Raise a ValueError if a file cannot be continued from."""
         if 'calls' not in saved.extra or 'checksums' not in saved.extra:
             raise ValueError('%s was not written by mgpu.Checkpoint; name another folder' % saved.path)
         saved.check(self._variables)
@@ -213,7 +213,6 @@ class Checkpoint:
 
 
 def _check(functions, n_ranks):
-    """Raise an error for functions whose state or calls a Checkpoint cannot hold."""
     if Options().is_sharded(n_ranks) or any(getattr(function, 'sharded', False) for function in functions):
         raise MgpuError('Checkpoint needs the whole data in every process: with mgpu.data=sharded, processes may have '
                         'finished different numbers of calls')

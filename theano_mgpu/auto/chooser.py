@@ -38,17 +38,9 @@ class State(enum.Enum):
 class Chooser:
     """The choice between one device and several, for calls that take about the same time.
 
-    Parameters
-    ----------
-    state : State
-        The first one.
-    ranks : Communicator
-        The processes that make the same calls. The time of the slowest one counts.
-    together : bool
-        Whether every rank makes every timed call, so that they compare its time at once. Else they compare the times of
-        all calls when these are judged.
-    times_long : bool
-        Whether calls that take longer than `LONGEST` over the contexts are timed on one device, too.
+    `together`: whether every rank makes every timed call, so that they compare its time at once; else they compare the
+    times of all calls when these are judged. `times_long`: whether calls that take longer than `LONGEST` over the
+    contexts are timed on one device, too. The time of the slowest rank counts.
 
     Attributes
     ----------
@@ -75,17 +67,9 @@ class Chooser:
         return self.seconds.get(Way.SEVERAL, 0) > LONGEST
 
     def run(self, compute: Callable[[Way], tuple[Any, bool]]) -> Any:
-        """Compute a call, and time it if the choice is open.
+        """Compute a call, and time it if the choice is open; return its results.
 
-        Parameters
-        ----------
-        compute : callable
-            ``compute(way)`` returns the results, and whether the call counts.
-
-        Returns
-        -------
-        object
-            The results.
+        ``compute(way)`` returns the results, and whether the call counts.
         """
         state, began = self.state, time.perf_counter()
         results, counts = compute(self.way)
@@ -101,7 +85,6 @@ class Chooser:
         return self.state not in (State.ONE, State.SEVERAL)
 
     def _add(self, seconds):
-        """Add the seconds of a call, and go on to the state that the calls so far lead to."""
         if self._timing is None:
             self._timing = Timing(self._ranks, self._together, PATIENCE if self._times_long else math.inf)
         self._timing.add(seconds)
@@ -141,17 +124,8 @@ class Chooser:
 
 
 def state_after(seconds: Mapping[Way, float], times_long: bool = False) -> State:
-    """Return the State after calls were timed in one way or in both.
+    """Return the State after calls were timed, in one way or in both.
 
-    Parameters
-    ----------
-    seconds : dict of Way to float
-        The seconds of a call.
-    times_long : bool
-        See `Chooser`.
-
-    Examples
-    --------
     >>> state_after({Way.ONE: 2e-3}).name, state_after({Way.ONE: 2e-3, Way.SEVERAL: 1e-3}).name
     ('TIMES_SEVERAL', 'SEVERAL')
     """
@@ -165,13 +139,7 @@ def state_after(seconds: Mapping[Way, float], times_long: bool = False) -> State
 class Timing:
     """The seconds of calls in one way, on the slowest rank.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    together : bool
-        Whether the ranks compare the time of each call at once, see `Chooser`.
-    patience : float
-        Seconds of all calls that count, after which fewer than `COUNTED` do.
+    `patience`: seconds of all calls that count, after which fewer than `COUNTED` do.
     """
 
     def __init__(self, ranks: Communicator, together: bool, patience: float) -> None:
@@ -216,21 +184,12 @@ class LengthChooser:
     """The choice between one device and several for each batch, by its length.
 
     Lengths of as many binary digits share a Chooser. Its choice counts for shorter, or longer, batches, too.
-
-    Parameters
-    ----------
-    ranks : Communicator
-        The processes that compute the same batches.
-    note_short : callable
-        ``note_short(samples)`` is called when it is known that batches of fewer samples are faster on one device.
-    times_long : bool
-        See `Chooser`.
+    ``note_short(samples)`` is called when it is known that batches of fewer samples are faster on one device.
     """
 
     def __init__(self, ranks: Communicator, note_short: Callable[[int], object], times_long: bool = False) -> None:
         self._ranks, self._note_short, self._times_long = ranks, note_short, times_long
         self._choosers: dict[int, Chooser] = {}
-        self._one, self._several = Chooser(State.ONE, ranks), Chooser(State.SEVERAL, ranks)
         self._one_below, self._several_from = 0, math.inf
         self._are_below_long = False  # the batches that made `_one_below` known
 
@@ -252,9 +211,9 @@ class LengthChooser:
     def run(self, samples: int, compute: Callable[[Way], tuple[Any, bool]]) -> Any:
         """Compute a batch of a number of samples; see `Chooser.run`."""
         if samples < self._one_below:
-            return self._one.run(compute)
+            return compute(Way.ONE)[0]
         if samples >= self._several_from:
-            return self._several.run(compute)
+            return compute(Way.SEVERAL)[0]
         digits = samples.bit_length()
         chooser = self._choosers.setdefault(digits, Chooser(State.TIMES_SEVERAL, self._ranks, together=True,
                                                                times_long=self._times_long))

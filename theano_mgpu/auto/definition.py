@@ -1,7 +1,7 @@
 """The graph of a `theano.function` that `enable` has found."""
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
@@ -19,10 +19,6 @@ class Refusal(GraphError):
 
 class Definition:
     """The graph of a `theano.function`, with givens and default updates, before Theano's optimiser.
-
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
 
     Attributes
     ----------
@@ -56,28 +52,12 @@ class Definition:
         return new
 
     @builds_graphs
-    def on_host(self, subset: Sequence[int] | None = None) -> tuple[list[Any], list[Any], dict[Any, Any]]:
-        """Return the graph of all outputs, or of some, in variables of the host.
+    def on_host(self) -> tuple[list[Any], list[Any], dict[Any, Any]]:
+        """Return the inputs, the outputs with the new states, and the updates, for the host.
 
-        Parameters
-        ----------
-        subset : list of int, optional
-
-        Returns
-        -------
-        list of theano.Variable
-            The explicit inputs.
-        list of theano.Variable
-            The outputs, then the new states.
-        dict of SharedVariable to theano.Variable
-
-        Raises
-        ------
-        GraphError
-            If contexts cannot run the graph.
+        A GraphError says why contexts cannot run the graph.
         """
         if self._held:
             raise Refusal('theano.In(%s) has the value of a container' % self._held[0])
-        outputs = self.outputs if subset is None else [self.outputs[i] for i in subset]
-        graph = with_givens(outputs + self.states, self.updates, None, no_default_updates=True)
+        graph = with_givens(self.outputs + self.states, self.updates, None, no_default_updates=True)
         return ([each.variable for each in self.inputs], *graph)

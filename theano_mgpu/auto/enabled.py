@@ -3,32 +3,22 @@ from __future__ import annotations
 
 from typing import Callable
 
+from ..checks.verification import VerificationReport
 from ..config import check_together
 from ..errors import GraphError, in_one_line
 from ..options import Options, present_flag
-from ..runtime.verification.report import VerificationReport
 from .report import UsageSummary
 
 
 class Enabled:
     """The arguments of an `enable`, and its report. A subclass takes part in the making of functions or models.
 
-    Parameters
-    ----------
-    report : UsageSummary
-    strict, verify, always : bool
-    tell : callable
-        ``tell(text)`` is called with each message for the user.
-
     Attributes
     ----------
     in_force : Enabled or None
         The one that takes part at present. Each subclass has its own.
-
-    Raises
-    ------
-    GraphError
-        With `strict`, for a flag with which results differ from one device.
+    tell : callable
+        ``tell(text)`` is called with each message for the user.
     """
 
     in_force: Enabled | None = None

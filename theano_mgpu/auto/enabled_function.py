@@ -35,17 +35,7 @@ class EnabledFunction:
 
     A function whose graph is placed on devices runs on them from its first call on. Its batch is divided if there are
     several replicas, or micro-batches. A call without a batch, or with one that cannot be divided, runs as it is on the
-    first replica.
-
-    Parameters
-    ----------
-    enabled : EnabledFunctions
-    function : theano.compile.function_module.Function
-    usage : FunctionUsage
-    definition : Definition, optional
-        By default the graph of the function. Of a copy, Theano has kept the optimised graph alone.
-    placed : bool
-        Whether the graph is placed on devices.
+    first replica. A copy of a function gets its definition: Theano has kept the optimised graph alone.
     """
 
     def __init__(self, enabled: Enabled, function: Any, usage: FunctionUsage,
@@ -53,20 +43,19 @@ class EnabledFunction:
         self._enabled, self._function, self._usage = enabled, function, usage
         self._definition, self._in_place = definition or Definition(function), InPlaceUpdates(function)
         self._ranks, self._lock = choose_ranks(None), threading.RLock()
-        self._programs: dict[str | None, Programs] = {}  # by the text of the outputs that were asked for, None for all
+        self._programs: Programs | None = None
         self._refusal: str | None = None
-        self._n_failures, self._has_failed = 0, False
-        self._placed, self._how = placed, 'placed' if placed else 'divided'  # the latter in the summary
-        self._whole: dict[Programs, ParallelFunction] = {}  # of a placed graph: the functions that divide no batch
+        self._n_failures = 0
+        self._placed, self._how = placed, 'placed' if placed else 'divided'  # the latter is for the summary
+        self._whole: ParallelFunction | None = None  # of a placed graph: the function that divides no batch
         self._divides = None if placed else True  # not known yet whether there are several replicas, or micro-batches
         self._chooser = Chooser(State.SEVERAL if enabled.always or placed else State.TIMES_ONE, self._ranks)
         self._is_called = False
 
     @property
     def step(self) -> ParallelFunction | None:
-        """The ParallelFunction of all outputs, or of some where all were never asked for; None if there is none."""
-        divided = next((programs.step for programs in self._programs.values()), None)
-        return divided or next(iter(self._whole.values()), None)
+        """The ParallelFunction that was chosen last; None if there is none."""
+        return self._programs and self._programs.step or self._whole
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         if not self._is_called:
@@ -101,7 +90,8 @@ class EnabledFunction:
                 self._usage.run_on([], NOT_TIMED)
             return results
         if chooser.state is State.SEVERAL:
-            self._usage.run_on(self.step.contexts, chooser.reason())
+            self._how = chooser.reason()
+            self._usage.run_on(self.step.contexts, self._how)
         elif chooser.state is State.ONE:
             self._stay(chooser.reason(), may_grow=True)
         return results
@@ -126,7 +116,7 @@ class EnabledFunction:
         self._usage.run_on([], why)
         # Ranks time together, which a function of one device need not do.
         may_grow = may_grow and self._ranks.size == 1 and self._may_divide()
-        self._programs = {}
+        self._programs = None
         if may_grow:
             self._chooser.rest()
         else:
@@ -135,7 +125,7 @@ class EnabledFunction:
 
     def _may_divide(self):
         try:
-            return self._programs_of(None, None).may_divide
+            return self._made_programs().may_divide
         except MgpuError:
             return False
 
@@ -146,33 +136,32 @@ class EnabledFunction:
         with self._lock: return self._call(args, kwargs)  # noqa: E701
 
     def _call(self, args, kwargs):
-        subset = kwargs.get('output_subset')
-        key = None if subset is None else str(subset)
-        programs = self._programs.get(key)
+        programs = self._programs
         news = programs is None or programs.is_news(args, kwargs)
-        if not news and programs.step is None and not self._placed:
+        if programs is not None and not news and programs.step is None and not self._placed:
             return self._plain(args, kwargs)
-        call = FunctionCall(self._function, functools.partial(self._compute, key, news))
+        call, of_some = FunctionCall(self._function, functools.partial(self._compute, news)), 'output_subset' in kwargs
         try:
             results = call.run(args, kwargs)
         except Exception:
-            if call.failure is None or self._enabled.strict or not is_for_plain(call.failure):
+            if call.failure is None or self._enabled.strict and not of_some or not is_for_plain(call.failure):
                 raise
         if call.failure is not None:
             call.undo()
             results = by_plain(functools.partial(self._plain, args, kwargs), call.failure, self._ranks)
-            self._note_failure(call.failure)
+            if not of_some:  # another output may have failed
+                self._note_failure(call.failure)
         elif call.afterwards is not None:
             call.undo()
             results = self._plain(args, kwargs)
             call.afterwards()
         return results
 
-    def _programs_of(self, key, subset):
-        """Return the Programs of some outputs; an MgpuError if contexts cannot run their graph."""
-        if key not in self._programs:
-            self._programs[key] = Programs(*self._definition.on_host(subset), self._compiled)
-        return self._programs[key]
+    def _made_programs(self):
+        """Return the Programs, made if there are none; an MgpuError if contexts cannot run the graph."""
+        if self._programs is None:
+            self._programs = Programs(*self._definition.on_host(), self._compiled)
+        return self._programs
 
     def _note_failure(self, failure):
         """Go on with one device where calls fail over the contexts again and again; one alone may do so by its data."""
@@ -182,7 +171,6 @@ class EnabledFunction:
             self._enabled.tell('%s continues on one device: %s' % (self._usage.name, text))
         if self._n_failures < FAILURES:
             self._usage.run_on([], FAILED % text)
-            self._has_failed = True
         else:
             self._stay(FAILED % text)
 
@@ -193,12 +181,11 @@ class EnabledFunction:
         else:
             self._stay(self._refusal or NO_BATCH)
 
-    def _compute(self, key, news, values, subset):
-        """Compute the outputs and new values over the contexts, see `FunctionCall`."""
+    def _compute(self, news, values):
         try:
-            programs = self._programs_of(key, subset)
+            programs = self._made_programs()
             if self._divides is None:
-                self._divides = self._is_divided(subset)
+                self._divides = self._is_divided()
         except MgpuError as error:
             return self._cannot_run(error)
         if self._divides and (programs.step is None or news):
@@ -214,24 +201,21 @@ class EnabledFunction:
                 return self._as_it_is(programs, values, change) if self._placed else change
         return self._by(programs.step, values)
 
-    def _is_divided(self, subset):
+    def _is_divided(self):
         """Return whether a placed graph has several replicas, or micro-batches."""
-        _, outputs, updates = self._definition.on_host(subset)
+        _, outputs, updates = self._definition.on_host()
         mesh = mesh_for([*outputs, *updates.values(), *updates], self._enabled.contexts())
         return len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().in_rounds
 
     def _as_it_is(self, programs, values, afterwards=None):
         """Compute a call of a placed graph as it is on the first replica."""
-        if programs not in self._whole:
+        if self._whole is None:
             try:
-                self._whole[programs] = programs.whole()
+                self._whole = programs.whole()
             except MgpuError as error:
                 return self._cannot_run(error)
-            self._verify(self._whole[programs], values)
-        step = self._whole[programs]
-        if programs.step is None:
-            self._usage.run_on(step.contexts, self._how)
-        results = self._by(step, values)
+            self._verify(self._whole, values)
+        results = self._by(self._whole, values)
         if afterwards is not None:
             afterwards()
         return results
@@ -253,9 +237,7 @@ class EnabledFunction:
         results = step.steps.compute((values, {})).outputs
         self._in_place.write(lent)
         self._usage.add(step.samples)
-        if self._has_failed:
-            self._has_failed = False
-            self._usage.run_on(step.contexts, self._how)
+        self._usage.run_on(self.step.contexts, self._how)
         return results
 
     def _choose(self, choose, programs, values):
@@ -264,8 +246,6 @@ class EnabledFunction:
         try:
             if choose(values):
                 self._verify(programs.step, values)
-                if is_first:
-                    self._usage.run_on(programs.step.contexts, self._how)
         except Refusal as refusal:
             if is_first and self._enabled.strict and not self._placed:
                 programs.forget_refusals()
@@ -277,7 +257,6 @@ class EnabledFunction:
             self._refusal = str(refusal)
 
     def _verify(self, step, values):
-        """Show how a first batch compares with one device, if this is asked for."""
         if self._enabled.verifies:
             self._enabled.show_report(self._usage.name, functools.partial(step.verify, *values))
 

@@ -20,21 +20,10 @@ def is_for_plain(error: BaseException) -> bool:
 
 
 def by_plain(compute: Callable[[], Any], failure: BaseException, ranks: Communicator) -> Any:
-    """Compute a call that has failed over the contexts, and that has changed nothing.
+    """Compute a call that has failed over the contexts, and that has changed nothing: return what ``compute()`` does.
 
-    Parameters
-    ----------
-    compute : callable
-        Computes the call whole, without arguments.
-    failure : Exception
-        The error over the contexts. The error of `compute` gets its notes, such as the name of the replica.
-    ranks : Communicator
-        The processes that make the same call: all have failed if one has.
-
-    Returns
-    -------
-    object
-        What ``compute()`` returns.
+    The error of `compute` gets the notes of the failure, such as the name of the replica. If one rank has failed, all
+    have.
     """
     with failing_together(ranks), noting(getattr(failure, '__notes__', ())):
         results = compute()

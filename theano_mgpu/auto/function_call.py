@@ -19,20 +19,9 @@ class FunctionCall:
     containers, defaults, names, and keywords such as ``output_subset``, are the function's own, and wrong arguments
     raise Theano's own errors.
 
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-    compute : callable
-        ``compute(values, subset)`` is given the values of the explicit inputs, and a list of the outputs that are asked
-        for, or None for all. It returns these outputs, then the new values of inputs that have an update. Where plain
-        Theano has to make the call, it returns a function to call afterwards.
-
-    Attributes
-    ----------
-    afterwards : callable or None
-        A function to call once plain Theano has made the call; None if `compute` has made it.
-    failure : Exception or None
-        The error of `compute`; a call without arguments at fault raises no other one.
+    ``compute(values)`` gets the values of the explicit inputs. It returns all outputs, then the new values of inputs
+    that have an update. Where plain Theano has to make the call, it returns a function to call `afterwards`. A call
+    without arguments at fault raises no other error than the `failure` of `compute`.
     """
 
     need_update_inputs = False  # an attribute that Theano reads from `fn`
@@ -75,15 +64,15 @@ class FunctionCall:
                            for value, (spec, _) in zip(values, self._inputs)):
             self.afterwards = lambda: None
             return outputs
-        subset = subset and list(dict.fromkeys(subset))
-        results = self._compute(values, subset)
+        results = self._compute(values)
         if callable(results):
             self.afterwards = results
             return outputs
-        for i in range(self._function.n_returned_outputs) if subset is None else subset:
-            outputs[i] = results.pop(0)
+        n = self._function.n_returned_outputs
+        for i in range(n) if subset is None else subset:
+            outputs[i] = results[i]
         states = [container for spec, container in self._inputs if spec.update is not None]
-        for container, value in zip(states, results):
+        for container, value in zip(states, results[n:]):
             container.storage[0] = value
         return outputs
 

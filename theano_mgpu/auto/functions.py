@@ -10,9 +10,9 @@ from ..comm.choice import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
 from ..errors import warn
+from ..graph import theano_functions
 from ..graph.placement.propagation import is_placed
 from ..options import Options
-from ..runtime import theano_functions
 from ..utils import mpi_environment
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, NOT_PLACED, PROFILED, EnabledFunction
@@ -106,15 +106,7 @@ def _attach(function, arguments):
 
 
 class EnabledFunctions(Enabled):
-    """The arguments of an `enable` of Theano functions.
-
-    Parameters
-    ----------
-    contexts : callable
-        Returns the list of Context to run over.
-    *arguments
-        The arguments of an Enabled.
-    """
+    """The arguments of an `enable` of Theano functions; ``contexts()`` returns the list of Context to run over."""
 
     in_force: EnabledFunctions | None = None
 
@@ -123,13 +115,7 @@ class EnabledFunctions(Enabled):
         self.contexts, self._tell_once = contexts, functools.lru_cache(None)(self.tell)
 
     def attach(self, function: Any, arguments: dict[str, Any]) -> None:
-        """Run a new function over the contexts, if it may have a batch.
-
-        Parameters
-        ----------
-        function : theano.compile.function_module.Function
-        arguments : dict
-            The arguments of `theano.function`.
+        """Run a new function, with its arguments of `theano.function`, over the contexts, if it may have a batch.
         """
         if not theano_functions.is_of_user(arguments):
             return

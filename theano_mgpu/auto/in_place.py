@@ -5,8 +5,8 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from ..devices.shared_variables import watcher_of
 from ..runtime.replicas.borrowed import is_lent
-from ..runtime.replicas.shared_variables import watcher_of
 
 
 class InPlaceUpdates:
@@ -14,10 +14,6 @@ class InPlaceUpdates:
 
     A script that has borrowed this memory, as with ``theano.shared(array, borrow=True)``, sees the new values there,
     and edits of the memory count. A divided function makes new arrays, whose values are then copied to that memory.
-
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
     """
 
     def __init__(self, function: Any) -> None:

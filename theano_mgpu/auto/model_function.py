@@ -7,6 +7,9 @@ from typing import Any, Callable, Collection, NamedTuple, Sequence
 import numpy as np
 import theano
 
+from ..checks.ledger import Account, Ledger, ledger
+from ..checks.ranks import BatchCheck, ComparedFunction
+from ..comm.activities import INPUTS
 from ..comm.choice import choose_ranks
 from ..devices.context_map import HOST
 from ..errors import BatchError, GraphError, MgpuError, in_one_line
@@ -14,8 +17,6 @@ from ..graph.own_flags import builds_graphs
 from ..graph.updates import first_of_each
 from ..parallel_function import ParallelFunction
 from ..runtime.batches.free_batch_size import written_lengths
-from ..runtime.consistency import ComparedFunction, LeadingInputs
-from ..runtime.state.ledger import Account, Ledger, ledger
 from ..runtime.steps import Computed, Steps
 from ..training import TrainingFunction
 from .fallback import FAILED, by_plain, is_for_plain
@@ -34,10 +35,8 @@ class Hint(NamedTuple):
         The inputs that have samples, along axis 0.
     length : int or None
         Samples of the batches that the model was built for; None for any number.
-    params : list of SharedVariable
-        The trained weights.
-    weights : list of SharedVariable
-        All weights.
+    params, weights : list of SharedVariable
+        The trained weights, and all.
     metrics : collection of SharedVariable
         The states of metrics, which say nothing of the training.
     following : callable
@@ -57,29 +56,19 @@ class Hint(NamedTuple):
 class ModelFunction:
     """The function of a model whose batches are divided, unless a step leaves them to plain Theano.
 
-    It keeps the graph as it is now, as in Keras: a program may be made after the model has changed.
-
-    Parameters
-    ----------
-    state : ParallelState
-        Of the model.
-    hint : Hint
-    arguments : dict
-        Of the `theano.function` that Keras asks for.
-    compile : callable
-        Returns the function of plain Theano, the same one each time.
+    It keeps the graph as it is now, as in Keras: a program may be made after the model has changed. ``compile()``
+    returns the function of plain Theano, the same one each time.
 
     Attributes
     ----------
     arguments : dict
-        Of the `theano.function`.
-    plain : callable
-        Plain Theano's function: it compares its results in several processes.
-    leading : LeadingInputs
-        The inputs for plain Theano, the same on every rank where ranks have to choose alike.
+        Of the `theano.function` that Keras asks for.
+    is_whole : bool
+        Whether plain Theano computes all batches.
+    leading : BatchCheck
+        It has the inputs for plain Theano alike on every rank, where ranks have to choose alike.
     compared : ComparedFunction or None
         Plain Theano in several processes, which compare its results; None for predictions, as these change no variable.
-    name : str
     updates : dict of SharedVariable to theano.Variable
         The new values that a batch gives.
     """
@@ -97,12 +86,13 @@ class ModelFunction:
         self._lengths: set[int] | None = None  # such numbers
         self._usual: int | str | None = hint.length  # the key of the program of the usual batch
         self._is_new, self._has_divided = True, False
-        self.leading = LeadingInputs(choose_ranks(None), self.name, self.kind == 'predict')
+        ranks = choose_ranks(None)
+        self.leading = BatchCheck(ranks, ranks.functions.add(self.name), self.name, self.kind == 'predict',
+                                  activity=INPUTS)
         self.compared: ComparedFunction | None = None
-        book = ledger(choose_ranks(None)) if self.kind == 'train' else None
-        self.is_whole = state.leaves_all()
-        self._own = self._run = Steps(self._whole if self.is_whole else self._compute,
-                                      state.steps(self.kind, None if self.is_whole else self),
+        book = ledger(ranks) if self.kind == 'train' else None
+        self.is_whole = state.leaves_all(self)
+        self._own = self._run = Steps(self._whole if self.is_whole else self._compute, state.steps(self),
                                       account=self.open_account(book) if book else None)
         self.begin()
 
@@ -149,6 +139,11 @@ class ModelFunction:
         if self._run.account is not None:
             self._run.account.steps += 1
 
+    @property
+    def graph(self) -> list[theano.Variable]:
+        """The outputs, and the new values."""
+        return [*self._outputs, *self.updates.values()]
+
     # --- one device
 
     def plain(self, inputs: list[Any]) -> list[Any]:
@@ -185,7 +180,6 @@ class ModelFunction:
             self.compared.compare()
 
     def _whole(self, inputs):
-        """Compute a batch by plain Theano, as none of the model's is divided."""
         return Computed(self._by_theano(inputs), length_of(inputs), self._state.contexts[:1])
 
     # --- the programs over the contexts
@@ -224,7 +218,6 @@ class ModelFunction:
         return ParallelFunction(inputs, outputs, updates, **options)
 
     def _program_for(self, length):
-        """Return the program for a batch of a length."""
         step = self.step
         if self._is_new:
             self._is_new = False
@@ -236,7 +229,7 @@ class ModelFunction:
         if only is not None:  # the graph has another length: it computes, or fails, as plain Keras does
             return self._program(FIRST)
         if self._lengths is None:
-            self._lengths = written_lengths([*self._outputs, *self.updates.values()])
+            self._lengths = written_lengths(self.graph)
         return length in self._lengths and self._program(length) or step
 
     def _of_first_batch(self, length):
@@ -333,13 +326,8 @@ class ModelFunction:
     def join(self) -> list[float] | None:
         """Wait at the end of an epoch for the other processes.
 
-        Compare the results that each has computed by itself; where each feeds its own data, wait for the others.
-
-        Returns
-        -------
-        list of float, or None
-            The loss and metrics of all the data since `begin`. None with one process, or where each process gets
-            whole batches: the caller knows them then.
+        Compare the results that each has computed by itself. Where each feeds its own data, wait for the others, and
+        return the loss and metrics of all the data since `begin`; else None.
         """
         self.compare()
         if self._usual not in self._programs or not self.step.sharded:

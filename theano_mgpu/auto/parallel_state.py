@@ -1,6 +1,6 @@
 """The ParallelState of a Keras model: its contexts and its functions over them, beside the model itself.
 
-A model that has a ParallelState runs over contexts; any other model is plain Keras. `methods` has what differs.
+A model that has a ParallelState runs over contexts; any other model is plain Keras.
 """
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ import functools
 import weakref
 from typing import Any, Callable
 
+import theano
+
+from ..comm.choice import choose_ranks
 from ..devices.context_map import Context, describe
 from ..errors import in_one_line, warn
+from ..graph.placement.propagation import is_placed
+from ..options import Options
 from ..runtime.steps import Computed
+from .chooser import LengthChooser
+from .enabled import Enabled
 from .fallback import FAILED
-from .steps import count
+from .steps import Choice, count, on_devices
 
 CANNOT_DIVIDE = 'cannot be computed in parts: '  # why a model is not divided; the reason of the analysis follows
+ON_CPU = ('are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
+          'time: models run whole. To use several cores, start processes (theano-mgpu launch). To divide all the '
+          'same, pass always=True (theano-mgpu run --always)')
+VERIFIED_BY = {'predict': {'predict', 'test', 'train'}, 'test': {'test', 'train'}, 'train': {'train'}}
 
 _models: weakref.WeakSet[Any] = weakref.WeakSet()  # the models that have had a ParallelState
 
@@ -22,39 +33,37 @@ _models: weakref.WeakSet[Any] = weakref.WeakSet()  # the models that have had a 
 class ParallelState:
     """The contexts of a model, and its functions over them.
 
-    Parameters
-    ----------
-    name : str
-        Of the model.
-    contexts : list of Context
-    tell : callable
-        ``tell(name, text)`` tells the user how the model differs from one device; by default it warns.
-    strict : bool
-        Whether a difference from one device is an error.
-    usage : Usage, optional
-        Counts the batches of functions that are made for the model.
-
     Attributes
     ----------
+    usage : Usage or None
+        Counts the batches of functions that are made for the model.
+    enabled : Enabled or None
+        The `enable` that has found the model. It tells the user how the model differs from one device.
+    verify : callable
+        ``verify(function, inputs, contexts)`` returns the VerificationReport of a first batch.
     continued : list of SharedVariable or None
         The states of the optimizer with which the next train function continues.
     functions : dict of str to ModelFunction
-        The functions of the package for the model, by kind: 'train', 'test', 'predict'. The model's own attributes may
-        be functions of the user's that call these.
+        By kind: 'train', 'test', 'predict'. The model's own attributes may be functions of the user's that call these.
     """
 
-    def __init__(self, name: str, contexts: list[Context], tell: Callable[[str, str], None] | None = None,
-                 strict: bool = False, usage: Any = None) -> None:
-        self.name, self.contexts, self.strict = name, contexts, strict
-        self._tell = tell or (lambda name, text: warn('%s %s' % (name, text)))
+    def __init__(self, name: str, contexts: list[Context], usage: Any = None, enabled: Enabled | None = None,
+                 verify: Callable[..., Any] | None = None) -> None:
+        self.name, self.contexts, self.usage, self.enabled, self.verify = name, contexts, usage, enabled, verify
+        self.strict = enabled is not None and enabled.strict
         self.continued: list[Any] | None = None
-        self.usage = usage
         self.functions: dict[str, Any] = {}
         self._refusals: set[str] = set()  # reasons that the user knows
+        self._verified: set[str] = set()
+        if enabled is not None and len(contexts) == 1 and choose_ranks(None).size == 1:
+            self.explain('there is one context')
 
     def notify(self, text: str) -> None:
         """Tell the user how the model differs from one device, by a sentence without its subject, the model's name."""
-        self._tell(self.name, text)
+        if self.enabled is None:
+            warn('%s %s' % (self.name, text))
+        else:
+            self.enabled.notify(self.name, text)
 
     def explain(self, why: str) -> None:
         """Add to the summary why the model does not run over several contexts; the first reason stays."""
@@ -87,20 +96,50 @@ class ParallelState:
         for function in self.functions.values():
             function.compare()
 
-    def leaves_all(self) -> bool:
-        """Return whether all batches are left to plain Keras, since dividing them gains nothing."""
-        return False
+    def leaves_all(self, function: Any) -> bool:
+        """Return whether all batches of a ModelFunction are left to plain Keras, since dividing them gains nothing."""
+        if choose_ranks(None).size > 1 or on_devices(self.contexts) or not self._may_leave_batches(function):
+            return False
+        assert self.enabled is not None
+        if len(self.contexts) > 1:
+            self.explain('contexts on the CPU gain nothing in one process')
+            self.enabled.notify('the contexts', ON_CPU)
+        return True
 
-    def steps(self, kind: str, function: Any = None) -> list[Callable[..., Computed]]:
-        """Return the steps of a function that is made for the model, but for the last one, which computes a batch.
+    def steps(self, function: Any) -> list[Callable[..., Computed]]:
+        """Return the steps of a ModelFunction, but for the last one, which computes a batch."""
+        steps: list[Callable[..., Computed]] = []
+        if self.enabled is not None and self.enabled.verifies:
+            steps.append(functools.partial(self._verify, function))
+        if self.usage is not None:
+            steps.append(functools.partial(count, self.usage, function.kind))
+        if not function.is_whole and self._may_leave_batches(function):
+            ranks = choose_ranks(None)
+            chooser = LengthChooser(ranks, functools.partial(self.usage.whole_below.__setitem__, function.kind),
+                                    times_long=ranks.size == 1 and len(self.contexts) > 1)
+            steps.append(Choice(chooser, function, self.contexts))
+        return steps
 
-        Parameters
-        ----------
-        kind : {'train', 'test', 'predict'}
-        function : ModelFunction, optional
-            The function, unless its last step is plain Keras itself.
+    def _may_leave_batches(self, function):
+        """Return whether plain Keras may compute a batch.
+
+        No, where something else was asked for, or where it could leave processes with different weights: hosts may
+        round differently.
         """
-        return [] if self.usage is None else [functools.partial(count, self.usage, kind)]
+        ranks, flags = choose_ranks(None), theano.config.mgpu
+        stays_alike = ranks.size == 1 or (ranks.on_one_host and flags.data != 'sharded' and
+                                          flags.update_on != 'sharded' and
+                                          theano.config.device == 'cpu')  # GPUs may round differently each time
+        return self.enabled is not None and stays_alike and not (
+            self.enabled.always or is_placed(function.graph) or Options().in_rounds or
+            flags.executor in ('serial', 'threads'))
+
+    def _verify(self, function, inputs, proceed):
+        """Show a verification report before the first batch of a kind, unless the report of another kind covers it."""
+        if self._verified.isdisjoint(VERIFIED_BY[function.kind]):
+            self._verified.add(function.kind)
+            self.enabled.show_report(self.name, functools.partial(self.verify, function, inputs, self.contexts))
+        return proceed(inputs)
 
 
 def of_user(model: Any) -> Any:

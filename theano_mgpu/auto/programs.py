@@ -22,16 +22,9 @@ EACH = 64        # calls of which each may bring other slices; after them, calls
 
 
 class BatchWay(NamedTuple):
-    """A way to take arguments as a batch.
+    """A way to take arguments as a batch of a length: the inputs that have samples, along which axis, and how many.
 
-    Attributes
-    ----------
-    axes : dict of theano.Variable to int
-        The inputs that have samples, and along which axis.
-    length : int
-        The number of samples.
-    key : hashable
-        A value that differs for each way that needs a program of its own.
+    The `key` differs for each way that needs a program of its own.
     """
 
     axes: dict[theano.Variable, int]
@@ -40,16 +33,7 @@ class BatchWay(NamedTuple):
 
 
 class BatchFinder:
-    """The knowledge of which arguments of a function have samples.
-
-    Parameters
-    ----------
-    inputs : list of theano.Variable
-    outputs : list of theano.Variable
-        The graph, including new values of shared variables.
-    updated : collection of SharedVariable
-        The shared variables that get new values.
-    """
+    """The knowledge of which arguments of a function have samples; `outputs` include new values of shared variables."""
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
                  updated: Collection[Any]) -> None:
@@ -89,14 +73,6 @@ class BatchFinder:
         """Yield ways to take arguments as a batch, the likeliest one first.
 
         Each is exact if the graph can be divided that way; they differ in cost.
-
-        Parameters
-        ----------
-        values : list of ndarray
-
-        Yields
-        ------
-        BatchWay
         """
         shapes = [getattr(value, 'shape', ())[:axes_for_samples(variable)]
                   for variable, value in zip(self._inputs, values)]
@@ -153,22 +129,10 @@ def _is_of_features(size, shapes):
 
 
 class Programs:
-    """The ParallelFunctions of a graph, and the one that computes the usual batch.
+    """The ParallelFunctions of a graph, and the one that computes the usual batch: the `step` that was chosen last.
 
     A choice by the first calls does not hold for ever. Where a batch is along other axes than before, or where there is
-    a batch for the first time, another program is made for it.
-
-    Parameters
-    ----------
-    inputs, outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-    make : callable
-        ``make(inputs, outputs, updates, **options)`` returns a ParallelFunction.
-
-    Attributes
-    ----------
-    step : ParallelFunction or None
-        The one that was chosen last.
+    a batch for the first time, another program is made for it. ``make(inputs, outputs, updates, **options)`` does so.
     """
 
     @builds_graphs
@@ -192,20 +156,8 @@ class Programs:
     def choose(self, values: Sequence[Any]) -> bool:
         """Choose the step of the likeliest batch of a call; keep the present one if there is no other.
 
-        Parameters
-        ----------
-        values : list
-            The values of the inputs.
-
-        Returns
-        -------
-        bool
-            Whether another step was chosen.
-
-        Raises
-        ------
-        Refusal
-            If there is a batch that cannot be divided, and this was not known.
+        Return whether another step was chosen. Raise a Refusal if there is a batch that cannot be divided, and this was
+        not known.
         """
         if self.step is not None:
             ways = list(self._finder.ways(values))

@@ -9,11 +9,11 @@ from typing import Any
 from ..comm.choice import choose_ranks
 from ..comm.communicator import Communicator
 from ..comm.rank_0 import done_by_rank_0
+from ..devices.shared_variables import watcher_of
 from ..devices.transfers import fetch
+from ..graph import theano_functions
 from ..graph.repeatable import draws
 from ..options import Options
-from ..runtime import theano_functions
-from ..runtime.replicas.shared_variables import watcher_of
 
 
 class RankZeroFunction:
@@ -22,12 +22,6 @@ class RankZeroFunction:
     These are the outputs, and the new values of shared variables and of inputs with an update. The other ranks call the
     function, too, for what its ops change in the process. A call that one rank makes alone, or in a thread other than
     the main one, is one of this process.
-
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-    name : str
-    ranks : Communicator
     """
 
     def __init__(self, function: Any, name: str, ranks: Communicator) -> None:
@@ -59,11 +53,6 @@ class RankZeroFunction:
 
 def draw_on_rank_0(function: Any, name: str) -> None:
     """Have all ranks get the results of rank 0 from a new function, if its graph has an op that may give other results.
-
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-    name : str
     """
     ranks = choose_ranks(None)
     if ranks.size > 1 and not Options().is_sharded(ranks.size) and draws(theano_functions.graph_of(function)):

@@ -13,11 +13,7 @@ SHOWN = 20  # lines of a table
 class UsageSummary(Printed):
     """The result of `enable`. Print it.
 
-    Attributes
-    ----------
-    usages : list
-        One of `usage_class` for each function or model, in the order in which they were made. Each has a `name`, and
-        the `contexts` that it runs on.
+    It has a usage for each function or model, in the order in which they were made.
     """
 
     usage_class: Callable[[str], Any]

@@ -23,17 +23,8 @@ def count(usage: Usage, kind: str, inputs: list[Any], proceed: Callable[..., Com
 class Choice:
     """A step that computes some batches on one device, by the time that batches of their length take.
 
-    Where they are short, this is plain Keras; else it is the first of the contexts, whose device is like the others.
-
-    Ranks have to choose alike. So they compare their inputs while calls are timed, and once the inputs have differed.
-
-    Parameters
-    ----------
-    chooser : LengthChooser
-    function : ModelFunction
-        Its `plain` and its `on_first` compute the other batches.
-    contexts : list of Context
-        The contexts of the model. Plain Keras computes on the host.
+    Where they are short, this is plain Keras, on the host; else it is the first of the contexts, whose device is like
+    the others. Ranks have to choose alike. So they compare their inputs while calls are timed, and once these differ.
     """
 
     def __init__(self, chooser: LengthChooser, function: Any, contexts: list[Context]) -> None:
@@ -44,7 +35,7 @@ class Choice:
         samples, leading = length_of(inputs), self._function.leading
         is_open = self._chooser.is_open(samples)
         if leading.differ or is_open:
-            inputs = leading.agree(inputs, samples)
+            inputs = leading(samples, inputs)[1]
             samples = length_of(inputs)
 
         def compute(way):

@@ -5,29 +5,20 @@ from typing import Any, Callable
 
 from theano.compile.function_module import Function
 
+from ..checks.ledger import ledger
 from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
 from ..graph.updates import pairs
 from ..runtime.divided_function import DividedFunction
-from ..runtime.state.ledger import ledger
 from ..runtime.steps import Computed, Steps
 
 
 class SurroundedFunction:
     """A callable in place of a `theano.function` that takes each call through a list of steps.
 
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-    compute : callable, optional
-        The last step; by default the function itself computes, or the callable in its place.
-
-    Attributes
-    ----------
-    divided : callable or None
-        The callable that would be in place of the function: an EnabledFunction, or none for plain Theano.
-    steps : Steps
+    The last step computes: `divided`, the callable that would be in place of the function, or without one the function
+    itself.
     """
 
     def __init__(self, function: Function, compute: Callable[[Any], Computed] | None = None) -> None:
@@ -51,17 +42,7 @@ class SurroundedFunction:
 
 
 def steps_of(function: Any) -> Steps:
-    """Return the steps that surround each call of a function, to which others can be added.
-
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function or DividedFunction
-
-    Raises
-    ------
-    TypeError
-        If it is another object.
-    """
+    """Return the steps around each call of a function, of Theano or over contexts; a TypeError for another object."""
     if isinstance(function, DividedFunction):
         return function.steps
     if not isinstance(function, Function):
@@ -86,17 +67,7 @@ def divide_always(function: Any) -> None:
 
 
 def record(function: Function, arguments: dict[str, Any], name: str, ranks: Communicator) -> None:
-    """Have the calls of a new function write to the ledger, if there is one, and if they update shared variables.
-
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-        Its `mgpu_divided` may be set.
-    arguments : dict
-        The arguments of `theano.function`.
-    name : str
-    ranks : Communicator
-    """
+    """Have the calls of a new function write to the ledger, if there is one, and if they update shared variables."""
     with failing_together(ranks):  # a function that is not divided may be made on some ranks only
         book = ledger(Alone())
     given = [variable for variable, _ in pairs(arguments['updates'])]

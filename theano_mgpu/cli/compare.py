@@ -18,24 +18,13 @@ examples:
 from __future__ import annotations
 
 import argparse
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..checks.ledger_file import differing, first_difference, flat, read
 from ..errors import MgpuError
-from ..utils.ledger_file import LedgerFile, flat, read, unnumbered
 from ..utils.tables import counted, table
+from ..utils.values import shortened
 from .output import help_of, print_json
-
-SHOWN = 8  # names of variables, or of steps, in a line
-
-
-class Difference(NamedTuple):
-    """A step at which two runs differ: the function, the last step before it that is equal, and the variables."""
-
-    of: str
-    step: int
-    equal: int | None
-    variables: list[str]
-    n_variables: int
 
 
 def add_parser(sub: Any) -> None:
@@ -59,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if difference is None and not compared:
         raise MgpuError('only the values before the first step are in both ledgers, and are equal: no step was '
                         'compared. %s; %s. Run both again with mgpu.ledger_every=1' % (_contents(a), _contents(b)))
-    settings = differing_settings(a, b)
+    settings = differing(flat(a.starts[-1]), flat(b.starts[-1]))
     if args.json:
         print_json({'equal': difference is None, 'compared': compared,
                     'difference': difference and difference._asdict(), 'settings': settings})
@@ -69,35 +58,6 @@ def run(args: argparse.Namespace) -> int:
         if settings:
             print('\n' + table([['SETTING', 'A', 'B'], *map(list, settings)]))
     return int(difference is not None)
-
-
-def first_difference(a: LedgerFile, b: LedgerFile, common: list[tuple[str, int]]) -> Difference | None:
-    """Return the first difference between two ledgers, in the order of the first one; None if there is none.
-
-    Parameters
-    ----------
-    a, b : LedgerFile
-    common : list of (str, int)
-        The steps that both have.
-    """
-    equal: dict[str, int] = {}
-    for of, step in common:
-        ours, theirs = a.steps[of, step]['values'], b.steps[of, step]['values']
-        if unnumbered(ours) == unnumbered(theirs):
-            theirs = dict(zip(ours, theirs.values()))
-        different = [name for name in [*ours, *(name for name in theirs if name not in ours)]
-                     if ours.get(name) != theirs.get(name)]
-        if different:
-            return Difference(of, step, equal.get(of), different, len({**ours, **theirs}))
-        equal[of] = step
-    return None
-
-
-def differing_settings(a: LedgerFile, b: LedgerFile) -> list[tuple[str, str, str]]:
-    """Return the name and both values of each setting in which the last starts of two runs differ."""
-    ours, theirs = (flat(each.starts[-1]) for each in (a, b))
-    return [(name, ours.get(name, '-'), theirs.get(name, '-')) for name in {**ours, **theirs}
-            if ours.get(name) != theirs.get(name)]
 
 
 def _contents(ledger):
@@ -122,16 +82,11 @@ def _summary(ledger):
     if restarts:
         lines.append('  started again: %s' % counted(restarts, 'time'))
     for of, steps, different in ledger.repeated:
-        came_out = 'otherwise: %s' % _shortened(different) if different else 'the same'
-        lines.append('  repeated by %s: %s, which came out %s' % (of, _shortened(steps), came_out))
+        came_out = 'otherwise: %s' % shortened(different) if different else 'the same'
+        lines.append('  repeated by %s: %s, which came out %s' % (of, shortened(steps), came_out))
     if ledger.is_cut:
         lines.append('  its last line is incomplete, as after a kill, and does not count')
     return lines
-
-
-def _shortened(items):
-    more = len(items) - SHOWN
-    return ', '.join(map(str, items[:SHOWN])) + ' and %d more' % more * (more > 0)
 
 
 def _about_equal(a, b, common):
@@ -142,7 +97,7 @@ def _about_equal(a, b, common):
         more = ['%s after step %d' % (of, last[of]) if of in last else of
                 for of, step in own.items() if step > last.get(of, -1)]
         if more:
-            lines.append('not compared, since it is in %s alone: %s' % (ledger.path, _shortened(more)))
+            lines.append('not compared, since it is in %s alone: %s' % (ledger.path, shortened(more)))
     return lines
 
 
@@ -150,7 +105,7 @@ def _about_difference(difference):
     """Return the lines about the step at which two runs part."""
     of, step, equal, variables, n_variables = difference
     lines = ['the runs part at step %d of %s: %s is the first variable that differs' % (step, of, variables[0]),
-             '%d of %s differ there: %s' % (len(variables), counted(n_variables, 'variable'), _shortened(variables))]
+             '%d of %s differ there: %s' % (len(variables), counted(n_variables, 'variable'), shortened(variables))]
     if equal is None:
         return lines + ['no step before it is equal: the runs began with other values, such as other seeds' if not step
                         else 'no earlier step is in both ledgers']

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
     from ..auto.functions import enable  # imports Theano, which commands such as doctor do without
-    from ..runtime.state.ledger import use_ledger
+    from ..checks.ledger import use_ledger
     os.environ['KERAS_BACKEND'] = 'theano'
     draw_alike()
     if args.ledger:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -10,8 +10,6 @@ from . import host_reduce
 
 # Elements of a buffer that NumPy adds in less time than it takes to prepare anything else.
 SMALL = 1 << 10
-# Bytes of gradients that are fetched while the ones before are added.
-BUCKET = 1 << 22
 _description = operator.attrgetter('shape', 'dtype')
 
 
@@ -108,30 +106,3 @@ def _flat(buffer, like):
         ordered[...] = buffer
         buffer = ordered
     return buffer.ravel(order='K')
-
-
-def bucket_ranges(sizes: Sequence[int], bucket: int = BUCKET) -> Iterator[tuple[int, int]]:
-    """Yield the first and one-past-last of consecutive arrays that are fetched, and then added, together.
-
-    Parameters
-    ----------
-    sizes : list of int
-        Bytes of each array.
-    bucket : int
-        Bytes that each bucket has at least, but for the last one.
-
-    Yields
-    ------
-    start, stop : int
-
-    Examples
-    --------
-    >>> list(bucket_ranges([3, 3, 1, 9], bucket=5))
-    [(0, 2), (2, 4)]
-    """
-    start, total = 0, 0
-    for i, size in enumerate(sizes):
-        total += size
-        if total >= bucket or i == len(sizes) - 1:
-            yield start, i + 1
-            start, total = i + 1, 0

@@ -16,6 +16,9 @@ FUNCTIONS: dict[str, list[Any]] = {
     'cuDeviceGetCount': [ADDRESS], 'cuDeviceGetPCIBusId': [ctypes.c_char_p, INTEGER, INTEGER],
     'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER], 'cuGetErrorName': [INTEGER, ADDRESS],
     'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS],
+    'cuMemcpyDtoHAsync_v2': [ADDRESS, SIZE, SIZE, ADDRESS], 'cuMemcpyHtoDAsync_v2': [SIZE, ADDRESS, SIZE, ADDRESS],
+    'cuStreamCreate': [ADDRESS, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
+    'cuStreamSynchronize': [ADDRESS], 'cuEventSynchronize': [ADDRESS],
 }
 
 
@@ -28,6 +31,12 @@ class Driver:
     def address(self, name: str) -> int:
         """Return the address of a function."""
         return ctypes.cast(getattr(self._library, name), ADDRESS).value or 0
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function; raise a RuntimeError for another code than 0, as Theano's own calls do."""
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            raise RuntimeError('%s: %s' % (name, self.text_of(code)))
 
     def text_of(self, code: int) -> str:
         """Return the name of a code of the driver."""
@@ -54,11 +63,11 @@ class Driver:
         return context.value or 0
 
     @contextlib.contextmanager
-    def current(self, context: int) -> Iterator[None]:
-        """Make a context current; without one, NCCL would make one of device 0, and leave it."""
+    def current(self, context: int) -> Iterator[Any]:
+        """Make a context current, and give `call`; without one, NCCL would make one of device 0, and leave it."""
         self._library.cuCtxPushCurrent_v2(context)
         try:
-            yield
+            yield self.call
         finally:
             self._library.cuCtxPopCurrent_v2(ctypes.byref(ADDRESS()))
 

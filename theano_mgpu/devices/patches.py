@@ -7,7 +7,7 @@ from typing import Any
 from ..compat.patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, Patch
 from ..errors import warn
 from ..utils import mpi_environment
-from . import cuda_contexts, theano_contexts
+from . import cuda_contexts, shared_variables, theano_contexts
 
 WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 EACH_GPU = 'for each GPU context that is opened'          # apply(gpu_context)
@@ -60,6 +60,9 @@ PATCHES = [
     Patch('Theano', '1.0.5', "shared(target='dev0'): no suitable constructor, as Theano was imported without contexts",
           WITH_CONTEXTS, theano_contexts.open_contexts_on_demand,
           'tests/bugs/test_devices.py::test_flags_alone_open_the_contexts_that_a_script_names'),
+    Patch('Theano', '1.0.5', 'copies of a shared variable on other contexts become stale in silence',
+          AFTER_THEANO, shared_variables.hook_shared_variables,
+          'tests/runtime/test_replicate.py::test_without_the_hooks_values_are_stale'),
     Patch('Theano', '1.0.5', 'conv2d with filter_flip=True: Could not infer context from inputs',
           AFTER_THEANO, theano_contexts.infer_contexts_from_all_ancestors,
           'tests/graph/test_graph.py::test_each_patch_is_needed'),

@@ -2,21 +2,15 @@
 from __future__ import annotations
 
 import copy
-import functools
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 from scipy import sparse
 from theano.gpuarray.type import GpuArrayType
 from theano.tensor import TensorType
 
-from ..comm.host_sum import describe
-from . import page_locked
 from .context_map import Context
 from .contexts import gpu_context
-
-ALIGNED = 16     # a view begins at a multiple of as many elements, for instructions that take several at once
-SMALL = 1 << 15  # bytes of an array that is fetched together with others
 
 
 class DeviceMemory:
@@ -123,129 +117,6 @@ def copy_to(context: Context, value: Any) -> Any:
     return value.transfer(there)
 
 
-class Sender:
-    """The sending of arguments to the device of one function.
-
-    Parameters
-    ----------
-    function : theano.compile.function_module.Function
-        Compiled by `compiler.compile_for`.
-    """
-
-    def __init__(self, function: Any) -> None:
-        self._takes = function.mgpu_takes
-        self._buffers = DeviceBuffers(function.mgpu_context)
-
-    def send(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return the arguments as the function takes them, valid until the next call.
-
-        Parameters
-        ----------
-        arguments : list of ndarray or pygpu.gpuarray.GpuArray
-            Arrays on the device stay there, unless the function needs them on the host.
-
-        Returns
-        -------
-        list of ndarray or pygpu.gpuarray.GpuArray
-        """
-        return [self._buffers.send(i, value) if takes else fetch(value)
-                for i, (value, takes) in enumerate(zip(arguments, self._takes))]
-
-
-class FlatBuffers:
-    """Arrays that are copied, or added over ranks, in one go: views of one flat array a dtype.
-
-    Parameters
-    ----------
-    like : list of (shape, dtype)
-        One a view, see `describe`.
-    allocate : callable
-        It makes a flat array of a shape and a dtype. On the host the array has to be 0: the gaps between the views are
-        added, too.
-
-    Attributes
-    ----------
-    flat : dict of dtype to (ndarray or pygpu.gpuarray.GpuArray)
-    places : list of slice
-        The place of each view in its flat array.
-    views : list of ndarray or pygpu.gpuarray.GpuArray
-        C-contiguous.
-
-    Examples
-    --------
-    >>> FlatBuffers([((2, 3), 'float32'), ((5,), 'float32')]).places
-    [slice(0, 6, None), slice(16, 21, None)]
-    """
-
-    def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]],
-                 allocate: Callable[[Any, np.dtype], Any] = np.zeros) -> None:
-        self.like = like
-        sizes: dict[Any, int] = {}
-        self.places = []
-        for shape, dtype in like:
-            start = -(-sizes.get(dtype, 0) // ALIGNED) * ALIGNED
-            sizes[dtype] = start + int(np.prod(shape, dtype='int64'))
-            self.places.append(slice(start, sizes[dtype]))
-        self.flat = {dtype: allocate((size,), dtype) for dtype, size in sizes.items()}
-        self.views = [self.flat[dtype][part].reshape(shape) for (shape, dtype), part in zip(like, self.places)]
-
-
-class Fetcher:
-    """The fetching of arrays from one device, of the same shapes again and again.
-
-    Small ones are put into one array on the device first, since each copy costs tens of microseconds, whatever its
-    size; for large ones the further copy would cost more than it saves (`benchmarks/choices.py transfers`).
-
-    Parameters
-    ----------
-    context : Context
-    small : int
-        Bytes of the largest array that counts as small.
-    """
-
-    def __init__(self, context: Context, small: int = SMALL) -> None:
-        self._context, self._limit = context, small
-        self._like: Any = None
-
-    def start(self, arrays: Sequence[Any]) -> None:
-        """Begin to fetch arrays: a CUDA device copies while the host goes on.
-
-        Parameters
-        ----------
-        arrays : list of ndarray or pygpu.gpuarray.GpuArray
-        """
-        self._arrays = arrays
-        if self._context.kind == 'cpu':
-            return
-        if self._like != describe(arrays):
-            self._make_buffers(arrays)
-        for i, view in zip(self._small, self._there.views):
-            view[...] = arrays[i] if arrays[i].ndim else arrays[i].reshape((1,))  # pygpu indexes no scalars
-        for there, here in zip(self._there.flat.values(), self._here.flat.values()):
-            there.read(here)
-        for i in self._large:
-            fetch(arrays[i], self._host[i])
-
-    def finish(self) -> Sequence[np.ndarray]:
-        """Return the arrays of the latest `start` on the host; valid until the next one."""
-        arrays, self._arrays = self._arrays, ()
-        if self._context.kind == 'cpu':
-            return arrays
-        wait([*self._there.flat.values(), *[arrays[i] for i in self._large]])
-        return [self._host.get(i, array) for i, array in enumerate(arrays)]
-
-    def _make_buffers(self, arrays):
-        self._like = describe(arrays)
-        there = [i for i, array in enumerate(arrays) if not isinstance(array, np.ndarray)]
-        small = [i for i in there if arrays[i].size * arrays[i].itemsize <= self._limit]
-        self._small = small if len(small) > 1 else []
-        self._large = set(there) - set(self._small)
-        like = [self._like[i] for i in self._small]
-        memory, allocate = DeviceMemory(self._context), functools.partial(page_locked.zeros, context=self._context)
-        self._there = FlatBuffers([(shape or (1,), dtype) for shape, dtype in like], memory.empty)
-        self._here = FlatBuffers(like, allocate)
-        self._host = dict(zip(self._small, self._here.views))
-        self._host.update((i, allocate(*self._like[i])) for i in self._large)
 
 
 def concatenated(parts: Sequence[Any], axis: int) -> Any:

@@ -11,6 +11,7 @@ from ..comm.communicator import Communicator
 from ..devices.context_map import HOST
 from ..devices.transfers import fetch
 from ..errors import warn
+from ..utils.values import alike, beyond_rounding
 from .host import HostChannel
 from .orders import Parts
 
@@ -18,15 +19,7 @@ from .orders import Parts
 class Checked:
     """A channel whose first sums are compared with the host's; if they differ, or it fails, the host adds from then on.
 
-    Parameters
-    ----------
-    channel : NcclChannel
-    host : HostChannel
-        Of the same sums.
-    is_exact : bool
-        Whether both have to give the same bits.
-    ranks : Communicator
-        The processes that take part.
+    Where the comparison `is_exact`, both have to give the same bits.
     """
 
     by_host = False
@@ -47,7 +40,7 @@ class Checked:
         if not self._by_host:
             self._channel.prepare(parts)
         if self._ranks.size == 1:
-            self.add_over(self._ranks)
+            self.add_over()
 
     def use_host(self) -> None:
         """Have the host add the parts, because a rank cannot use the channel any more."""
@@ -59,11 +52,11 @@ class Checked:
         self._is_idle = True
         self._channel.clear()
 
-    def add_over(self, ranks: Communicator) -> None:
+    def add_over(self) -> None:
         """Add the parts, over the ranks, too, which have just had a handshake."""
         parts, self._parts = self._parts, None
         if not self._by_host and self._channel.is_verified:
-            self._channel.add_over(ranks)
+            self._channel.add_over()
             return
         if not self._by_host:
             error = self._verified(parts)
@@ -72,16 +65,16 @@ class Checked:
             warn('NCCL does not work here: %s. From now on, sums go through the host, which takes longer; the flag '
                  'mgpu.collectives=host does so without a warning' % error)
             self.use_host()
-        self._on_host(parts)
+        self._on_host(parts, is_read=True)
 
-    def _on_host(self, parts):
+    def _on_host(self, parts, is_read=False):
         """Return the sums of parts, added by the host."""
-        self._host.prepare(parts)
+        self._host.prepare(parts, is_read)
         if self._is_idle:
             self._host.clear()
         if self._ranks.size > 1:
             self._ranks.handshake((ADD,))
-            self._host.add_over(self._ranks)
+            self._host.add_over()
         return self._host.views
 
     def _verified(self, parts):
@@ -106,12 +99,12 @@ class Checked:
         for i, (total, scale) in enumerate(zip(self._on_host(parts), scales)):
             found = list(map(fetch, self._channel.reduced.arrays(i)))
             if self._is_exact:
-                same = all(((its == total) | (its != its) & (total != total)).all() for its in found)
-                yield '' if same else 'a device has another sum than the host'
+                yield '' if all(alike(its, total).all() for its in found) else 'a device has another sum than the host'
             elif any(its.tobytes() != found[0].tobytes() for its in found):
                 yield 'the devices have different sums'
             elif found:
-                yield _beyond_rounding(found[0], total, scale, n)
+                error = beyond_rounding(found[0], total, scale, n)
+                yield error and 'a sum differs from the sum on the host by %s, which is more than rounding' % error
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step."""
@@ -125,13 +118,3 @@ class Checked:
         """Free the arrays that a failed step has left on the devices."""
         self._parts = None
         self._channel.drop()
-
-
-def _beyond_rounding(total, other, scale, n):
-    """Return how a sum of n numbers differs from another one; `scale` is the sum of the absolute values."""
-    limits = np.finfo(total.dtype)
-    counts = np.isfinite(other) & (scale < limits.max / 4)
-    error = abs(total[counts] - other[counts])
-    if (error <= 2 * n * (limits.eps * scale[counts] + limits.tiny)).all():
-        return ''
-    return 'a sum differs from the sum on the host by %.3g, which is more than rounding' % np.nanmax(error)

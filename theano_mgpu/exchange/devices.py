@@ -1,28 +1,25 @@
 """The channel of sums between devices by NCCL: the host takes no part, and does not wait."""
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from ..comm.communicator import Communicator
 from ..devices.context_map import Context
 from ..devices.failures import FailureExplained, error_of
 from ..devices.launcher import Shard
 from ..devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
 from ..devices.nccl_library import DTYPES, SUM
-from ..devices.transfers import ALIGNED, SMALL, copy_to, fetch
+from ..devices.transfers import copy_to, fetch
 from ..errors import ExchangeError
 from ..utils.timeline import Timings, span
 from .host import Sum
+from .layout import Flat, Layout
 from .orders import Parts
 
 
-class Layout:
-    """The places of sums on devices: small ones lie in one flat array a dtype, scalars first.
-
-    Small arrays are copied into the flat array, added as one, and every device gets them. Large ones are added from
-    where they are.
+class NcclLayout(Layout):
+    """A layout whose large sums lie apart, as NCCL is told of it; each of the small ones is for every device.
 
     Parameters
     ----------
@@ -32,70 +29,42 @@ class Layout:
 
     Attributes
     ----------
-    sizes : dict of str to int
-        Elements of each flat array, by its dtype.
-    scalars : dict of str to int
-        Elements that the scalars take at its beginning.
-    places : dict of int to (dtype, start, stop)
-        The place of each small array.
-    copied, large : list of int
-        Numbers of the small arrays that have elements, and of the large ones.
     owners : dict of int to int
         The device that alone gets a sum.
-    names : list of str
-        The dtype of each array that is exchanged: of the flat ones, then of the large ones.
-    bytes, counts, dtypes, ops, roots : ndarray
+    dtypes : list of dtype
+        Of each array that is exchanged: of the flat ones, then of the large ones.
+    bytes, lengths, numbers, ops, roots : ndarray
         As for `Copies` and `Collectives`.
     """
 
     def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]], owners: Sequence[int | None] = ()) -> None:
-        self.like = list(like)
-        sizes = [int(np.prod(shape, dtype='int64')) for shape, _ in like]
-        self.large = [i for i, (_, dtype) in enumerate(like) if sizes[i] * dtype.itemsize > SMALL]
+        super().__init__(like, apart=True)
         self.owners = {i: owner for i, owner in enumerate(owners) if owner is not None and i in self.large}
-        self.sizes: dict[str, int] = {}
-        self.scalars: dict[str, int] = {}
-        self.places: dict[int, tuple[str, int, int]] = {}
-        small = [i for i in range(len(like)) if i not in self.large]
-        for i in sorted(small, key=lambda i: bool(like[i][0])):
-            dtype = like[i][1].name
-            start = -(-self.sizes.get(dtype, 0) // ALIGNED) * ALIGNED
-            self.sizes[dtype] = start + sizes[i]
-            self.places[i] = dtype, start, start + sizes[i]
-            if not like[i][0]:
-                self.scalars[dtype] = start + sizes[i]
-        self.copied = [i for i in small if sizes[i]]
-        self.bytes = np.array([sizes[i] * like[i][1].itemsize for i in self.copied], 'uint64')
-        flat = [(dtype, size) for dtype, size in self.sizes.items() if size]
-        self.flat_dtypes = [dtype for dtype, _ in flat]
-        self.counts = np.array([size for _, size in flat] + [sizes[i] for i in self.large], 'uint64')
-        self.names = self.flat_dtypes + [like[i][1].name for i in self.large]
-        self.dtypes = np.array([DTYPES[name] for name in self.names], 'int32')
-        self.ops = np.full(len(self.names), SUM, 'int32')
-        self.roots = np.array([EVERY] * len(flat) + [self.owners.get(i, EVERY) for i in self.large], 'int32')
+        self.bytes = np.array([self.counts[i] * like[i][1].itemsize for i in self.small], 'uint64')
+        self.flat_dtypes = [dtype for dtype, size in self.sizes.items() if size]
+        self.dtypes = self.flat_dtypes + [like[i][1] for i in self.large]
+        self.lengths = np.array([self.sizes[dtype] for dtype in self.flat_dtypes] +
+                                 [self.counts[i] for i in self.large], 'uint64')
+        self.numbers = np.array([DTYPES[dtype.name] for dtype in self.dtypes], 'int32')
+        self.ops = np.full(len(self.dtypes), SUM, 'int32')
+        self.roots = np.array([EVERY] * len(self.flat_dtypes) + [self.owners.get(i, EVERY) for i in self.large],
+                              'int32')
 
-    def received(self, memory: Any, place: int) -> Received:
+    def received(self, memory: Any, place: int) -> Flat:
         """Return new memory on a device for the sums that it gets, at its place among all devices."""
-        return self.packed(memory, {i: memory.empty(*self.like[i]) for i in self.large
-                                    if self.owners.get(i, place) == place})
+        return self.allocated(memory.empty, {i: memory.empty(*self.like[i]) for i in self.large
+                                             if self.owners.get(i, place) == place})
 
-    def packed(self, memory: Any, large: Mapping[int, Any]) -> Received:
-        """Return new memory on a device for small arrays, beside some large ones."""
-        flat = {dtype: memory.empty((size,), dtype) for dtype, size in self.sizes.items()}
-        views = {i: flat[dtype][start:stop].reshape(self.like[i][0]) for i, (dtype, start, stop) in self.places.items()}
-        return Received(flat, {**views, **large})
-
-    def arrays(self, received: Received) -> list[Any]:
+    def arrays(self, memory: Flat) -> list[Any]:
         """Return the arrays that are exchanged, with one axis; None for a large one that is not there."""
-        large = [received.views.get(i) for i in self.large]
-        return [received.flat[dtype] for dtype in self.flat_dtypes] + \
-            [each if each is None else each.reshape((int(np.prod(each.shape, dtype='int64')),)) for each in large]
+        large = [memory.views.get(i) for i in self.large]
+        return [memory.flat[dtype] for dtype in self.flat_dtypes] + \
+            [each if each is None else each.reshape((self.counts[i],)) for i, each in zip(self.large, large)]
 
-    def exchange(self, parts: Sequence[Sequence[Any]],
-                 every_received: Sequence[Received]) -> tuple[Copies, Collectives]:
+    def exchange(self, parts: Sequence[Sequence[Any]], every_received: Sequence[Flat]) -> tuple[Copies, Collectives]:
         """Return the copies and collectives that put the sums of parts, a list for each device, where they belong."""
-        to = [[received.views[i].gpudata for i in self.copied] for received in every_received]
-        source = [[part[i].gpudata for i in self.copied] for part in parts]
+        to = [[received.views[i].gpudata for i in self.small] for received in every_received]
+        source = [[part[i].gpudata for i in self.small] for part in parts]
         flat = [[received.flat[dtype].gpudata for dtype in self.flat_dtypes] for received in every_received]
         send = [own + [part[i].gpudata for i in self.large] for own, part in zip(flat, parts)]
         # Only the owner writes where a sum is received; the others name their part.
@@ -103,14 +72,7 @@ class Layout:
                    for own, received, part in zip(flat, every_received, parts)]
         rows = [np.array(addresses, 'uint64').reshape(len(parts), -1) for addresses in (to, source, send, receive)]
         return (Copies(rows[0], rows[1], self.bytes),
-                Collectives(rows[2], rows[3], self.counts, self.dtypes, self.ops, self.roots))
-
-
-class Received(NamedTuple):
-    """Sums on a device: flat arrays by dtype, and each sum by its number."""
-
-    flat: dict[str, Any]
-    views: dict[int, Any]
+                Collectives(rows[2], rows[3], self.lengths, self.numbers, self.ops, self.roots))
 
 
 class Reduced:
@@ -118,15 +80,15 @@ class Reduced:
 
     Parameters
     ----------
-    layout : Layout
-    every_received : list of Received
+    layout : NcclLayout
+    every_received : list of Flat
         The sums of each context.
     communicator : NcclCommunicator
     shards : dict of Context to Shard
         They name the samples of a device that is lost.
     """
 
-    def __init__(self, layout: Layout, every_received: Sequence[Received], communicator: NcclCommunicator,
+    def __init__(self, layout: NcclLayout, every_received: Sequence[Flat], communicator: NcclCommunicator,
                  shards: Mapping[Context, Shard]):
         self._layout, self._communicator, self._shards = layout, communicator, shards
         self._received = dict(zip(communicator.contexts, every_received))
@@ -141,7 +103,7 @@ class Reduced:
         return self._on_devices[key]
 
     def _home(self, number, context=None):
-        """Return the `Received` with a sum: of a context or the first one, if it is there, else of its owner."""
+        """Return the `Flat` with a sum: of a context or the first one, if it is there, else of its owner."""
         received = self._received.get(context) or self._received[self._communicator.contexts[0]]
         if number in received.views:
             return received
@@ -209,7 +171,7 @@ class LossExplained:
 class Reduction:
     """The addition by NCCL itself, in any order."""
 
-    def own(self, layout: Layout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
+    def own(self, layout: NcclLayout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
         """Return the arrays that a context sends: its part, or zeros if it has no samples."""
         for part, other in zip(parts.arrays, parts.contexts):
             if other == context:
@@ -220,8 +182,8 @@ class Reduction:
         """Return the arrays that a context of a rank without samples sends: zeros."""
         return [memory.zeros(array.shape, array.dtype) for array in own]
 
-    def enqueue(self, communicator: NcclCommunicator, layout: Layout, every_own: Sequence[Any],
-                every_received: Sequence[Received]) -> None:
+    def enqueue(self, communicator: NcclCommunicator, layout: NcclLayout, every_own: Sequence[Any],
+                every_received: Sequence[Flat]) -> None:
         """Enqueue the addition on all devices of this process."""
         communicator.exchange(*layout.exchange(every_own, every_received))
 
@@ -234,7 +196,7 @@ class NcclChannel:
     communicator : NcclCommunicator
         Over the contexts that have parts, one for each replica.
     owners : list of (int or None)
-        See `Layout`.
+        See `NcclLayout`.
     adder : Reduction or InTree
     memories : Memories
     timings : Timings
@@ -250,9 +212,9 @@ class NcclChannel:
                  timings: Timings) -> None:
         self.communicator, self._owners, self._adder = communicator, owners, adder
         self._memories, self._timings = memories, timings
-        self._layout = Layout([])
+        self._layout = NcclLayout([])
         self._own: list[Any] = []             # what every context of the communicator sends
-        self._received: list[Received] = []   # memory for the sums
+        self._received: list[Flat] = []   # memory for the sums
         self._shards: dict[Context, Shard] = {}
         self.reduced: Reduced | None = None
         self._is_taken = False
@@ -277,7 +239,7 @@ class NcclChannel:
         """
         self.drop()
         if self._layout.like != parts.like:
-            self._layout = Layout(parts.like, self._owners)
+            self._layout = NcclLayout(parts.like, self._owners)
         self._shards = dict(zip(parts.contexts, parts.shards))
         for i, context in enumerate(self.communicator.contexts):
             with FailureExplained(i, context, 'exchange', None, self.communicator.contexts):
@@ -298,7 +260,7 @@ class NcclChannel:
         with self._timings.span('all_reduce'), span('all_reduce', 'all_reduce'):
             self._adder.enqueue(self.communicator, self._layout, own, received)
 
-    def add_over(self, ranks: Communicator) -> None:
+    def add_over(self) -> None:
         """Begin to add the parts; raise a ReplicaError if a device is lost."""
         with LossExplained(self.communicator, self._shards):
             self.enqueue()

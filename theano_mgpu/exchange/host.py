@@ -2,22 +2,22 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from ..comm.communicator import Communicator
-from ..comm.host_sum import bucket_ranges
 from ..devices.context_map import HOST, Context
+from ..devices.copies import Piece
+from ..devices.failures import FailureExplained
 from ..devices.launcher import Launcher
-from ..devices.transfers import FlatBuffers
 from ..utils.timeline import HOST as HOST_TRACK
 from ..utils.timeline import Timings, note, span
 from ..utils.worker_threads import Task, WorkerThreads
+from .layout import Block, Flat, Layout, blocks_of
 from .orders import Parts
-
-ALL = slice(None)
 
 
 class Sum(NamedTuple):
@@ -55,26 +55,74 @@ class Stays:
         self._sums = ()
 
 
-class HostReduced:
+class HostReduced(NamedTuple):
     """The sums of one step on the host, and on the devices that they were sent to."""
 
-    def __init__(self, channel: HostChannel, views: Sequence[np.ndarray]) -> None:
-        self._channel, self._views = channel, views
-        self._on_devices: dict[Context, dict[int, Any]] = {}
+    views: Sequence[Any]
+    sent: Mapping[Context, Sent]
 
     def value(self, number: int) -> np.ndarray:
         """Return a sum on the host."""
-        return self._views[number]
+        return self.views[number]
 
     def on(self, context: Context, number: int) -> Any:
-        """Return a sum on a context's device; all that the context reads are sent together."""
-        if context not in self._on_devices:
-            self._on_devices[context] = self._channel.send(context, self._views)
-        return self._on_devices[context][number]
+        """Return a sum on a context's device."""
+        return self.sent[context].views[number]
+
+
+class Sent:
+    """The sums that one context reads, on its device: those that lie next to each other are one array.
+
+    Parameters
+    ----------
+    layout : Layout
+    numbers : collection of int
+    memory : OnDevice
+        It is allocated before the sums are there.
+    copies : Copies
+
+    Attributes
+    ----------
+    views : dict of int to pygpu.gpuarray.GpuArray
+    """
+
+    def __init__(self, layout: Layout, numbers: Collection[int], memory: Any, copies: Any) -> None:
+        self._copies = copies
+        self._runs: list[Any] = []  # of dtype, start, stop, array
+        self.views: dict[int, Any] = {}
+        for run in _runs(layout, numbers):
+            (dtype, start, _), (_, _, stop) = [layout.places[i] for i in (run[0], run[-1])]
+            array = memory.empty((stop - start,), dtype)
+            self._runs.append((dtype, start, stop, array))
+            for i in run:
+                _, first, last = layout.places[i]
+                self.views[i] = array[first - start:last - start].reshape(layout.like[i][0])
+        copies.follow()
+
+    def write(self, block: Block, flat: Mapping[Any, np.ndarray]) -> None:
+        """Begin to write a block of the sums."""
+        pieces = []
+        for dtype, start, stop, array in self._runs:
+            span = block.spans.get(dtype, slice(0, 0))
+            first, last = max(start, span.start), min(stop, span.stop)
+            if first < last:
+                pieces.append(Piece(array, first - start, flat[dtype][first:last]))
+        self._copies.write(pieces)
+
+    def written(self) -> None:
+        """Have the device compute nothing more before it has the sums."""
+        self._copies.written()
+
+    def drop(self) -> None:
+        """Let go of the arrays, once no copy is under way."""
+        self._copies.drop()
 
 
 class HostChannel:
-    """A channel through memory on the host that every step uses again, and over the ranks.
+    """A channel through memory on the host that every step uses again, and over the ranks: a pipeline of blocks.
+
+    While a block comes from the devices, the one before is added, and the one before that goes over the ranks and back
+    to the devices.
 
     Parameters
     ----------
@@ -88,6 +136,7 @@ class HostChannel:
     memories : Memories
     launcher : Launcher
     timings : Timings
+    ranks : Communicator
 
     Attributes
     ----------
@@ -100,131 +149,208 @@ class HostChannel:
     by_host = True
 
     def __init__(self, order: Any, owners: Sequence[Any], half: bool, read_on: Mapping[Context, Sequence[int]],
-                 memories: Any, launcher: Launcher, timings: Timings) -> None:
-        self._order, self._owners, self._half, self._read_on = order, owners, half, read_on
+                 memories: Any, launcher: Launcher, timings: Timings, ranks: Communicator) -> None:
+        self._order, self._owners, self._half, self._ranks = order, owners, half, ranks
         self._memories, self._launcher, self._timings = memories, launcher, timings
-        self._device = next((context for context in read_on if context.kind != 'cpu'), None)
-        self._buffers: list[FlatBuffers] = []
+        self._read_on = {context: numbers for context, numbers in read_on.items() if context.kind != 'cpu'}
+        self._device = next(iter(self._read_on), None)
+        self._layout, self._blocks = Layout([]), [Block([], {})]
+        self._buffers: list[Flat] = []  # the sums; in the tree's order over ranks, those of each node
         self._fetchers: dict[Any, Any] = {}
         self._underway: list[Task] = []
+        self._sent: dict[Context, Sent] = {}
         self._sent_to: set[Context] = set()
         self.views: Sequence[Any] = []
 
-    def prepare(self, parts: Parts) -> None:
-        """Add parts on the host; large arrays on another thread, while the next ones come from the devices."""
-        if self._underway:  # an interrupted step may have left some, which add to the same memory
-            self._thread.finish(self._underway)
-            self._underway = []
+    def prepare(self, parts: Parts, is_read: bool = True) -> None:
+        """Take parts, and memory for the sums, and begin to fetch; in a process alone, add them.
+
+        Several blocks are added on another thread.
+
+        Parameters
+        ----------
+        parts : Parts
+        is_read : bool
+            Whether the sums are sent to the devices that read them.
+        """
+        self._end_additions()
+        self._use(parts)
+        if self._device is None:
+            began = time.perf_counter()
+            if self._memories.computes:
+                self._order.add_up(parts, parts.arrays, [list(map(each.views.get, range(len(parts.like))))
+                                                         for each in self._buffers])
+            note(self._timings.seconds, 'all_reduce', HOST_TRACK, began)
+        else:
+            self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
+            self._fetch(parts)
+        if self._ranks.size == 1:
+            self.add_over()
+
+    def _use(self, parts):
+        """Have buffers for parts that no device reads any more."""
         n = self._order.n_nodes
-        is_other = len(self._buffers) < n or self._buffers[0].like != parts.like
+        is_other = len(self._buffers) < n or self._layout.like != parts.like
         # These may still read this memory. The others are waited for when they give their parts.
         idle = sorted(self._sent_to if is_other else self._sent_to.difference(parts.contexts)) if self._sent_to else []
         if idle:
             self._launcher.run('device_to_host', [self._memories[context].wait for context in idle], idle)
         self._sent_to.clear()
         if is_other:
-            self._buffers = [FlatBuffers(parts.like, self._allocate) for _ in range(n)]
-        self.views = self._buffers[0].views
-        if self._device is None:
-            began = time.perf_counter()
-            self._add(parts, parts.arrays, ALL)
-            note(self._timings.seconds, 'all_reduce', HOST_TRACK, began)
-        elif parts.arrays:
-            self._add_from_devices(parts)
-
-    def _add_from_devices(self, parts):
-        if self._owners and len(parts.arrays) == 1 and self._order.is_any:  # each is a message, from where it lies
-            self.views, = self._fetched(parts, ALL)
-            return
-        *others, last = bucket_ranges([each.nbytes for each in self.views])
-        for bucket in others:
-            self._underway.append(Task(parts, self._fetched(parts, slice(*bucket)), slice(*bucket)))
-            self._thread.submit(self._underway[-1])
-        arrays = self._fetched(parts, slice(*last))
-        with self._timings.span('all_reduce'):
-            self._add(parts, arrays, slice(*last))
-            for task in self._underway:
-                task.result()
+            self._layout = Layout(parts.like)
+            self._blocks = blocks_of(self._layout, sys.maxsize if self._device is None else self._memories.block)
+            self._buffers = [self._layout.allocated(self._allocate) for _ in range(n)]
+            self._fetchers.clear()
+        self.views = list(map(self._buffers[0].views.get, range(len(parts.like))))
 
     def _allocate(self, shape, dtype):
         return self._memories.on_host(shape, dtype, self._device or HOST)
 
-    def _add(self, parts, arrays, numbers):
-        if self._memories.computes:
-            self._order.add_up(parts, arrays, [each.views[numbers] for each in self._buffers], numbers)
+    def _memory_on(self, context):
+        self._sent_to.add(context)
+        with FailureExplained(list(self._read_on).index(context), context, 'exchange', None, list(self._read_on)):
+            return Sent(self._layout, self._read_on[context], self._memories[context],
+                        self._memories.copies(context, len(self._blocks)))
+
+    def _fetch(self, parts):
+        """Fetch parts, and add them as their blocks arrive; errors of the devices come here, or in `add_over`."""
+        fetchers = [self._fetcher(i, context, len(parts.arrays) == len(self._buffers) == 1)
+                    for i, context in enumerate(parts.contexts)]
+        tasks = [functools.partial(fetcher.start, part) for fetcher, part in zip(fetchers, parts.arrays)]
+        self._launcher.run('device_to_host', tasks, parts.contexts, parts.shards)
+        last = len(self._blocks) - 1
+        for number in range(last + 1):
+            arrive = functools.partial(self._arrive, parts, fetchers, number)
+            if not last or not all(each.is_beside for each in fetchers):
+                arrive()
+                arrive = None
+            self._underway.append(Task(arrive, functools.partial(self._add, parts, fetchers, number)))
+            if last:
+                self._thread.submit(self._underway[-1])
+            else:
+                self._underway[-1].run(_add_block)
+
+    def _fetcher(self, i, context, is_alone):
+        key = i, context, is_alone
+        if key not in self._fetchers:
+            here = self._buffers[0] if is_alone else self._layout.allocated(self._allocate)
+            self._fetchers[key] = self._memories.fetcher(context, self._layout, self._blocks, here)
+        return self._fetchers[key]
+
+    def _arrive(self, parts, fetchers, number):
+        self._launcher.run('device_to_host', [functools.partial(each.arrive, number) for each in fetchers],
+                           parts.contexts, parts.shards)
+
+    def _add(self, parts, fetchers, number):
+        if self._memories.computes and fetchers and fetchers[0].here is not self._buffers[0]:
+            block = self._blocks[number]
+            with self._timings.span('all_reduce'):
+                self._order.add_up(parts, [block.of(each.here) for each in fetchers],
+                                   [block.of(each) for each in self._buffers])
 
     @functools.cached_property
     def _thread(self):
-        return WorkerThreads([self._add_beside], 'theano_mgpu all_reduce')
+        return WorkerThreads([_add_block], 'theano_mgpu all_reduce')
 
-    def _add_beside(self, *given):
-        with span('all_reduce', 'all_reduce'):
-            self._add(*given)
+    def add_over(self) -> None:
+        """Add the sums over the ranks, which have just had a handshake, and send them to the devices.
 
-    def _fetched(self, parts, numbers):
-        """Return some arrays of each part, on the host."""
-        fetchers = [self._fetchers.setdefault((i, context, numbers.start), self._memories.fetcher(context))
-                    for i, context in enumerate(parts.contexts)]
-        arrays: Any = [part[numbers] for part in parts.arrays]
-        for tasks in ([functools.partial(fetcher.start, part) for fetcher, part in zip(fetchers, arrays)],
-                      [fetcher.finish for fetcher in fetchers]):
-            arrays = self._launcher.run('device_to_host', tasks, parts.contexts, parts.shards)
-        return arrays
+        After an error in a block, this rank takes part in the additions of the others: these hear of the error in the
+        next handshake.
+        """
+        error, n = None, len(self._blocks)
+        for number in range(n + 1):
+            try:
+                if number and error is None:
+                    self._send(number - 1)
+                if number < n and error is None and self._underway:
+                    self._underway[number].result()
+            except BaseException as caught:
+                error = caught
+            if number < n and self._ranks.size > 1:
+                self._add_block_over(self._blocks[number])
+        if error is not None:  # other blocks may still be under way
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame
+        self._underway = []
+        if self._owners:
+            self.views = [view if owner == self._ranks.rank else None for view, owner in zip(self.views, self._owners)]
 
-    def add_over(self, ranks: Communicator) -> None:
-        """Add the sums over the ranks, which have just had a handshake."""
-        self.views = self._order.add_over(ranks, self._buffers, self.views, self._owners, self._half)
+    def _add_block_over(self, block):
+        if self._owners:
+            owners = [self._owners[each.number] for each in block.ranges]
+            arrays = [[self._layout.part(buffer, each) for each in block.ranges] for buffer in self._buffers]
+        else:
+            owners, arrays = (), list(map(block.of, self._buffers))
+        self._order.add_over(self._ranks, arrays, owners, self._half)
+
+    def _send(self, number):
+        contexts = list(self._sent)
+        for i, (context, sent) in enumerate(self._sent.items()):
+            with FailureExplained(i, context, 'exchange', None, contexts):
+                sent.write(self._blocks[number], self._buffers[0].flat)
+                if number == len(self._blocks) - 1:
+                    sent.written()
 
     def clear(self) -> None:
         """Make every sum 0, on a rank without samples."""
+        for task in self._underway:
+            task.result()
+        self._underway = []
         for buffers in self._buffers:
             for flat in buffers.flat.values():
                 flat[...] = 0
-        self.views = self._buffers[0].views
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step: copies on devices are freed with them."""
         if self._device is None:
             return self.views
-        reduced = HostReduced(self, self.views)
+        reduced, self._sent = HostReduced(self.views, self._sent), {}
         return [Sum(i, reduced) for i in range(len(self.views))]
+
+    def _end_additions(self):
+        """End what an interrupted step may have left, which adds to the same memory."""
+        if self._underway:
+            self._thread.finish(self._underway)
+            self._underway = []
 
     def drop(self) -> None:
         """Free the arrays that a failed step has left on the devices."""
+        self._end_additions()
+        for each in [*self._fetchers.values(), *self._sent.values()]:
+            each.drop()
         self._fetchers.clear()
-
-    def send(self, context: Context, views: Sequence[Any]) -> dict[int, Any]:
-        """Return the sums that are read on a context, by number, on its device.
-
-        Those that lie next to each other are sent in one copy.
-        """
-        memory, whole = self._memories[context], self._buffers[0]
-        sent: dict[int, Any] = {}
-        self._sent_to.add(context)
-        for numbers in _runs(self._read_on[context]):
-            there = FlatBuffers([whole.like[i] for i in numbers], memory.empty)
-            sent.update(zip(numbers, there.views))
-            if views[numbers[0]] is not whole.views[numbers[0]]:  # an owner's, from where they lie
-                for i, view in zip(numbers, there.views):
-                    view.write(np.ascontiguousarray(views[i]))
-                continue
-            starts = {whole.like[i][1]: whole.places[i].start for i in reversed(numbers)}
-            for dtype, to in there.flat.items():
-                to.write(whole.flat[dtype][starts[dtype]:starts[dtype] + to.shape[0]])
-        return sent
+        self._sent = {}
 
 
-def _runs(numbers: Sequence[int]) -> list[list[int]]:
-    """Return numbers in lists of consecutive ones.
+def _add_block(arrive, add):
+    """Wait for a block, if it is still under way, and add it."""
+    if arrive is not None:
+        arrive()
+    with span('all_reduce', 'all_reduce'):
+        add()
+
+
+def _runs(layout: Layout, numbers: Collection[int]) -> list[list[int]]:
+    """Return numbers of sums in lists of neighbours in flat memory.
 
     Examples
     --------
-    >>> _runs([1, 2, 5])
-    [[1, 2], [5]]
+    >>> like = [((n,), np.dtype(dtype)) for n, dtype in ((3, 'f4'), (2, 'f8'), (4, 'f4'), (1, 'f4'))]
+    >>> _runs(Layout(like), [0, 1, 2]), _runs(Layout(like), [0, 3])
+    ([[0, 2], [1]], [[0], [3]])
     """
     runs: list[list[int]] = []
-    for number in numbers:
-        if not runs or number != runs[-1][-1] + 1:
-            runs.append([])
-        runs[-1].append(number)
+    last: dict[Any, int] = {}  # the neighbour before, by dtype
+    of: dict[Any, list[int]] = {}
+    for i, (dtype, *_) in layout.places.items():
+        if i in numbers:
+            if dtype in of and of[dtype][-1] == last[dtype]:
+                of[dtype].append(i)
+            else:
+                of[dtype] = [i]
+                runs.append(of[dtype])
+        last[dtype] = i
     return runs

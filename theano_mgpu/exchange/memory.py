@@ -1,4 +1,4 @@
-"""The memory of a context, in which parts of sums are added."""
+"""The memory of a context, in which parts of sums are added, and from which the host fetches them."""
 from __future__ import annotations
 
 from typing import Any, Sequence
@@ -8,7 +8,11 @@ import numpy as np
 from ..comm.tree import add_arrays, folded
 from ..devices import page_locked
 from ..devices.context_map import Context
-from ..devices.transfers import DeviceMemory, Fetcher
+from ..devices.copies import Copies, Piece, copies_of
+from ..devices.transfers import DeviceMemory
+from .layout import Block, Flat, Layout
+
+BLOCK = 1 << 22  # bytes that are fetched, added and sent at a time
 
 
 class OnHost:
@@ -42,11 +46,11 @@ class OnDevice(DeviceMemory):
     def _added(self, one, other):
         total, size = self.empty(one.shape, one.dtype), (int(np.prod(one.shape, dtype='int64')),)
         if all(size):
-            self.kernel(one.dtype.name, 'n0 + n1', 2)(*[self.contiguous(each).reshape(size)
-                                                        for each in (total, one, other)])
+            self.kernel(one.dtype, 'n0 + n1', 2)(*[self.contiguous(each).reshape(size)
+                                                   for each in (total, one, other)])
         return total
 
-    def kernel(self, dtype: str, order: str, n: int) -> Any:
+    def kernel(self, dtype: Any, order: str, n: int) -> Any:
         """Return the kernel ``kernel(total, n0, n1, ...)`` that adds n arrays with one axis in an order."""
         key = dtype, order
         if key not in self._kernels:
@@ -57,18 +61,103 @@ class OnDevice(DeviceMemory):
         return self._kernels[key]
 
 
+class Fetcher:
+    """The fetching of a part of sums into flat memory on the host, block by block, again and again.
+
+    Small arrays are put into one array on the device first, since each copy costs tens of microseconds, whatever its
+    size; for large ones the further copy would cost more than it saves (`benchmarks/choices.py transfers`).
+
+    Parameters
+    ----------
+    context : Context
+    layout : Layout
+    blocks : list of Block
+    here : Flat
+        The memory on the host.
+    """
+
+    def __init__(self, context: Context, layout: Layout, blocks: Sequence[Block], here: Flat) -> None:
+        self._layout, self.here = layout, here
+        self._memory, self._copies = DeviceMemory(context), copies_of(context, len(blocks))
+        self.is_beside = self._copies.is_beside
+        self._there = Layout(layout.like, apart=True).allocated(self._memory.empty)
+        self._blocks = [list(self._places(block)) for block in blocks]
+
+    def _places(self, block):
+        """Yield what is copied of a block: the dtype of packed arrays or the number of a large one, as in `Piece`."""
+        for dtype, span in block.spans.items():
+            stop = min(span.stop, self._layout.packed.get(dtype, 0))
+            if span.start < stop:
+                yield dtype, span.start, self.here.flat[dtype][span.start:stop]
+        for each in block.ranges:
+            if each.number in self._layout.large:
+                yield each.number, each.start, self._layout.part(self.here, each)
+
+    def start(self, arrays: Sequence[Any]) -> None:
+        """Begin to fetch arrays; some may be on the host already."""
+        for i in self._layout.small:
+            to, array = self._there.views[i], arrays[i]
+            if to.ndim:
+                to[...] = array
+            else:  # pygpu indexes no scalars
+                to.reshape((1,))[...] = array.reshape((1,))
+        large = {i: self._memory.contiguous(arrays[i]).reshape((self._layout.counts[i],))
+                 for i in self._layout.large}
+        sources = {**self._there.flat, **large}
+        self._copies.read([[Piece(sources[key], start, here) for key, start, here in block] for block in self._blocks])
+
+    def arrive(self, number: int) -> None:
+        """Wait until a block is on the host."""
+        self._copies.arrive(number)
+
+    def drop(self) -> None:
+        """Let go of arrays, once no copy is under way."""
+        self._copies.drop()
+
+
+class FetcherOnHost:
+    """The twin of `Fetcher` for parts on the host."""
+
+    is_beside = True
+
+    def __init__(self, here: Flat) -> None:
+        self.here = here
+
+    def start(self, arrays: Sequence[np.ndarray]) -> None:
+        """Copy arrays."""
+        for i, array in enumerate(arrays):
+            self.here.views[i][...] = array
+
+    def arrive(self, number: int) -> None:
+        """Wait for nothing."""
+
+    def drop(self) -> None:
+        """Let go of nothing."""
+
+
 class Memories(dict):
-    """The memory of each context, made when it is asked for."""
+    """The memory of each context, made when it is asked for.
+
+    Attributes
+    ----------
+    block : int
+        Bytes that are fetched, added and sent at a time.
+    """
 
     computes = True  # whether arrays have content
+    block = BLOCK
 
     def __missing__(self, context: Context) -> Any:
         self[context] = memory = OnHost() if context.kind == 'cpu' else OnDevice(context)
         return memory
 
-    def fetcher(self, context: Context) -> Any:
-        """Return a new Fetcher from a context."""
-        return Fetcher(context)
+    def fetcher(self, context: Context, layout: Layout, blocks: Sequence[Block], here: Flat) -> Any:
+        """Return a new fetcher from a context."""
+        return FetcherOnHost(here) if context.kind == 'cpu' else Fetcher(context, layout, blocks, here)
+
+    def copies(self, context: Context, n_blocks: int) -> Copies:
+        """Return new copies to a context."""
+        return copies_of(context, n_blocks)
 
     def on_host(self, shape: Sequence[int], dtype: Any, context: Context) -> Any:
         """Return new zeros on the host, for copies from and to a context."""

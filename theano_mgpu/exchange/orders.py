@@ -13,7 +13,6 @@ from ..comm.tree import Node, add_arrays, add_over_ranks
 from ..comm.tree_products import Product, add_products
 from ..devices.context_map import Context
 from ..devices.launcher import Shard
-from ..devices.transfers import FlatBuffers
 from ..errors import GraphError
 
 
@@ -124,43 +123,42 @@ class AnyOrder(Order):
         nodes[:] = [node._replace(value=add([nodes[0].value, node.value])) if nodes else node]
 
     def add_up(self, parts: Parts, arrays: Sequence[Sequence[np.ndarray]],
-               targets: Sequence[Sequence[np.ndarray]], numbers: slice) -> None:
-        """Write the sums of some arrays of the parts, fetched to the host.
+               targets: Sequence[Sequence[np.ndarray]]) -> None:
+        """Write the sums of arrays of the parts, which are on the host.
 
         Parameters
         ----------
         parts : Parts
         arrays : list of list of ndarray
-            For each part the arrays of the sums `numbers`.
+            For each part its arrays, or a block of them.
         targets : list of list of ndarray
             For each of the `n_nodes` nodes that remain, memory for these sums.
-        numbers : slice
         """
         all_reduce_each(arrays, targets[0])
 
-    def add_over(self, ranks: Communicator, buffers: Sequence[FlatBuffers], views: Sequence[np.ndarray],
-                 owners: Sequence[int], half: bool) -> Sequence[Any]:
-        """Add sums over the ranks, which have just had a handshake; return them, None for one of another owner.
+    def add_over(self, ranks: Communicator, nodes: Sequence[Sequence[np.ndarray]], owners: Sequence[int],
+                 half: bool) -> None:
+        """Add a block of sums over the ranks, which have just had a handshake, in the memory of the first node.
 
         Parameters
         ----------
         ranks : Communicator
-        buffers : list of FlatBuffers
-            For each node that remains, its memory.
-        views : list of ndarray
-            The sums of this rank.
+        nodes : list of list of ndarray
+            For each node that remains, its arrays with one axis.
         owners : list of int
-            The rank that alone gets each sum; empty if every rank gets them.
+            The rank that alone gets each array; empty if every rank gets them.
         half : bool
             Whether the ranks exchange float16.
         """
+        arrays = nodes[0]
         if owners:
-            return ranks.reduce_scatter(views, owners)
-        if half:
-            all_reduce_in_half(ranks, views)
+            for array, total in zip(arrays, ranks.reduce_scatter(arrays, owners)):
+                if total is not None:
+                    array[...] = total
+        elif half:
+            all_reduce_in_half(ranks, arrays)
         else:
-            ranks.all_reduce(list(buffers[0].flat.values()))
-        return views
+            ranks.all_reduce(arrays)
 
 
 class TreeOrder(Order):
@@ -202,11 +200,11 @@ class TreeOrder(Order):
         self._products = {}
 
     def add_up(self, parts: Parts, arrays: Sequence[Sequence[np.ndarray]],
-               targets: Sequence[Sequence[np.ndarray]], numbers: slice) -> None:
+               targets: Sequence[Sequence[np.ndarray]]) -> None:
         """Do as `AnyOrder.add_up`."""
         last = {node[:2]: i for i, node in enumerate(self.tree.nodes_of(self.tree.rank))}
-        for number, terms, outs in zip(range(len(parts.like))[numbers], zip(*arrays), zip(*targets)):
-            if number in self._products:
+        for number, (terms, outs) in enumerate(zip(zip(*arrays), zip(*targets))):
+            if number in self._products:  # on the host, which has all sums in one block
                 add_products(self.tree, sorted(self._products.pop(number).items()), outs)
                 continue
 
@@ -219,30 +217,17 @@ class TreeOrder(Order):
                 if node.value is not out:
                     out[...] = node.value
 
-    def add_over(self, ranks: Communicator, buffers: Sequence[FlatBuffers], views: Sequence[np.ndarray],
-                 owners: Sequence[int], half: bool) -> Sequence[Any]:
+    def add_over(self, ranks: Communicator, nodes: Sequence[Sequence[np.ndarray]], owners: Sequence[int],
+                 half: bool) -> None:
         """Do as `AnyOrder.add_over`: each rank gets some elements of all nodes, and adds these."""
-        nodes, whole = self.tree.nodes_of(self.tree.rank), buffers[0]
-        for dtype, flat in whole.flat.items():
-            blocks = _blocks(whole, dtype, ranks.size, owners)
-            own = add_over_ranks(ranks, self.tree, [node._replace(value=each.flat[dtype]) for node, each in
-                                                    zip(nodes, buffers)], blocks, dtype)
-            if owners:
-                flat[slice(*blocks[ranks.rank])] = own
-            else:
-                ranks.all_gather(own, flat, [stop - start for start, stop in blocks])
-        return [view if owner == ranks.rank else None for view, owner in zip(views, owners)] if owners else views
-
-
-def _blocks(whole, dtype, n_ranks, owners):
-    """Return the elements of a flat array that each rank adds."""
-    if not owners:
-        bounds = [whole.flat[dtype].size * rank // n_ranks for rank in range(n_ranks + 1)]
-        return list(zip(bounds, bounds[1:]))
-    blocks, end = [], 0
-    for rank in range(n_ranks):
-        own = [place for place, owner, (_, other) in zip(whole.places, owners, whole.like)
-               if owner == rank and other == dtype]
-        blocks.append((own[0].start, own[-1].stop) if own else (end, end))
-        end = blocks[-1][1]
-    return blocks
+        places = self.tree.nodes_of(self.tree.rank)
+        for i, (total, *_) in enumerate(zip(*nodes)):
+            bounds = [total.size * rank // ranks.size for rank in range(ranks.size + 1)] if not owners else \
+                [total.size * (rank > owners[i]) for rank in range(ranks.size + 1)]
+            blocks = list(zip(bounds, bounds[1:]))
+            own = add_over_ranks(ranks, self.tree, [place._replace(value=arrays[i]) for place, arrays in
+                                                    zip(places, nodes)], blocks, total.dtype)
+            if not owners:
+                ranks.all_gather(own, total, [stop - start for start, stop in blocks])
+            elif owners[i] == ranks.rank:
+                total[...] = own

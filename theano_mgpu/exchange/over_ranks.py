@@ -49,7 +49,7 @@ class OverRanks:
         self._meet([sums], idle)
         begun, busy = threading.Lock(), any(not each.done() for each in self.underway.values())
         begun.acquire()
-        self.underway[sums] = task = Task(sums, self._ranks, begun)
+        self.underway[sums] = task = Task(sums, begun)
         self._threads.submit(task)
         if not busy:
             begun.acquire()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
@@ -66,7 +66,7 @@ class OverRanks:
             self._meet(rest, idle)
             with self._timings.span('exchange'):
                 for sums in rest:
-                    sums.add_over(self._ranks)
+                    sums.add_over()
 
     def _meet(self, every_sums, idle):
         for sums in every_sums if idle else ():
@@ -80,7 +80,7 @@ class OverRanks:
                     sums.use_host()
 
 
-def _add_over(sums, ranks, begun):
+def _add_over(sums, begun):
     begun.release()
     with span('exchange', 'exchange'):
-        sums.add_over(ranks)
+        sums.add_over()

@@ -1,10 +1,9 @@
 """Sums of logical shards that devices add: each adds a block of the elements in one order, and sends the sum to all."""
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -13,39 +12,11 @@ from ..devices.context_map import Context
 from ..devices.launcher import Launcher
 from ..devices.nccl import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives, Copies, NcclCommunicator
 from ..devices.nccl_library import DTYPES
-from ..devices.transfers import ALIGNED, SMALL
-from .devices import Layout, Received
+from .devices import NcclLayout
+from .layout import ALIGNED, SMALL, Flat, Range, cut
 from .orders import Parts, TreeOrder
 
 PIECE = 1 << 24  # bytes of each node that devices send each other at a time
-
-
-class Range(NamedTuple):
-    """Elements of one array of a node, in a piece that devices send each other.
-
-    Attributes
-    ----------
-    number : int
-        Of the array.
-    dtype : str
-    start, stop : int
-    place : int
-        Where they begin in the memory for a node's piece of their dtype.
-    owner : int
-        The device that adds them, or `EVERY`.
-    """
-
-    number: int
-    dtype: str
-    start: int
-    stop: int
-    place: int
-    owner: int
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of the elements."""
-        return (self.stop - self.start) * np.dtype(self.dtype).itemsize
 
 
 class OwnNode(NamedTuple):
@@ -55,14 +26,14 @@ class OwnNode(NamedTuple):
     ----------
     sources : list
         Its arrays, one for each sum.
-    packed : Received
+    packed : Flat
         Memory that the small ones are copied into, and the large ones.
     arrays : list
-        The arrays that are sent, as by `Layout.arrays`.
+        The arrays that are sent, as by `NcclLayout.arrays`.
     """
 
     sources: Sequence[Any]
-    packed: Received
+    packed: Flat
     arrays: Sequence[Any]
 
     def part(self, elements: Range) -> Any:
@@ -73,7 +44,7 @@ class OwnNode(NamedTuple):
 class ReceivedNode(NamedTuple):
     """Memory on a device for a piece of a node of another device, by dtype."""
 
-    memory: dict[str, Any]
+    memory: dict[Any, Any]
 
     def part(self, elements: Range) -> Any:
         """Return the memory for some elements."""
@@ -99,8 +70,8 @@ class InTree:
     def __init__(self, order: TreeOrder, memories: Any, launcher: Launcher) -> None:
         self._tree_order, self._memories, self._launcher = order, memories, launcher
         self._pieces: list[list[Range]] = []
-        self._room: dict[str, int] = {}    # elements of the largest piece, by dtype
-        self._layout = Layout([])
+        self._room: dict[Any, int] = {}    # elements of the largest piece, by dtype
+        self._layout = NcclLayout([])
         self._devices: Sequence[int] = ()  # of each node, from left to right; devices of all ranks count
         self._order = ''                   # of the additions
 
@@ -112,11 +83,11 @@ class InTree:
             for each in (each for piece in self._pieces for each in piece):
                 self._room[each.dtype] = max(self._room.get(each.dtype, 0), each.place + each.stop - each.start)
 
-    def own(self, layout: Layout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
+    def own(self, layout: NcclLayout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:
         """Return a context's nodes, and memory for the other nodes."""
         self._use(layout)
         own = iter([part for part, other in zip(parts.arrays, parts.contexts) if other == context])
-        for dtype in set(layout.names):
+        for dtype in set(layout.dtypes):
             memory.kernel(dtype, self._order, len(self._devices))  # compiled before other ranks begin to wait
         return [self._own(memory, next(own)) if device == place else self._of_another(memory)
                 for device in self._devices]
@@ -127,14 +98,14 @@ class InTree:
 
     def _own(self, memory, part):
         sources = list(map(memory.contiguous, part))
-        packed = self._layout.packed(memory, {i: sources[i] for i in self._layout.large})
+        packed = self._layout.allocated(memory.empty, {i: sources[i] for i in self._layout.large})
         return OwnNode(sources, packed, self._layout.arrays(packed))
 
     def _of_another(self, memory):
         return ReceivedNode({dtype: memory.empty((size,), dtype) for dtype, size in self._room.items()})
 
-    def enqueue(self, communicator: NcclCommunicator, layout: Layout, every_own: Sequence[Any],
-                every_received: Sequence[Received]) -> None:
+    def enqueue(self, communicator: NcclCommunicator, layout: NcclLayout, every_own: Sequence[Any],
+                every_received: Sequence[Flat]) -> None:
         """Enqueue the addition on all devices of this process."""
         copies, contexts, first = self._copies(every_own), communicator.contexts, communicator.first
         totals = list(map(layout.arrays, every_received))
@@ -149,7 +120,7 @@ class InTree:
 
     def _copies(self, arrays):
         """Return the copies of small arrays into the memory that is sent; devices have different numbers of nodes."""
-        copied = self._layout.copied
+        copied = self._layout.small
         of_devices = [[(node.packed.views[i].gpudata, node.sources[i].gpudata) for node in nodes
                        if isinstance(node, OwnNode) for i in copied] for nodes in arrays]
         most = max(map(len, of_devices))
@@ -211,10 +182,10 @@ def order_of(counts: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
     return tuple(device for device, _ in nodes), text
 
 
-def pieces(layout: Layout, n: int) -> Iterator[list[Range]]:
+def pieces(layout: NcclLayout, n: int) -> Iterator[list[Range]]:
     """Yield the pieces of a node that n devices send each other, of at most `PIECE` bytes, with the block of each."""
     whole = [Range(i, name, 0, count, 0, owner) for i, (name, count, owner) in
-             enumerate(zip(layout.names, layout.counts.tolist(), layout.roots.tolist()))]
+             enumerate(zip(layout.dtypes, layout.lengths.tolist(), layout.roots.tolist()))]
     shared = [each for each in whole if each.owner == EVERY]
     rounding = 8 * ALIGNED  # bytes that the end of an array or of a list may leave free
     size = sum(each.bytes + rounding for each in shared)
@@ -228,25 +199,3 @@ def pieces(layout: Layout, n: int) -> Iterator[list[Range]]:
         of_devices.append(cut([each._replace(owner=device) for each in own], PIECE // n))
     for piece in itertools.zip_longest(*of_devices, fillvalue=[]):
         yield list(itertools.chain(*piece))
-
-
-def cut(ranges: Iterable[Range], limit: int) -> Iterator[list[Range]]:
-    """Yield lists of the elements of ranges, of at most `limit` bytes each, with their places in memory for a list."""
-    part: list[Range] = []
-    places: collections.Counter[str] = collections.Counter()
-    free = limit
-    for each in ranges:
-        size, start = np.dtype(each.dtype).itemsize * ALIGNED, each.start
-        while start < each.stop:
-            stop = min(each.stop, start + free // size * ALIGNED)
-            if stop > start:
-                part.append(each._replace(start=start, stop=stop, place=places[each.dtype]))
-                n = -(-(stop - start) // ALIGNED)
-                places[each.dtype] += n * ALIGNED
-                free -= n * size
-            if stop < each.stop:
-                yield part
-                part, free, places = [], limit, collections.Counter()
-            start = stop
-    if part:
-        yield part

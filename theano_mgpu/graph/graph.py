@@ -117,8 +117,12 @@ def fits_gpu(variable: theano.Variable) -> bool:
 
 
 def taken_on_device(variable: theano.Variable) -> bool:
-    """Return whether functions on a GPU take an input there: floating arrays; indices and labels stay on the host."""
-    return fits_gpu(variable) and variable.ndim > 0 and variable.dtype.startswith('float')
+    """Return whether functions on a GPU take an input there: floating arrays, and states of random streams.
+
+    Indices and labels stay on the host.
+    """
+    return fits_gpu(variable) and variable.ndim > 0 and (
+        variable.dtype.startswith('float') or getattr(variable.tag, 'is_rng', False))
 
 
 def is_sparse(variable: theano.Variable) -> bool:

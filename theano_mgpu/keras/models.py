@@ -12,8 +12,8 @@ from ..auto.parallel_state import parallel_state_of
 from ..auto.rank_0_function import draw_on_rank_0
 from ..auto.surrounded_function import SurroundedFunction
 from ..compat import keras_versions
+from ..graph import theano_functions
 from ..graph.traces import name_layer
-from ..runtime import theano_functions
 from ..runtime.steps import Computed
 from .hooks import keras_loops
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter, deque
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
-import numpy as np
 from theano import config
 
 from ..comm.communicator import Communicator
@@ -29,55 +27,27 @@ RUN, WEIGHTS, DONE, FAILED, END = 'run', 'weights', 'done', 'failed', 'end'
 
 
 class InlinePool:
-    """A replica that runs each job at once, on the calling thread.
+    """A replica that runs each job at once, on the calling thread."""
 
-    Parameters
-    ----------
-    replica : InferenceReplica
-
-    Attributes
-    ----------
-    capacity : int
-        Jobs that may be in flight.
-    """
-
-    capacity = 1
+    capacity = 1  # jobs that may be in flight
 
     def __init__(self, replica: InferenceReplica) -> None:
         self._replica = replica
 
     def submit(self, job: Job) -> Any:
-        """Run a job; return a Task, or on another rank a Future, of its outputs."""
+        """Run a job; return a Task, or on another rank an Answer, that has its outputs as `result`."""
         task = Task(job)
         task.run(self._replica.run)
         return task
 
-    def is_done(self, future: Any) -> bool:
-        """Return whether a job has ended."""
-        return future.done()
-
-    def result(self, future: Any) -> list[np.ndarray]:
-        """Return the outputs of a job, once it has ended; raise its error."""
-        return future.result()
-
-    def begin(self) -> None:
-        """Prepare for the first job of a run."""
-
     def end(self, pending: Iterable[Any]) -> None:
         """End a run: cancel the jobs that have not begun."""
-        for future in pending:
-            future.cancel()
+        for task in pending:
+            task.cancel()
 
 
 class ReplicaPool(InlinePool):
-    """The replicas of this process, each of which runs jobs in its own thread.
-
-    Parameters
-    ----------
-    replicas : list of InferenceReplica
-    prefetch : int
-        Jobs that may wait while each replica has one.
-    """
+    """The replicas of this process, each of which runs jobs in its own thread; `prefetch` further jobs may wait."""
 
     def __init__(self, replicas: Sequence[InferenceReplica], prefetch: int) -> None:
         self.capacity = len(replicas) + prefetch
@@ -91,23 +61,30 @@ class ReplicaPool(InlinePool):
         self._threads.close()
 
 
+class Answer:
+    """The result of a job that another rank computes: ``get()`` returns the outputs, once they have come."""
+
+    def __init__(self, pool: RankPool, rank: int) -> None:
+        self._pool, self.rank = pool, rank
+        self.get: Callable[[], Any] | None = None
+
+    def done(self) -> bool:
+        self._pool.receive()
+        return self.get is not None
+
+    def result(self) -> Any:
+        self._pool.wait(self.done, lambda: [self.rank], 'a batch to compute')
+        assert self.get is not None
+        return self.get()
+
+    def cancel(self) -> None:
+        """Do nothing: a posted job cannot be cancelled."""
+
+
 class RankPool:
     """The replicas of all ranks. Rank 0 has the pool; each other rank runs `serve`.
 
-    Parameters
-    ----------
-    own : ReplicaPool
-        The pool of this process.
-    ranks : Communicator
-    replicas : list of int
-        Number of replicas of each rank.
-    prefetch : int
-        Jobs that may wait on each rank.
-
-    Attributes
-    ----------
-    capacity : int
-        Jobs that may be in flight.
+    `own` is the pool of this process, `replicas` has the number of each rank. On each, `prefetch` jobs may wait.
     """
 
     def __init__(self, own: ReplicaPool, ranks: Communicator, replicas: Sequence[int], prefetch: int) -> None:
@@ -115,45 +92,34 @@ class RankPool:
         self._mailbox: Any = ranks.mailbox
         self.capacity = sum(replicas) + prefetch * ranks.size
         self._weights: list[Any] = [None] * ranks.size
+        self._begin()
 
-    def begin(self) -> None:
-        self._jobs: dict[int, tuple[int, Any]] = {}  # by index, the rank and the future of a job
-        self._heard = time.monotonic()
+    def _begin(self):
+        self._here: list[Task] = []
+        self._posted: dict[int, Answer] = {}  # by the index of the job
+        self._ended: set[int] = set()
 
     def submit(self, job: Job) -> Any:
         rank = self._least_busy()
         if rank == 0:
-            future = self._own.submit(job)
-        else:
-            if job.weights is not self._weights[rank]:
-                self._mailbox.post(rank, (WEIGHTS, job.weights))
-                self._weights[rank] = job.weights
-            self._mailbox.post(rank, (RUN, replace(job, weights=None)))
-            future = Future()
-            future.set_running_or_notify_cancel()  # a posted job cannot be cancelled
-        self._jobs[job.index] = rank, future
-        return future
+            self._here.append(self._own.submit(job))
+            return self._here[-1]
+        if job.weights is not self._weights[rank]:
+            self._mailbox.post(rank, (WEIGHTS, job.weights))
+            self._weights[rank] = job.weights
+        self._mailbox.post(rank, (RUN, replace(job, weights=None)))
+        self._posted[job.index] = Answer(self, rank)
+        return self._posted[job.index]
 
     def _least_busy(self):
-        self._receive()
-        self._jobs = {index: (rank, future) for index, (rank, future) in self._jobs.items() if not future.done()}
-        busy = Counter(rank for rank, _ in self._jobs.values())
+        self.receive()
+        self._here = [task for task in self._here if not task.done()]
+        busy = Counter(answer.rank for answer in self._posted.values())
+        busy[0] = len(self._here)
         # Among equally busy ranks, not rank 0, which also reads and writes.
         return min(reversed(range(self._ranks.size)), key=lambda rank: busy[rank] / self._replicas[rank])
 
-    def is_done(self, future: Any) -> bool:
-        self._receive()
-        return future.done()
-
-    def result(self, future: Any) -> list[np.ndarray]:
-        self._heard = time.monotonic()
-        while not self.is_done(future):
-            self._check_patience([rank for rank, other in self._jobs.values() if other is future and rank],
-                                 'a batch to compute')
-            time.sleep(NAP)
-        return future.result()
-
-    def _receive(self):
+    def receive(self) -> None:
         """Take the messages of other ranks."""
         message = None if self._ranks.size == 1 else self._mailbox.take()  # in a fork of rank 0 there are no others
         while message is not None:
@@ -161,60 +127,46 @@ class RankPool:
             rank, (kind, index, content) = message
             if kind == END:
                 self._ended.add(rank)
-            elif kind == DONE:
-                self._jobs.pop(index)[1].set_result(content)
             else:
-                error, text = content
-                error.__cause__ = RankError('on %s:\n%s' % (self._ranks.name(rank), text))
-                self._jobs.pop(index)[1].set_exception(error)
+                self._posted.pop(index).get = _giving(content) if kind == DONE else \
+                    _raising(content[0], RankError('on %s:\n%s' % (self._ranks.name(rank), content[1])))
             message = self._mailbox.take()
 
-    def _check_patience(self, owing, task):
-        """Raise a RankError if ranks owe an answer, and no rank has sent anything for too long."""
-        waited, limit = time.monotonic() - self._heard, config.mgpu.timeout
-        if limit and waited > limit and owing:
-            names = ', '.join(map(self._ranks.name, owing))
-            text = '%s has had %s for %.0f s and does not answer' % (names, task, waited)
-            self._ranks.lose(text)
-            raise unanswered(text)
+    def wait(self, is_over: Callable[[], bool], owing: Callable[[], list[int]], task: str) -> None:
+        """Wait; raise a RankError if ranks owe an answer, and no rank has sent anything for too long."""
+        self._heard = time.monotonic()
+        while not is_over():
+            waited, limit = time.monotonic() - self._heard, config.mgpu.timeout
+            if limit and waited > limit:
+                text = '%s has had %s for %.0f s and does not answer' % (
+                    ', '.join(map(self._ranks.name, owing())), task, waited)
+                self._ranks.lose(text)
+                raise unanswered(text)
+            time.sleep(NAP)
 
     def end(self, pending: Iterable[Any]) -> None:
         """End a run as a `ReplicaPool` does; return once every rank has ended."""
         self._own.end(pending)
         others = set(range(1, self._ranks.size))
-        self._ended: set[int] = set()
         for rank in others:
             self._mailbox.post(rank, (END, None))
-        self._heard = time.monotonic()
-        while self._ended != others and not self._ranks.lost:
-            self._receive()
-            self._check_patience(sorted(others - self._ended), 'a prediction to end')
-            time.sleep(NAP)
+
+        def is_over():
+            self.receive()
+            return self._ended == others or bool(self._ranks.lost)
+        self.wait(is_over, lambda: sorted(others - self._ended), 'a prediction to end')
+        self._begin()
 
 
 def serve(pool: ReplicaPool, ranks: Communicator, weights: list[Any]) -> list[Any]:
-    """Compute the batches that rank 0 dispatches, until it ends.
-
-    Parameters
-    ----------
-    pool : ReplicaPool
-        The pool of this process.
-    ranks : Communicator
-    weights : list of ndarray
-        The weights of the first batches.
-
-    Returns
-    -------
-    list of ndarray
-        The last weights that rank 0 has sent.
-    """
+    """Compute the batches that rank 0 dispatches, until it ends; return the last weights that it has sent."""
     mailbox: Any = ranks.mailbox
-    futures: dict[int, Any] = {}
+    tasks: dict[int, Any] = {}
     heard, noted = time.monotonic(), 0.0
     while True:
         message = mailbox.take()
-        for index in [index for index, future in futures.items() if future.done()]:
-            mailbox.post(0, outcome(index, futures.pop(index)))
+        for index in [index for index, task in tasks.items() if task.done()]:
+            mailbox.post(0, outcome(index, tasks.pop(index)))
         if message is None:
             waited = time.monotonic() - heard
             if config.mgpu.timeout and waited - noted > config.mgpu.timeout:  # no error: reading batches may take long
@@ -230,58 +182,39 @@ def serve(pool: ReplicaPool, ranks: Communicator, weights: list[Any]) -> list[An
         if kind == WEIGHTS:
             weights = content
         else:
-            futures[content.index] = pool.submit(replace(content, weights=weights))
-    pool.end(futures.values())
+            tasks[content.index] = pool.submit(replace(content, weights=weights))
+    pool.end(tasks.values())
     mailbox.post(0, (END, None, None))
     return weights
 
 
-def outcome(index: int, future: Any) -> tuple[str, int, Any]:
+def outcome(index: int, task: Any) -> tuple[str, int, Any]:
     """Return the message to rank 0 of a job that has ended."""
-    error = future.exception()
+    error = task.exception()
     if error is None:
-        return DONE, index, future.result()
+        return DONE, index, task.result()
     return FAILED, index, (error, ''.join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 
 def ordered_outputs(pool: Any, batches: Iterable[Any], make_job: Callable[[int, Any], Job],
                     on_error: str) -> Iterator[Any]:
-    """Yield the outputs of batches that a pool computes.
+    """Yield the outputs of batches that a pool computes, as soon as they are there, before further batches are read.
 
-    Parameters
-    ----------
-    pool : InlinePool, ReplicaPool or RankPool
-        Its capacity limits how many batches are read before the outputs of the first one are yielded.
-    batches : iterable
-    make_job : callable
-        ``make_job(index, batch)`` returns a Job.
-    on_error : {'raise', 'yield'}
-        What to do with the error of a batch.
-
-    Yields
-    ------
-    list of ndarray, or PredictionError
-        As soon as they are there, and before further batches are read.
-
-    Raises
-    ------
-    PredictionError
-        The error of a batch, in place of its outputs.
-    Exception
-        An error in reading `batches`, after the outputs of the batches before it.
+    The capacity of the pool limits how many batches are read before the outputs of the first one are yielded. An error
+    in reading them is raised after the outputs of the batches before. `on_error` says whether to raise or to yield the
+    PredictionError of a batch. ``make_job(index, batch)`` returns a Job.
     """
     pending: deque[Any] = deque()
     failure = None
 
     def first_outcome():
         try:
-            return pool.result(pending.popleft())
+            return pending.popleft().result()
         except PredictionError as error:
             if on_error == 'raise':
                 raise
             return error
 
-    pool.begin()
     try:
         numbered = enumerate(batches)
         while True:
@@ -293,7 +226,7 @@ def ordered_outputs(pool: Any, batches: Iterable[Any], make_job: Callable[[int, 
                 failure = error
                 break
             pending.append(_submitted(pool, make_job, index, batch))
-            while pending and (len(pending) >= pool.capacity or pool.is_done(pending[0])):
+            while pending and (len(pending) >= pool.capacity or pending[0].done()):
                 yield first_outcome()
         while pending:
             yield first_outcome()
@@ -304,13 +237,22 @@ def ordered_outputs(pool: Any, batches: Iterable[Any], make_job: Callable[[int, 
 
 
 def _submitted(pool, make_job, index, batch):
-    """Submit a batch; return its Future, which has the error if no job can be made of the batch."""
+    """Submit a batch; return its task, which has the error if no job can be made of the batch."""
     try:
         job = make_job(index, batch)
     except Exception as cause:
-        error = PredictionError('batch %d failed: %s: %s' % (index, type(cause).__name__, cause), index)
-        error.__cause__ = cause
-        failed = Future()
-        failed.set_exception(error)
+        failed = Task()
+        failed.run(_raising(PredictionError('batch %d failed: %s: %s' % (index, type(cause).__name__, cause), index),
+                            cause))
         return failed
     return pool.submit(job)
+
+
+def _giving(outputs):
+    return lambda: outputs
+
+
+def _raising(error, cause):
+    def fail():
+        raise error from cause
+    return fail

@@ -9,20 +9,20 @@ from typing import Any, Iterable, Iterator, Sequence
 import numpy as np
 import theano
 
+from ..checks.ranks import check_lengths
 from ..comm.activities import CALL
 from ..comm.choice import choose_ranks
 from ..comm.collectives import all_gather_int
 from ..comm.compilation import first_compiler
 from ..comm.rank_0 import on_rank_0
 from ..devices.choice import resolve_contexts
-from ..devices.context_map import HOST, Context
+from ..devices.context_map import Context
 from ..devices.contexts import borrow, check_process, give_back
 from ..errors import MgpuError, MgpuWarning, PredictionError
 from ..graph.random_streams import jumped
+from ..options import Options
 from ..runtime.batches.sub_batches import Rows, batch_length
 from ..runtime.consensus import check_same_graph
-from ..runtime.consistency import check_lengths
-from ..runtime.executable import compiling
 from ..runtime.replicas.replicated import replicated
 from ..utils import mpi_environment, progress, rank_process
 from .inference_replica import InferenceGraph, InferenceReplica, Job
@@ -99,9 +99,10 @@ class Predictor:
         self._release = weakref.finalize(self, self._resources.close)
         check_numbers(replicas_per_context=replicas_per_context, prefetch=prefetch)
         self._single = not isinstance(outputs, (list, tuple))
-        self._graph = InferenceGraph(inputs, [outputs] if self._single else outputs, broadcast, givens, mode, name,
-                                     allow_input_downcast)
-        self.inputs = self._graph.inputs
+        options = Options(broadcast=broadcast, givens=givens, mode=mode, name=name,
+                          allow_input_downcast=allow_input_downcast)
+        self._graph: Any = InferenceGraph(inputs, [outputs] if self._single else outputs, options)
+        self.inputs, self._name = self._graph.inputs, name or 'a Predictor'
         sharded = theano.config.mgpu.data == 'sharded'
         self._ranks = choose_ranks('threads' if sharded and mpi_environment.size() > 1 else executor)
         self._number = self._ranks.functions.add(name or 'predict')
@@ -111,28 +112,24 @@ class Predictor:
         self._make_replicas(self._graph.lay_out(resolve_contexts(contexts)), replicas_per_context, prefetch)
 
     def _make_replicas(self, mesh, replicas_per_context, prefetch):
-        """Make the replicas of a mesh, several of each, and the pool that dispatches batches to them."""
         graph, wanted = self._graph, mesh.replicas * replicas_per_context
         check_same_graph(self._ranks, graph.inputs, graph.outputs, graph.shared)
         n_replicas = all_gather_int(self._ranks, len(wanted))
         try:
-            with compiling(graph.name, graph.inputs, mesh.contexts), first_compiler(self._ranks):
-                for row in wanted:
-                    own = {place: self._own(context) for place, context in zip(mesh.places, row)}
-                    self.replicas.append(InferenceReplica(own, graph, self._weights, self._states, self.replicas))
+            own = [tuple(map(self._own, row)) for row in wanted]
+            with first_compiler(self._ranks):
+                graph.compile(mesh._replace(replicas=own), self._weights)
         except BaseException:
             self.close()
             raise
-        self._draws = self.replicas[0].draws()
+        self.replicas, self._draws = graph.replicas, graph.draws()
         self._pool = ReplicaPool(self.replicas, prefetch)
         self._resources.callback(self._pool.close)
         if self._ranks.size > 1 and self._ranks.rank == 0:
             self._pool = RankPool(self._pool, self._ranks, n_replicas, prefetch)
 
     def _own(self, context):
-        """Return a context like another one, which this Predictor alone uses; for the host, the host itself."""
-        if context == HOST:
-            return context
+        """Return a context like another one, which this Predictor alone uses."""
         self.contexts.append(borrow(context))
         self._resources.callback(give_back, self.contexts[-1])
         return self.contexts[-1]
@@ -146,7 +143,7 @@ class Predictor:
     def close(self) -> None:
         """End its threads, and free its memory and contexts."""
         self._release()
-        self._pool = None
+        self._pool = self._graph = None
         self.contexts, self.replicas = [], []
 
     def refresh(self) -> None:
@@ -281,7 +278,7 @@ class Predictor:
         """Return the outputs of all batches together, one array for each output; the same on each rank."""
         rows, error = [], None
         lengths = self._ranks.handshake((CALL, self._number, self._calls), [length or 0])[:, 0]
-        check_lengths(self._ranks, self._graph.name or 'a Predictor', lengths)
+        check_lengths(self._ranks, self._name, lengths)
         if self._ranks.rank:
             list(self.map(()))
         else:

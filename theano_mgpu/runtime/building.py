@@ -49,17 +49,7 @@ class Definition(NamedTuple):
 class Divided:
     """A graph over a batch as a program, before it is planned.
 
-    Attributes
-    ----------
-    inputs : BatchInputs
-        Binds the arguments of calls, and finds the samples.
-    definition : Definition
-    prints : list of Print
-        The ops that print the last outputs.
-    program : Program
-    mesh : Mesh
-    refusal : str or None
-        Why the graph cannot be divided.
+    The `prints` are the ops that print the last outputs, and the `refusal` says why the graph cannot be divided, if so.
     """
 
     inputs: BatchInputs
@@ -78,9 +68,6 @@ class Built(Divided):
     ----------
     number : int
         The number of the function, the same on all ranks.
-    executable : Executable
-        It has the plan.
-    splitter : Splitter
     dry_step : DryStep
         It estimates the memory of steps.
     updated : list of Replicated
@@ -119,21 +106,8 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
            contexts: Sequence[Any], n_ranks: int = 1) -> Divided:
     """Divide a graph among the replicas of some contexts and ranks, if there are several and it can be divided.
 
-    Parameters
-    ----------
-    inputs : list of (theano.Variable or theano.In)
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-        New values. Default updates are added.
-    options : Options
-    contexts : list of Context, or list of list of Context
-        The contexts of this process; of a placed graph, maybe in a list for each replica.
-    n_ranks : int
-
-    Raises
-    ------
-    GraphError
-        If the graph cannot be run over the contexts.
+    Default updates are added. The contexts belong to this process; of a placed graph, maybe in a list for each
+    replica. A GraphError says why the graph cannot be run over them.
     """
     batch = BatchInputs(inputs, options, options.is_sharded(n_ranks))
     with placed_on(None):  # new ops are not the user's, whatever block this is called in
@@ -176,21 +150,10 @@ def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:
 
 @builds_graphs
 def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
-    """Build a function over a batch.
+    """Build a function over a batch, with the options that the graph was divided by.
 
-    Parameters
-    ----------
-    divided : Divided
-    options : Options
-        Those that the graph was divided by.
-    ranks : Communicator
-
-    Raises
-    ------
-    ContextError, RankError
-        If the graph cannot be run over the contexts, or the ranks have different graphs.
-    ReplicaError
-        If a device has too little memory for copies of the variables, or fails.
+    Raise a RankError if the ranks have different graphs, and a ReplicaError if a device has too little memory for
+    copies of the variables, or fails.
     """
     number, program = ranks.functions.add(options.name), divided.program
     ranks.divided.consolidate()

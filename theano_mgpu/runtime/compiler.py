@@ -18,10 +18,10 @@ from ..devices.theano_contexts import compiling_for
 from ..graph.graph import fits_gpu, on_host, taken_on_device
 from ..graph.output_order import by_depth
 from ..graph.rewrites import substitute
+from ..graph.theano_functions import plain_functions
 from ..graph.traces import keep_trace
 from ..utils.collector import collector_paused
 from .retarget import CannotRetarget, link, optimise
-from .theano_functions import plain_functions
 
 _logger = logging.getLogger('theano_mgpu')
 

@@ -10,6 +10,7 @@ import threadpoolctl
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.cmodule import GCC_compiler
 
+from ..checks.ranks import take_values_of_first
 from ..comm import tree_products
 from ..comm.activities import BUILD, SHARE
 from ..comm.collectives import all_gather_int, all_gather_object
@@ -22,18 +23,11 @@ from ..graph import graph
 from ..options import UPDATE_ON, Options
 from ..plan import Machine
 from ..utils import blas
-from .consistency import take_values_of_first
 from .replicas.replicated import Replicated
 
 
 def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine:
-    """Return the Machine of a function over some contexts of this process; all ranks have to make the call.
-
-    Raises
-    ------
-    ContextError
-        If devices have to exchange sums by NCCL, and cannot.
-    """
+    """Return the Machine of a function over some contexts of this process; all ranks have to make the call."""
     flags = options.flags
     columns = [mesh.column(place) for place in mesh.places if place != CPU]
     reasons = [nccl.reason_against(column, flags.collectives) for column in columns] or [nccl.NOT_CUDA]
@@ -61,11 +55,7 @@ def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
     """Check that all devices of all ranks round alike, for the same bits on any number of them; note it if not.
 
     The BLAS of the host gets one thread: with several, bits depend on their number, which differs from job to job.
-
-    Raises
-    ------
-    ContextError
-        If contexts are on the processors of hosts that round otherwise.
+    Raise a ContextError if contexts are on the processors of hosts that round otherwise.
     """
     if theano.config.cxx:
         tree_products.compiled(theano.config.cxx)  # before the next line, since it loads Theano's BLAS

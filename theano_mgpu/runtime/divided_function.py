@@ -11,9 +11,12 @@ import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
+from ..checks import verification
+from ..checks.ranks import BatchCheck
 from ..comm.choice import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..devices.contexts import check_process
+from ..devices.shared_variables import add_step_lock
 from ..errors import GraphError, LengthError, ReplicaError
 from ..graph.prints import print_values
 from ..options import Options
@@ -26,14 +29,10 @@ from .batch import Batch
 from .batches.example import Example
 from .batches.prefetch import LookAhead
 from .building import Updates, build, divide
-from .consistency import BatchCheck
 from .remedies import Remedies
 from .replicas.replicated import replicated
-from .replicas.shared_variables import add_step_lock
 from .runner import Runner
 from .steps import Computed, Steps
-from .verification import comparison
-from .verification.report import VerificationReport
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
 
@@ -44,23 +43,12 @@ class DividedFunction:
     Its inputs have values as items, ``f['rate'] = 0.7``, as in a `theano.function`. With the flag ``mgpu.verify``
     it compares the first call that several contexts compute with plain Theano.
 
-    Parameters
-    ----------
-    inputs : list of theano.Variable
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-        New values. Default updates are added.
-    options : Options
-
     Attributes
     ----------
     plan : StepPlan
         The parts, their contexts, the exchanges, and the reasons. Print it.
     built : Built
         It is replaced by another one where a device has too little memory.
-    options : Options
-        Those that it was built with.
-    executable : Executable
     ranks : Communicator
         The processes that call it together.
     timings : Timings
@@ -79,8 +67,6 @@ class DividedFunction:
         The variables that get new values.
     functions : list of theano.compile.function_module.Function
         One per part and context.
-    look_ahead : LookAhead
-        The next batch, where it is known.
     steps : Steps
         Those that surround each call.
     calls : int
@@ -107,7 +93,6 @@ class DividedFunction:
     # --- building
 
     def _build(self, options: Options) -> None:
-        """Build the function, at first or again."""
         contexts, ranks = resolve_contexts(options.contexts), choose_ranks(options.executor)
         while True:
             divided = divide(*self._definition, options, contexts, ranks.size)
@@ -128,8 +113,10 @@ class DividedFunction:
         self._example = Example(self.arguments, ranks)
         self._runner = Runner(self.built, options, self.look_ahead, self._check)
         has_rows = any(output.has_rows for output in self.plan.results)
-        self._check_batch = BatchCheck(ranks, self.built.number, options.name, self.arguments, self.sharded,
-                                       options.internal.batch_of_rank_0, has_rows, self.built.alike)
+        own = [i for i, split in enumerate(self.arguments.split) if split] if self.sharded else None
+        self._check_batch = BatchCheck(ranks, self.built.number, options.name, has_rows,
+                                       options.internal.batch_of_rank_0, self.arguments.inputs, own, self.built.alike,
+                                       calls=self.calls)
         for variable in self.built.variables:
             add_step_lock(variable, self.lock)
 
@@ -160,17 +147,9 @@ class DividedFunction:
         return item in self.arguments
 
     def __getitem__(self, item: Any) -> Any:
-        """Return the value that an input has in the next call without it, as a `theano.function` does.
+        """Return the value that an input, by position, name or variable, has in the next call without it; None if none.
 
-        Parameters
-        ----------
-        item : int, str or theano.Variable
-            The position, the name or the variable of an input.
-
-        Raises
-        ------
-        TypeError
-            If there is no such input, or several.
+        A TypeError says if there is no such input, or several.
         """
         return self.arguments[item]
 
@@ -181,7 +160,6 @@ class DividedFunction:
     # --- a call
 
     def _call(self, arguments: Arguments) -> Computed:
-        """Compute a batch on every rank; on an error nothing changes on any rank."""
         try:
             outputs = self.locked_step(arguments)
         finally:
@@ -194,14 +172,11 @@ class DividedFunction:
     def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         """Compute a batch, and return the outputs and the values to print.
 
-        Parameters
-        ----------
-        arguments : tuple of args and kwargs, or None
-            None for a process whose data has ended; once the data of all has, None is returned.
+        The arguments are None for a process whose data has ended; once the data of all has, None is returned.
         """
-        if not self._is_verified and arguments and comparison.is_divided_for(self, *arguments):
+        if not self._is_verified and arguments and verification.is_divided_for(self, *arguments):
             self._is_verified = True
-            report = comparison.verified(self, *arguments)
+            report = verification.verified(self, *arguments)
             if not report.passed:
                 raise GraphError('%s does not give the answer of one device, nothing was changed: %s'
                                  % (self.options.name or 'a function', report))
@@ -222,7 +197,7 @@ class DividedFunction:
             lengths, own = [length], values
             if self.ranks.size > 1:
                 with self.timings.span('wait'):
-                    lengths, values = self._check_batch(self.calls, length, own)
+                    lengths, values = self._check_batch(length, own)
             self.calls += 1
             self.timings.calls += 1
             if not (sum(lengths) if self.sharded else lengths[0]):
@@ -237,15 +212,7 @@ class DividedFunction:
             return result.outputs
 
     def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
-        """Compute a batch on every rank: again, in another way, each time that a device has too little memory.
-
-        Parameters
-        ----------
-        values, states, lengths
-            As for `split`.
-        batch : Batch or None
-            The batch of them, if it was split and sent ahead.
-        """
+        """Compute a batch on every rank: again, in another way, each time that a device has too little memory."""
         while True:
             try:
                 result = self._runner.run(self.calls, batch, functools.partial(self.split, values, states, lengths))
@@ -266,16 +233,9 @@ class DividedFunction:
 
     def split(self, values: Any, states: Mapping[SharedVariable, np.ndarray] = {},
               lengths: Sequence[int] | None = None) -> Batch:
-        """Return the batch of the arguments of a call.
+        """Return the batch of the arguments of a call; they are None where the data of this process has ended.
 
-        Parameters
-        ----------
-        values : list of ndarray, or None
-            Of the inputs; None where the data of this process has ended.
-        states : dict of SharedVariable to ndarray
-            The values of states with a row a sample.
-        lengths : list of int, optional
-            Samples that each rank was given; by default, all of them in `values`.
+        The states have a row a sample. The lengths are the samples of each rank: by default all of `values`.
         """
         lengths = [self.inputs.length(values)] if lengths is None else lengths
         if self.sharded:
@@ -330,7 +290,7 @@ class DividedFunction:
 
     # --- comparisons with one device
 
-    def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> VerificationReport:
+    def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> verification.VerificationReport:
         """Compute a batch with plain Theano on the host, and over the contexts, from the same state, and compare.
 
         Parameters
@@ -354,4 +314,4 @@ class DividedFunction:
         --------
         ``print(step.verify(x[:31], y[:31]))``
         """
-        return comparison.verified(self, args, kwargs, tolerance)
+        return verification.verified(self, args, kwargs, tolerance)

@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from ..checks.sentinel import Sentinel
 from ..comm.activities import AGREE
 from ..options import Options
 from ..utils.timeline import HOST, note
@@ -13,22 +14,14 @@ from . import StepResult, StepRun
 from .batch import Batch
 from .batches.prefetch import LookAhead
 from .building import Built
-from .sentinel import Sentinel
 from .speeds import Speeds
+from .step_run import StepAgain
 
 
 class Runner:
-    """The runs of a function that is built in one way.
+    """The runs of a function that is built in one way, with its options.
 
-    Parameters
-    ----------
-    built : Built
-    options : Options
-        Those that it was built with.
-    look_ahead : LookAhead
-        It prepares the next batch while the devices compute.
-    check : callable
-        ``check(outputs)`` raises an error where outputs show that the new values are not to be stored.
+    ``check(outputs)`` raises an error where outputs show that the new values are not to be stored.
     """
 
     def __init__(self, built: Built, options: Options, look_ahead: LookAhead,
@@ -46,14 +39,7 @@ class Runner:
     def run(self, step: int, batch: Batch | None, split: Callable[[], Batch]) -> StepResult:
         """Compute a batch on every rank; on an error nothing changes on any rank.
 
-        Parameters
-        ----------
-        step : int
-            The number of the step.
-        batch : Batch or None
-            The batch, if it was split and sent ahead.
-        split : callable
-            ``split()`` splits it, also a second time.
+        The batch is None unless it was split and sent ahead; ``split()`` splits it, also a second time.
         """
         executable, ranks, timings = self._executable, self._executable.communicator, self._executable.timings
         began = time.perf_counter()
@@ -70,7 +56,7 @@ class Runner:
             self._look_ahead.prepare()
             result = run.end()
             if self._sentinel is not None:
-                self._sentinel.check(step, result, split)
+                self._sentinel.check(step, result, lambda compute: StepAgain(executable, split(), compute))
             self._check(result.outputs)
             report = speeds.report(batch.split, timed, result.timed) if speeds else []
             reports: Any = [report]

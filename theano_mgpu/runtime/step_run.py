@@ -21,9 +21,9 @@ from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
 from ..utils.executors import SerialExecutor
 from ..utils.timeline import HOST as HOST_TRACK
-from ..utils.timeline import note, records, span
+from ..utils.timeline import STEP, note, records, span
 from .batch import Batch
-from .executable import Executable
+from .executable import Executable, Factored
 from .replicas.replicated import Replicated, Storages, commit, storages_of
 from .transaction import Transaction
 
@@ -106,7 +106,7 @@ class StepRun:
             for name, instruction, ended in steps:
                 carry_out = getattr(self, name)
                 if self._is_shown:
-                    with span(name, 'step'):
+                    with span(name, STEP):
                         carry_out(instruction)
                 else:
                     carry_out(instruction)
@@ -325,6 +325,23 @@ class StepRun:
         if self._executable.on_devices:  # results that stayed there may still have been in progress
             note(self._timings.seconds, 'run', HOST_TRACK, began)
         self._ended = time.perf_counter()
+
+
+class StepAgain(StepRun):
+    """A step whose parts ``compute(work, function, arguments, shard, with_samples)`` computes."""
+
+    def __init__(self, executable: Executable, batch: Batch, compute: Callable[..., Any]) -> None:
+        super().__init__(executable, batch)
+        self._compute_part = compute
+
+    def _compute(self, work: PartOnContext) -> None:
+        results = self._compute_part(
+            work, self._executable.parts[work.part].functions[work.place], [self._slots[slot] for slot in work.given],
+            None if work.shard is None else self._split.shards[work.shard], self._split.program.of_shards)
+        if isinstance(work.function, Factored):
+            results = work.function.combined(results)
+        for slot, result in zip(work.results, results):
+            self._slots[slot] = result
 
 
 def send(executable: Executable, batch: Batch) -> None:

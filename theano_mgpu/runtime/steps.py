@@ -8,23 +8,14 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
+from ..checks.ledger import Account
 from ..devices.context_map import Context
-from .state.ledger import Account
 
 
 class Computed(NamedTuple):
-    """The results of a call.
+    """The results of a call: what it returns, the samples of the batch on all ranks, and the contexts where it ran.
 
-    Attributes
-    ----------
-    outputs : object
-        What the call returns.
-    samples : int
-        How many the batch has on all ranks.
-    contexts : list of Context
-        Where the batch ran.
-    step : DividedFunction or None
-        The function that ran the batch over contexts; None for plain Theano.
+    The `step` is the DividedFunction that ran it over contexts; None for plain Theano.
     """
 
     outputs: Any
@@ -34,23 +25,9 @@ class Computed(NamedTuple):
 
 
 class Steps:
-    """The list of steps of a function.
+    """The list of steps of a function: the outer ones, the account of a ledger, the inner ones, at last `compute`.
 
-    Parameters
-    ----------
-    compute : callable
-        The last step.
-    inner : list of callable
-        The steps right before it.
-    outer : list of callable
-        The first steps.
-    account : Account, optional
-        Where the ledger has the calls: to write them is the step between the outer and the inner ones.
-
-    Attributes
-    ----------
-    run : callable
-        ``run(call)`` takes a call through the steps, and returns the Computed.
+    ``run(call)`` takes a call through them, and returns the Computed.
     """
 
     def __init__(self, compute: Callable[[Any], Computed], inner: Sequence[Callable[..., Computed]] = (),

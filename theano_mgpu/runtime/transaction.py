@@ -7,8 +7,8 @@ import numpy as np
 from theano.compile.sharedvalue import SharedVariable
 
 from ..devices.context_map import Context
+from ..devices.shared_variables import watcher_of
 from ..devices.transfers import copy_to, own_copy, wait
-from .replicas.shared_variables import watcher_of
 
 
 class Transaction:

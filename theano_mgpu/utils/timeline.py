@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import json
 import os
+import threading
 import time
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -16,6 +17,7 @@ PHASES = ('scatter', 'host_to_device', 'launch', 'run', 'device_to_host', 'all_r
           'broadcast')
 RANK_PHASES = PHASES[:1] + ('wait',) + PHASES[1:]  # with several processes, each waits for the others
 HOST = 'host'               # the track of actions for all contexts together
+STEP = 'step'               # the track of instructions
 LOCK = 'interpreter lock'   # the span in which a context waits because another one has the interpreter
 LONGEST = 1000000           # spans of one timeline: a file of about 200 MB
 
@@ -136,6 +138,9 @@ class Recorder:
         start, stop : float
             Seconds of `time.perf_counter`.
         """
+        thread = threading.current_thread()
+        if track in (HOST, STEP) and thread is not threading.main_thread():  # such as one of a Predictor
+            track = '%s of %s' % (track, thread.name)
         if len(self._spans) < LONGEST:
             self._spans.append((name, track, start, stop))
         else:
@@ -170,9 +175,10 @@ def timeline(path: str, rank: int | None = None) -> Iterator[None]:
     Notes
     -----
     One row shows the instructions of each step, as ``print(step.plan)`` lists them, another one its phases on the host.
-    Each context has a row of its own: copies to its device, the launch, the run (until the device has the results; a
-    ``cpu`` context has no launch), copies from it, the update, and ``interpreter lock``: the time in which it waits
-    because another context has Python's lock, or the only thread.
+    Other threads, such as a Predictor's, have two such rows each. Each context has a row of its own: copies to its
+    device, the launch, the run (until the device has the results; a ``cpu`` context has no launch), copies from it, the
+    update, and ``interpreter lock``: the time in which it waits because another context has Python's lock, or the only
+    thread.
 
     The flag ``mgpu.timeline=trace.json`` records a whole script.
 

@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterator
 
 from ...utils import mpi_environment, rank_process
 from ..output import help_of, print_json
-from . import advice, cudnn_checks, device_checks, host_checks, mpi_checks
+from . import advice, device_checks, host_checks, mpi_checks
 from .host_checks import FAIL, SKIP, Finding, Setup
 
 NAME_WIDTH = 14
@@ -78,13 +78,13 @@ def plan(setup: Setup) -> list[tuple[str, Callable[[Setup], Finding]]]:
                    for name in device_checks.CUDA_LIBRARIES]
         checks += [('architecture', device_checks.check_nvrtc),
                    ('libgpuarray', if_theano(device_checks.check_libgpuarray)),
-                   ('libcudnn.so', if_theano(cudnn_checks.check_cudnn))]
+                   ('libcudnn.so', if_theano(device_checks.check_cudnn))]
     for context in setup.contexts:
         checks.append(('context ' + context.name,
                        if_theano(functools.partial(device_checks.check_context, context=context))))
         if context.kind == 'cuda':
             checks.append(('cuDNN on ' + context.name,
-                           if_theano(functools.partial(cudnn_checks.check_convolution, context=context))))
+                           if_theano(functools.partial(device_checks.check_convolution, context=context))))
     if sum(context.kind == 'cuda' for context in setup.contexts) > 1:
         checks.append(('collectives', if_theano(device_checks.check_collectives)))
     return checks

@@ -4,18 +4,21 @@ from __future__ import annotations
 import ctypes
 import glob
 import warnings
+from typing import Any
 
 from ...compat import cuda_libraries
 from ...devices import cards, cuda_contexts, discovery, pygpu_package
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
+from ...utils.values import relative_difference, wrong
 from ..output import quietly
-from .host_checks import FAIL, OK, SKIP, Finding, Setup, broken, first_line, random_matrices, version_tuple
+from .host_checks import FAIL, OK, SKIP, WARN, Finding, Setup, broken, first_line, random_matrices, version_tuple
 
 # The shared libraries that libgpuarray opens by name, and the purpose of each.
 CUDA_LIBRARIES = {'libcuda.so': 'every CUDA call', 'libnvrtc.so': 'every GPU kernel', 'libcublas.so': 'gemm',
                   'libnccl.so': 'sums between devices'}
 OPTIONAL = {'libnccl.so'}
+SLOWER = 'without it, convolutions are several times slower'
 
 
 def load_error(name: str) -> str | None:
@@ -138,6 +141,54 @@ def check_nvrtc(setup: Setup) -> Finding:
         cuda_libraries.dotted(nvrtc.version), ', '.join(compiled), cuda_libraries.dotted(driver.version)))
 
 
+def check_cudnn(setup: Setup) -> Finding:
+    """Check that cuDNN is installed with its headers, and that Theano's convolutions compile with it."""
+    if not cuda_libraries.survey().capabilities:
+        return Finding(SKIP, 'not tried: no CUDA device can be used')
+    cudnn = cuda_libraries.find_cudnn()
+    if not cudnn.problem:
+        return Finding(OK, '%s: %s, headers in %s' % (cuda_libraries.dotted(cudnn.version), cudnn.path, cudnn.include))
+    if cudnn.path is None:
+        return Finding(SKIP, 'optional; %s; %s%s' % (cudnn.problem, SLOWER, cudnn.remedy and ': ' + cudnn.remedy))
+    return Finding(WARN, '%s; %s' % (cudnn.problem, SLOWER), cudnn.remedy)
+
+
+def check_convolution(setup: Setup, context: Context) -> Finding:
+    """Compare a convolution and its gradients, by cuDNN and by Theano's own ops, on one context."""
+    from theano.gpuarray import dnn
+    if cuda_libraries.find_cudnn().problem:
+        return Finding(SKIP, 'needs cuDNN')
+    try:
+        with quietly():
+            init(describe([context]))
+            dnn.dnn_available(context.name)  # opening the context makes a handle, and this tries a convolution
+            reason = '' if dnn.dnn_available(context.name) else dnn.dnn_available.msg
+            by_cudnn, plain = ([] if reason else _convolve(context.name, *excluded) for excluded in ((), ('cudnn',)))
+    except Exception as error:
+        return Finding(FAIL, first_line(error), 'Do without cuDNN: THEANO_FLAGS=dnn.enabled=False')
+    if reason:
+        return Finding(WARN, '%s; %s' % (reason, SLOWER), 'Install another version of cuDNN (python -m pip index '
+                       'versions nvidia-cudnn-cu12 lists them), or do without: THEANO_FLAGS=dnn.enabled=False')
+    worst = max(map(relative_difference, by_cudnn, plain))
+    if not worst < 1e-3:
+        return Finding(FAIL, 'a convolution by cuDNN differs from GpuCorrMM by %.2g of its largest value' % worst,
+                       'Do without cuDNN: THEANO_FLAGS=dnn.enabled=False')
+    return Finding(OK, '%s: a convolution and its gradient agree with GpuCorrMM to %.0e' % (context.device, worst))
+
+
+def _convolve(name: str, *excluded: str) -> list[Any]:
+    """Return a convolution on a context, and its gradients, computed without some of Theano's optimisations."""
+    import numpy as np
+    import theano
+    import theano.tensor as T
+    rng = np.random.RandomState(0)
+    x, w = (theano.shared(rng.uniform(-1, 1, shape).astype('float32'), target=name)
+            for shape in ((4, 3, 16, 16), (8, 3, 3, 3)))
+    y = T.nnet.conv2d(x, w, border_mode='half')
+    mode = theano.compile.get_default_mode().excluding(*excluded)
+    return [np.asarray(value) for value in theano.function([], [y, *T.grad((y ** 2).sum(), [x, w])], mode=mode)()]
+
+
 def check_libgpuarray(setup: Setup) -> Finding:
     """Check that libgpuarray leaves no CUDA context current, or that the patch prevents it on two of them."""
     devices = discovery.discover('cuda')[0]
@@ -182,8 +233,9 @@ def check_context(setup: Setup, context: Context) -> Finding:
         return Finding(FAIL, first_line(error), remedy)
     expected = np.tanh(np.dot(a, b))
     for what, result, right in zip(('tanh(dot(x, w))', 'its sum'), results, (expected, expected.sum())):
-        if not np.allclose(result, right, rtol=1e-3, atol=1e-3):
-            return Finding(FAIL, '%s is wrong by up to %.2g' % (what, np.abs(result - right).max()), remedy)
+        fault = wrong(result, right, 1e-3, 1e-3)
+        if fault:
+            return Finding(FAIL, '%s %s' % (what, fault), remedy)
     on_host = sorted({str(entry.op) for entry in audit(f).host})
     if on_host:
         return Finding(FAIL, 'the numbers are right, but computed on the host: ' + ', '.join(on_host), remedy)
@@ -192,7 +244,6 @@ def check_context(setup: Setup, context: Context) -> Finding:
 
 def check_collectives(setup: Setup) -> Finding:
     """Compare a sum that all contexts have parts of with NumPy, and say whether NCCL or the host adds it."""
-    import numpy as np
     import theano.tensor as T
 
     from ... import function
@@ -203,9 +254,9 @@ def check_collectives(setup: Setup) -> Finding:
         init(describe(setup.contexts))
         f = function([x], T.dot(x.T, x), executor='serial')
         result = f(a)
-    if not np.allclose(result, a.T.dot(a), rtol=1e-3, atol=1e-3):
-        return Finding(FAIL, 'dot(x.T, x) is wrong by up to %.2g' % np.abs(result - a.T.dot(a)).max(),
-                       'Set mgpu.collectives=host, and try again')
+    fault = wrong(result, a.T.dot(a), 1e-3, 1e-3)
+    if fault:
+        return Finding(FAIL, 'dot(x.T, x) ' + fault, 'Set mgpu.collectives=host, and try again')
     choice = next((choice for choice in f.plan.choices if choice.what == 'collectives'), None)
     problems = [str(each.message).partition('. From now on')[0] for each in caught if 'NCCL' in str(each.message)]
     if choice is None:

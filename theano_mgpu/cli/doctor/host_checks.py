@@ -22,6 +22,7 @@ from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
 from ...utils import blas
+from ...utils.values import wrong
 from ..output import quietly
 
 OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'
@@ -161,7 +162,6 @@ def check_compiler(setup: Setup) -> Finding:
 
 def check_blas(setup: Setup) -> Finding:
     """Check that gemm through BLAS agrees with NumPy, and whether its kernels fit the processor."""
-    import numpy as np
     import theano
     import theano.tensor as T
     if not theano.config.cxx:
@@ -177,9 +177,9 @@ def check_blas(setup: Setup) -> Finding:
             result = theano.function([x, y], T.dot(x, y), mode=theano.Mode('cvm', 'fast_run'))(a, b)
     except Exception as error:
         return Finding(FAIL, 'blas.ldflags=%s does not work: %s' % (flags, first_line(error)), remedy)
-    if not np.allclose(result, np.dot(a, b), rtol=1e-4, atol=1e-4):
-        return Finding(FAIL, 'blas.ldflags=%s: gemm is wrong by up to %.2g'
-                       % (flags, np.abs(result - np.dot(a, b)).max()), remedy)
+    fault = wrong(result, a.dot(b), 1e-4, 1e-4)
+    if fault:
+        return Finding(FAIL, 'blas.ldflags=%s: gemm %s' % (flags, fault), remedy)
     text = "%s: gemm agrees with NumPy's; %s; kernels: %s" % (flags, ' and '.join(blas.loaded().values()), blas.reason)
     if blas.outdated():
         return Finding(WARN, text + ', slow on this processor',

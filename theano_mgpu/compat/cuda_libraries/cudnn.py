@@ -33,14 +33,14 @@ class Flags(NamedTuple):
 
 
 class Cudnn(NamedTuple):
-    """A cuDNN as this process uses it, or the problem with it."""
+    """A cuDNN as this process uses it, or the problem with it, and a remedy."""
 
-    path: Optional[str]     # None if there is none
+    path: Optional[str]
     version: Version = ()   # (9, 28, 0); empty if unknown
-    number: int = 0         # the version as cuDNN writes it: 92800
-    include: str = ''       # folders: of cuDNN's headers,
-    cuda_include: str = ''  # of CUDA's headers,
-    link: str = ''          # and of a library that is named libcudnn.so
+    number: int = 0         # as cuDNN writes it: 92800
+    include: str = ''       # the folder of its headers
+    cuda_include: str = ''  # the folder of CUDA's headers
+    link: str = ''          # the folder of a library that is named libcudnn.so
     check: Any = None       # the compiled cudnn_check.cpp, a ctypes.CDLL
     problem: str = ''
     remedy: str = ''
@@ -50,12 +50,44 @@ class Cudnn(NamedTuple):
         return ' '.join('. '.join(filter(None, [self.problem, self.remedy])).split())
 
     def trial(self, handle: int, gpu_context: Any) -> str:
-        """Compute a small convolution and its two gradients on a device; return why the values are wrong, or ''."""
-        return _try_convolution(self.check, handle, gpu_context)
+        """Compute a small convolution and its two gradients on a device, by cuDNN's handle for the context.
+
+        Return why cuDNN cannot be used on this device; '' if the values are right.
+        """
+        import numpy as np
+        from pygpu import gpuarray
+
+        from ...utils.values import wrong
+        rng = np.random.RandomState(0)
+        x, w, dy = (rng.rand(*shape).astype('float32') for shape in ((1, 2, 6, 6), (3, 2, 3, 3), (1, 3, 4, 4)))
+        expected = _convolve(x, w, dy)
+        inputs = [gpuarray.array(value, context=gpu_context) for value in (x, w, dy)]
+        outputs = [gpuarray.zeros(value.shape, 'float32', context=gpu_context) for value in expected]
+        workspace = gpuarray.zeros((WORKSPACE,), 'int8', context=gpu_context)
+        for array in inputs + outputs + [workspace]:
+            array.sync()
+        addresses = [ctypes.c_void_p(array.gpudata) for array in
+                     (inputs[0], inputs[1], outputs[0], inputs[2], outputs[1], outputs[2], workspace)]
+        where = ctypes.c_char_p()
+        self.check.theano_mgpu_convolve.restype = ctypes.c_char_p
+        with gpu_context:
+            error = self.check.theano_mgpu_convolve(ctypes.c_void_p(handle), *addresses, ctypes.c_size_t(WORKSPACE),
+                                                    ctypes.byref(where))
+            failed = ctypes.CDLL('libcuda.so').cuCtxSynchronize()
+        if error is not None:
+            return 'a convolution fails: %s of %s' % (error.decode(), (where.value or b'').decode().partition('(')[0])
+        if failed:
+            return 'a convolution fails: error %d of the driver' % failed
+        errors = [wrong(np.asarray(array), value, 0, TOLERANCE) for array, value in zip(outputs, expected)]
+        return next(('a convolution ' + error for error in errors if error), '')
 
 
 def provide(driver: Version, capabilities: Sequence[Version], flags: Flags) -> Cudnn:
-    """Choose cuDNN and its headers, load it, and check that a convolution compiles against it."""
+    """Choose cuDNN and its headers, load it, and check that a convolution compiles against it.
+
+    Return the first one that suits the CUDA version of the driver, and the compute capability of each device. If none
+    does, it has a problem that names the reason for each.
+    """
     candidates = _candidates(flags)
     if not candidates:
         return Cudnn(None, problem='cuDNN is not installed', remedy=cudnn_remedy(driver))
@@ -154,34 +186,6 @@ def header_version(folder: str) -> Version:
         if all(numbers):
             return tuple(int(number.group(1)) for number in numbers if number)
     return ()
-
-
-def _try_convolution(check, handle, gpu_context):
-    """Return why a convolution and its gradients cannot be computed on a device; '' if their values are right."""
-    import numpy as np
-    from pygpu import gpuarray
-    rng = np.random.RandomState(0)
-    x, w, dy = (rng.rand(*shape).astype('float32') for shape in ((1, 2, 6, 6), (3, 2, 3, 3), (1, 3, 4, 4)))
-    expected = _convolve(x, w, dy)
-    inputs = [gpuarray.array(value, context=gpu_context) for value in (x, w, dy)]
-    outputs = [gpuarray.zeros(value.shape, 'float32', context=gpu_context) for value in expected]
-    workspace = gpuarray.zeros((WORKSPACE,), 'int8', context=gpu_context)
-    for array in inputs + outputs + [workspace]:
-        array.sync()
-    addresses = [ctypes.c_void_p(array.gpudata) for array in
-                 (inputs[0], inputs[1], outputs[0], inputs[2], outputs[1], outputs[2], workspace)]
-    where = ctypes.c_char_p()
-    check.theano_mgpu_convolve.restype = ctypes.c_char_p
-    with gpu_context:
-        error = check.theano_mgpu_convolve(ctypes.c_void_p(handle), *addresses, ctypes.c_size_t(WORKSPACE),
-                                           ctypes.byref(where))
-        failed = ctypes.CDLL('libcuda.so').cuCtxSynchronize()
-    if error is not None:
-        return 'a convolution fails: %s of %s' % (error.decode(), (where.value or b'').decode().partition('(')[0])
-    if failed:
-        return 'a convolution fails: error %d of the driver' % failed
-    worst = max(np.abs(np.asarray(array) - value).max() for array, value in zip(outputs, expected))
-    return '' if worst < TOLERANCE else 'a convolution is wrong by up to %.2g' % worst
 
 
 def _convolve(x: Any, w: Any, dy: Any) -> Tuple[Any, Any, Any]:

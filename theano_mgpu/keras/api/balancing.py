@@ -119,22 +119,8 @@ def balance(model: Model, n: int, batch_size: int = 32) -> Balance:
 
 
 def best_cut(costs: list[float], n: int) -> list[int]:
-    """Cut a list of costs into contiguous pieces, such that the largest sum of a piece is smallest.
+    """Cut costs into `n` contiguous pieces, such that the largest sum of a piece is smallest; return their lengths.
 
-    Parameters
-    ----------
-    costs : list of float
-        Not negative.
-    n : int
-        At most as many pieces as there are costs.
-
-    Returns
-    -------
-    list of int
-        The length of each piece, at least 1.
-
-    Examples
-    --------
     >>> best_cut([1, 1, 1, 5, 1, 2], 3)
     [3, 1, 2]
     """

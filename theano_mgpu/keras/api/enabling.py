@@ -6,33 +6,19 @@ import re
 import weakref
 from typing import Any, Callable
 
-import theano
 from keras.models import Model
 
-from ...auto.chooser import LengthChooser
 from ...auto.enabled import Enabled
-from ...auto.model_report import Report, Usage
+from ...auto.model_report import Report
 from ...auto.parallel_state import ParallelState, of_user, parallel_state_of, set_parallel_state
-from ...auto.steps import Choice, on_devices
-from ...comm.choice import choose_ranks
 from ...compat import keras_versions
-from ...devices.context_map import Context
 from ...errors import GraphError, warn
-from ...graph.placement.propagation import is_placed
-from ...options import Options
-from ...runtime.steps import Computed
 from ..hooks import patches
 from ..hooks.methods import LOOPS, switch_methods_once
 from ..models import KINDS, check_compile
 from .arguments import check_built, chosen_contexts
 from .multi_gpu import multi_gpu_model
 from .verification import check_alone, verify_batch
-
-ON_CPU = ('are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
-          'time: models run whole. To use several cores, start processes (theano-mgpu launch). To divide all the '
-          'same, pass always=True (theano-mgpu run --always)')
-
-VERIFIED_BY = {'predict': {'predict', 'test', 'train'}, 'test': {'test', 'train'}, 'train': {'train'}}
 
 
 def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always: bool = False,
@@ -147,16 +133,7 @@ def _make_function(original):
 
 
 class EnabledModels(Enabled):
-    """The Keras models that `enable` has found, and the arguments of `enable`.
-
-    Parameters
-    ----------
-    gpus
-        As for `enable`.
-    report : Report
-    *arguments
-        Further arguments of an Enabled.
-    """
+    """The Keras models that `enable` has found, and the arguments of `enable`."""
 
     report: Report
 
@@ -177,8 +154,9 @@ class EnabledModels(Enabled):
                 left.why, left.is_left = 'left to plain Keras: %s' % error, True
             self.notify(name, 'is left to plain Keras, on the host or the device of the flag "device": %s' % error)
             return
-        usage = before.usage if isinstance(before, EnabledState) else self.report.usage(name)
-        set_parallel_state(model, EnabledState(self, model, usage, chosen_contexts(self.gpus)))
+        usage = before.usage if before and before.enabled else self.report.usage(name)
+        set_parallel_state(model, ParallelState(name, chosen_contexts(self.gpus), usage, self,
+                                                functools.partial(_verified, weakref.ref(of_user(model)))))
 
     def notify(self, name: str, text: str) -> None:
         """Tell the user about a model once, and note it in the report, whatever the numbers in the text.
@@ -194,58 +172,7 @@ class EnabledModels(Enabled):
             self.tell(whole)
 
 
-class EnabledState(ParallelState):
-    """The ParallelState of a model that `enable` has found."""
-
-    def __init__(self, enabled: EnabledModels, model: Model, usage: Usage, contexts: list[Context]) -> None:
-        super().__init__(of_user(model).name, contexts, enabled.notify, enabled.strict, usage)
-        self.enabled = enabled
-        self._model = weakref.ref(of_user(model))
-        if len(contexts) == 1 and choose_ranks(None).size == 1:
-            self.explain('there is one context')
-        self._verified: set[str] = set()
-
-    def leaves_all(self) -> bool:
-        ranks = choose_ranks(None)
-        if ranks.size > 1 or on_devices(self.contexts) or not self._may_leave_batches(ranks):
-            return False
-        if len(self.contexts) > 1:
-            self.explain('contexts on the CPU gain nothing in one process')
-            self.enabled.notify('the contexts', ON_CPU)
-        return True
-
-    def steps(self, kind: str, function: Any = None) -> list[Callable[..., Computed]]:
-        steps = super().steps(kind)
-        if self.enabled.verifies:
-            steps.insert(0, functools.partial(self._verify, kind))
-        ranks = choose_ranks(None)
-        if function is not None and self._may_leave_batches(ranks):
-            chooser = LengthChooser(ranks, functools.partial(self.usage.whole_below.__setitem__, kind),
-                                    times_long=ranks.size == 1 and len(self.contexts) > 1)
-            steps.append(Choice(chooser, function, self.contexts))
-        return steps
-
-    def _may_leave_batches(self, ranks):
-        """Return whether plain Keras may compute a batch.
-
-        No, where something else was asked for, or where it could leave processes with different weights: hosts may
-        round differently.
-        """
-        model = keras_versions.inner(self._model())
-        outputs = [model.total_loss] if keras_versions.is_compiled(model) else model.outputs
-        flags = theano.config.mgpu
-        stays_alike = ranks.size == 1 or (ranks.on_one_host and flags.data != 'sharded' and
-                                          flags.update_on != 'sharded' and
-                                          theano.config.device == 'cpu')  # GPUs may round differently each time
-        return stays_alike and not (self.enabled.always or is_placed(outputs) or Options().in_rounds or
-                                    flags.executor in ('serial', 'threads'))
-
-    def _verify(self, kind, inputs, proceed):
-        """Show a verification report before the first batch of a kind, unless the report of another kind covers it."""
-        if self._verified.isdisjoint(VERIFIED_BY[kind]):
-            self._verified.add(kind)
-            function = self.functions[kind]
-            self.enabled.show_report(self.name, lambda: verify_batch(
-                keras_versions.inner(self._model()), kind, function.arguments['params'], function.updates, inputs,
-                self.contexts))
-        return proceed(inputs)
+def _verified(model, function, inputs, contexts):
+    """Return the VerificationReport of a batch of a model, given by a weak reference."""
+    return verify_batch(keras_versions.inner(model()), function.kind, function.arguments['params'], function.updates,
+                        inputs, contexts)

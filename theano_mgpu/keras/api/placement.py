@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Iterator
 
 import theano
 from keras.layers import Layer
@@ -11,7 +11,6 @@ from theano.gof.graph import io_toposort
 
 from ...auto.parallel_state import models_over_contexts, parallel_state_of
 from ...compat import keras_versions
-from ...graph.placement.tags import place_of
 from ...graph.updates import first_of_each
 from ...placement import place as place_variable
 from ...placement import place_name
@@ -56,13 +55,14 @@ def place(model: Model, devices: dict[str, Any]) -> Model:
     >>> model = keras.Sequential([keras.layers.Dense(3, input_shape=(4,), name='first'),
     ...                           keras.layers.Dense(2, name='second')])
     >>> model = place(model, {'f*': 'dev0', 'second': 'dev1'})
-    >>> layer_places(model)
-    {'first': 'dev0', 'second': 'dev1'}
+    >>> [variable.tag.mgpu_place for layer in model.layers for variable in layer.weights]
+    ['dev0', 'dev0', 'dev1', 'dev1']
     """
     if not isinstance(devices, dict) or not all(isinstance(name, str) for name in devices):
         raise ValueError("place takes a dict of the names of layers, or patterns, to devices, such as {'dense_*': "
                          "'dev0'}, not %r" % (devices,))
-    layers = named_layers(model)
+    check_built(model, 'place')
+    layers = dict(with_inner(model, ''))
     devices = {name: place_name(device) for name, device in devices.items()}
     for pattern in devices:
         if not any(_matches(pattern, path) for path in layers):
@@ -72,7 +72,7 @@ def place(model: Model, devices: dict[str, Any]) -> Model:
         inner = [other for other in layers if other.startswith(path + '/')]
         if not chosen.keys().isdisjoint(inner):
             # It is not known which layer an op of a call of this model belongs to: they run beside the weights.
-            for variable in _ops_of(layers[path]):
+            for variable in ops_of(layers[path]):
                 for output in variable.owner.outputs if variable.owner else [variable]:
                     output.tag.mgpu_place = None
         elif path in chosen:
@@ -84,37 +84,12 @@ def place(model: Model, devices: dict[str, Any]) -> Model:
     return model
 
 
-def named_layers(model: Model) -> dict[str, Layer]:
-    """Return the layers of a model by name, in their order; raise a ValueError if the model is not built.
-
-    A nested model is among them; its layers follow, such as ``'model_1/dense_2'``.
-    """
-    check_built(model, 'place')
-    return dict(_with_inner(model, ''))
-
-
-def _with_inner(model, prefix):
+def with_inner(model: Any, prefix: str) -> Iterator[tuple[str, Layer]]:
+    """Yield the layers of a model by name, in their order, with the layers of nested models: ``'model_1/dense_2'``."""
     for layer in model.layers:
         yield prefix + layer.name, layer
         if isinstance(layer, Model):
-            yield from _with_inner(layer, prefix + layer.name + '/')
-
-
-def layer_places(model: Model) -> dict[str, str | None]:
-    """Return the places of the layers of a model.
-
-    Parameters
-    ----------
-    model : keras.Model
-        Built, placed or not.
-
-    Returns
-    -------
-    dict of str to (str or None)
-        The place of each layer, by its name as in `named_layers`: where its weights are, else its ops; None for a layer
-        that runs where its neighbours do.
-    """
-    return {path: _place_of_layer(layer) for path, layer in named_layers(model).items()}
+            yield from with_inner(layer, prefix + layer.name + '/')
 
 
 def _matches(pattern, path):
@@ -122,19 +97,11 @@ def _matches(pattern, path):
 
 
 def _place_layer(layer, device):
-    for variable in layer.weights + _ops_of(layer):
+    for variable in layer.weights + ops_of(layer):
         place_variable(variable, device)
 
 
-def _place_of_layer(layer):
-    inner = set(map(_place_of_layer, getattr(layer, 'layers', ())))
-    if inner:  # a nested model
-        return inner.pop() if len(inner) == 1 else None
-    places = [place_of(variable) for variable in layer.weights + _ops_of(layer)]
-    return next((place for place in places if isinstance(place, str)), None)
-
-
-def _ops_of(layer):
+def ops_of(layer: Layer) -> list[Any]:
     """Return the inputs that a layer stands for, and an output of each op that it has made: between its tensors, of its
     regularisers, and of its updates.
     """
@@ -151,7 +118,7 @@ def _make_functions_again(layers):
     """Let all models with some of these layers make their functions over contexts again; optimizers keep their state.
     """
     for model in models_over_contexts():  # plain Keras runs on one device, wherever layers are placed
-        if not set(layers).isdisjoint(layer for _, layer in _with_inner(model, '')):
+        if not set(layers).isdisjoint(layer for _, layer in with_inner(model, '')):
             inner, states = keras_versions.inner(model), states_of(model)
             for name in ('%s_function' % kind for kind in KINDS):
                 if getattr(inner, name, None) is not None:

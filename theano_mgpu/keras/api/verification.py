@@ -4,24 +4,21 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 import theano
-from keras import backend as K
 from keras.backend.theano_backend import Function
 from keras.models import Model
 
 from ...auto.definition import Definition
 from ...auto.parallel_state import ParallelState, parallel_state_of
 from ...auto.steps import length_of
+from ...checks.verification import VerificationReport, unchanged, verified
 from ...compat import keras_versions
 from ...devices.context_map import Context
 from ...errors import MgpuError
-from ...graph.graph import shared_variables
 from ...graph.prints import without_prints
 from ...graph.rewrites import substitute
 from ...graph.updates import of_type
 from ...parallel_function import ParallelFunction
 from ...runtime.state.random_states import random_states, set_random_states
-from ...runtime.verification.comparison import Verification, unchanged
-from ...runtime.verification.report import VerificationReport
 from ...utils import mpi_environment
 from .arguments import chosen_contexts
 
@@ -84,42 +81,25 @@ def verify_batch(model: Model, kind: str, inputs: Sequence[Any], updates: Mappin
         Compiled, unless it predicts.
     kind : {'train', 'test', 'predict'}
         Compare a training step; the loss and metrics without training; or the outputs.
-    inputs : list of theano.Variable
+    inputs, updates
         Of the model's function of this kind.
-    updates : dict of SharedVariable to theano.Variable
-        The new values that this function gives.
     arrays : list of ndarray
         The arguments of the function. The learning phase may be left out.
-    contexts : list of Context
-    tolerance : float, optional
-
-    Returns
-    -------
-    VerificationReport
     """
-    outputs, options = _outputs(model, kind, updates), getattr(model, '_function_kwargs', {})
-    states = _states(model) if kind == 'train' else {}
+    outputs, states = _outputs(model, kind, updates), _states(model) if kind == 'train' else {}
     arrays = arrays + [int(kind == 'train')] * (len(inputs) - len(arrays))
     whole = without_prints([*outputs.values(), *updates.values()])  # a script's prints appear once
-    results, new = whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
-    changed = [*updates, *keras_versions.metric_weights(model)]
-    changed += [v for v in shared_variables(whole) if getattr(v, 'default_update', None) is not None]  # random states
-
-    def compute():
-        function = ParallelFunction(inputs, results, new, contexts=contexts, name=kind + '_function',
-                                    length=length_of(arrays), allow_input_downcast=True, **options)
-        if function.refused:
-            (parallel_state_of(model) or ParallelState(model.name, contexts)).cannot_divide(function)
-        with unchanged(changed):
-            return function(*arrays) + [K.get_value(variable) for variable in states.values()]
     random = random_states()
     try:
         with unchanged(keras_versions.metric_weights(model)):
             if keras_versions.is_compiled(model):
                 keras_versions.reset_metrics(model)
-            verification = Verification(inputs, [*outputs, *states], results + [new.get(v, v) for v in states.values()],
-                                        **options)
-            return verification.report(arrays, compute, contexts, tolerance)
+            function = ParallelFunction(inputs, whole[:len(outputs)], dict(zip(updates, whole[len(outputs):])),
+                                        contexts=contexts, name=kind + '_function', length=length_of(arrays),
+                                        allow_input_downcast=True, **getattr(model, '_function_kwargs', {}))
+            if function.refused:
+                (parallel_state_of(model) or ParallelState(model.name, contexts)).cannot_divide(function)
+            return verified(function, arrays, {}, tolerance, [*outputs, *states], list(states.values()))
     finally:
         set_random_states(random)
 

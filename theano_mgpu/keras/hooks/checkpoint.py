@@ -11,10 +11,10 @@ from typing import Any, Callable, Iterator
 from keras.callbacks import Callback
 
 from ...auto.parallel_state import parallel_state_of
+from ...checks.ledger import ledger_at
 from ...comm.collectives import broadcast_object
 from ...errors import MgpuError, warn
 from ...runtime.state import training_state
-from ...runtime.state.ledger import ledger_at
 from ...runtime.state.random_states import random_states, set_random_states
 from ...runtime.steps import Computed
 from ...utils.mpi_environment import CHECKPOINT
@@ -24,16 +24,9 @@ from .fit_record import FitRecord, restore_states, states_of
 
 @dataclass
 class Run:
-    """The fits of this process that had a Checkpoint with the same path.
+    """The fits of this process that had a Checkpoint with the same path."""
 
-    Attributes
-    ----------
-    id : str or None
-        Identifies the run of the script; this process may be a restart of it.
-    finished : int
-    """
-
-    id: str | None = None
+    id: str | None = None  # identifies the run of the script; this process may be a restart of it
     finished: int = 0
 
 
@@ -97,7 +90,6 @@ class Checkpoint(Callback):
 
     @property
     def _step(self):
-        """The TrainingFunction of the fit."""
         return self._functions[0].step
 
     @contextlib.contextmanager
@@ -250,7 +242,6 @@ class Checkpoint(Callback):
         set_random_states(record.begin)  # the order of samples follows from these
 
     def _check(self, saved):
-        """Raise a ValueError if a file cannot be used."""
         if 'fit' not in saved.extra:
             raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % saved.path)
         record = FitRecord.from_arrays(saved.extra)
@@ -268,7 +259,6 @@ class Checkpoint(Callback):
                          % (self._saved.arguments(), self._done.arguments()))
 
     def _refuse(self, text):
-        """Raise an error about the file; nothing is changed."""
         self._saved = self._state = None
         set_random_states(self._before)
         raise ValueError('%s %s. Pass the same arguments and data to continue from it; to train from the beginning, '
@@ -284,7 +274,6 @@ class Checkpoint(Callback):
         return self._logged('') if len(done.epochs) < len(saved.epochs) else saved.batches[len(done.batches)]
 
     def _logged(self, prefix):
-        """Return the loss and metrics at the end of the replayed epoch."""
         logs = self._saved.logs_of(len(self._done.epochs), 0)
         return [logs.get(prefix + name, float('nan')) for name in self.model.metrics_names]
 
@@ -309,8 +298,6 @@ class Checkpoint(Callback):
 def file_of_fit(path: str, number: int) -> str:
     """Return the file of a fit, counted from 1, among the fits with this path.
 
-    Examples
-    --------
     >>> file_of_fit('a/run.npz', 1), file_of_fit('a/run.npz', 2)
     ('a/run.npz', 'a/run-fit2.npz')
     """

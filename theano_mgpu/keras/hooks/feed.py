@@ -24,13 +24,7 @@ ITEM, ANNOUNCED, ERROR = range(3)  # a message has a batch; or the batch came wi
 class Feed:
     """The stream of batches of one argument of a loop.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    source : iterator or keras.utils.Sequence
-        The user's. Only rank 0 asks its source.
-    in_thread : bool
-        Whether a thread or process of Keras's asks the source.
+    Only rank 0 asks its source; `in_thread` says whether a thread or process of Keras's does.
     """
 
     def __init__(self, ranks: Communicator, source: Any, in_thread: bool) -> None:
@@ -77,14 +71,7 @@ class Feed:
 
 
 class Taken(Iterator[Any]):
-    """An iterator over batches of a Feed, by the thread that trains.
-
-    Parameters
-    ----------
-    feed : Feed
-    items : iterator
-        On rank 0.
-    """
+    """An iterator over batches of a Feed, by the thread that trains; rank 0 takes them from `items`."""
 
     def __init__(self, feed: Feed, items: Iterator[Any]) -> None:
         self._feed, self._following = feed, functools.partial(next, items)
@@ -123,15 +110,9 @@ class FedSequence(Feed, keras_versions.sequence_class()):  # type: ignore[misc] 
 
 
 def fed(ranks: Communicator, source: Any, workers: int) -> Any:
-    """Return a Feed in place of a generator or Sequence of a loop, on any rank.
+    """Return a Feed in place of a generator or Sequence of a loop, on any rank; arrays are returned as they are.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    source : object
-        The user's argument: arrays are returned as they are.
-    workers : int
-        Threads or processes that ask it, as for `keras.Model.fit_generator`.
+    `workers` are the threads or processes that ask it, as for `keras.Model.fit_generator`.
     """
     if isinstance(source, (Feed, Taken)):
         return source

@@ -15,7 +15,7 @@ from keras.callbacks import Callback
 from ...errors import warn
 from ...runtime.state.random_states import generators, random_states
 from ...runtime.state.state_file import parsing, under
-from ...utils.checksums import sampled_checksum
+from ...utils.values import sampled_checksum
 
 ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
 STATES = {'EarlyStopping': ('wait', 'best', 'stopped_epoch'), 'ReduceLROnPlateau': ('wait', 'best', 'cooldown_counter'),
@@ -25,37 +25,20 @@ STATES = {'EarlyStopping': ('wait', 'best', 'stopped_epoch'), 'ReduceLROnPlateau
 class FitRecord:
     """The arguments of a fit, and its results so far.
 
-    Attributes
-    ----------
-    run : str
-        Identifies the run of the script; all files of a run have the same one.
-    fit : dict
-        The arguments that determine the batches.
-    epochs : list of dict
-        For each finished epoch, its `logs`: ``'0/loss'`` is Keras's own loss, ``'2/lr'`` a value that the second of the
-        user's other callbacks added.
-    lengths : list of int
-        Number of batches of each finished epoch.
-    batches : list of list
-        Results of each batch of the unfinished epoch.
-    first_batch, all_batches : int
-        Checksums of the inputs so far.
-    stopped : bool
-        Whether the training is to stop.
-    begin, end : dict of str to ndarray
-        `random_states` when the fit began, and when it ended; the latter is empty before.
+    The `logs` of a finished epoch have ``'0/loss'`` for Keras's own loss, and ``'2/lr'`` for a value that the second of
+    the user's other callbacks added.
     """
 
     def __init__(self, params: dict[str, Any]) -> None:
-        self.run: str | None = None
-        self.fit = {name: params.get(name) for name in ARGUMENTS}
-        self.epochs: list[dict[str, Any]] = []
-        self.lengths: list[int] = []
-        self.batches: list[list[Any]] = []
-        self.first_batch: int | None = None
-        self.all_batches, self.stopped = 0, False
+        self.run: str | None = None  # identifies the run of the script; all files of a run have the same one
+        self.fit = {name: params.get(name) for name in ARGUMENTS}  # they determine the batches
+        self.epochs: list[dict[str, Any]] = []                     # the logs of each finished one
+        self.lengths: list[int] = []                               # of each finished epoch, in batches
+        self.batches: list[list[Any]] = []                         # results of each batch of the unfinished epoch
+        self.first_batch: int | None = None                        # a checksum of its inputs, as of all so far
+        self.all_batches, self.stopped = 0, False                  # the latter says whether the training is to stop
         self.begin: dict[str, np.ndarray] = random_states()
-        self.end: dict[str, np.ndarray] = {}
+        self.end: dict[str, np.ndarray] = {}                       # empty before
 
     @property
     def n_batches(self) -> int:
@@ -86,8 +69,7 @@ class FitRecord:
                 self.epochs[-1]['%d/%s' % (position, name)] = value
 
     def logs_of(self, epoch: int, position: int) -> dict[str, Any]:
-        """Return the values that a callback added to the logs of an epoch, a number from 0; none if it is unfinished.
-        """
+        """Return the values that a callback added to the logs of an epoch, counted from 0; none if it is unfinished."""
         return under('%d/' % position, self.epochs[epoch] if epoch < len(self.epochs) else {})
 
     def to_arrays(self) -> dict[str, np.ndarray]:

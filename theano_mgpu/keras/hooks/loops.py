@@ -16,12 +16,12 @@ from keras.models import Model
 
 from ...auto.model_function import ModelFunction
 from ...auto.parallel_state import parallel_state_of
+from ...checks.ranks import check_lengths
 from ...comm.collectives import all_gather_int, all_gather_object, broadcast_object
 from ...comm.failures import failing_together
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import on_rank_0
 from ...compat import keras_versions
-from ...runtime.consistency import check_lengths
 from ...runtime.state.random_states import random_states, set_random_states
 from ...utils import mpi_environment
 from ...utils.spare import wait_until_needed
@@ -108,15 +108,6 @@ class LoopCallbacks:
     While a Checkpoint replays finished batches, the other callbacks are not called; their part of `logs` is there all
     the same. With several processes, callbacks that only write are called on rank 0, and the other ranks wait; but
     where the ranks have different names for a file, such as one in a temporary folder, each writes its own.
-
-    Parameters
-    ----------
-    callbacks : list of keras.callbacks.Callback
-        The user's.
-    checkpoint : Checkpoint, optional
-        One of `callbacks`; it is called first.
-    sync : RankSync, optional
-        With several processes; it is called even before the checkpoint.
     """
 
     def __init__(self, callbacks: list[keras_callbacks.Callback], checkpoint: Checkpoint | None = None,
@@ -191,12 +182,7 @@ class LoopCallbacks:
 
 
 class RankSync(keras_callbacks.Callback):
-    """A callback that keeps the loops of several processes in step.
-
-    Attributes
-    ----------
-    ranks : MpiCommunicator
-    """
+    """A callback that keeps the loops of several processes in step."""
 
     def __init__(self) -> None:
         super().__init__()

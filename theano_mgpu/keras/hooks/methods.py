@@ -19,7 +19,7 @@ from ...comm.alone import Alone
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import write_on_rank_0
 from ...compat.patch import AtImport, apply
-from ...runtime import theano_functions
+from ...graph import theano_functions
 from ...utils import mpi_environment
 from ...utils.files import whole_file
 from ..models import KINDS, function_maker, members

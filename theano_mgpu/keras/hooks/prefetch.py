@@ -13,11 +13,7 @@ from .feed import Feed, next_of_queue
 
 
 class LoopObserver:
-    """An observer of the batches that a loop of Keras takes; `keras_loops.keras_batches` observes the running loop.
-
-    Parameters
-    ----------
-    model : keras.Model
+    """An observer of the batches that a loop of a model takes; `keras_loops.keras_batches` observes the running loop.
     """
 
     def __init__(self, model: Model) -> None:
@@ -29,7 +25,7 @@ class LoopObserver:
         self._class_weight: Any = None
 
     def calls(self, function: Any) -> bool:
-        """Return whether the loop calls a function itself: one of the user's in its place may change the arrays."""
+        """Return whether the loop calls a function itself: the user's own in its place may change the arrays."""
         return getattr(self._model.train_function, 'function', None) is function
 
     def slice(self, original: Callable[..., Any], arrays: Any, rows: Any) -> Any:
@@ -52,13 +48,7 @@ class LoopObserver:
         return original(x, y, sample_weight=sample_weight, class_weight=class_weight, **kwargs)
 
     def after(self, inputs: list[Any]) -> list[Any] | None:
-        """Return the inputs of the next batch; None if it is not known, or not there yet.
-
-        Parameters
-        ----------
-        inputs : list
-            Of the current batch, as the train function gets them.
-        """
+        """Return the inputs of the batch after the current one; None if it is not known, or not there yet."""
         following = self._next_slice() if self._source is None else self._next_item()
         return following + inputs[len(following):] if following else None
 
@@ -82,20 +72,8 @@ class LoopObserver:
 
 
 def next_rows(rows: Any) -> np.ndarray | None:
-    """Return the next rows of the array that some rows are a slice of.
+    """Return the next rows of the array that some rows are a slice of, as many or all that are left; None at the end.
 
-    Parameters
-    ----------
-    rows : ndarray
-        A slice of an array; Keras takes one for each batch.
-
-    Returns
-    -------
-    ndarray, or None
-        The same number of rows, or the rows that are left; None at the end.
-
-    Examples
-    --------
     >>> order = np.array([4, 2, 0, 1, 3])
     >>> next_rows(order[2:4])
     array([3])

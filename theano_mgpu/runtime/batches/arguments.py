@@ -15,14 +15,6 @@ from ...graph.graph import host_type, is_sparse
 class Arguments:
     """The inputs of a function, to which the arguments of calls are bound.
 
-    Parameters
-    ----------
-    inputs : list of (theano.Variable or theano.In)
-    axes : dict of theano.Variable to int
-        The inputs that have samples, and along which axis; see `sample_axes`.
-    allow_downcast : bool, optional
-        As for `theano.function`.
-
     Attributes
     ----------
     inputs : list of theano.Variable
@@ -72,7 +64,6 @@ class Arguments:
             if self.replacements else bound
 
     def _completed(self, args, kwargs):
-        """Return the arguments in the order of the inputs, with the values of those that are left out."""
         if len(args) > len(self._variables):
             raise TypeError('%d arguments were given for the inputs %s' % (len(args), self._names))
         values = dict(enumerate(args))  # by position: inputs without a name share the text of their type
@@ -132,21 +123,8 @@ def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | 
                 broadcast: Collection[theano.Variable] = ()) -> dict[theano.Variable, int]:
     """Return the inputs that have samples, and along which axis.
 
-    Parameters
-    ----------
-    inputs : list of (theano.Variable or theano.In)
-    samples : dict of theano.Variable to int, optional
-        The axis, by input. By default all inputs have samples along axis 0, except scalars and those in `broadcast`.
-    broadcast : list of theano.Variable
-
-    Returns
-    -------
-    dict of theano.Variable to int
-
-    Raises
-    ------
-    GraphError
-        If they name something else than an input, or an axis that it does not have.
+    By default all inputs have samples along axis 0, except scalars and those in `broadcast`. A GraphError says where
+    `samples` or `broadcast` name something else than an input, or an axis that it does not have.
     """
     variables = [_input(each).variable for each in inputs]
     for keyword, named in (('samples', samples or ()), ('broadcast', broadcast)):
@@ -164,8 +142,6 @@ def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | 
 def axes_for_samples(variable: theano.Variable) -> int:
     """Return the number of axes of an input, from the first one on, along which it may have samples.
 
-    Examples
-    --------
     >>> import theano.tensor as T
     >>> [axes_for_samples(variable) for variable in (T.dmatrix(), T.dscalar(), theano.gof.generic())]
     [2, 0, 0]

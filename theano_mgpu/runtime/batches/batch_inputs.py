@@ -23,17 +23,8 @@ from .sub_batches import batch_length
 class BatchInputs:
     """The variables by which the samples of a batch enter a graph.
 
-    Parameters
-    ----------
-    inputs : list of (theano.Variable or theano.In)
-    options : Options
-    sharded : bool
-        Whether each process has samples of its own.
-
     Attributes
     ----------
-    arguments : Arguments
-    slices : Slices
     rows : dict of SharedVariable to theano.Variable
         States with a row a sample, and the variable that stands for each in the divided graph.
     only_length : int or None
@@ -49,13 +40,7 @@ class BatchInputs:
 
     def find_slices(self, outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable]
                     ) -> tuple[list[theano.Variable], dict[SharedVariable, theano.Variable]]:
-        """Find the slices of data sets that are the batch, and return the graph with samples along axis 0 of inputs.
-
-        Returns
-        -------
-        list of theano.Variable, dict of SharedVariable to theano.Variable
-            The outputs and updates.
-        """
+        """Find the slices of data sets that are the batch, and return the graph with samples along axis 0 of inputs."""
         inputs, options = self.arguments.inputs, self._options
         whole = substitute(list(outputs) + list(updates.values()), self.arguments.replacements)
         check_inputs(inputs, whole)
@@ -88,16 +73,7 @@ class BatchInputs:
     def divide(self, outputs: list[theano.Variable], updated: list[SharedVariable]) -> Program:
         """Divide the graph, whose last outputs are new values.
 
-        Returns
-        -------
-        Program
-
-        Raises
-        ------
-        CannotCut
-            If replicas cannot compute it in parts.
-        GraphError
-            If they cannot, and have to.
+        Where replicas cannot compute it in parts, raise a CannotCut; a GraphError if they have to.
         """
         inputs = self.arguments.with_samples + list(self.slices.stand_ins.values())
         outputs = substitute(outputs, self.slices.replacements)
@@ -165,18 +141,9 @@ class BatchInputs:
 
     def length(self, values: Sequence[np.ndarray],
                states: Mapping[SharedVariable, np.ndarray] | None = None) -> int:
-        """Return the number of samples of a batch.
+        """Return the number of samples of a batch, by its arguments and the values of states.
 
-        Parameters
-        ----------
-        values : list of ndarray
-            The arguments.
-        states : dict of SharedVariable to ndarray
-
-        Raises
-        ------
-        BatchError
-            If arguments, slices and states do not agree, or the graph is one of batches of another length.
+        Raise a BatchError if these and the slices do not agree, or the graph is one of batches of another length.
         """
         if self._options.internal.whole:
             return 1

@@ -26,8 +26,8 @@ from ...graph.graph import host_type, is_sparse, shared_variables, substitute
 from ...graph.own_flags import builds_graphs
 from ...graph.random_streams import DRAWS
 from ...graph.repeatable import unrepeatable_in
+from ...graph.theano_functions import plain_function
 from ...plan import Program, expressed
-from ..theano_functions import plain_function
 from .arguments import moved
 
 
@@ -35,17 +35,8 @@ class Slices:
     """The slices of shared data sets that are the batch of a graph.
 
     By default, a replica takes its own part of the slice, on its device, where it has a copy of the data set: nothing
-    is sent in a step but the numbers that the slice is made of.
-
-    Parameters
-    ----------
-    inputs : list of theano.Variable
-    outputs : list of theano.Variable
-        The graph, new values included.
-    updated : collection of SharedVariable
-        The variables that get new values.
-    sharded : bool
-        Whether each process has a part of the data sets, and slices its own samples from that.
+    is sent in a step but the numbers that the slice is made of. If `sharded`, each process has a part of the data sets,
+    and slices its own samples from that.
 
     Attributes
     ----------
@@ -83,13 +74,7 @@ class Slices:
         self._length_function = None
 
     def lengths(self, values: Sequence[Any]) -> dict[theano.Variable, int]:
-        """Return the number of samples of each slice.
-
-        Parameters
-        ----------
-        values : list of ndarray
-            The arguments of a call.
-        """
+        """Return the number of samples of each slice, for the arguments of a call."""
         if not self:
             return {}
         if self._length_function is None:
@@ -117,13 +102,7 @@ class Slices:
         return [self.stand_ins[v] for v in self.on_host]
 
     def taken(self, values: Sequence[Any]) -> dict[theano.Variable, Any]:
-        """Return the slices that are taken on the host, by stand-in.
-
-        Parameters
-        ----------
-        values : list of ndarray
-            The arguments of a call.
-        """
+        """Return the slices that are taken on the host, by stand-in, for the arguments of a call."""
         return dict(zip(self.sent, self._slice_function(*values))) if self.on_host else {}
 
     def expressed(self, program: Program) -> Program:
@@ -176,7 +155,6 @@ def _slices(inputs, outputs, updated):
 
 
 def _indices(node):
-    """Return the indices of a node, which may slice a sparse matrix."""
     if isinstance(node.op, GetItem2d):
         bounds = [None if getattr(v, 'data', v) is None else v for v in node.inputs[1:]]
         return [slice(*bounds[:3]), slice(*bounds[3:])]
@@ -198,7 +176,6 @@ def _never_empty(variable, number):
 
 
 def _shared(variables):
-    """Return the shared variables that variables depend on."""
     return {v for v in ancestors(variables) if hasattr(v, 'container')}
 
 

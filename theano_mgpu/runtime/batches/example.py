@@ -11,28 +11,14 @@ from .arguments import Arguments
 
 
 class Example:
-    """The arguments of one sample that some rank has met.
-
-    Parameters
-    ----------
-    arguments : Arguments
-    ranks : Communicator
-        Each is given samples of its own.
-    """
+    """The arguments of one sample that some rank has met; each rank is given samples of its own."""
 
     def __init__(self, arguments: Arguments, ranks: Communicator) -> None:
         self._arguments, self._ranks = arguments, ranks
         self._values: Any = None
 
     def replacing(self, values: Sequence[Any] | None, lengths: Sequence[int]) -> Sequence[Any]:
-        """Return the arguments of a call, or the example where they are None; all ranks have to make the call.
-
-        Parameters
-        ----------
-        values : list of ndarray, or None
-        lengths : list of int
-            Samples of each rank.
-        """
+        """Return the arguments of a call, or the example where they are None; all ranks have to make the call."""
         if min(lengths) == 0 and (self._values is None or not all(self._arguments.split)):
             # A rank whose first step has no samples has no example. Inputs without samples may change with each call.
             sample = None if values is None else self._arguments.first_sample(values)

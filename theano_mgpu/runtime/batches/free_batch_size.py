@@ -24,21 +24,13 @@ class FreeBatchSize:
     """A rewrite that replaces the length of a batch, where a graph has it as a number, by the length of each batch.
 
     The number is looked for where it is the first size: of the images of a convolution, of a new shape of samples,
-    of an array that is filled, and of random numbers, whose first rows are then taken. Elsewhere it stays.
-
-    Parameters
-    ----------
-    inputs : list of theano.Variable
-        The inputs that have samples along axis 0, at least one.
-    length : int or None
-        Samples of the batches that the graph was built for; None for any. A 1 is no such number: it may be any size.
-    in_indices : bool, optional
-        Whether to look for it in indices of samples, too, where it is more often another number: in
-        ``x[arange(20), labels]``, and in slices of batches that have been joined, such as ``x[20:40]``.
+    of an array that is filled, and of random numbers, whose first rows are then taken. Elsewhere it stays. With
+    `in_indices` it is looked for in indices of samples, too, where it is more often another number: in
+    ``x[arange(20), labels]``, and in slices of batches that have been joined, such as ``x[20:40]``. A length of 1 is no
+    such number: it may be any size.
 
     Attributes
     ----------
-    length : int or None
     found, found_in_indices : bool
         Whether there was such a number.
 
@@ -57,7 +49,6 @@ class FreeBatchSize:
         self._of_samples: set[theano.Variable] = set(inputs)
         self._drawn: set[theano.Variable] = set()
         self._new: dict[theano.Variable, theano.Variable] = {}
-        self._old: dict[theano.Variable, theano.Variable] = {}
         self.found = self.found_in_indices = False
 
     def __call__(self, outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
@@ -72,10 +63,6 @@ class FreeBatchSize:
                 self._convert(node)
         return [self._new.get(output, output) for output in outputs]
 
-    def original(self, variable: theano.Variable) -> theano.Variable:
-        """Return the variable of the old graph that a variable of the new graph stands for."""
-        return self._old.get(variable, variable)
-
     def _replace_positions(self, nodes):
         """Replace the positions of all samples, in indices of samples, by as many as a batch has samples."""
         of_samples = set(self._of_samples)
@@ -89,7 +76,7 @@ class FreeBatchSize:
                     step = self._step_of_positions(variable)
                     if step:
                         positions = T.cast(T.arange(self._samples) * step, variable.dtype)
-                        self._new[variable], self._old[positions] = positions, variable
+                        self._new[variable] = positions
                         self.found = self.found_in_indices = True
 
     def _step_of_positions(self, variable):
@@ -115,7 +102,6 @@ class FreeBatchSize:
             new = node.clone_with_new_inputs(inputs, strict=False).outputs
         if new is not None:
             self._new.update(zip(node.outputs, new))
-            self._old.update(zip(new, node.outputs))
 
     def _freed(self, node, inputs):
         """Return the outputs of a node without the number; None if the node does not have it."""

@@ -12,10 +12,7 @@ from ..replicas.replicated import within_a_step
 class LookAhead:
     """The preparation of the next batch, if it is known.
 
-    Parameters
-    ----------
-    prepare : callable
-        ``prepare(args)`` returns the values of a call's arguments and the Batch made of them, or None.
+    ``prepare(args)`` returns the values of a call's arguments and the Batch made of them, or None.
     """
 
     def __init__(self, prepare: Callable[[Any], tuple[Any, Batch] | None]) -> None:
@@ -25,13 +22,9 @@ class LookAhead:
 
     @contextlib.contextmanager
     def asking(self, next_batch: Callable[[], Any] | None) -> Iterator[None]:
-        """Prepare, within the block, the batch that `next_batch` returns.
+        """Prepare, within the block, the batch whose arguments ``next_batch()`` returns, or None.
 
-        Parameters
-        ----------
-        next_batch : callable or None
-            ``next_batch()`` returns the arguments of the next call, or None. It runs within a step: no variable may
-            be read.
+        It runs within a step: no variable may be read.
         """
         self._next_batch = next_batch
         try:

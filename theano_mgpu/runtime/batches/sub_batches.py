@@ -9,24 +9,9 @@ from ...errors import BatchError, LengthError
 
 
 def batch_length(lengths: Sequence[int], names: Sequence[str], least: int = 1) -> int:
-    """Return the number of samples of a batch, which all arguments that are split must share.
+    """Return the number of samples of a batch: the length of all arguments that are split, at least `least`.
 
-    Parameters
-    ----------
-    lengths : list of int
-        Samples of each argument that is split, at least one.
-    names : list of str
-    least : {0, 1}
-        Samples that there have to be.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    LengthError
-        If they are not equal, or below `least`.
+    Raise a LengthError if they are not equal, or below that.
     """
     if len(set(lengths)) > 1:
         odd = names[next(i for i, length in enumerate(lengths) if length != max(lengths))]
@@ -43,13 +28,8 @@ def batch_length(lengths: Sequence[int], names: Sequence[str], least: int = 1) -
 class Rows:
     """Outputs of consecutive batches, put together along axis 0.
 
-    Parameters
-    ----------
-    length : int, optional
-        Samples in all batches; where it is known, each array is made once.
+    Where the length of all is known, each array is made once.
 
-    Examples
-    --------
     >>> rows = Rows(3)
     >>> rows.add([np.array([1, 2])]), rows.add([np.array([3])])
     (2, 1)
@@ -64,12 +44,7 @@ class Rows:
         self._whole: list[np.ndarray] = []        # an array an output
 
     def add(self, outputs: Sequence[np.ndarray]) -> int:
-        """Add a batch's outputs; return their number of rows.
-
-        Raises
-        ------
-        BatchError
-            If they do not have one row a sample.
+        """Add a batch's outputs; return their number of rows. Raise a BatchError if they do not have one row a sample.
         """
         numbers = [output.shape[0] if output.ndim else None for output in outputs]
         stop = self._rows + (numbers[0] or 0)

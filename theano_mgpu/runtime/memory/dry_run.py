@@ -2,17 +2,19 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any, Sequence
 
 import numpy as np
 from theano.gpuarray.type import GpuArrayType
 
 from ...comm.alone import Alone
-from ...comm.host_sum import describe
 from ...devices.context_map import HOST, Context
+from ...devices.copies import Copies
 from ...devices.nccl import communicator_of
-from ...devices.transfers import SMALL, DeviceBuffers, FlatBuffers
+from ...devices.transfers import DeviceBuffers
 from ...exchange.host import Sum
+from ...exchange.layout import Layout
 from ...exchange.over_ranks import OverRanks
 from ...graph.analysis import SAME, STACK
 from ...plan import Part
@@ -184,10 +186,13 @@ class _Idle(Timings):
 class _Memories(dict):
     """The memories of devices and of the host, as `Memories`."""
 
-    computes = False
+    computes, block = False, sys.maxsize
 
-    def fetcher(self, context):
-        return _Fetcher(self[context], self[HOST])
+    def fetcher(self, context, layout, blocks, here):
+        return _Fetcher(self[context], self[HOST], layout, here)
+
+    def copies(self, context, n_blocks):
+        return _Copies()
 
     def on_host(self, shape, dtype, context):
         return self[HOST].array(shape, dtype)
@@ -196,19 +201,27 @@ class _Memories(dict):
 class _Fetcher:
     """A fetcher that takes the memory in which a `Fetcher` puts small arrays together."""
 
-    def __init__(self, memory, host):
-        self._memory, self._host, self._there = memory, host, FlatBuffers([])
+    is_beside = True
+
+    def __init__(self, memory, host, layout, here):
+        self.here = here
+        self._there = Layout(layout.like, apart=True).allocated(memory.empty) if memory is not host else None
 
     def start(self, arrays):
-        small = [each for each in arrays if is_in(self._memory, each) and each.nbytes <= SMALL]
-        like = [(shape or (1,), dtype) for shape, dtype in describe(small)]
-        if self._memory is not self._host and len(small) > 1 and self._there.like != like:
-            self._there = FlatBuffers(like, self._memory.array)
         self._arrays = arrays
 
-    def finish(self):
-        arrays, self._arrays = self._arrays, ()
-        return [self._host.array(each.shape, each.dtype) for each in arrays]
+    def arrive(self, number):
+        pass
+
+    def drop(self):
+        self._arrays = ()
+
+
+class _Copies(Copies):
+    """Copies that write nothing."""
+
+    def write(self, pieces):
+        pass
 
 
 class _Nccl:

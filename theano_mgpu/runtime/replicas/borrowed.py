@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import warn
-from ...utils.checksums import checksum
+from ...utils.values import checksum
 
 LARGE = 4 << 20  # bytes; the checksum of more takes 1 ms or longer
 
@@ -19,18 +19,13 @@ LARGE = 4 << 20  # bytes; the checksum of more takes 1 ms or longer
 def is_lent(storage: list[Any]) -> bool:
     """Return whether an owner besides a shared variable refers to its value, or to the memory of its value.
 
-    Parameters
-    ----------
-    storage : list
-        The storage of the variable's container: its only item is the value.
-
-    Examples
-    --------
     >>> array = np.zeros(6)
     >>> is_lent([array]), is_lent([np.zeros(6)]), is_lent([array[2:]]), is_lent([np.zeros(6)[2:]])
     (True, False, True, False)
     """
     value = storage[0]
+    if isinstance(value, np.ndarray) and not value.flags.writeable and not isinstance(value.base, np.ndarray):
+        return False  # nobody edits it
     if sys.getrefcount(value) > 3:  # the list, this name, and the argument
         return True
     while isinstance(getattr(value, 'base', None), np.ndarray):
@@ -42,12 +37,7 @@ def is_lent(storage: list[Any]) -> bool:
 
 
 class Lent:
-    """The value of a shared variable at its last copy, where the user refers to its memory, too.
-
-    Parameters
-    ----------
-    variable : SharedVariable
-    """
+    """The value of a shared variable at its last copy, where the user refers to its memory, too."""
 
     def __init__(self, variable: Any) -> None:
         self._variable, self._storage = variable, variable.container.storage

@@ -12,7 +12,6 @@ from theano.tensor.sharedvar import TensorSharedVariable
 from ...devices.context_map import Context
 from ...devices.contexts import check_process
 from ...graph.graph import fits_gpu, host_type
-from ...utils.checksums import checksum
 
 
 def host_value(shared: Any) -> Any:
@@ -21,37 +20,10 @@ def host_value(shared: Any) -> Any:
     return np.asarray(value) if isinstance(shared.type, GpuArrayType) else copy.deepcopy(value)
 
 
-def give_value(shared: Any, value: Any) -> None:
-    """Set the value of a shared variable, in its memory if the value fits: the user may have lent the memory.
-
-    Parameters
-    ----------
-    shared : SharedVariable
-    value : object
-        Of the variable's type on the host.
-    """
-    here = shared.container.storage[0]
-    fits = isinstance(here, np.ndarray) and (here.shape, here.dtype) == (np.shape(value), getattr(value, 'dtype', None))
-    if fits and here.flags.writeable:
-        here[...] = value
-    elif checksum(here) != checksum(value):
-        shared.container.unwatched = value
-
-
 def current_value(copies: Collection[Any]) -> Any:
     """Return the value of variables that are equal, on the host; a copy on a lost device is passed over.
 
-    Parameters
-    ----------
-    copies : collection of SharedVariable
-        Not empty.
-
-    Raises
-    ------
-    ContextError
-        In a fork of the process that has them on a device.
-    Exception
-        The error of the driver, where no copy can be read.
+    It is a ContextError in a fork of the process that has them on a device.
     """
     # Copies on the host come first: they cost least.
     copies = sorted(copies, key=lambda shared: isinstance(shared.type, GpuArrayType))
@@ -72,19 +44,7 @@ def lies_on_device(context: Context, variable: Any) -> bool:
 
 
 def copy_on(context: Context, variable: Any, value: Any) -> Any:
-    """Make a new shared variable on a context, of the user's variable's type.
-
-    Parameters
-    ----------
-    context : Context
-    variable : SharedVariable
-    value : ndarray or numpy.random.RandomState
-        Not copied on the host.
-
-    Returns
-    -------
-    SharedVariable
-    """
+    """Return a new shared variable on a context, of the user's variable's type; the value is not copied on the host."""
     if lies_on_device(context, variable):
         return theano.shared(value, name=variable.name, target=context.name,
                              broadcastable=variable.type.broadcastable)

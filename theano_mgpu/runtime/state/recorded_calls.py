@@ -12,13 +12,7 @@ from .state_file import parsing
 
 
 class RecordedCalls:
-    """The calls of functions in their order, with what they returned: arrays, in a list or dict, or one of them.
-
-    Parameters
-    ----------
-    n_functions : int
-        They are numbered from 0.
-    """
+    """The calls of numbered functions in order, with the results: arrays, in a list or dict, or one of them."""
 
     def __init__(self, n_functions: int) -> None:
         self._order: list[int] = []

@@ -36,14 +36,7 @@ def parsing(what: str) -> Iterator[None]:
 
 
 def write(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
-    """Write arrays to an empty file that is open for writing and reading.
-
-    Parameters
-    ----------
-    file : binary file
-    arrays : dict of str to ndarray
-        Arrays of any shape and dtype without objects.
-    """
+    """Write arrays without objects to an empty file that is open for writing and reading."""
     # The format comes first, so that the beginning tells the kind of file.
     with zipfile.ZipFile(file, 'w') as parts:
         for name, array in {'format': np.array(FORMAT), **arrays}.items():
@@ -57,19 +50,7 @@ def write(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a file that `write` wrote, by name.
-
-    Parameters
-    ----------
-    path : str
-
-    Raises
-    ------
-    Damaged
-        If the file is not as it was written, or is no training state.
-    OSError
-        If there is no such file, or it may not be read.
-    """
+    """Return the arrays of a file that `write` wrote, by name; raise a Damaged if it is not as it was written."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe would wait for its other end
         raise Damaged('it is a folder, a device or a pipe')
     with open(path, 'rb') as file:

@@ -7,11 +7,11 @@ from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
+from ...checks.ledger_file import unnumbered
 from ...comm.communicator import Communicator
 from ...comm.rank_0 import on_rank_0
 from ...errors import warn
 from ...utils.files import whole_file
-from ...utils.ledger_file import unnumbered
 from ...utils.owned import FileLock, lock_file
 from ...utils.spare import wait_until_needed
 from ..replicas.copies import host_value
@@ -27,21 +27,10 @@ _not_finite: set[str] = set()  # files whose non-finite values the user has been
 
 
 def begin(path: str, ranks: Communicator) -> tuple[list[FileLock], bool]:
-    """Lock the file of a run's checkpoints on rank 0. Every rank has to call it.
+    """Lock the file of a run's checkpoints on rank 0, and return the lock in a list, and whether there is such a file.
 
-    A spare process waits here until it is needed.
-
-    Returns
-    -------
-    locks : list of FileLock
-        The lock, as long as the list is kept; none on other ranks.
-    exists : bool
-        Whether there is such a file.
-
-    Raises
-    ------
-    MgpuError
-        If another job writes its checkpoints there.
+    Every rank has to make the call; a spare process waits here until it is needed. It is an MgpuError if another job
+    writes its checkpoints there.
     """
     wait_until_needed()
     locks: list[FileLock] = []
@@ -52,27 +41,11 @@ def begin(path: str, ranks: Communicator) -> tuple[list[FileLock], bool]:
 def save(path: str, variables: Sequence[Replicated], ranks: Communicator,
          extra: Mapping[str, np.ndarray] | None = None, allow_nan: bool = False,
          settings: Mapping[str, str] | None = None) -> None:
-    """Write variables to an .npz file. Every rank has to call it; rank 0 writes.
+    """Write variables, further arrays, and the settings that they depend on, to an .npz file.
 
-    An interrupted write leaves the old file intact. The old content stays as ``path + '.previous'``.
-
-    Parameters
-    ----------
-    path : str
-    variables : list of Replicated
-    ranks : Communicator
-    extra : dict of str to ndarray, optional
-        Further arrays for the file.
-    allow_nan : bool
-        Also write values that are infinite or not a number. Otherwise a warning names them, and the file is not
-        written.
-    settings : dict of str to str, optional
-        The settings that the values depend on.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written, on every rank.
+    Every rank has to make the call; rank 0 writes, and an OSError is one of all. An interrupted write leaves the old
+    file intact; the old content stays as ``path + '.previous'``. Values that are infinite or not a number are written
+    with `allow_nan` alone. Otherwise a warning names them, and the file is not written.
     """
     on_rank_0(ranks, lambda: _write(path, variables, extra or {}, allow_nan, settings or {}))
 
@@ -110,18 +83,8 @@ def _all_finite(path, names, values):
 def read(path: str, ranks: Communicator, check: Callable[[Saved], Any]) -> Saved:
     """Return the content of a file as rank 0 reads it; every rank has to make the call.
 
-    Parameters
-    ----------
-    path : str
-        If the file is damaged, the state before it is read instead, with a warning.
-    ranks : Communicator
-    check : callable
-        Called with a Saved on rank 0; raises a ValueError if the file cannot be used.
-
-    Raises
-    ------
-    ValueError
-        If the file is of another model, or damaged, and so is the one before it.
+    If the file is damaged, the state before it is read instead, with a warning; if this is damaged, too, it is a
+    ValueError. ``check(saved)`` raises a ValueError on rank 0 if a file cannot be used.
     """
     return Saved(*on_rank_0(ranks, lambda: _usable(path, check)))
 
@@ -129,15 +92,12 @@ def read(path: str, ranks: Communicator, check: Callable[[Saved], Any]) -> Saved
 def _usable(path, check):
     """Return the path and the arrays of a file or, if it is damaged, of the one before it."""
     path = os.path.realpath(path) if os.path.islink(path) else os.fspath(path)
+    previous = path + PREVIOUS
     try:
-        arrays = state_file.read(path)
-        check(Saved(path, arrays))
-        return path, arrays
+        return path, _checked(path, check)
     except Damaged as error:
-        previous = path + PREVIOUS
         try:
-            arrays = state_file.read(previous)
-            check(Saved(previous, arrays))
+            arrays = _checked(previous, check)
         except (ValueError, OSError):  # it cannot be used either, or is missing
             raise ValueError('%s is damaged, or no training state of theano_mgpu (%s), and there is no intact %s. Name '
                              'another file, or remove it to begin anew' % (path, error, previous)) from error
@@ -146,20 +106,14 @@ def _usable(path, check):
     return previous, arrays
 
 
+def _checked(path, check):
+    arrays = state_file.read(path)
+    check(Saved(path, arrays))
+    return arrays
+
+
 class Saved:
-    """The content of a file that `save` wrote.
-
-    Parameters
-    ----------
-    path : str
-    arrays : dict of str to ndarray
-
-    Attributes
-    ----------
-    extra : dict of str to ndarray
-    settings : dict of str to str
-        The settings of the function that wrote it; empty in files of earlier versions.
-    """
+    """The content of a file that `save` wrote; its `settings` are empty in files of earlier versions."""
 
     def __init__(self, path: str, arrays: dict[str, np.ndarray]) -> None:
         self.path = path

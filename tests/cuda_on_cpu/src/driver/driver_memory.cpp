@@ -4,7 +4,9 @@
 // when they are done. Pinned memory is read and written when the copy runs.
 #include "streams.h"
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 using namespace standin;
 
@@ -77,6 +79,15 @@ static int copy(const char *what, void *to, bool to_device, const void *from, bo
   });
 }
 
+// Copies between a device and the host, and takes as long as the rate that is set allows.
+static int copy_over_bus(const char *what, void *to, bool to_device, const void *from, size_t bytes) {
+  const auto begun = std::chrono::steady_clock::now();
+  const int result = copy(what, to, to_device, from, !to_device, bytes);
+  if (settings.copy_rate > 0)
+    std::this_thread::sleep_until(begun + std::chrono::nanoseconds(1000 * bytes / (size_t)settings.copy_rate));
+  return result;
+}
+
 static CUresult copy_to_device(CUdeviceptr to, const void *from, size_t bytes, CUstream stream, bool synchronous) {
   REQUIRE_COPY(bytes, stream);
   if (owner(from)) return INVALID_VALUE;
@@ -88,7 +99,7 @@ static CUresult copy_to_device(CUdeviceptr to, const void *from, size_t bytes, C
     memcpy(staged.get(), from, bytes);
   }
   Position end = enqueue(queue, "cuMemcpyHtoD", [=] {
-    return copy("cuMemcpyHtoD", (void *)to, true, staged ? staged.get() : from, false, bytes);
+    return copy_over_bus("cuMemcpyHtoD", (void *)to, true, staged ? staged.get() : from, bytes);
   });
   if (!synchronous) return SUCCESS;
   end.wait();
@@ -100,7 +111,7 @@ static CUresult copy_to_host(void *to, CUdeviceptr from, size_t bytes, CUstream 
   if (owner(to)) return INVALID_VALUE;
   trace("DtoH dev%d %zu", queue->device->ordinal, bytes);
   Position end = enqueue(queue, "cuMemcpyDtoH", [=] {
-    return copy("cuMemcpyDtoH", to, false, (void *)from, true, bytes);
+    return copy_over_bus("cuMemcpyDtoH", to, false, (void *)from, bytes);
   });
   if (!synchronous && is_pinned(to, bytes)) return SUCCESS;
   end.wait();

@@ -28,6 +28,7 @@ struct Settings {
   size_t memory;  // bytes of each device
   bool synchronous, poison, guard, protection_keys;
   long delay_us;
+  long copy_rate;
   unsigned seed;
   Order order;
   Fault fail_launch, fail_allocation;

@@ -2,9 +2,8 @@
 import json
 
 import theano_mgpu as mgpu
-from theano_mgpu.runtime.inspection import Inspection
-from theano_mgpu.runtime.state import ledger
-from theano_mgpu.utils import ledger_file
+from theano_mgpu.checks import ledger, ledger_file
+from theano_mgpu.checks.sentinel import Inspection
 
 import numpy as np
 import pytest

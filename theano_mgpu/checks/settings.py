@@ -8,11 +8,12 @@ import sys
 
 import theano
 
-from ... import config
-from ...devices.contexts import chosen, type_name
-from ...errors import warn
-from ...options import Options
-from ...utils import blas, ledger_file
+from .. import config
+from ..devices.contexts import chosen, type_name
+from ..errors import warn
+from ..options import Options
+from ..utils import blas
+from . import ledger_file
 
 # Theano's flags that change how results round. The package's own are all there but for `OTHERS`.
 FLAGS = ('floatX', 'mode', 'linker', 'optimizer', 'optimizer_excluding', 'optimizer_including', 'cxx', 'gcc.cxxflags',
@@ -54,22 +55,9 @@ def of_function(options: Options) -> dict[str, str]:
 
 
 def check_same(path: str, theirs: dict[str, str], options: Options, strict: bool) -> None:
-    """Check that a function has the settings of the one that wrote a training state, as far as results depend on them.
+    """Check that a function with `options` has the settings in a file, as far as results depend on them.
 
-    Parameters
-    ----------
-    path : str
-        The file, for messages.
-    theirs : dict of str to str
-        The settings that it has recorded; none in files of earlier versions.
-    options : Options
-        Of the function that goes on from the file.
-    strict : bool
-        Whether another number of logical shards is an error; else there is a warning, as for other settings.
-
-    Raises
-    ------
-    ValueError
+    With `strict`, another number of logical shards is a ValueError; else there is a warning, as for other settings.
     """
     ours = {**REMOVED, **of_function(options)}
     number, before = ours[SHARDS], theirs.get(SHARDS)
@@ -80,9 +68,9 @@ def check_same(path: str, theirs: dict[str, str], options: Options, strict: bool
     if number != (before or '0'):
         warn(text + ' for the same bits')
     keeps_bits = number == before != '0'
-    different = ['%s was %s and is %s' % (name, value, ours.get(name, '-')) for name, value in theirs.items()
-                 if ours.get(name) != value and name != SHARDS and (
-                     name.rpartition(' ')[2] in ANSWER or keeps_bits and name.rpartition(' ')[2] not in LAYOUT)]
+    different = ['%s was %s and is %s' % each for each in ledger_file.differing(theirs, ours)
+                 if each[0] in theirs and each[0] != SHARDS and (
+                     each[0].rpartition(' ')[2] in ANSWER or keeps_bits and each[0].rpartition(' ')[2] not in LAYOUT)]
     if different:
         warn('%s was written with other settings: %s. The training goes on, but its result is not that of an '
              'uninterrupted one' % (path, '; '.join(different)))

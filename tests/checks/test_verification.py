@@ -1,7 +1,7 @@
 """The self-check of a function: its report, the faults that it finds, and that it leaves nothing behind."""
 import theano_mgpu as mgpu
+from theano_mgpu.checks import verification
 from theano_mgpu.exchange import orders
-from theano_mgpu.runtime.verification import comparison
 
 import numpy as np
 import pytest
@@ -73,9 +73,8 @@ def test_the_flag_makes_an_error_of_a_difference(flag, step, half_of_the_second)
 
 
 def test_the_flag_compares_the_first_divided_batch_alone(flag, step, monkeypatch):
-    made, original = [], comparison.Verification.report
-    monkeypatch.setattr(comparison.Verification, 'report',
-                        lambda *args: made.append(original(*args)) or made[-1])
+    made, original = [], verification.verified
+    monkeypatch.setattr(verification, 'verified', lambda *args: made.append(original(*args)) or made[-1])
     for n in (1, 9, 8):
         step(*data(n, 7))
     assert [report.passed for report in made] == [True]

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import theano_mgpu as mgpu
+from theano_mgpu.checks import ledger, ledger_file
+from theano_mgpu.checks.ledger_file import first_difference
 from theano_mgpu.cli import main
-from theano_mgpu.cli.compare import first_difference
-from theano_mgpu.runtime.state import ledger
-from theano_mgpu.utils import ledger_file
 
 import numpy as np
 import pytest
@@ -252,7 +251,7 @@ def test_files_that_cannot_be_compared(recording, tmp_path, cpu2, capsys):
 
 def test_a_file_that_another_process_writes(recording, tmp_path, cpu2):
     path = recording('a')
-    script = "import theano_mgpu, time; from theano_mgpu.runtime.state.ledger import use_ledger; use_ledger(%r); " \
+    script = "import theano_mgpu, time; from theano_mgpu.checks.ledger import use_ledger; use_ledger(%r); " \
         "print('open', flush=True); time.sleep(60)" % path
     other = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True,
                              env=dict(os.environ, THEANO_FLAGS=INTERPRETED))

@@ -10,9 +10,9 @@ import threading
 from typing import Any, Callable, Iterator, List, Mapping
 
 from ..compat.wrapping import wrap
-from ..graph.traces import folders
 from ..utils import progress
 from ..utils.attributes import temporarily
+from .traces import folders
 
 _hooks: List[Callable[..., Any]] = []
 _making = threading.local()

@@ -17,18 +17,18 @@ from typing import Any, Iterable, Mapping, Sequence
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
-from ...comm.alone import Alone
-from ...comm.communicator import Communicator
-from ...comm.failures import failing_together
-from ...comm.rank_0 import on_rank_0
-from ...devices.contexts import chosen, gpu_context
-from ...devices.discovery import status
-from ...errors import MgpuError
-from ...utils import ledger_file, mpi_environment
-from ...utils.checksums import digest
-from ...utils.owned import LEDGER, lock_file
-from ..replicas.shared_variables import watcher_of
-from . import settings
+from ..comm.alone import Alone
+from ..comm.communicator import Communicator
+from ..comm.failures import failing_together
+from ..comm.rank_0 import on_rank_0
+from ..devices.contexts import chosen, gpu_context
+from ..devices.discovery import status
+from ..devices.shared_variables import watcher_of
+from ..errors import MgpuError
+from ..utils import mpi_environment
+from ..utils.owned import LEDGER, lock_file
+from ..utils.values import digest, is_due
+from . import ledger_file, settings
 
 _open: dict[str, Ledger] = {}  # by path
 
@@ -60,27 +60,13 @@ def use_ledger(path: str) -> None:
 
 
 def account_of(step: Any, variables: Iterable[Any]) -> Account | None:
-    """Return the account of a function over contexts that is to have one; None for another one, or without a ledger.
-
-    Parameters
-    ----------
-    step : DividedFunction
-    variables : list of Replicated
-        Its weights and state.
-    """
+    """Return the account of a DividedFunction with some Replicated, if it is to have one; else None."""
     book = ledger(step.ranks) if step.options.internal.in_ledger else None
     return book.account(step.options.name, [each.variable for each in variables], step.ranks) if book else None
 
 
 class Ledger:
-    """A ledger, which rank 0 writes. A file that an earlier start of the run has left is continued.
-
-    Parameters
-    ----------
-    path : str
-    every : int
-        Steps from one line of a function to the next.
-    """
+    """A ledger, which rank 0 writes. A file that an earlier start of the run has left is continued."""
 
     def __init__(self, path: str, every: int) -> None:
         self.path, self.every = path, every
@@ -89,13 +75,7 @@ class Ledger:
         self._writing, self._has_begun = threading.Lock(), False
 
     def open(self) -> None:
-        """Open the file, unless another rank does.
-
-        Raises
-        ------
-        MgpuError
-            If the file is no ledger, cannot be written, or another process writes it.
-        """
+        """Open the file, unless another rank does; raise an MgpuError if it cannot be written, or is no ledger."""
         if self._process:
             try:
                 self._lock, self._file = lock_file(self.path, LEDGER), ledger_file.open_to_continue(self.path)
@@ -134,24 +114,11 @@ class Ledger:
 
 
 class Account:
-    """The lines of one function in a ledger.
+    """The lines of one function in a ledger; its `steps` are completed ones, of earlier starts of the run, too.
 
-    Every rank makes the same calls: a state of which each has a part is consolidated.
-
-    Parameters
-    ----------
-    ledger : Ledger
-    name : str
-    variables : list of SharedVariable
-    ranks : Communicator
-    together : bool
-        Whether an error of rank 0 is raised at once on every rank. Otherwise the others raise it at their next
-        handshake, and a function that is not divided may run on some ranks only.
-
-    Attributes
-    ----------
-    steps : int
-        Completed steps, of earlier starts of the run, too.
+    Every rank makes the same calls: a state of which each has a part is consolidated. With `together`, an error of rank
+    0 is raised at once on every rank. Otherwise the others raise it at their next handshake, and a function that is not
+    divided may run on some ranks only.
     """
 
     def __init__(self, ledger: Ledger, name: str, variables: Sequence[SharedVariable], ranks: Communicator,
@@ -177,7 +144,7 @@ class Account:
     def note(self) -> None:
         """Count a step, and write its line if it is due: each k-th one, and 1, 2, 4, 8 before the first."""
         self.steps += 1
-        if self.steps % self._ledger.every == 0 or self.steps & -self.steps == self.steps < self._ledger.every:
+        if is_due(self.steps, self._ledger.every):
             self._write()
 
     def _write(self):

@@ -1,9 +1,10 @@
-"""The patches of this room: Theano calls it for each new node, and for the gradients of a graph."""
+"""The patches of this room: Theano calls it for each new node and function, and for the gradients of a graph."""
 from __future__ import annotations
 
-from ...compat.patch import Patch, apply
-from ...compat.wrapping import wrap
-from . import tags
+from ..compat.patch import AT_ENABLE, Patch, apply
+from ..compat.wrapping import wrap
+from . import theano_functions
+from .placement import tags
 
 FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'
 
@@ -46,6 +47,12 @@ def place_gradients() -> None:
 
 
 PATCHES = [
+    Patch('Theano', '1.0.5', 'theano.function makes functions for one device only',
+          AT_ENABLE, theano_functions.after_each_function,
+          'tests/auto/test_every_function.py::test_scripts_give_the_figures_of_plain_theano'),
+    Patch('Theano', '1.0.5', 'a copy of a function runs on one device only',
+          AT_ENABLE, theano_functions.divide_copies,
+          'tests/auto/test_calls.py::test_a_copy_is_divided'),
     Patch('Theano', '1.0.5', 'variables do not know the device() block that they were made in',
           FIRST_PLACEMENT, tag_new_nodes,
           'tests/graph/test_placement_tags.py::test_each_patch_is_needed'),

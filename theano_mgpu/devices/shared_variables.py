@@ -11,7 +11,7 @@ import threading
 import weakref
 from typing import Any, Callable, Iterable, List, MutableMapping, NamedTuple
 
-from ...compat.wrapping import wrap
+from ..compat.wrapping import wrap
 
 _watchers: MutableMapping[int, Any] = weakref.WeakValueDictionary()  # id(storage); a watcher keeps its storage alive
 _generation = 0  # grows with each watcher, and each lock, so that functions look again

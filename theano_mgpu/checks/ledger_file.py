@@ -11,7 +11,7 @@ import re
 from typing import Any, BinaryIO, Iterable, NamedTuple
 
 from ..errors import MgpuError
-from .files import target_of
+from ..utils.files import target_of
 
 VERSION = 1
 NOT_COMPARED = 'ledger', 'begun'
@@ -46,14 +46,18 @@ class LedgerFile(NamedTuple):
     is_cut: bool
 
 
-def read(path: str) -> LedgerFile:
-    """Read a ledger.
+class Difference(NamedTuple):
+    """A step at which two runs differ: the function, the last step before it that is equal, and the variables."""
 
-    Raises
-    ------
-    MgpuError
-        If the file cannot be read, is no ledger, or is damaged.
-    """
+    of: str
+    step: int
+    equal: int | None
+    variables: list[str]
+    n_variables: int
+
+
+def read(path: str) -> LedgerFile:
+    """Read a ledger; raise an MgpuError if the file cannot be read, is no ledger, or is damaged."""
     try:
         with open(path, 'rb') as file:
             lines, last = _lines(path, file)
@@ -84,11 +88,29 @@ def read(path: str) -> LedgerFile:
     return LedgerFile(path, starts, steps, list(repeated.values()), bool(last))
 
 
+def first_difference(a: LedgerFile, b: LedgerFile, common: list[tuple[str, int]]) -> Difference | None:
+    """Return the first difference of two ledgers in the steps that both have, in the order of the first; else None."""
+    equal: dict[str, int] = {}
+    for of, step in common:
+        ours, theirs = a.steps[of, step]['values'], b.steps[of, step]['values']
+        if unnumbered(ours) == unnumbered(theirs):
+            theirs = dict(zip(ours, theirs.values()))
+        different = [name for name, *_ in differing(ours, theirs)]
+        if different:
+            return Difference(of, step, equal.get(of), different, len({**ours, **theirs}))
+        equal[of] = step
+    return None
+
+
+def differing(ours: dict[str, str], theirs: dict[str, str]) -> list[tuple[str, str, str]]:
+    """Return the name and both texts of each item in which two dicts differ; a dash for one that is missing."""
+    return [(name, ours.get(name, '-'), theirs.get(name, '-')) for name in {**ours, **theirs}
+            if ours.get(name) != theirs.get(name)]
+
+
 def flat(start: dict[str, Any]) -> dict[str, str]:
     """Return the settings of a start as texts, with a name for each member of a dict.
 
-    Examples
-    --------
     >>> flat({'ledger': 1, 'ranks': 2, 'flags': {'floatX': 'float32'}})
     {'ranks': '2', 'flags: floatX': 'float32'}
     """
@@ -109,12 +131,7 @@ def unnumbered(names: Iterable[str]) -> list[str]:
 def open_to_continue(path: str) -> BinaryIO:
     """Open a ledger, to which a start of the run is added; an incomplete last line is removed.
 
-    Raises
-    ------
-    MgpuError
-        If the file is no ledger.
-    OSError
-        If it cannot be written.
+    Raise an MgpuError if the file is no ledger, and an OSError if it cannot be written.
     """
     target = target_of(path)
     file = open(target, 'r+b' if os.path.exists(target) else 'x+b')

@@ -1,0 +1,160 @@
+"""Copies of flat arrays between a device and the host: in the order of what the device computes, or beside it."""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from typing import Any, NamedTuple, Sequence
+
+import theano
+
+from .context_map import Context
+from .contexts import card_of, gpu_context
+from .cuda_contexts import stream_of
+from .cuda_driver import load_driver
+
+UNTIMED, APART = 2, 1  # flags of an event without a time, and of a stream that never waits for the default one
+
+
+class Piece(NamedTuple):
+    """Elements of a device's array with one axis, from `start` on, and their memory on the host."""
+
+    array: Any
+    start: int
+    here: Any
+
+
+class Copies:
+    """Copies in the order of what the device computes: the host waits for each block before the next one is read.
+
+    Attributes
+    ----------
+    is_beside : bool
+        Whether the device goes on meanwhile, and copies both ways at the same time.
+    """
+
+    is_beside = False
+
+    def __init__(self) -> None:
+        self._blocks: list[Sequence[Piece]] = []  # those under way: their arrays live
+
+    def follow(self) -> None:
+        """Have the copies begin after all that the device has been given to compute."""
+
+    def read(self, blocks: Sequence[Sequence[Piece]]) -> None:
+        """Begin to read blocks of pieces from the device."""
+        self._blocks = list(blocks)
+        if len(blocks) == 1:
+            self._read(0)
+
+    def _read(self, number):
+        for array, start, here in self._blocks[number]:
+            array[start:start + here.size].read(here)
+
+    def arrive(self, number: int) -> None:
+        """Wait until a block is on the host, and let go of its arrays."""
+        if len(self._blocks) > 1:
+            self._read(number)
+        for array, *_ in self._blocks[number]:
+            array.sync()
+        self._blocks[number] = ()
+
+    def write(self, pieces: Sequence[Piece]) -> None:
+        """Begin to write pieces to the device."""
+        for array, start, here in pieces:
+            array[start:start + here.size].write(here)
+
+    def written(self) -> None:
+        """Have the device compute nothing more before the pieces are written."""
+
+    def drop(self) -> None:
+        """Let go of what a failed step has left, once no copy is under way."""
+        self._blocks = []
+
+
+class CopiesBeside(Copies):
+    """Copies of a CUDA device on two streams, which libgpuarray does not know.
+
+    It uses freed memory again in the order of its own stream. So an array that is read has to live until it arrives,
+    and an array that is written has to be allocated before `follow`, and to live until `written`.
+    """
+
+    is_beside = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context, (self._out, self._in) = context, _streams(context)
+        self._computes = stream_of(gpu_context(context))
+        self._events: list[Any] = []
+        with _current(context):
+            self._event = _made('cuEventCreate', UNTIMED)
+
+    def follow(self) -> None:
+        with _current(self._context) as call:
+            call('cuEventRecord', self._event, self._computes)
+            for stream in (self._out, self._in):
+                call('cuStreamWaitEvent', stream, self._event, 0)
+
+    def read(self, blocks: Sequence[Sequence[Piece]]) -> None:
+        self.follow()
+        self._blocks = list(blocks)
+        with _current(self._context) as call:
+            for number, block in enumerate(blocks):
+                for array, start, here in block:
+                    call('cuMemcpyDtoHAsync_v2', here.ctypes.data, array.gpudata + start * here.itemsize, here.nbytes,
+                         self._out)
+                if number == len(self._events):
+                    self._events.append(_made('cuEventCreate', UNTIMED))
+                call('cuEventRecord', self._events[number], self._out)
+
+    def arrive(self, number: int) -> None:
+        with _current(self._context) as call:
+            call('cuEventSynchronize', self._events[number])
+        self._blocks[number] = ()
+
+    def write(self, pieces: Sequence[Piece]) -> None:
+        with _current(self._context) as call:
+            for array, start, here in pieces:
+                call('cuMemcpyHtoDAsync_v2', array.gpudata + start * here.itemsize, here.ctypes.data, here.nbytes,
+                     self._in)
+
+    def written(self) -> None:
+        with _current(self._context) as call:
+            call('cuEventRecord', self._event, self._in)
+            call('cuStreamWaitEvent', self._computes, self._event, 0)
+
+    def drop(self) -> None:
+        with _current(self._context) as call, contextlib.suppress(RuntimeError):  # a lost device copies nothing more
+            for stream in (self._out, self._in):
+                call('cuStreamSynchronize', stream)
+        super().drop()
+
+
+def copies_of(context: Context, n_blocks: int) -> Copies:
+    """Return new copies of a context: beside what it computes, if it can and there are several blocks."""
+    is_beside = context.kind == 'cuda' and n_blocks > 1 and theano.config.gpuarray.single_stream
+    return CopiesBeside(context) if is_beside else Copies()
+
+
+@functools.lru_cache(maxsize=None)
+def _streams(context):
+    """Return the streams for copies from a device, and to it."""
+    with _current(context):
+        return _made('cuStreamCreate', APART), _made('cuStreamCreate', APART)
+
+
+def _made(function, flag):
+    """Return the handle that a function of the driver makes."""
+    handle = ctypes.c_void_p()
+    load_driver().call(function, ctypes.byref(handle), flag)
+    return handle
+
+
+def _current(context):
+    """Return a ``with`` block in which a context is current, which gives the function that calls the driver."""
+    return load_driver().current(_primary(context))
+
+
+@functools.lru_cache(maxsize=None)
+def _primary(context):
+    return load_driver().primary_context(card_of(context))

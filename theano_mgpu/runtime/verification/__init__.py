@@ -1,1 +1,0 @@
-"""The comparison of several contexts with one device."""
