@@ -282,7 +282,7 @@ def measure(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Context
                                       for of_round in zip(*turns.values())]
     flags, n_bytes = theano.config.mgpu, bytes_of_gradients(model)
     return Findings(rounds, batch_size, n_bytes, [most_sharing(contexts[:n + 1]) for n in range(len(contexts))],
-                    link_to(contexts[0], n_bytes), Options().updates_on(contexts), flags.exchange == 'float16',
+                    link_to(contexts[0], n_bytes), Options().updates_on(contexts)[0], flags.exchange == 'float16',
                     flags.overlap == 'True' and not flags.logical_shards, scheme_of(model), trainee.fits,
                     int(flags.logical_shards))
 

@@ -94,7 +94,7 @@ def worker(name, n, batch):
         cuda.cudaOnCpuPeakMemory(ctypes.byref(peak), i)
         peaks.append(peak.value)
     slices = list(step.built.splitter.slices.values())
-    print(json.dumps({'slices': slices[0] if slices else 1, 'update': step.options.updates_on(step.contexts),
+    print(json.dumps({'slices': slices[0] if slices else 1, 'update': step.options.updates_on(step.contexts)[0],
                       'losses': losses, 'seconds': sorted(seconds)[len(seconds) // 2], 'peak': max(peaks)}))
 
 

@@ -95,18 +95,9 @@ SLICED_SHARDS = '%s and mgpu.logical_shards=%d: each logical shard is computed b
 
 
 def check_together(value: Callable[[str], Any] = own_flag, strict: bool = False) -> None:
-    """Check flags that exclude each other.
+    """Raise a GraphError for flags, as `value` returns them, that exclude each other.
 
-    Parameters
-    ----------
-    value : callable
-        Returns the value of one of theano_mgpu's own flags.
-    strict : bool
-        Whether results that one device would not compute are an error, as with ``theano-mgpu run --strict``.
-
-    Raises
-    ------
-    GraphError
+    If strict, as with ``theano-mgpu run --strict``, results that one device would not compute are an error, too.
     """
     logical_shards, slices = int(value('mgpu.logical_shards')), str(value('mgpu.micro_batches'))
     if logical_shards and value('mgpu.exchange') == 'float16':
@@ -123,13 +114,6 @@ def check_together(value: Callable[[str], Any] = own_flag, strict: bool = False)
 
 def theanorc_text(contexts: str, floatx: str = 'float32', executor: str = 'auto') -> str:
     """Return the text of a .theanorc for a context map.
-
-    Parameters
-    ----------
-    contexts : str
-        A context map, e.g. ``'dev0->cuda0;dev1->cuda1'``.
-    floatx : {'float16', 'float32', 'float64'}
-    executor : {'auto', 'serial', 'threads'}
 
     Examples
     --------

@@ -20,10 +20,7 @@ OF_FLAG: Any = None                      # the default of an option that has a f
 
 @dataclass(frozen=True)
 class Flags:
-    """The package's own flags that a function is compiled and run by, as they are when it is made.
-
-    Each attribute is the flag ``mgpu.`` of the same name.
-    """
+    """The package's own flags, by their names without ``mgpu.``, as they are when a function is made."""
 
     executor: str = 'auto'
     data: str = 'whole'
@@ -41,13 +38,7 @@ class Flags:
 
     @classmethod
     def read(cls) -> Flags:
-        """Read the flags.
-
-        Raises
-        ------
-        GraphError
-            If a flag has a value that it cannot have, or not beside another one.
-        """
+        """Read the flags; raise a GraphError for a value that a flag cannot have, or not beside another one."""
         values = {each.name: getattr(theano.config.mgpu, each.name) for each in dataclasses.fields(cls)}
         values['logical_shards'] = int(values['logical_shards'])
         check_together(present_flag)
@@ -62,45 +53,19 @@ class Flags:
 
 @dataclass(frozen=True)
 class Internal:
-    """The facts about a function that the package itself adds.
+    """The facts about a function that the package itself adds."""
 
-    Attributes
-    ----------
-    example : list, optional
-        The arguments of its first call, if they are known.
-    length : int, optional
-        The number of samples in them.
-    must_divide : bool
-        Whether it is an error that the function cannot be divided.
-    batch_of_rank_0 : bool
-        Whether every process takes the arguments of rank 0 where its own differ; else that is an error.
-    whole : bool
-        Whether the function has no batch: one replica computes it as it is.
-    params : list of SharedVariable
-        Trained parameters. Processes may exchange their gradients in half precision.
-    in_slices : bool
-        Whether the graph is divided although there is one replica, so that this can compute a batch in slices.
-    update_for_memory : {'', 'sharded', 'host'}
-        Where new values are computed because a device had too little memory; empty if none had.
-    slices_on_host : bool
-        Whether slices of data sets are taken on the host, because a device had too little memory.
-    spread : bool
-        Whether the parameters are placed over the contexts, since one device cannot hold all of them.
-    in_ledger : bool
-        Whether the function itself writes its steps to the ledger; else its caller may do so.
-    """
-
-    example: Sequence[Any] | None = None
-    length: int | None = None
-    must_divide: bool = False
-    batch_of_rank_0: bool = False
-    whole: bool = False
-    params: Sequence[Any] = ()
-    in_slices: bool = False
-    update_for_memory: str = ''
-    slices_on_host: bool = False
-    spread: bool = False
-    in_ledger: bool = False
+    example: Sequence[Any] | None = None  # the arguments of its first call, if they are known
+    length: int | None = None             # the number of samples in them
+    must_divide: bool = False             # it is an error that the function cannot be divided
+    batch_of_rank_0: bool = False         # every process takes the arguments of rank 0; else others are an error
+    whole: bool = False                   # it has no batch: one replica computes it as it is
+    params: Sequence[Any] = ()            # trained: processes may exchange their gradients in half precision
+    in_slices: bool = False               # it is divided although there is one replica, which computes slices
+    update_for_memory: str = ''           # 'sharded' or 'host', where a device had too little memory
+    slices_on_host: bool = False          # of data sets, because a device had too little memory
+    spread: bool = False                  # the parameters are placed over the contexts: one cannot hold all of them
+    in_ledger: bool = False               # it writes its steps to the ledger itself; else its caller may do so
 
 
 @dataclass(frozen=True)
@@ -108,11 +73,6 @@ class Options:
     """The keywords that `mgpu.function` and `mgpu.training_function` share; they are documented there.
 
     `executor`, `micro_batches`, `recompute` and `update_on` are never None: by default they are the flags'.
-
-    Attributes
-    ----------
-    flags : Flags
-    internal : Internal
 
     Examples
     --------
@@ -171,22 +131,15 @@ class Options:
         """True if a replica is to compute its part of each batch piece by piece: micro-batches or logical shards."""
         return self.slices > 1 or self.divides_always
 
-    def updates_on(self, contexts: Sequence[Any]) -> str:
-        """Return where new values are computed, one of `UPDATE_ON`."""
+    def updates_on(self, contexts: Sequence[Any]) -> tuple[str, str]:
+        """Return where new values are computed, one of `UPDATE_ON`, and the reason."""
         if self.update_on != AUTO:
-            return self.update_on
+            return self.update_on, 'update_on=%s, as it was asked for' % self.update_on
         if self.internal.update_for_memory:
-            return self.internal.update_for_memory
-        return 'host' if all(context.kind == 'cpu' for context in contexts) else 'device'
-
-    def why_updates_on(self, contexts: Sequence[Any]) -> str:
-        """Return the reason for what `updates_on` returns."""
-        if self.update_on != AUTO:
-            return 'update_on=%s, as it was asked for' % self.update_on
-        if self.internal.update_for_memory:
-            return 'a device had too little memory'
-        return ('the contexts are on the CPU, and share arrays without a copy' if self.updates_on(contexts) == 'host'
-                else 'each device updates its own copies')
+            return self.internal.update_for_memory, 'a device had too little memory'
+        if all(context.kind == 'cpu' for context in contexts):
+            return 'host', 'the contexts are on the CPU, and share arrays without a copy'
+        return 'device', 'each device updates its own copies'
 
     def least(self, outputs: Sequence[theano.Variable]) -> int:
         """Return the samples that a sub-batch has at least: two where each sub-batch is normalised by itself."""

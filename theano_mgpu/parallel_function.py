@@ -110,7 +110,7 @@ def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
 
 
 class Packing:
-    """The outputs of a function, as they are given and returned: one, a list, a dict (with `keys`), or none."""
+    """The outputs of a function, as they are given and returned: one, a list, a dict with these keys, or none."""
 
     def __init__(self, outputs: Any):
         self.keys = sorted(outputs) if isinstance(outputs, dict) else None

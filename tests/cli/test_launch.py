@@ -13,12 +13,13 @@ from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
 from theano_mgpu.cli.launch import COMMAND
 from theano_mgpu.cli.launcher_output import OwnMessages
-from theano_mgpu.comm import collectives
+from theano_mgpu.cli.supervise import Event, History, Next, decide
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.comm.mpi import import_mpi
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.errors import ContextError, MgpuError
+from theano_mgpu.exchange.whole import summed
 from theano_mgpu.plan import Machine, Shares
 from theano_mgpu.utils import checksums, mpi_environment, rank_process
 
@@ -129,6 +130,37 @@ def test_a_dry_run_runs_nothing(fake_mpirun, script, capfd):
 def shell_report(*what):
     """Return commands of a shell that make reports of rank 0."""
     return ' '.join(': > "$MGPU_REPORTS/%s";' % each for each in what)
+
+
+STUCK = Event('it ended', stepped=False)
+
+
+@pytest.mark.parametrize('event,history,following,note', [
+    (Event('it ended', True), History(1), Next.RESTART, 'it ended: restart 1 of 1'),
+    (Event('it ended', True, has_spare=True), History(2, restart=1), Next.RESTART,
+     'it ended: restart 2 of 2, by the spare processes'),
+    (Event('it ended', True), History(1, restart=1), Next.END, 'it ended'),
+    (STUCK, History(0), Next.END, 'it ended'),
+    (STUCK, History(3), Next.RESTART, 'it ended: restart 1 of 3'),
+    (STUCK, History(3, stuck=1), Next.END,
+     'it ended, again before the first step was done: it is not started once more'),
+    (STUCK, History(3, (2, 1)), Next.SMALLER, 'it ended, before the first step was done: it is tried with -n 2'),
+    (STUCK, History(3, (2, 1), stuck=1), Next.SMALLER,
+     'it ended, before the first step was done: it is tried with -n 1'),
+    (STUCK, History(3, (2, 1), stuck=2), Next.END,
+     'it ended, again before the first step was done: it is not started once more'),
+    (STUCK, History(3, (2,), restart=3), Next.SMALLER,
+     'it ended, before the first step was done: it is tried with -n 2'),
+    (Event('it ended', True), History(3, (2, 1), stuck=2), Next.RESTART, 'it ended: restart 1 of 3'),
+    (Event('it ended', True, grows=True), History(1, (2,), restart=1), Next.RESTART,
+     'it ended: it continues with all of them'),
+    (Event('it ended', True, grows=True, has_spare=True), History(1, (2,)), Next.RESTART,
+     'it ended: it continues with all of them, the spare ones')])
+def test_the_decision_after_a_job(event, history, following, note):
+    assert decide(event, history)[:2] == (following, note)
+    after = decide(event, history)[2]
+    assert after.stuck == (0 if event.stepped else history.stuck + 1)
+    assert after.restart == history.restart + ('restart ' in note)
 
 
 def test_restarts(fake_mpirun, script, capfd):
@@ -431,10 +463,10 @@ def test_an_mpi_of_another_mpirun():
     """The environment tells of two processes, and MPI finds itself alone."""
     pytest.importorskip('mpi4py')
     code = 'from theano_mgpu.comm.mpi import import_mpi; import_mpi()'
-    env = dict(os.environ, PMI_RANK='0', PMI_SIZE='2', THEANO_FLAGS='mgpu.executor=serial')
+    env = dict(os.environ, **dict(zip(mpi_environment.HYDRA.variables, '0202')), THEANO_FLAGS='mgpu.executor=serial')
     done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
-    assert re.search('mpiexec that speaks PMI started 2 processes, but the MPI library of mpi4py, [^,]*, finds 1: each '
-                     'would train by itself', done.stderr)
+    assert re.search('mpiexec of MPICH or Intel MPI started 2 processes, but the MPI library of mpi4py, [^,]*, finds '
+                     '1: each would train by itself', done.stderr)
 
 
 def test_theano_does_not_start_mpi():
@@ -469,7 +501,7 @@ def test_small_arrays_of_several_dtypes_are_added_at_once():
             for array in arrays:
                 array *= 2
     arrays = [np.arange(3.0), np.array(4), np.ones((2, 2)), np.array([1, 2])]
-    for ours, given in zip(collectives.all_reduce_small(Twice(), arrays), arrays):
+    for ours, given in zip(summed(Twice(), arrays), arrays):
         np.testing.assert_array_equal(ours, 2 * given)
         assert ours.dtype == given.dtype
     assert Twice.calls == [2]

@@ -210,11 +210,11 @@ for name in ('libcudnn.so', 'cuDNN on dev0'):
 @pytest.mark.cudnn
 @pytest.mark.parametrize('cudnn,settings,found,computes', [
     (9, {}, r'ok 9\.28\.0: .*/lib-cudnn9/lib/libcudnn\.so\.9, headers in .*/lib-cudnn9/include',
-     r'ok cuda0: a convolution and its gradient agree with GpuCorrMM to \de-0\d'),
+     r"ok cuda0: a convolution and its gradients agree with NumPy's"),
     (9, dict(cudnn_broken='values'), 'ok 9', 'warn cuDNN 92800 .*: a convolution is wrong by up to 1; without it'),
     (None, {}, "skip optional; cuDNN is not installed; .* slower: python -m pip install 'theano_mgpu",
      'skip needs cuDNN')])
-def test_the_doctor_compares_a_convolution(cudnn, settings, found, computes):
+def test_the_doctor_tries_a_convolution(cudnn, settings, found, computes):
     lines = run('import theano_mgpu\n' + DOCTOR, cudnn=cudnn, **settings)[0].splitlines()[-2:]
     assert re.match(found, lines[0]), lines
     assert re.match(computes, lines[1]), lines

@@ -59,6 +59,7 @@ def test_utilisation_is_that_of_the_devices_pci_address(monkeypatch):
     nvml = types.SimpleNamespace(
         NVMLError=NotSupported, nvmlInit=lambda: None, nvmlShutdown=lambda: asked.append('shutdown'),
         nvmlDeviceGetHandleByPciBusId=lambda address: asked.append(address) or 'handle',
+        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(free=3, total=4),
         nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=37))
     monkeypatch.setitem(sys.modules, 'pynvml', nvml)
     gpu = types.SimpleNamespace(devname=b'GPU ', free_gmem=1, total_gmem=2, unique_id='0000:3B:00.0')

@@ -18,6 +18,7 @@ from theano_mgpu.comm.communicator import WIDTH
 from theano_mgpu.comm.compilation import first_compiler
 from theano_mgpu.comm.failures import common_error, failing_together, raise_common
 from theano_mgpu.comm.mpi import mpi_communicator
+from theano_mgpu.exchange.whole import summed
 
 import numpy as np
 import scipy.sparse
@@ -137,10 +138,10 @@ def rounded_sums_have_the_same_bits_on_each_rank(ranks):
 def sums_of_small_arrays(ranks):
     shaped = [(shape, dtype) for shape in SHAPES[:-1] for dtype in SUMMED]
     arrays = [give(ranks.rank, *each) for each in shaped]
-    added = collectives.all_reduce_small(ranks, arrays)
+    added = summed(ranks, arrays)
     check_same(added, [np.asarray(sum(given(ranks, *each)), each[1]) for each in shaped])
     check_same(arrays, [give(ranks.rank, *each) for each in shaped])
-    assert collectives.all_reduce_small(ranks, []) == []
+    assert summed(ranks, []) == []
 
 
 @case
@@ -323,7 +324,7 @@ def an_error_that_a_rank_meets_in_any_collective(ranks):
     rows, lengths = np.ones((1, 2)), [1] * ranks.size
     for call in (collectives.all_gather_int, collectives.all_gather_object, collectives.broadcast_object,
                  functools.partial(rank_0.on_rank_0, act=lambda: 1),
-                 lambda ranks, value: collectives.all_reduce_small(ranks, [rows]),
+                 lambda ranks, value: summed(ranks, [rows]),
                  lambda ranks, value: collectives.all_gather_rows(ranks, rows, lengths)):
         arguments = () if isinstance(call, functools.partial) else (1,)
 

@@ -9,7 +9,7 @@ import time
 import types
 import weakref
 
-from theano_mgpu.exchange import over_ranks as sums_module
+from theano_mgpu.exchange import over_ranks as over_ranks_module
 from theano_mgpu.utils import worker_threads as worker_threads_module
 from theano_mgpu.utils.executors import make_executor
 from theano_mgpu.utils.timeline import Timings
@@ -98,7 +98,7 @@ def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
             added.append(self)
 
     ranks, sums = types.SimpleNamespace(size=2, handshake=lambda activity: None), [Sums(), Sums()]
-    over_ranks = sums_module.OverRanks(ranks, Timings(), overlaps=True)
+    over_ranks = over_ranks_module.OverRanks(ranks, Timings(), overlaps=True)
 
     def step():
         added.clear()
@@ -114,7 +114,7 @@ def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
         before = list(added)
         time.sleep(0.003)
         assert added == before == sums[:len(added)], 'line event %d' % number
-    assert interrupted_at_each_line(step, [sums_module, worker_threads_module], after) > 20
+    assert interrupted_at_each_line(step, [over_ranks_module, worker_threads_module], after) > 20
     assert added == sums
 
 

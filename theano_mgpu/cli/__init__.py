@@ -68,18 +68,10 @@ def _prepared(args):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line, by default of this process, and return the exit code.
 
-    Parameters
-    ----------
-    argv : list of str, optional
-        Arguments after the program's name; by default the arguments of the process.
-
-    Returns
-    -------
-    int
-        Exit code: 0; 1 for a failure or a finding; 2 for bad input; 141 if the reader of the output has ended. Bad
-        arguments exit with 2 (SystemExit).
+    It is 0; 1 for a failure or a finding; 2 for bad input; 141 if the reader of the output has ended. Bad arguments
+    exit with 2 (SystemExit).
     """
     streams = sys.stdin, sys.stdout, sys.stderr
     open_closed_streams()

@@ -30,23 +30,10 @@ def kind_of(path: str, role: str) -> str:
 
 @contextlib.contextmanager
 def open_inputs(path: str, names: list[str]) -> Iterator[list[Any]]:
-    """Open the arrays of a file for a model's inputs.
+    """Open the arrays of a file for a model's inputs; yield them in the order of these, to be sliced along axis 0.
 
-    Parameters
-    ----------
-    path : str
-    names : list of str
-        Names of the inputs. Arrays in an .npz or .h5 file have these names; a single array may have any name.
-
-    Yields
-    ------
-    list of array_like
-        In the order of the names. Each has a shape and can be sliced along axis 0.
-
-    Raises
-    ------
-    MgpuError
-        If the file is missing or cannot be read, if its arrays do not match the inputs, or if they differ in length.
+    Arrays in an .npz or .h5 file have the names of the inputs; a single array may have any name. Raises an MgpuError if
+    the file cannot be read, if its arrays do not match the inputs, or if they differ in length.
     """
     kind = kind_of(path, 'input')
     with contextlib.ExitStack() as stack:

@@ -26,24 +26,10 @@ TEXT = b'theano-mgpu predict keeps the rows of a file here until that is complet
 class UnfinishedOutput:
     """The rows of an output file that is not complete: a file next to it, each row with its part of all arrays.
 
-    This file only grows, and its length gives the number of finished rows: a process that is killed loses no complete
-    row. A context manager that locks the file against other processes.
-
-    Parameters
-    ----------
-    path : str
-        The output file. If it is a symbolic link, its target is written, and the rows are next to that.
-    names : list of str
-        Names of the arrays.
-    length : int
-        Rows of the complete file.
-    job : dict
-        What the rows depend on, as JSON can hold it. Rows of another job are discarded.
-
-    Attributes
-    ----------
-    rows : int
-        Finished rows.
+    This file only grows, and its length gives the number of finished `rows`: a process that is killed loses no complete
+    row. A context manager that locks the file against other processes. If the output is a symbolic link, its target is
+    written, and the rows are next to that. The `job` has all that the rows depend on, as JSON can hold it; rows of
+    another job are discarded.
     """
 
     def __init__(self, path: str, names: list[str], length: int, job: dict[str, Any]) -> None:
@@ -170,13 +156,7 @@ def described(fields: list[Any]) -> str:
 def writing(output: str, place: str = '', state: Callable[[], str] | None = None) -> Iterator[None]:
     """Make an OSError of the ``with`` block a MgpuError that names the output file.
 
-    Parameters
-    ----------
-    output : str
-    place : str, optional
-        The file that cannot be written, if it is another one.
-    state : callable, optional
-        Returns a sentence that says how much is saved.
+    `place` is the file that cannot be written, if it is another one; ``state()`` says how much is saved.
     """
     try:
         yield

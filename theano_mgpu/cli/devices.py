@@ -103,13 +103,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def look_at(context: Context) -> dict[str, Any]:
-    """Open a context and read its device's status.
+    """Open a context and read its device's status, in bytes and percent.
 
-    Returns
-    -------
-    dict
-        Bytes and percent; ``error`` is the whole message and ``reason`` its short form, both None
-        if the device opened.
+    ``error`` is the whole message and ``reason`` its short form, both None if the device opened.
     """
     entry: dict[str, Any] = dict(
         context=context.name, device=context.device, kind=context.kind, type=None, name=None, free_bytes=None,
@@ -158,7 +154,7 @@ def watched_rows(contexts: Sequence[Context]) -> list[list[str]]:
     rows = [['SMI', *WATCHED] if cards.differ(list(all_cards.values())) else WATCHED]
     for context in {context.device: context for context in contexts}.values():
         card = all_cards.get(context.device)
-        status = (cards.nvml_status(card) if card else None) or opened_status(context)
+        status = (hardware.nvml_status(card.name, card.bus_id) if card else None) or opened_status(context)
         used = None if status.free_bytes is None or status.total_bytes is None else (
             status.total_bytes - status.free_bytes)
         cells = [context.device, status.name, bytes_text(used), bytes_text(status.total_bytes),

@@ -28,18 +28,10 @@ THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS')
 
 
 class Start(NamedTuple):
-    """The way in which the ranks of a job are started.
+    """The way in which the ranks of a job are started: the beginning of the command, and the threads of each rank.
 
-    Attributes
-    ----------
-    words : list of str
-        The beginning of the command.
-    threads : int
-        Threads of each rank.
-    by_mpirun : bool
-        Whether mpirun starts them: variables have to be named in its command, so that they reach other hosts.
-    on_this_host : bool
-        Whether all ranks are on this host.
+    Variables have to be named in the command of mpirun, so that they reach other hosts. `on_this_host` tells that all
+    ranks are there.
     """
 
     words: list[str]
@@ -53,24 +45,9 @@ class Start(NamedTuple):
 
 
 def choose_start(ranks: int | None, hosts: str | None, allocation: Allocation | None) -> Start:
-    """Choose how the ranks of a job are started.
+    """Choose how the ranks of a job are started: by default, as many as the allocation has tasks.
 
-    Parameters
-    ----------
-    ranks : int or None
-        None for the number of tasks of the allocation.
-    hosts : str or None
-        The option ``--hosts``.
-    allocation : Allocation or None
-
-    Returns
-    -------
-    Start
-
-    Raises
-    ------
-    MgpuError
-        If there is no way, or the allocation has fewer processors or slots than ranks.
+    Raises an MgpuError if there is no way, or the allocation has fewer processors or slots than ranks.
     """
     if allocation is None:
         return _without_scheduler(ranks, hosts)
@@ -185,11 +162,7 @@ def starting_environment() -> dict[str, str]:
 def rank_environment(start: Start, settings: Mapping[str, object] = {}) -> dict[str, str]:
     """Return the environment of the ranks: own flags, numbers of threads, and settings that keep the ranks alike.
 
-    Parameters
-    ----------
-    start : Start
-    settings : dict of str to object
-        Values of flags, by their names without ``mgpu.``.
+    `settings` has values of flags, by their names without ``mgpu.``.
     """
     environment = starting_environment()
     flags = dict(config.environment_flags(), **{'mgpu.executor': 'mpi'})
@@ -224,22 +197,9 @@ def find_mpirun() -> str:
 
 
 def parse_hosts(text: str, ranks: int) -> dict[str, int]:
-    """Return hosts, and the number of ranks of each.
+    """Return hosts, and the number of ranks of each, for a text such as ``a,b`` or ``a:3,b:1``.
 
-    Parameters
-    ----------
-    text : str
-        ``a,b`` or ``a:3,b:1``.
-    ranks : int
-
-    Returns
-    -------
-    dict of str to int
-
-    Raises
-    ------
-    MgpuError
-        If a host is malformed or named twice, or the numbers do not add up to `ranks`.
+    Raises an MgpuError if a host is malformed or named twice, or the numbers do not add up to `ranks`.
 
     Examples
     --------

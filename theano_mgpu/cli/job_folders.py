@@ -31,20 +31,9 @@ MARK = b'theano-mgpu launch made this folder, and locks this file; its process i
 def job_folders(environment: dict[str, str], on_this_host: bool = True) -> Iterator[tuple[dict[str, str], list[int]]]:
     """Make folders for a job, and remove them at the end: for mpirun's files only if the environment names none.
 
-    The folders of killed jobs are removed, too: folders of this user that no live process has a lock on.
-
-    Parameters
-    ----------
-    environment : dict of str to str
-    on_this_host : bool
-        Whether all ranks are on this host. On other hosts the folders for mpirun would have to be there, too.
-
-    Yields
-    ------
-    environment : dict of str to str
-        With the names of the folders.
-    locks : list of int
-        Descriptors to pass on to mpirun, so that the folders count as used as long as it runs.
+    The folders of killed jobs are removed, too: folders of this user that no live process has a lock on. Yield the
+    environment with the names of the folders, and descriptors to pass on to mpirun, so that the folders count as used
+    as long as it runs. For ranks on other hosts, the folders for mpirun would have to be there, too: there are none.
     """
     with contextlib.ExitStack() as stack:
         parent = tempfile.gettempdir()

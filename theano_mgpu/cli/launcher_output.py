@@ -31,12 +31,8 @@ class OutputError(MgpuError, RuntimeError):
 class OwnMessages:
     """mpirun's own messages, except for repetitions of a report of a rank.
 
-    Attributes
-    ----------
-    internal : bytes
-        Single lines that were left out: the only reason there is, if nothing else was printed.
-    job : str
-        A name of the job, once another one runs: of its messages, only the signal that has ended a rank is shown.
+    `internal` has single lines that were left out: the only reason there is, if nothing else was printed. Once another
+    job runs, `job` is a name of this one: of its messages, only the signal that has ended a rank is shown.
 
     Examples
     --------
@@ -81,21 +77,10 @@ class OwnMessages:
 
 
 class JobOutput:
-    """Threads that copy the output of a launcher and its ranks to stdout and stderr.
+    """Threads that copy the output of a launcher and its ranks to stdout and stderr, unless `is_held` is true.
 
-    Parameters
-    ----------
-    is_held : bool
-
-    Attributes
-    ----------
-    is_held : bool
-        Whether all output is kept back until this is False.
-    messages : OwnMessages
-    failures : list of OSError
-        Why stdout or stderr cannot be written any more, such as a pipe whose reader has ended.
-    descriptor : int
-        To be passed on to mpirun, for its own messages.
+    `failures` tells why stdout or stderr cannot be written any more, such as a pipe whose reader has ended. The
+    descriptor is to be passed on to mpirun, for its own messages.
     """
 
     def __init__(self, is_held: bool) -> None:
@@ -116,19 +101,10 @@ class JobOutput:
             thread.start()
 
     def finish(self, status: int, seconds: float | None = None) -> None:
-        """Wait until all is written that the launcher printed.
+        """Wait until all is written that the launcher, which has ended with this status, printed.
 
-        Parameters
-        ----------
-        status : int
-            With which the launcher has ended.
-        seconds : float, optional
-            How long to wait for a reader that reads nothing.
-
-        Raises
-        ------
-        OutputError
-            If the output could not be written, as on a full disk; not if the reader of a pipe has ended.
+        The seconds limit the wait for a reader that reads nothing. Raises an OutputError if the output could not be
+        written, as on a full disk; not if the reader of a pipe has ended.
         """
         self._has_ended = True
         for thread in self._threads:

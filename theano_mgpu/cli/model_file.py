@@ -15,24 +15,10 @@ LAMBDA_KEYS = 'function_type', 'output_shape_type', 'output_mask_type', 'mode_ty
 
 
 def load_model(path: str, safe: bool) -> Any:
-    """Load a model, without its optimizer.
+    """Load a model that `keras.Model.save` wrote, without its optimizer; raise an MgpuError if Keras cannot.
 
-    Parameters
-    ----------
-    path : str
-        A file that `keras.Model.save` wrote.
-    safe : bool
-        Refuse a model with Lambda layers, whose functions are code within the file, or with classes that are not
-        Keras's own.
-
-    Returns
-    -------
-    keras.Model
-
-    Raises
-    ------
-    MgpuError
-        If Keras cannot load it, or it is refused: then nothing in it has been run.
+    `safe` refuses one with Lambda layers, whose functions are code within the file, or with classes that are not
+    Keras's own: then nothing in it has been run.
     """
     import h5py
     advice = ''

@@ -14,11 +14,7 @@ from ..errors import PREFIX
 def help_of(doc: str | None, more: str = '') -> dict[str, Any]:
     """Return the settings of an argparse parser whose help ends with a module's docstring, after its first paragraph.
 
-    Parameters
-    ----------
-    doc : str or None
-    more : str, optional
-        The last lines of the help.
+    `more` are the last lines of the help.
     """
     return dict(epilog=(doc or '').partition('\n\n')[2] + more, formatter_class=argparse.RawDescriptionHelpFormatter)
 

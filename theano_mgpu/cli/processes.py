@@ -31,13 +31,7 @@ def processes(text: str) -> int | str:
 
 
 def decide(args: argparse.Namespace) -> tuple[int, str]:
-    """Return the number of processes for ``--processes auto``, and the reason; no device is opened.
-
-    Raises
-    ------
-    ContextError
-        If there are not the contexts that the options ask for.
-    """
+    """Return the number of processes for ``--processes auto``, and the reason; no device is opened."""
     job = allocation()
     if job is not None:
         return 1, 'this is a job of %s, whose processes launch starts' % job.scheduler
@@ -70,10 +64,7 @@ def check_mpi() -> None:
 def number_of(args: argparse.Namespace) -> int:
     """Return the number of processes to start, and tell the user why; 1 for this one.
 
-    Raises
-    ------
-    MgpuError
-        For a number of processes where they cannot be started, or in one of several processes.
+    Raises an MgpuError where they cannot be started, and in one of several processes.
     """
     launcher, size = mpi_environment.launcher(), mpi_environment.size()
     if launcher and size > 1:

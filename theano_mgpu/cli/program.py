@@ -48,13 +48,7 @@ def check_program(args: argparse.Namespace) -> None:
 
 
 def check_syntax(path: str) -> None:
-    """Print the error of a script that Python cannot parse, and end: each process would end with it.
-
-    Parameters
-    ----------
-    path : str
-        As for `run_script`.
-    """
+    """Print the error of a script that Python cannot parse, and end: each process would end with it."""
     source = os.path.join(path, '__main__.py') if os.path.isdir(path) else path
     if zipfile.is_zipfile(path) or not os.access(source, os.R_OK):
         return
@@ -68,14 +62,7 @@ def check_syntax(path: str) -> None:
 
 
 def run_script(path: str, args: list[str]) -> None:
-    """Run a script as ``python path args`` does.
-
-    Parameters
-    ----------
-    path : str
-        A Python file, or a directory or zip file with a ``__main__.py``.
-    args : list of str
-    """
+    """Run a script as ``python path args`` does: a file, or a directory or zip file with a ``__main__.py``."""
     sys.argv[:] = [path] + args
     main = new_main()
     file = path if sys.version_info < (3, 9) else os.path.abspath(path)

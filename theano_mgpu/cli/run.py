@@ -142,18 +142,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def open_contexts(args: argparse.Namespace, flags: dict[str, str]) -> list[Context]:
-    """Open the contexts that options and flags name; an error ends the script.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-    flags : dict of str to str
-        THEANO_FLAGS before the script began.
-
-    Returns
-    -------
-    list of Context
-    """
+    """Open the contexts that options, or THEANO_FLAGS before the script began, name; an error ends the script."""
     from ..auto.functions import NOTHING_DIVIDED, has_one_cpu  # imports Theano, see `run`
     take_flags(flags)
     before = chosen()
@@ -180,13 +169,10 @@ def note_other_contexts(opened: list[Context]) -> None:
 
 
 def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> list[Any]:
-    """Run the models of the Keras that was just imported on the contexts.
+    """Run the models of the Keras that was just imported on the contexts; return their reports.
 
-    Returns
-    -------
-    list of (Report or None)
-        None for a Keras on another backend, whose models are not changed; no report for a Keras whose functions are
-        divided as functions of Theano.
+    None is one of a Keras on another backend, whose models are not changed. There is none for a Keras whose functions
+    are divided as functions of Theano.
     """
     backend = keras_versions.backend()
     if backend != 'theano':
@@ -203,13 +189,8 @@ def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> 
 def take_flags(before: dict[str, str]) -> None:
     """Apply the flags that the script has set in THEANO_FLAGS, as many scripts do before they import Keras.
 
-    Theano has been imported already, so some of them come too late; a note names these. Flags from outside that the
-    script does not set keep their values.
-
-    Parameters
-    ----------
-    before : dict of str to str
-        THEANO_FLAGS before the script began.
+    Theano has been imported already, so some of them come too late; a note names these. Flags from outside (`before`)
+    that the script does not set keep their values.
     """
     import theano
     own = config.environment_flags()
@@ -231,12 +212,7 @@ def take_flags(before: dict[str, str]) -> None:
 
 
 def print_summary(reports: list[Any]) -> None:
-    """Print the reports of functions and models, or that there were none.
-
-    Parameters
-    ----------
-    reports : list of (Report, FunctionReport or None)
-    """
+    """Print the reports of functions and models, or that there were none."""
     if sys.stderr is None or None in reports:
         return
     from ..plan.record import changes  # imports Theano, see `run`
@@ -250,13 +226,7 @@ def print_summary(reports: list[Any]) -> None:
 
 
 def explain(recorded: list[Any], args: argparse.Namespace) -> None:
-    """Show the plans that were recorded, or write them to a file; only rank 0 does.
-
-    Parameters
-    ----------
-    recorded : list of plan.record.Recorded
-    args : argparse.Namespace
-    """
+    """Show the plans that were recorded, or write them to a file; only rank 0 does."""
     if mpi_environment.rank() > 0:
         return
     from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Callable, Collection, Iterable, Iterator, Mapping, NamedTuple, Tuple
 
 from ..utils import mpi_environment, rank_process
 from ..utils.mpi_environment import CHECKPOINT, END, READY, STARTED, STEP, TOGETHER
@@ -26,67 +27,89 @@ THREADS = 16  # of the fields of /proc/PID/stat after the state, the one with th
 GROWS = 'the job of fewer processes was ended'
 
 
+class Next(enum.Enum):
+    """The choices after a job has ended: all of its processes again, fewer of them, or none."""
+
+    RESTART, SMALLER, END = range(3)
+
+
+class Event(NamedTuple):
+    """The end of a job: in words; whether it has done a step; whether it is to grow; whether a spare one continues."""
+
+    text: str
+    stepped: bool
+    grows: bool = False
+    has_spare: bool = False
+
+
+class History(NamedTuple):
+    """The restarts and smaller numbers of processes that are allowed, and how many of each were tried.
+
+    `stuck` counts the jobs in a row that have ended before their first step.
+    """
+
+    restarts: int
+    fewer: Tuple[int, ...] = ()
+    restart: int = 0
+    stuck: int = 0
+
+
+def decide(event: Event, history: History) -> tuple[Next, str, History]:
+    """Return what follows the end of a job, a note about it, and the history from then on.
+
+    Jobs that come to no step are tried with fewer processes each time, if that is allowed, else once more.
+    """
+    history = history._replace(stuck=0 if event.stepped else history.stuck + 1)
+    if 0 < history.stuck <= len(history.fewer):
+        return Next.SMALLER, '%s, before the first step was done: it is tried with -n %d' % (
+            event.text, history.fewer[history.stuck - 1]), history
+    if event.grows:
+        return Next.RESTART, '%s: it continues with all of them%s' % (
+            event.text, ', the spare ones' * event.has_spare), history
+    if history.restart == history.restarts:
+        return Next.END, event.text, history
+    if history.stuck > 1:
+        return Next.END, event.text + ', again before the first step was done: it is not started once more', history
+    history = history._replace(restart=history.restart + 1)
+    return Next.RESTART, '%s: restart %d of %d%s' % (event.text, history.restart, history.restarts,
+                                                     ', by the spare processes' * event.has_spare), history
+
+
 def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int, spares: int = 0,
                       fewer: Mapping[int, tuple[Start, dict[str, str]]] = {}) -> int:
-    """Run a job until it succeeds, with at most `restarts` more attempts; return the last exit code.
+    """Run a job until it succeeds, or is given up, see `decide`; return the last exit code.
 
-    It is not restarted after a signal to this process, nor if it has failed twice in a row before its first step; see
-    `Job.stepped`.
-
-    Parameters
-    ----------
-    start : Start
-    environment : dict of str to str
-    program : list of str
-        Python's arguments in each rank.
-    restarts : int
-    spares : int
-        Number of jobs that are kept ready to continue from the last checkpoint.
-    fewer : dict of int to (Start, dict of str to str)
-        Starts and environments with fewer processes, by their number, the highest one first. They are tried where a
-        job has failed before its first step. A restart after a step has all processes again; so has the job once it is
-        asked to grow by the signal `GROW`, or the spare processes, which are as many as all, are ready.
+    The program has Python's arguments in each rank. So many spare jobs are kept ready to continue from the last
+    checkpoint. `fewer` has starts and environments with fewer processes, by their number, the highest one first.
     """
     seed = {mpi_environment.SEED: str(int.from_bytes(os.urandom(4), 'big'))}
 
     def make(start=start, environment=environment, **kind):
         return Job(start, {**environment, **seed}, program, **kind)
     with Signals(may_grow=bool(fewer)) as signals, contextlib.closing(Reserve(make, spares)) as reserve:
-        job, restart, stuck = make(), 0, 0  # stuck: the jobs in a row that have failed before their first step
+        job, history = make(), History(restarts, tuple(fewer))
         while True:
-            event = watch(job, reserve, signals, may_restart=restart < restarts)
+            killed = watch(job, reserve, signals, may_restart=history.restart < restarts)
             stepped, has_checkpoint = job.stepped, job.has(CHECKPOINT)
-            stuck = 0 if stepped else stuck + 1
-            grows = event == GROWS
-            if event:
+            if killed:
                 job.output.messages.job = 'the job that was ended'
                 threading.Thread(target=job.close).start()  # mpirun needs two seconds, and then names the signal
             else:
                 code = job.close(signals.received)
                 if code == 0 or signals.received or job.output.failures:
                     return code
-                event = 'the job ended with exit code %d' % code
-            event += ' after %.0f s' % job.seconds
-            if 0 < stuck <= len(fewer):
-                ranks = list(fewer)[stuck - 1]
-                note('%s, before the first step was done: it is tried with -n %d' % (event, ranks))
-                job = make(*fewer[ranks], is_small=True)
-                continue
-            if stuck > 1 and restart < restarts:
-                event += ', again before the first step was done: it is not started once more'
-            if stuck > 1 or restart == restarts and not grows:
-                note(event)
+            text = '%s after %.0f s' % (killed or 'the job ended with exit code %d' % code, job.seconds)
+            following, text, history = decide(Event(text, stepped, killed == GROWS, reserve.has_any), history)
+            note(text)
+            if following == Next.END:
                 return code
-            taken = reserve.take()
-            if grows:
-                note('%s: it continues with all of them%s' % (event, ', the spare ones' if taken else ''))
-            else:
-                restart += 1
-                note('%s: restart %d of %d%s' % (event, restart, restarts, ', by the spare processes' if taken else ''))
+            if following == Next.SMALLER:
+                job = make(*fewer[history.fewer[history.stuck - 1]], is_small=True)
+                continue
             if spares and stepped and not has_checkpoint:
                 note('it has no spare processes, since the script keeps no checkpoints: see step.checkpoint and '
                      'theano_mgpu.keras.Checkpoint')
-            job = taken or make()
+            job = reserve.take() or make()
 
 
 def watch(job: Job, reserve: Reserve, signals: Signals, may_restart: bool) -> str:
@@ -126,24 +149,9 @@ def can_grow(job: Job, is_asked: bool, is_ready: bool) -> bool:
 class Job:
     """A run of mpirun or srun, with the ranks, their output and their folders.
 
-    Parameters
-    ----------
-    start : Start
-    environment : dict of str to str
-    program : list of str
-    is_small : bool
-        Whether it has fewer processes than were asked for.
-    is_spare : bool
-        Whether the ranks wait, at their first checkpoint, until `release` is called.
-
-    Attributes
-    ----------
-    process : subprocess.Popen
-    output : JobOutput
-    ranks : dict of int to int
-        The numbers of the ranks by process, once `lost` has found them.
-    is_ready : bool
-        Whether the user was told that the spare ranks wait.
+    A small one has fewer processes than were asked for. The ranks of a spare one wait at their first checkpoint for
+    `release`; `is_ready` is set once the user was told so. `ranks` has the numbers of the ranks by process, once
+    `lost` has found them.
     """
 
     def __init__(self, start: Start, environment: dict[str, str], program: list[str], is_small: bool = False,
@@ -201,18 +209,9 @@ class Job:
         end_all([self.process.pid, *ranks_of(self.process.pid)])
 
     def close(self, received: int = 0) -> int:
-        """Wait for its end, and remove its folders; return its exit code.
+        """Wait for its end, which the signal `received` may have brought, and remove its folders; return its exit code.
 
-        Parameters
-        ----------
-        received : int
-            A signal that may have ended the job.
-
-        Raises
-        ------
-        OutputError
-            If its output cannot be written, as on a full disk. Where only the reader of a pipe has ended, as `head`
-            does, the job ends as by SIGPIPE.
+        Raises an OutputError as `JobOutput.finish` does.
         """
         with self._folders, self.process:
             status = self.process.wait()
@@ -222,15 +221,7 @@ class Job:
 
 
 class Reserve:
-    """The spare jobs: each has run the script up to its first checkpoint, or is about to.
-
-    Parameters
-    ----------
-    make : callable
-        ``make(is_spare=True)`` returns a Job.
-    size : int
-        Number of jobs that are kept ready.
-    """
+    """The spare jobs, so many at a time: each has run the script up to its first checkpoint, or is about to."""
 
     def __init__(self, make: Callable[..., Job], size: int) -> None:
         self._make, self._size = make, size
@@ -260,6 +251,11 @@ class Reserve:
                 self._size = 0
                 note('spare processes cannot be started: %s; a restart begins anew' % error)
         return any(each.is_ready for each in self._jobs)
+
+    @property
+    def has_any(self) -> bool:
+        """True if `take` returns a job."""
+        return bool(self._jobs)
 
     def take(self) -> Job | None:
         """Return a spare job, which continues from now on, or as soon as it is ready; None if there is none."""
@@ -295,15 +291,7 @@ class Reserve:
 class Signals:
     """The signals to this process that would end it, or that the ranks are to get: `pass_on` sends them on to mpirun.
 
-    Parameters
-    ----------
-    may_grow : bool
-        Whether the signal `GROW` is one for this process.
-
-    Attributes
-    ----------
-    received : int
-        Number of the first signal that ends the job; 0 if there was none.
+    `received` is the number of the first one that ends the job; 0 if there was none.
     """
 
     FROM_A_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

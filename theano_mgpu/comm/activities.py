@@ -30,15 +30,7 @@ class FunctionNames:
 
 
 def describe(activity: Sequence[int], functions: FunctionNames) -> str:
-    """Return the activity of a rank in words.
-
-    Parameters
-    ----------
-    activity : sequence of int
-        At most three numbers, see `END`.
-    functions : FunctionNames
-        The functions that the second number may refer to.
-    """
+    """Return the activity of a rank, at most three numbers as for `END`, in words."""
     kind, number, calls = (*map(int, activity), 0, 0)[:3]
     function = functions.of(number)
     return {END: 'at its end', BUILD: 'building a function', COMPILE: 'compiling in turn', SHARE: 'sharing values',

@@ -19,20 +19,8 @@ DEFAULT_HOSTFILE = 'OMPI_MCA_orte_default_hostfile'  # set in the launcher of a 
 class Allocation(NamedTuple):
     """The hosts of a job, and the number of processes for each.
 
-    Attributes
-    ----------
-    scheduler : str
-        One of the constants of this module.
-    hosts : str
-        Their names, as the scheduler writes them.
-    nodes : int
-        Number of hosts. Within a step of Slurm, `tasks` are for the hosts of the step, which may be fewer.
-    tasks : list of int
-        For each host.
-    cpus : list of int
-        For each host; empty where the scheduler does not tell.
-    cpus_per_task : int
-        As the user has asked for; 0 if nothing, or where the scheduler does not tell.
+    `tasks` and `cpus` are for each host; within a step of Slurm, for the hosts of the step, which may be fewer than
+    `nodes`. Where the scheduler does not tell, `cpus` is empty, and `cpus_per_task`, as the user has asked for, is 0.
     """
 
     scheduler: str

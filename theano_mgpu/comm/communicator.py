@@ -1,7 +1,6 @@
 """The communicator: the ranks that compute together, and the collectives by which they exchange values."""
 from __future__ import annotations
 
-import abc
 import contextlib
 from typing import Any, Callable, ContextManager, Sequence
 
@@ -35,8 +34,8 @@ class DividedStates:
             gather()
 
 
-class Communicator(abc.ABC):
-    """The ranks that compute together, from the view of one of them.
+class Communicator:
+    """The ranks that compute together, from the view of one of them; here one alone, whose collectives do nothing.
 
     Every rank makes the same calls in the same order. A handshake checks that they do. The other collectives check
     nothing: each comes after a handshake, with the same number of buffers on each rank. A buffer has the same shape and
@@ -45,11 +44,6 @@ class Communicator(abc.ABC):
     `failures`, `rank_0`, `compilation` and `half_precision`.
 
     `tests/support/communicator_cases.py` has the cases that any communicator passes.
-
-    Parameters
-    ----------
-    rank, size : int
-    hosts : list of str
 
     Attributes
     ----------
@@ -85,28 +79,18 @@ class Communicator(abc.ABC):
 
     @property
     def on_one_host(self) -> bool:
-        """Return whether all ranks are on one host."""
+        """True if all ranks are on one host."""
         return len(set(self.hosts)) == 1
 
     def name(self, rank: int) -> str:
         """Return a rank and its host, for messages."""
         return 'rank %d (host %s)' % (rank, self.hosts[rank]) if self.hosts[rank] else 'rank %d' % rank
 
-    @abc.abstractmethod
     def handshake(self, activity: Sequence[int], integers: Sequence[int] = ()) -> np.ndarray:
-        """Wait until every rank does the same, and return the integers of each one.
+        """Wait until every rank does the same, and return the integers of each one: int64, a row for each rank.
 
-        Parameters
-        ----------
-        activity : sequence of int
-            The activity of this rank, at most three numbers; see `activities.END`.
-        integers : sequence of int
-            At most `WIDTH`, each from -2**63 to 2**63 - 1; as many on each rank.
-
-        Returns
-        -------
-        ndarray of int64, shape (size, len(integers))
-            A row for each rank.
+        An activity has at most three numbers, see `activities.END`. The integers are at most `WIDTH`, as many on each
+        rank.
 
         Raises
         ------
@@ -117,116 +101,62 @@ class Communicator(abc.ABC):
         Exception
             The error that a rank has announced instead, see `announce_failure`.
         """
+        return np.array([integers], 'int64')
 
-    @abc.abstractmethod
     def announce_failure(self, error: BaseException, of_step: bool) -> BaseException:
-        """Join the handshake of the others as a rank that has failed: their handshake raises this error.
+        """Join the handshake of the others as a rank that has failed; return the error that all of them raise.
 
-        Several ranks may announce one at once. Callers use `failures.common_error`.
-
-        Parameters
-        ----------
-        error : Exception or SystemExit
-            The error of this rank.
-        of_step : bool
-            Whether all ranks compute this step, so that they can compute the batch otherwise.
-
-        Returns
-        -------
-        BaseException
-            The error of the first rank that has failed, of the same class and text on each rank. Where there are
-            several ranks, its attribute `known_to_all` is true, and `of_step` is as on the first rank.
-
-        Raises
-        ------
-        MgpuError
-            As for `handshake`.
+        Several ranks may announce one at once. It is the error of the first of them, of the same class and text on each
+        rank. Where there are several ranks, its attribute `known_to_all` is true, and `of_step` is as on the first
+        rank: whether all ranks compute this step, so that they can compute the batch otherwise. Callers use
+        `failures.common_error`. Raises an MgpuError as `handshake` does.
         """
+        return error
 
-    @abc.abstractmethod
     def check_threads(self) -> None:
         """Raise an MgpuError if `all_reduce` may not run in one thread while another one has a handshake."""
 
-    @abc.abstractmethod
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         """Add arrays over the ranks, in place. Each rank gets the same bits.
 
-        Parameters
-        ----------
-        arrays : sequence of ndarray, shape (n,)
-            One-dimensional and contiguous, of a floating, complex or integer dtype. float16 is added in float32.
+        They are one-dimensional and contiguous, of a floating, complex or integer dtype. float16 is added in float32.
         """
 
-    @abc.abstractmethod
     def reduce_scatter(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
-        """Add arrays over the ranks, each for the one rank that owns it.
+        """Add arrays over the ranks, each for the one rank that owns it; float16 is added in float32.
 
-        Parameters
-        ----------
-        arrays : sequence of ndarray
-            Of any shape and a floating dtype; their values stay. float16 is added in float32.
-        owners : sequence of int
-            The rank that owns each array, the same on each rank.
-
-        Returns
-        -------
-        list of (ndarray or None)
-            The sums that this rank owns, or the array itself where there is nothing to add; None for the others.
+        Return the sums that this rank owns, or the array itself where there is nothing to add; None for the others.
+        The arrays, of any shape and a floating dtype, keep their values.
         """
+        return list(arrays)
 
-    @abc.abstractmethod
     def all_gather(self, rows: np.ndarray, out: np.ndarray, lengths: Sequence[int]) -> None:
-        """Put the rows of all ranks together, in the order of the ranks.
+        """Put the rows of all ranks together in `out`, in the order of the ranks.
 
-        Parameters
-        ----------
-        rows : ndarray, shape (lengths[rank], ...)
-            Of this rank; C-contiguous, of any dtype without objects.
-        out : ndarray, shape (sum(lengths), ...)
-            Where the rows of all ranks go; C-contiguous, of the same dtype.
-        lengths : sequence of int
-            Rows of each rank, the same on each rank; 0 is allowed.
+        Rank i gives ``lengths[i]`` rows, which may be 0. Both arrays are C-contiguous, of a dtype without objects.
         """
+        out[...] = rows
 
-    @abc.abstractmethod
     def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
         """Send arrays that one rank owns each to all other ranks.
 
-        Parameters
-        ----------
-        arrays : sequence of ndarray
-            Of any shape, and any dtype without objects. The arrays of this rank are sent; only the shapes and dtypes
-            of the others matter.
-        owners : sequence of int
-            The rank that owns each array, the same on each rank.
-
-        Returns
-        -------
-        list of (ndarray or None)
-            New arrays with the values of other ranks; None for each array of this rank.
+        Return new arrays with the values of other ranks; None for each array of this rank. Of the arrays of others only
+        the shapes and dtypes matter.
         """
+        return [None] * len(arrays)
 
-    @abc.abstractmethod
     def all_to_all(self, messages: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
-        """Send a message to each rank, and return the message of each rank for this one.
+        """Send a message to each rank, and return the message of each rank for this one, of these lengths.
 
-        Parameters
-        ----------
-        messages : sequence of ndarray
-            One for each rank, this one included; one-dimensional, all of one dtype without objects.
-        lengths : sequence of int
-            Elements of the message that each rank sends to this one.
+        Messages are one-dimensional and contiguous, all of one dtype without objects. The one to this rank itself is
+        returned as it is.
         """
+        return list(messages)
 
-    @abc.abstractmethod
     def broadcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
         """Fill arrays with the values of the root, in place.
 
-        Parameters
-        ----------
-        arrays : sequence of ndarray
-            C-contiguous, of any shape, and any dtype without objects; on the root they may be read-only.
-        root : int
+        They are C-contiguous, of any shape, and any dtype without objects; on the root they may be read-only.
         """
 
     def lose(self, reason: str) -> None:

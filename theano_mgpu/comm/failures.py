@@ -10,20 +10,11 @@ from .communicator import Communicator
 
 
 def common_error(ranks: Communicator, error: BaseException, of_step: bool = False) -> BaseException:
-    """Announce an error of this rank, which the others raise at their next handshake; return the common one.
+    """Announce an error of this rank, which the others raise at their next handshake; return the one to raise.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    error : BaseException
-    of_step : bool
-        Whether the error is one of a step that all ranks compute, so that they can compute the batch otherwise.
-
-    Returns
-    -------
-    BaseException
-        The exception to raise: the error of the first rank that has failed, of the same class and text on each rank.
-        An error that all ranks know already, and an interruption such as Ctrl-C, is returned as it is.
+    It is the error of the first rank that has failed, of the same class and text on each rank. An error that all ranks
+    know already, and an interruption such as Ctrl-C, is returned as it is. `of_step` says that all ranks compute the
+    step, so that they can compute the batch otherwise.
     """
     if isinstance(error, RankError) or getattr(error, 'known_to_all', False):
         return error
@@ -67,16 +58,9 @@ def known_to_all(error: BaseException, of_step: bool = False) -> BaseException:
 
 
 def packed(error: BaseException) -> tuple[str, str, list[bytes]]:
-    """Return an exception as bytes: pickles of it, then of its base classes with its text, the nearest class first.
+    """Return the name and text of an exception, and pickles: of it, then of its base classes with its text.
 
-    Parameters
-    ----------
-    error : Exception or SystemExit
-
-    Returns
-    -------
-    tuple of (str, str, list of bytes)
-        Its name and text, see `description`, and pickles. `unpacked` takes the first readable one.
+    `unpacked` takes the first readable one.
     """
     cls = type(error)
     state = {name: value for name, value in vars(error).items()
@@ -98,14 +82,7 @@ def description(error: BaseException) -> tuple[str, str]:
 
 
 def unpacked(package: tuple[str, str, list[bytes]], origin: str) -> BaseException:
-    """Return the exception that `packed` has packed on another rank.
-
-    Parameters
-    ----------
-    package : tuple of (str, str, list of bytes)
-    origin : str
-        A sentence for a note of the exception: where it was raised.
-    """
+    """Return the exception that `packed` has packed on another rank, with a note about its origin."""
     name, _, pickles = package
     error = next(error for error in map(_read, pickles) if error is not None)
     if type(error).__name__ != name:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 from typing import Sequence
 
 import numpy as np
@@ -13,41 +14,7 @@ from .collectives import split
 from .communicator import Communicator
 
 # The processor converts eight numbers at a time; NumPy takes ten times as long. Both round to the nearest.
-SOURCE = r'''
-#include <cstddef>
-#include <cstdint>
-#ifdef __x86_64__
-#include <immintrin.h>
-
-extern "C" int converts() {
-    return __builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c");
-}
-
-extern "C" __attribute__((target("avx,f16c")))
-void to_half(uint16_t *out, const float *in, float scale, size_t size) {
-    size_t i = 0;
-    for (; i + 8 <= size; i += 8)
-        _mm_storeu_si128((__m128i *)(out + i),
-                         _mm256_cvtps_ph(_mm256_mul_ps(_mm256_loadu_ps(in + i), _mm256_set1_ps(scale)), 0));
-    for (; i < size; ++i)
-        out[i] = _cvtss_sh(in[i] * scale, 0);
-}
-
-extern "C" __attribute__((target("avx,f16c")))
-void from_half(float *out, const uint16_t *in, float scale, size_t size, int add) {
-    size_t i = 0;
-    for (; i + 8 <= size; i += 8) {
-        __m256 eight = _mm256_mul_ps(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(in + i))),
-                                     _mm256_set1_ps(scale));
-        _mm256_storeu_ps(out + i, add ? _mm256_add_ps(_mm256_loadu_ps(out + i), eight) : eight);
-    }
-    for (; i < size; ++i)
-        out[i] = (add ? out[i] : 0.0f) + _cvtsh_ss(in[i]) * scale;
-}
-#else
-extern "C" int converts() { return 0; }
-#endif
-'''
+SOURCE = Path(__file__).with_name('half_precision.cpp')
 SMALLEST = 1 << 12  # elements from which the call of compiled code pays
 
 EXPONENT = 15  # arrays are scaled to have their largest element below 2**15; float16 ends at 65504
@@ -57,13 +24,8 @@ def all_reduce_in_half(ranks: Communicator, arrays: Sequence[np.ndarray]) -> Non
     """Add arrays over the ranks, in place, but exchange them as float16. Each rank gets the same bits.
 
     The ranks have just had a handshake. Each rank adds a share of all elements, in float32 or a wider dtype of the
-    arrays, and sends the sums to the others: a reduce-scatter, and an all-gather.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    arrays : list of ndarray
-        C-contiguous, of any shape and floating dtypes, the same on each rank.
+    arrays, and sends the sums to the others: a reduce-scatter, and an all-gather. The arrays are C-contiguous, of any
+    shape and floating dtypes.
 
     Notes
     -----
@@ -152,7 +114,7 @@ def _library_for(array, exponent):
 @functools.lru_cache(maxsize=None)
 def _compiled(compiler):
     """Return the library; None where it cannot be built, and on processors without these instructions."""
-    library = native.load('half_precision', SOURCE, ['-O3'], 'converts gradients to half precision',
+    library = native.load(SOURCE, ['-O3'], 'converts gradients to half precision',
                           'NumPy converts them, more slowly.')
     if library is None or not library.converts():
         return None

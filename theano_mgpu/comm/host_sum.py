@@ -14,25 +14,13 @@ _description = operator.attrgetter('shape', 'dtype')
 
 
 def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Write the sum of equal-shaped buffers, in one pass over memory.
+    """Write the sum of buffers of one shape and floating dtype, in one pass over memory.
 
-    Parameters
-    ----------
-    buffers : sequence of ndarray
-        One a replica, of one shape and floating dtype.
-    out : ndarray
-        Where the result goes. It is one piece of memory, which no buffer shares, but it may be the first buffer.
+    No buffer shares the memory of `out`, but it may be the first buffer. Raises a ValueError if the shapes differ, or
+    if `out` is not one piece of memory.
 
-    Raises
-    ------
-    ValueError
-        If the shapes differ, or if `out` is not one piece of memory.
-
-    Notes
-    -----
-    Each buffer is read from memory once and `out` is written once, by compiled code over several threads where
-    there is a C++ compiler, else by NumPy. Both sum in the order of the buffers and round alike, to the last bit.
-    float16 is summed in float32.
+    Compiled code adds over several threads where there is a C++ compiler, else NumPy. Both sum in the order of the
+    buffers and round alike, to the last bit. float16 is summed in float32.
 
     Examples
     --------
@@ -85,13 +73,7 @@ def _add(out, buffers):
 
 
 def add_by_numpy(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
-    """Write the sum of buffers by NumPy.
-
-    Parameters
-    ----------
-    out : ndarray, shape (size,)
-    buffers : sequence of ndarray, shape (size,)
-    """
+    """Write the sum of flat buffers by NumPy."""
     dtype = np.promote_types(out.dtype, 'float32')  # float16 is summed in float32
     total = out if out.dtype == dtype else np.empty(out.shape, dtype)
     _add(total, buffers)

@@ -9,15 +9,7 @@ MAIL, DONE, PARTS = range(HANDSHAKE + 1, HANDSHAKE + 4)
 
 
 class Mailbox:
-    """The picklable messages that this rank posts to others, and takes from them.
-
-    Parameters
-    ----------
-    mpi : module
-        ``mpi4py.MPI``.
-    single_thread : context manager
-        As `Communicator.single_thread`.
-    """
+    """The picklable messages that this rank posts to others, and takes from them."""
 
     def __init__(self, mpi: Any, single_thread: ContextManager) -> None:
         self._mpi, self._comm, self._single_thread = mpi, mpi.COMM_WORLD, single_thread

@@ -22,7 +22,7 @@ from ..utils import mpi_environment, rank_process
 from . import mpi_library
 from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
 from .alone import Alone
-from .collectives import all_gather_object, split
+from .collectives import all_gather_object
 from .communicator import WIDTH, Communicator
 from .failures import description, known_to_all, packed, unpacked
 from .host_sum import all_reduce as sum_of_buffers
@@ -83,13 +83,7 @@ def failed_unseen() -> bool:
 
 
 def import_mpi() -> Any:
-    """Return mpi4py's MPI, initialised.
-
-    Raises
-    ------
-    MgpuError
-        If mpi4py or MPI's library is missing, or MPI does not find the processes that the launcher has started.
-    """
+    """Return mpi4py's MPI, initialised; raise an MgpuError if it, or MPI, is missing, or does not find the ranks."""
     try:
         mpi = mpi_library.started()
     except (ImportError, RuntimeError) as error:
@@ -100,12 +94,7 @@ def import_mpi() -> Any:
 
 
 class SingleThreadGuard:
-    """A ``with`` block for one thread at a time, as often within another as it likes: an MgpuError for a second one.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    """
+    """A ``with`` block for one thread at a time, as often within another as it likes: an MgpuError for a second one."""
 
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
@@ -122,17 +111,10 @@ class SingleThreadGuard:
 
 
 class MpiCommunicator(Communicator):
-    """All processes of an MPI job.
+    """All processes of an MPI job, by mpi4py's module ``MPI``.
 
-    Parameters
-    ----------
-    mpi : module
-        ``mpi4py.MPI``.
-    is_ending : bool
-        Whether this process is at its end, and only tells the others so. It waits for them as long as they take.
+    A process that is ending only tells the others so, and waits for them as long as they take.
 
-    Notes
-    -----
     After a handshake the ranks exchange values by collectives that block: Open MPI's non-blocking ones take 1.3 to 8
     times as long from 64 KB on. A watchdog looks after a rank that stops at that very moment.
 
@@ -262,16 +244,13 @@ class MpiCommunicator(Communicator):
     def reduce_scatter(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
         received = {i: [np.empty(array.shape, array.dtype) for _ in self._others]
                     for i, (array, owner) in enumerate(zip(arrays, owners)) if owner == self.rank}
-        with self._watchdog((ADD,)):
-            requests = []
-            for i, (array, owner) in enumerate(zip(arrays, owners)):
-                requests += [self._receive(part, rank) for part, rank in zip(received[i], self._others)] \
-                    if i in received else [self._send(array, owner)]
-            self._mpi.Request.Waitall(requests)
+        self._exchange((ADD,), [(array, owner) for array, owner in zip(arrays, owners) if owner != self.rank],
+                       [part for parts in received.values() for part in zip(parts, self._others)])
         return [_sum(array, received[i]) if i in received else None for i, array in enumerate(arrays)]
 
     def all_gather(self, rows: np.ndarray, out: np.ndarray, lengths: Sequence[int]) -> None:
-        row = self._bytes(out[:1].nbytes)
+        # MPI counts no more than 2**31 of a type.
+        row = self._mpi.BYTE.Create_contiguous(out[:1].nbytes).Commit()
         with self._watchdog(self._activity):
             self._comm.Allgatherv([_bytes_of(rows), lengths[self.rank], row], [_bytes_of(out), lengths, None, row])
         row.Free()
@@ -279,23 +258,25 @@ class MpiCommunicator(Communicator):
     def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
         gathered = [None if owner == self.rank else np.empty(array.shape, array.dtype)
                     for array, owner in zip(arrays, owners)]
-        with self._watchdog(self._activity):
-            requests = []
-            for array, owner, received in zip(arrays, owners, gathered):
-                requests += [self._send(array, rank) for rank in self._others] if received is None \
-                    else [self._receive(received, owner)]
-            self._mpi.Request.Waitall(requests)
+        self._exchange(self._activity, [(array, rank) for array, owner in zip(arrays, owners)
+                                        for rank in self._others if owner == self.rank],
+                       [(array, owner) for array, owner in zip(gathered, owners) if owner != self.rank])
         return gathered
 
     def all_to_all(self, messages: Sequence[np.ndarray], lengths: Sequence[int]) -> list[np.ndarray]:
-        received = np.empty(sum(lengths), messages[0].dtype)
-        element = self._bytes(received.itemsize)
-        with self._watchdog(self._activity):
-            self._comm.Alltoallv(
-                [_bytes_of(np.concatenate(messages)), [message.size for message in messages], None, element],
-                [_bytes_of(received), lengths, None, element])
-        element.Free()
-        return split(received, lengths)
+        received = [messages[self.rank] if rank == self.rank else np.empty(length, messages[0].dtype)
+                    for rank, length in enumerate(lengths)]
+        self._exchange(self._activity, *([(every[rank], rank) for rank in self._others]
+                                         for every in (messages, received)))
+        return received
+
+    def _exchange(self, activity, sent, received):
+        """Send arrays to ranks, and receive others from ranks, each pair of ranks in the order of its arrays."""
+        with self._watchdog(activity):
+            requests = [self._comm.Isend(_integers_of(np.ascontiguousarray(array)), rank, PARTS)
+                        for array, rank in sent]
+            self._mpi.Request.Waitall(requests + [self._comm.Irecv(_integers_of(array), rank, PARTS)
+                                                  for array, rank in received])
 
     def broadcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
         with self._watchdog(self._activity):
@@ -303,16 +284,6 @@ class MpiCommunicator(Communicator):
                 flat = _bytes_of(array)
                 for start in range(0, flat.size, LONGEST):
                     self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], root)
-
-    def _bytes(self, size):
-        """Return MPI's type of some bytes; MPI counts no more than 2**31 of a type."""
-        return self._mpi.BYTE.Create_contiguous(size).Commit()
-
-    def _send(self, array, rank):
-        return self._comm.Isend(_integers_of(np.ascontiguousarray(array)), rank, PARTS)
-
-    def _receive(self, array, rank):
-        return self._comm.Irecv(_integers_of(array), rank, PARTS)
 
     # ---------------------------------------------------------------------------------------- the end of a process
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import MgpuError
 from ..utils import mpi_environment
-from ..utils.mpi_environment import HYDRA, MPI_OF_SRUN, MPIRUN, PMI, SRUN, Launcher
+from ..utils.mpi_environment import HYDRA, MPI_OF_SRUN, MPIRUN, SRUN, Launcher
 from . import joining
 
 OPEN_MPI = 'Open MPI'
@@ -70,17 +70,6 @@ def components(mpirun: str) -> str:
     return ''.join(output_of(path) for path in paths if path)
 
 
-def has_component(text: str, framework: str, name: str) -> bool:
-    """Return whether the text of `components` lists a component.
-
-    Examples
-    --------
-    >>> has_component('   MCA plm: tm (MCA v2.1.0, API v2.0.0)', 'plm', 'tm')
-    True
-    """
-    return re.search(r'MCA %s: %s \(' % (framework, name), text) is not None
-
-
 def type_for_srun(library: str, offered: str) -> str | None:
     """Return the type for ``srun --mpi`` that fits a library, of those that this Slurm offers; None if none does.
 
@@ -95,18 +84,13 @@ def type_for_srun(library: str, offered: str) -> str | None:
         return pmix[0]
     if not library or 'pmi2' not in words:
         return None
-    return 'pmi2' if not is_open_mpi or has_component(components(shutil.which('mpirun') or ''), 'pmix', 's2') else None
+    return 'pmi2' if not is_open_mpi or 'MCA pmix: s2 (' in components(shutil.which('mpirun') or '') else None
 
 
 def started() -> Any:
-    """Return mpi4py's MPI, initialised.
+    """Return mpi4py's MPI, initialised. An ImportError or RuntimeError says that it or its library is missing.
 
-    Raises
-    ------
-    MgpuError
-        If it cannot find the other ranks. Most libraries would end the process, with a message of their own.
-    ImportError, RuntimeError
-        If mpi4py or the library is missing.
+    Raises an MgpuError if it cannot find the other ranks, where most libraries would end the process.
     """
     rc = importlib.import_module('mpi4py').rc
     settings, rc.initialize, rc.finalize = (rc.initialize, rc.finalize), False, False
@@ -157,20 +141,12 @@ def missing(reason: object) -> str:
 
 
 def mismatch(library: str, size: int | None) -> str:
-    """Return the error of processes that the launcher and MPI count differently.
-
-    Parameters
-    ----------
-    library : str
-        The library's description of itself.
-    size : int or None
-        The number of processes that it finds; None if it is not started, since it could not.
-    """
+    """Return the error of processes that the launcher and MPI count differently; `size` is None if MPI cannot start."""
     launcher, count = mpi_environment.launcher(), mpi_environment.size()
     if launcher is None:
         return ('MPI (%s) finds %s processes, but no variable gives the rank of this one. Known are %s. Use another '
                 'launcher, or set these variables for each process' % (first_line(library), size, ', '.join(
-                    sorted({name for known in mpi_environment.LAUNCHERS for name in known.variables[:3] if name}))))
+                    sorted({name for known in mpi_environment.LAUNCHERS for name in known.variables[:3]}))))
     option = ''
     if launcher is SRUN:
         kind = os.environ.get(MPI_OF_SRUN, 'none')
@@ -190,7 +166,7 @@ def remedy(launcher: Launcher, library: str) -> str:
         fitting = 'pmix' if library.startswith(OPEN_MPI) else 'pmi2'
         return 'Use srun --mpi=%s (srun --mpi=list shows what this Slurm has), or theano-mgpu launch in the batch ' \
             'script, or the mpirun of that library' % fitting
-    if launcher in (HYDRA, PMI) and library.startswith(OPEN_MPI):
+    if launcher is HYDRA and library.startswith(OPEN_MPI):
         return "Start them with Open MPI's mpirun or theano-mgpu launch; or " + rebuild
     if launcher is MPIRUN and not library.startswith(OPEN_MPI):
         return 'Start them with the mpiexec of that library; or ' + rebuild

@@ -14,23 +14,9 @@ from .waiting import REMEDY, poll
 
 
 def on_rank_0(ranks: Communicator, act: Callable[[], Any]) -> Any:
-    """Act on rank 0 alone; the other ranks wait for it, and every rank has to make the call.
+    """Return the picklable result of ``act()`` on rank 0 alone, or raise its exception, on every rank.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    act : callable
-        A function without arguments, which must not exchange anything with other ranks.
-
-    Returns
-    -------
-    object
-        The picklable result of ``act()`` on rank 0.
-
-    Raises
-    ------
-    Exception
-        The exception that ``act()`` raised, on every rank.
+    The other ranks wait for it, and every rank has to make the call. `act` exchanges nothing with other ranks.
     """
     ranks.divided.consolidate()
     with failing_together(ranks):
@@ -40,27 +26,8 @@ def on_rank_0(ranks: Communicator, act: Callable[[], Any]) -> Any:
 def done_by_rank_0(ranks: Communicator, deed: str, act: Callable[[], Any]) -> Any:
     """Act on rank 0, as `on_rank_0` does, but rank 0 does not wait for the ranks that make the same call.
 
-    So a script may make the call on rank 0 alone. Another rank acts itself if rank 0 does not at the same place.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    deed : str
-        The action, for messages, such as "write model.h5". It tells actions apart.
-    act : callable
-        A function without arguments.
-
-    Returns
-    -------
-    object
-        The picklable result of ``act()``.
-
-    Raises
-    ------
-    Exception
-        The exception that ``act()`` raised; as for `on_rank_0` on the other ranks.
-    RankError
-        If rank 0 neither acts nor goes on.
+    So a script may make the call on rank 0 alone. Another rank acts itself if rank 0 does not at the same place, and
+    raises a RankError if rank 0 does not go on, either. The deed, such as "write model.h5", tells actions apart.
     """
     if ranks.size == 1:
         return act()
@@ -86,16 +53,7 @@ def done_by_rank_0(ranks: Communicator, deed: str, act: Callable[[], Any]) -> An
 
 
 def write_on_rank_0(ranks: Communicator, path: str, write: Callable[[], Any]) -> None:
-    """Write a file on rank 0, see `done_by_rank_0`; another rank goes on once the file is written.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    path : str
-        An absolute path.
-    write : callable
-        A function without arguments.
-    """
+    """Write a file, of an absolute path, on rank 0, see `done_by_rank_0`; another rank goes on once it is written."""
     ranks.divided.consolidate()
     done_by_rank_0(ranks, 'write ' + path, write)
 

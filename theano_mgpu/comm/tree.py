@@ -22,13 +22,8 @@ class Node(NamedTuple):
 class Tree(NamedTuple):
     """The tree over the logical shards of a batch, from the view of one rank.
 
-    Attributes
-    ----------
-    rank : int
-    counts : tuple of int
-        The number of shards that each rank computes. They lie in the order of the ranks.
-    of_replicas : tuple of int
-        The number of shards that each replica of all ranks computes, where it is known.
+    `counts` and `of_replicas` have the number of shards that each rank, and each replica of all ranks, computes, the
+    latter where it is known. The shards lie in the order of the ranks.
     """
 
     rank: int
@@ -47,18 +42,9 @@ class Tree(NamedTuple):
     def merge(self, nodes: list[Node], node: Node, add: Add) -> None:
         """Put a node after others, and add those that belong together.
 
-        A node without a right neighbour moves up as it is. Of neighbours from an even place on, n leave at most
-        log2(n) + 1 nodes.
-
-        Parameters
-        ----------
-        nodes : list of Node
-            Neighbours, from left to right, which this method has put together.
-        node : Node
-            Their right neighbour.
-        add : callable
-            ``add(values, level, place)`` returns the sum of values, for the node at a place of a level: the sum of the
-            last value and the one before it first, and so on.
+        The nodes are neighbours, from left to right, which this method has put together; `node` is their right one.
+        ``add(values, level, place)`` returns the sum of values, as `folded`, for the node at a place of a level. A node
+        without a right neighbour moves up as it is. Of neighbours from an even place on, n leave at most log2(n) + 1.
         """
         level, place, value = node
         chain = [value]
@@ -99,15 +85,7 @@ def folded(values: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
 
 
 def add_arrays(values: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Write the sum of arrays to `out`: of the last one and the one before it first, and so on.
-
-    Parameters
-    ----------
-    values : sequence of ndarray
-        Of one shape and floating dtype.
-    out : ndarray
-        One piece of memory that no value shares.
-    """
+    """Write the sum of arrays, as `folded`, to one piece of memory that none of them shares."""
     if out.dtype == 'float16' and len(values) > 2:  # one addition at a time is rounded, as on a device
         out[...] = folded(values, np.add)
     else:
@@ -119,22 +97,9 @@ def add_over_ranks(ranks: Communicator, tree: Tree, nodes: Sequence[Node],
     """Return the elements of the sum over all shards that one block has, on the rank of the block.
 
     Each rank sends each other one the elements of its nodes, after a handshake, and adds its own block in the order of
-    the tree. Where the shards of a rank come to one node, this sends as many bytes as a reduce_scatter in a ring.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    tree : Tree
-    nodes : list of Node
-        The nodes that the shards of this rank come to, with flat arrays of one size and dtype.
-    blocks : list of (int, int)
-        For each rank the first and one-past-last element of its block, the same on all ranks.
-    dtype : numpy.dtype
-        Of the arrays, also on a rank without nodes.
-
-    Returns
-    -------
-    ndarray, shape (stop - start,)
+    the tree. Where the shards of a rank come to one node, this sends as many bytes as a reduce_scatter in a ring. The
+    nodes, of the shards of this rank, have flat arrays of one size and dtype; `blocks` has the first and one-past-last
+    element of the block of each rank.
     """
     start, stop = blocks[ranks.rank]
     size, empty = stop - start, np.empty(0, dtype)

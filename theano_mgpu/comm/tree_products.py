@@ -50,15 +50,8 @@ def add_products(tree: Tree, products: Sequence[tuple[int, Product]], sums: Sequ
     """Write the sums of products.
 
     Where Theano has a compiler and a BLAS, this computes them block by block, of all shards: they are in the cache when
-    they are added. Each product of blocks is a call of its own, so that the bits depend on the shapes alone.
-
-    Parameters
-    ----------
-    tree : Tree
-    products : list of (int, Product)
-        The number and the product of each shard, neighbours from left to right.
-    sums : list of ndarray
-        The sum of each node that the shards come to, from left to right. C-contiguous.
+    they are added. Each product of blocks is a call of its own, so that the bits depend on the shapes alone. Shards are
+    neighbours from left to right, and so are the nodes that they come to, whose sums are C-contiguous.
     """
     library = compiled(theano.config.cxx)
     if library is None:
@@ -99,5 +92,5 @@ def compiled(compiler: str) -> Any:
         return None
     flags = ['-O3', '-pthread', *ldflags(libs=False, flags=True)]
     flags += ['-L' + path for path in ldflags(libs=False, libs_dir=True)]
-    return native.load('tree_products', SOURCE.read_text(encoding='utf-8'), flags, 'adds products of logical shards',
+    return native.load(SOURCE, flags, 'adds products of logical shards',
                        'NumPy adds them, in more time.', ldflags())

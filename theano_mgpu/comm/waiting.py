@@ -17,17 +17,10 @@ REMEDY = 'a longer time to wait is set by the flag mgpu.timeout, in seconds (0: 
 
 
 def poll(done: Callable[[], bool]) -> Iterator[float]:
-    """Wait until ``done()`` is true.
+    """Wait until ``done()`` is true; yield the seconds that were waited so far, now and then.
 
-    Parameters
-    ----------
-    done : callable
-
-    Yields
-    ------
-    float
-        The seconds that were waited so far, now and then. A time in which this process itself was stopped does not
-        count: a job that was suspended as a whole and is resumed finds no rank missing.
+    A time in which this process itself was stopped does not count: a job that was suspended as a whole and is resumed
+    finds no rank missing.
     """
     waited = looked = 0.0
     last = time.monotonic()
@@ -50,11 +43,8 @@ def unanswered(text: str) -> RankError:
 class Watchdog:
     """A thread that looks after a wait inside MPI, where no Python code can end it.
 
-    Parameters
-    ----------
-    expired : callable
-        Called with the activity of a ``with`` block, and the seconds, once the block has lasted longer than the flag
-        ``mgpu.timeout`` says.
+    It calls `expired` with the activity of a ``with`` block, and the seconds, once the block has lasted longer than the
+    flag ``mgpu.timeout`` says.
     """
 
     def __init__(self, expired: Callable[[Sequence[int], float], None]) -> None:

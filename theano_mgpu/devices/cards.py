@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from ..compat import cuda_libraries
-from .discovery import DeviceStatus, nvml
+from .discovery import nvml
 
 PROC = '/proc/driver/nvidia/gpus'  # a folder for each card, named by its PCI bus id
 SAME_ORDER = 'CUDA_DEVICE_ORDER=PCI_BUS_ID'
@@ -68,19 +68,6 @@ def _bus_ids():
 
 def _text(value):
     return value.decode() if isinstance(value, bytes) else value
-
-
-def nvml_status(card: Card) -> DeviceStatus | None:
-    """Return the name, memory and utilisation of a card without opening it; None where NVML does not tell."""
-    with nvml() as library:
-        if library is None:
-            return None
-        try:
-            handle = library.nvmlDeviceGetHandleByPciBusId(card.bus_id.encode())
-            memory = library.nvmlDeviceGetMemoryInfo(handle)
-            return DeviceStatus(card.name, memory.free, memory.total, library.nvmlDeviceGetUtilizationRates(handle).gpu)
-        except library.NVMLError:  # a slice of a card (MIG), or a card of another container
-            return None
 
 
 def differ(all_cards: Sequence[Card]) -> bool:

@@ -67,7 +67,7 @@ def entries(gpu_context: Any) -> int:
 @functools.lru_cache(maxsize=None)
 def _library():
     from ..utils import native  # imports Theano
-    library = ctypes.CDLL(native.build('cuda_contexts', SOURCE.read_text(encoding='utf-8')))
+    library = ctypes.CDLL(native.build(SOURCE))
     for function, result in ((library.protect, ctypes.c_char_p), (library.entries, ctypes.c_int)):
         function.argtypes = [ctypes.c_void_p] * 3
         function.restype = result

@@ -151,20 +151,21 @@ def status(device: str, gpu_context: Any) -> DeviceStatus:
         return DeviceStatus(_proc_fields('/proc/cpuinfo').get('model name', 'host'), free, total, None)
     name = gpu_context.devname
     name = name.decode('utf8', 'replace') if isinstance(name, bytes) else name
-    utilisation = _nvidia_utilisation(gpu_context) if device.startswith('cuda') else None
-    return DeviceStatus(name.strip(), gpu_context.free_gmem, gpu_context.total_gmem, utilisation)
+    seen = nvml_status(name, gpu_context.unique_id) if device.startswith('cuda') else None
+    return DeviceStatus(name.strip(), gpu_context.free_gmem, gpu_context.total_gmem, seen and seen.utilisation)
 
 
-def _nvidia_utilisation(gpu_context):
-    """Return the utilisation in percent, found by PCI address: CUDA and NVML number devices differently.
+def nvml_status(name: str, bus_id: str) -> DeviceStatus | None:
+    """Return the status of an NVIDIA device, found by its PCI address: CUDA and NVML number devices differently.
 
-    None where NVML is missing, as in some containers, or reports none, as for a slice of a device (MIG).
+    None where NVML is missing, as in some containers, or does not know the device, as a slice of one (MIG).
     """
     with nvml() as library:
         if library is not None:
             with contextlib.suppress(library.NVMLError):
-                handle = library.nvmlDeviceGetHandleByPciBusId(gpu_context.unique_id)
-                return library.nvmlDeviceGetUtilizationRates(handle).gpu
+                handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
+                memory = library.nvmlDeviceGetMemoryInfo(handle)
+                return DeviceStatus(name, memory.free, memory.total, library.nvmlDeviceGetUtilizationRates(handle).gpu)
     return None
 
 

@@ -274,7 +274,7 @@ class _Exchange(ctypes.Structure):
 def _library(nccl: Nccl) -> ctypes.CDLL:
     """Return the compiled code of nccl.cpp, over the functions of the driver and of NCCL."""
     from ..utils import native
-    library = ctypes.CDLL(native.build('nccl', SOURCE.read_text(encoding='utf-8'), ['-pthread']))
+    library = ctypes.CDLL(native.build(SOURCE, ['-pthread']))
     library.mgpu_use(pointers([nccl.address(name) for name in FUNCTIONS]))
     library.mgpu_open.restype = ctypes.c_void_p
     library.mgpu_open.argtypes = [ctypes.c_int] + [ctypes.c_void_p] * 3

@@ -5,12 +5,15 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ..comm.collectives import all_gather_int, all_gather_object, all_gather_rows, all_reduce_small
+from ..comm.activities import ADD
+from ..comm.collectives import all_gather_int, all_gather_object, all_gather_rows
 from ..comm.communicator import Communicator
+from ..comm.host_sum import describe
 from ..comm.tree import Tree
 from ..devices.transfers import concatenated
 from ..graph.analysis import SAME, STACK, SUM, Gather, Reduction
 from ..graph.analysis.reductions import Elementwise
+from .layout import Layout
 
 
 def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], lengths: Sequence[int],
@@ -36,13 +39,25 @@ def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], l
         return values
     sums = [i for i, reduction in enumerate(reductions) if reduction == SUM]
     counts = lengths[ranks.rank] > 0
-    totals = all_reduce_small(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
+    totals = summed(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
     for i, total in zip(sums, totals):
         values[i] = total
     for i, reduction in enumerate(reductions):
         if reduction not in (SUM, SAME):
             values[i] = _of_ranks(values[i], reduction, lengths, ranks)
     return values
+
+
+def summed(ranks: Communicator, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    """Return the sums over the ranks of arrays of any shapes, in new memory, exchanged in one piece for each dtype."""
+    if ranks.size == 1 or not arrays:
+        return arrays
+    memory = Layout(describe(arrays)).allocated(np.zeros)
+    for i, array in enumerate(arrays):
+        memory.views[i][...] = array
+    ranks.handshake((ADD,))
+    ranks.all_reduce(list(memory.flat.values()))
+    return [memory.views[i] for i in range(len(arrays))]
 
 
 def _by_tree(parts, reduction, tree, ranks):

@@ -148,7 +148,7 @@ class _Planner:
         if self._new:
             self._choose('update', {'device': 'on each context', 'sharded': 'each parameter on one of the contexts',
                                     'host': 'on the host'}[where],
-                         self._options.why_updates_on(self._mesh.contexts) if len(set(wanted)) == 1 else
+                         self._options.updates_on(self._mesh.contexts)[1] if len(set(wanted)) == 1 else
                          'the ranks would choose %s' % ', '.join(wanted))
         return where
 

@@ -121,7 +121,7 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
         if options.internal.whole:
             mesh = mesh.first()
         elif n_ranks > 1 or len(mesh.replicas) > 1 or options.in_rounds or options.internal.in_slices or \
-                options.updates_on(mesh.contexts) == 'host' and mesh.contexts[0].kind != 'cpu':
+                options.updates_on(mesh.contexts)[0] == 'host' and mesh.contexts[0].kind != 'cpu':
             try:
                 program = batch.divide(whole, updated)
                 if options.in_rounds:

@@ -31,7 +31,7 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
     flags = options.flags
     columns = [mesh.column(place) for place in mesh.places if place != CPU]
     reasons = [nccl.reason_against(column, flags.collectives) for column in columns] or [nccl.NOT_CUDA]
-    own = [len(mesh.replicas), UPDATE_ON.index(options.updates_on(mesh.contexts)), flags.overlap,
+    own = [len(mesh.replicas), UPDATE_ON.index(options.updates_on(mesh.contexts)[0]), flags.overlap,
            flags.exchange == 'float16', nccl.REASONS.index(next(filter(None, reasons), '')),
            flags.collectives == 'nccl', zlib.crc32(flags.shares.encode()), flags.logical_shards]
     replicas, update_on, overlap, half, against, must, shares, logical = ranks.handshake((SHARE,), own).T.tolist()

@@ -21,25 +21,10 @@ class Executor:
     """A way to run tasks: one after the other, unless a subclass has another one."""
 
     def run(self, tasks: Sequence[Callable[[], Any]], keys: Sequence[Hashable] | None = None) -> list[Any]:
-        """Run tasks to their end, also when another one fails.
+        """Run tasks to their end, also when another one fails; return their results, in their order.
 
-        Parameters
-        ----------
-        tasks : list of callable
-            Without arguments.
-        keys : list of hashable, optional
-            One for each task. Tasks of one key run one after the other; once one of them has failed, the others of
-            its key do not run. By default each task has a key of its own.
-
-        Returns
-        -------
-        list
-            The results of the tasks, in their order.
-
-        Raises
-        ------
-        TaskError
-            From the exception of the first task, in their order, that failed.
+        Tasks of one key run one after the other; once one of them has failed, the others of its key do not run. By
+        default each task has a key of its own. Raises a TaskError from the exception of the first task that failed.
         """
         results: list[Any] = []
         try:
@@ -58,14 +43,9 @@ class SerialExecutor(Executor):
 
 
 class ThreadsExecutor(Executor):
-    """An executor with a thread for each key but the first, which has the calling thread.
+    """An executor with a thread for each key but the first, which has the calling thread, up to so many keys.
 
     It is for functions that block inside, such as those with ops that fall to the host.
-
-    Parameters
-    ----------
-    n_replicas : int
-        The most keys that a run has.
     """
 
     def __init__(self, n_replicas: int):
@@ -90,18 +70,7 @@ class ThreadsExecutor(Executor):
 
 @functools.lru_cache(maxsize=None)
 def make_executor(name: str, n_replicas: int) -> Executor:
-    """Return the executor of a name, which all functions over as many replicas share.
-
-    Parameters
-    ----------
-    name : {'serial', 'threads'}
-    n_replicas : int
-
-    Raises
-    ------
-    MgpuError
-        For another name.
-    """
+    """Return the executor of a name, serial or threads, which all functions over as many replicas share."""
     if name == 'serial' or (name == 'threads' and n_replicas == 1):
         return SerialExecutor()
     if name == 'threads':

@@ -24,10 +24,7 @@ _STANDARD = {'/dev/stdout': 1, '/dev/stderr': 2}
 def target_of(path: str) -> str:
     """Return the file that a path stands for: `path` itself or, of a symbolic link, the target, which may be missing.
 
-    Raises
-    ------
-    OSError
-        If a file cannot be there: a folder, a device or a pipe is, or links lead in a circle.
+    Raises an OSError if a file cannot be there: a folder, a device or a pipe is, or links lead in a circle.
     """
     target = os.path.realpath(path) if os.path.islink(path) else os.fspath(path)
     try:
@@ -47,20 +44,8 @@ def whole_file(path: str, previous: str | None = None, flush: bool = True) -> It
 
     An interrupted write leaves the old file intact: at every moment there is a complete file, the old one or the new
     one. If `path` is a symbolic link, its target is replaced. Temporary files of dead processes of this host are
-    removed.
-
-    Parameters
-    ----------
-    path : str
-    previous : str, optional
-        A name for the old file, which is then kept. A file of this name is replaced.
-    flush : bool
-        Whether to wait until the file is on the disk. Without that, it may be empty after a power failure.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written; the message names `path`.
+    removed. `previous` is a name under which the old file is kept, in place of another one. Without `flush`, the file
+    may be empty after a power failure. The message of an OSError names `path`.
     """
     with _explained(path):
         target = target_of(path)

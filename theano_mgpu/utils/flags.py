@@ -45,12 +45,9 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {}
 
 
 def parse_flags(text: str) -> dict[str, str]:
-    """Parse a THEANO_FLAGS string, as ``theano.configparser.parse_config_string`` does.
+    """Parse a THEANO_FLAGS string, as ``theano.configparser.parse_config_string`` does: the last of a key wins.
 
-    Raises
-    ------
-    MgpuError
-        If a quotation is not closed.
+    Raises an MgpuError if a quotation is not closed.
 
     Examples
     --------
@@ -91,10 +88,7 @@ def theanorc_files() -> list[str]:
 def read_theanorc() -> dict[str, str]:
     """Read the .theanorc files into a flat dict: ``[global] x`` is ``x``, ``[a] b`` is ``a.b``.
 
-    Raises
-    ------
-    MgpuError
-        If a file is malformed.
+    Raises an MgpuError if a file is malformed.
     """
     parser = configparser.RawConfigParser()
     for path in theanorc_files():
@@ -128,12 +122,9 @@ def flag(name: str, default: Any = None) -> Any:
 
 
 def check_own_names() -> None:
-    """Check that each flag that begins with ``mgpu.`` is one of theano_mgpu's own.
+    """Raise an MgpuError, with the nearest name, for a flag that begins with ``mgpu.`` and is none of `OWN_FLAGS`.
 
-    Raises
-    ------
-    MgpuError
-        With the nearest name, since Theano only warns of a flag that it does not know, and ignores one of .theanorc.
+    Theano only warns of a flag that it does not know, and ignores one of .theanorc.
     """
     for flags, where in ((environment_flags(), 'THEANO_FLAGS'), (read_theanorc(), ' or '.join(theanorc_files()))):
         for name, value in flags.items():
@@ -144,13 +135,7 @@ def check_own_names() -> None:
 
 
 def own_flag(name: str) -> Any:
-    """Return the value of one of theano_mgpu's own flags, checked against its allowed values.
-
-    Raises
-    ------
-    MgpuError
-        If the flag has a value that it cannot have.
-    """
+    """Return the value of one of theano_mgpu's own flags; raise an MgpuError for a value that it cannot have."""
     default, allowed, _ = OWN_FLAGS[name]
     value = flag(name, default)
     if isinstance(allowed, (Number, Ratio)):

@@ -14,20 +14,22 @@ REMEDY = 'unset it and the other variables of the scheduler if this is no job of
 
 
 class Launcher(NamedTuple):
-    """A program that starts ranks, and its variables for (rank, ranks, rank on this host, ranks on this host)."""
+    """A program that starts ranks, and its variables for (rank, ranks, rank on this host, ranks on this host).
+
+    Slurm has none for the last one.
+    """
 
     name: str
-    variables: tuple[str | None, ...]
+    variables: tuple[str, ...]
 
 
 MPIRUN = Launcher("Open MPI's mpirun", ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK',
                                         'OMPI_COMM_WORLD_LOCAL_SIZE'))
 HYDRA = Launcher('mpiexec of MPICH or Intel MPI', ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'))
-SRUN = Launcher("Slurm's srun", ('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', 'SLURM_LOCALID', None))
-PMI = Launcher('an mpiexec that speaks PMI', ('PMI_RANK', 'PMI_SIZE', None, None))
+SRUN = Launcher("Slurm's srun", ('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', 'SLURM_LOCALID'))
 # In this order: an mpirun in an allocation counts, not the srun with which it starts its daemons. srun sets PMI's
 # variables, too, but none for the rank on a host.
-LAUNCHERS = MPIRUN, HYDRA, SRUN, PMI
+LAUNCHERS = MPIRUN, HYDRA, SRUN
 MPI_OF_SRUN = 'SLURM_MPI_TYPE'  # in a task of srun: the value of its --mpi
 QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: only rank 0 prints
 REPORTS = 'MGPU_REPORTS'  # set by `theano-mgpu launch`: a folder on its host, in which rank 0 reports
@@ -46,7 +48,7 @@ STARTED, TOGETHER, STEP, CHECKPOINT, READY, END = 'started', 'together', 'step',
 
 def _value(name):
     """Return the number that a variable has, or None."""
-    return whole_number(os.environ.get(name or '', ''), most=2 ** 32)
+    return whole_number(os.environ.get(name, ''), most=2 ** 32)
 
 
 def per_node(name: str) -> list[int]:
@@ -94,7 +96,7 @@ def _gtids():
 def launcher() -> Launcher | None:
     """Return the launcher that started this process as a rank, one of `LAUNCHERS`; None outside of a job."""
     for known in LAUNCHERS:
-        if all(_value(name) is not None for name in known.variables[:3] if name) and _value(known.variables[1]) \
+        if all(_value(name) is not None for name in known.variables[:3]) and _value(known.variables[1]) \
                 and (known is not SRUN or in_slurm_step()):
             return known
     return None

@@ -6,6 +6,7 @@ import os
 import tempfile
 import warnings
 import zlib
+from pathlib import Path
 from typing import Sequence
 
 import theano
@@ -14,67 +15,35 @@ from theano.gof.cmodule import GCC_compiler
 from ..errors import MgpuWarning
 
 
-def load(name: str, source: str, flags: Sequence[str], what: str, instead: str,
+def load(source: Path, flags: Sequence[str], what: str, instead: str,
          libraries: Sequence[str] = ()) -> ctypes.CDLL | None:
-    """Build a shared library and load it.
+    """Build a shared library of a file, see `build`, and load it; return None without a C++ compiler, or if it fails.
 
-    Parameters
-    ----------
-    name, source, flags
-        As for `build`.
-    what : str
-        A verb and its object that say what the code does, for a warning that it cannot be built.
-    instead : str
-        A sentence that names the code that does it instead.
-    libraries
-        As for `build`.
-
-    Returns
-    -------
-    ctypes.CDLL or None
-        None where there is no C++ compiler, or the code cannot be built.
+    A warning then says what the code does, by a verb and its object, and by a sentence which code does it instead.
     """
     if not theano.config.cxx:
         return None
     try:
-        return ctypes.CDLL(build(name, source, flags, libraries))
+        return ctypes.CDLL(build(source, flags, libraries))
     except Exception as error:  # Theano raises a bare Exception for the errors of a compiler
         warnings.warn('the C++ code that %s cannot be built with %s: %s. %s `theano-mgpu doctor` tries the compiler.'
                       % (what, theano.config.cxx, error, instead), MgpuWarning, stacklevel=3)
         return None
 
 
-def build(name: str, source: str, flags: Sequence[str] = (), libraries: Sequence[str] = ()) -> str:
-    """Build a shared library, unless an earlier process did so from the same text, compiler and flags.
+def build(source: Path, flags: Sequence[str] = (), libraries: Sequence[str] = ()) -> str:
+    """Build a shared library of C++11, unless an earlier process did so from the same text, compiler and flags.
 
-    Parameters
-    ----------
-    name : str
-        The beginning of the file name.
-    source : str
-        C++11.
-    flags : list of str
-        Options of the compiler, before Theano's own.
-    libraries : list of str
-        The names of libraries that it is linked with.
-
-    Returns
-    -------
-    str
-        The path of the library, for ctypes.
-
-    Raises
-    ------
-    Exception
-        A plain one from Theano, with the compiler's messages, if the source cannot be compiled.
+    The flags come before Theano's own, and the library is linked with `libraries`. Return its path. If it cannot be
+    compiled, Theano raises a plain Exception with the compiler's messages.
     """
-    arguments = list(flags) + GCC_compiler.compile_args()
-    name = '%s_%08x' % (name, zlib.crc32(repr((theano.config.cxx, arguments, source, *libraries)).encode()))
+    arguments, text = list(flags) + GCC_compiler.compile_args(), source.read_text(encoding='utf-8')
+    name = '%s_%08x' % (source.stem, zlib.crc32(repr((theano.config.cxx, arguments, text, *libraries)).encode()))
     path = os.path.join(theano.config.compiledir, name + '.so')
     if not os.path.exists(path):
         # Built elsewhere and moved atomically: no other process finds a partial file, so no lock is needed.
         with tempfile.TemporaryDirectory(dir=theano.config.compiledir) as folder:
-            GCC_compiler.compile_str(name, source, folder, preargs=arguments, py_module=False, hide_symbols=False,
+            GCC_compiler.compile_str(name, text, folder, preargs=arguments, py_module=False, hide_symbols=False,
                                      libs=list(libraries))
             os.replace(os.path.join(folder, name + '.so'), path)
     return path

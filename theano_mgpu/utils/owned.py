@@ -27,29 +27,12 @@ _locks: weakref.WeakValueDictionary[tuple[str, int], FileLock] = weakref.WeakVal
 
 def locked(path: str, is_own: Callable[[bytes], object], lock: Callable[[int, int], object] = fcntl.flock,
            flags: int = os.O_CREAT) -> int:
-    """Open and lock a file of the package's own that other processes may remove.
+    """Open and lock a file of the package's own that other processes may remove; to close the descriptor unlocks it.
 
-    Parameters
-    ----------
-    path : str
-    is_own : callable
-        Tells from the first `LONGEST` bytes of a file whether the package made it; a file that was just made is empty.
-    lock : callable
-        `fcntl.flock`, by which child processes share the lock, or the like; raises an error if another process has it.
-    flags : int
-        0 for no new file.
-
-    Returns
-    -------
-    int
-        A descriptor of the file at `path`; to close it is to unlock it.
-
-    Raises
-    ------
-    BlockingIOError
-        If another process has locked it.
-    FileExistsError
-        If something else is there: another file, a file with a second name, a link, a folder, a pipe.
+    `is_own` tells from the first `LONGEST` bytes of a file whether the package made it; a file that was just made is
+    empty. By the lock `fcntl.flock`, child processes share it. With ``flags=0``, no file is made. Raises the error of
+    the lock if another process has it, and a FileExistsError if something else is there: another file, a file with a
+    second name, a link, a folder, a pipe.
     """
     while True:
         with contextlib.ExitStack() as stack:
@@ -85,23 +68,8 @@ def remove(file: int, path: str) -> None:
 def lock_file(path: str, use: str = CHECKPOINTS) -> FileLock:
     """Lock a file for this process, until the last reference to the FileLock is gone.
 
-    Parameters
-    ----------
-    path : str
-    use : str
-        `CHECKPOINTS` or `LEDGER`, for messages.
-
-    Returns
-    -------
-    FileLock
-
-    Raises
-    ------
-    MgpuError
-        If another process has locked the file; the message names it. If a file that is no lock has the lock's name. If
-        there is no such folder, or nobody may write there.
-    OSError
-        If `path` cannot be a file, or the lock cannot be made.
+    `use` is `CHECKPOINTS` or `LEDGER`, for messages. Raises an MgpuError if another process has locked the file, if a
+    file that is no lock has the lock's name, or if nobody may write there; an OSError if `path` cannot be a file.
     """
     path = os.path.realpath(target_of(path))
     check_folder(path)
@@ -115,12 +83,6 @@ class FileLock:
     """A locked file beside a checkpoint or a ledger; it is removed in the end.
 
     It is locked by `fcntl.lockf`, not `flock`: a child process that outlives this one does not inherit the lock.
-
-    Parameters
-    ----------
-    path : str
-        The file.
-    use : str
     """
 
     def __init__(self, path: str, use: str) -> None:

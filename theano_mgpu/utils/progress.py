@@ -30,13 +30,7 @@ _compiling = threading.local()  # title: names the function that this thread com
 
 @contextlib.contextmanager
 def note_if_long(text: Callable[[], str]) -> Iterator[None]:
-    """Print a note, on rank 0 only, if the ``with`` block takes longer than `PATIENCE`.
-
-    Parameters
-    ----------
-    text : callable
-        ``text()`` returns the note; it is called when the note is printed.
-    """
+    """Print a note, on rank 0 only, if the ``with`` block takes longer than `PATIENCE`; ``text()`` returns it then."""
     timer = threading.Timer(PATIENCE, lambda: _note_beside_bars(text()))
     timer.daemon = True
     timer.start()
@@ -76,20 +70,8 @@ def is_shown() -> bool:
 def bar(total: int | None, shown: bool | str, initial: int = 0, unit: str = 'samples') -> Any:
     """Return a tqdm bar with its rate; a context manager with ``update(n)``.
 
-    Parameters
-    ----------
-    total : int or None
-        None if unknown.
-    shown : bool or str
-        Whether the user has asked for a bar, or its title: even so, it is shown only where `is_shown` says so.
-    initial : int
-        The units that are done already.
-    unit : str
-
-    Raises
-    ------
-    MgpuError
-        If `shown` and tqdm is not installed.
+    `shown` tells whether the user has asked for a bar, or its title: even so, it is shown only where `is_shown` says
+    so, and without tqdm it is an MgpuError. `initial` units are done already.
     """
     if not shown:
         return Silent()

@@ -40,15 +40,7 @@ def host() -> str:
 
 
 def end_with(parent: int, number: int) -> None:
-    """Ask the kernel to send a signal to this process when its parent ends, by SIGKILL too. Linux only.
-
-    Parameters
-    ----------
-    parent : int
-        Id of the process that started this one.
-    number : int
-        The signal.
-    """
+    """Ask the kernel to send a signal to this process when its parent, of this id, ends, by SIGKILL too. Linux only."""
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent:  # it had ended already

@@ -51,13 +51,8 @@ def bytes_text(count: int | None, unknown: str = '-') -> str:
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
     """Return rows of cells as aligned lines, with two spaces between columns and none at the end of a line.
 
-    The last cell of a shorter row (a long message) does not widen its column.
-
-    Parameters
-    ----------
-    rows : list of list of str
-    right : set of int
-        Columns that are aligned to the right.
+    The last cell of a shorter row (a long message) does not widen its column. `right` has the columns that are aligned
+    to the right.
 
     Examples
     --------

@@ -111,14 +111,7 @@ def note(seconds: Dict[str, float], name: str, track: str, start: float) -> None
 
 
 class Recorder:
-    """The spans of one process, and the file for them.
-
-    Parameters
-    ----------
-    path : str
-    rank : int
-        Rank of this process; each rank writes its own file, see `timeline`.
-    """
+    """The spans of one process, and the file for them; each rank writes its own, see `timeline`."""
 
     def __init__(self, path: str, rank: int = 0):
         root, extension = os.path.splitext(path)
@@ -128,16 +121,7 @@ class Recorder:
         self._left_out = 0
 
     def add(self, name: str, track: str, start: float, stop: float) -> None:
-        """Add a span.
-
-        Parameters
-        ----------
-        name : str
-        track : str
-            The row that shows it: a context's name, or `HOST`.
-        start, stop : float
-            Seconds of `time.perf_counter`.
-        """
+        """Add a span between two times of `time.perf_counter` to a track: a context's name, or `HOST`."""
         thread = threading.current_thread()
         if track in (HOST, STEP) and thread is not threading.main_thread():  # such as one of a Predictor
             track = '%s of %s' % (track, thread.name)
@@ -247,19 +231,7 @@ def span(name: str, track: str = HOST) -> ContextManager[None]:
 
 
 def on_track(tasks: Sequence[Callable[[], Any]], name: str, contexts: Sequence[Any]) -> Sequence[Callable[[], Any]]:
-    """Wrap tasks so that they appear in the timeline; without a timeline return the same tasks.
-
-    Parameters
-    ----------
-    tasks : list of callable
-    name : str
-    contexts : list of Context
-        The track of each task.
-
-    Returns
-    -------
-    list of callable
-    """
+    """Wrap tasks so that they appear in the timeline, on the tracks of contexts; without a timeline return the same."""
     if _recorder is None:
         return tasks
     submitted = time.perf_counter()

@@ -16,14 +16,8 @@ from typing import Any, Callable, Iterable, Sequence
 class WorkerThreads:
     """Threads with a function each. Whichever thread is free calls its function with the arguments of the next task.
 
-    The threads end when this object is closed, or collected. A process that is forked has threads of its own.
-
-    Parameters
-    ----------
-    functions : list of callable
-        One for each thread. They do not refer to this object.
-    name : str
-        The beginning of the names of the threads.
+    The threads, whose names begin with `name`, end when this object is closed, or collected: the functions do not refer
+    to it. A process that is forked has threads of its own.
     """
 
     def __init__(self, functions: Sequence[Callable[..., Any]], name: str):
@@ -82,13 +76,7 @@ def _work(function, tasks):
 
 
 class Task:
-    """A call that a thread makes once, however often it is submitted.
-
-    Parameters
-    ----------
-    *arguments
-        The arguments of the thread's function.
-    """
+    """A call of the thread's function with these arguments, which is made once, however often it is submitted."""
 
     def __init__(self, *arguments: Any):
         self._arguments, self._result, self._is_done = arguments, None, False

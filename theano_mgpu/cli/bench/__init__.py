@@ -160,14 +160,9 @@ def describe_setting(args: argparse.Namespace, recipe: Recipe, contexts: Sequenc
 
 def measure_all(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Context]
                 ) -> tuple[dict[str, list[Block]], str]:
-    """Measure plain Keras, contexts and ranks in turns.
+    """Measure plain Keras, contexts and ranks in turns; return the Blocks of each by its title, one a round.
 
-    Returns
-    -------
-    blocks : dict of str to list of Block
-        One a round, by the title of each.
-    fits : str
-        A sentence on the batches that fit in the memory of the devices, or nothing.
+    A sentence follows on the batches that fit in the memory of the devices, or nothing.
     """
     names, steps, fits = [context.name for context in contexts], args.steps, ''
     contestants: dict[str, Callable[[], Block]] = {}

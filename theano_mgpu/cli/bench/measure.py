@@ -42,16 +42,7 @@ def combined(blocks: Sequence[Block], mean: Callable[..., Any] = np.mean) -> Blo
 
 
 class Trainee:
-    """A model that is trained repeatedly on the same samples, and has compiled its functions.
-
-    Parameters
-    ----------
-    model : keras.Model
-        A parallel one, or plain Keras's.
-    recipe : Recipe
-        Its recipe, which makes the samples.
-    batch_size : int
-    """
+    """A model, a parallel one or plain Keras's, that is trained repeatedly on the same samples, and has compiled."""
 
     def __init__(self, model: Any, recipe: Recipe, batch_size: int) -> None:
         self.model = model
@@ -93,16 +84,7 @@ class Trainee:
 def start_ranks(n: int, settings: dict[str, Any]) -> Iterator[Callable[[], Block]]:
     """Start n ranks, which end with the ``with`` block; yield a function that has them train a block of steps.
 
-    Parameters
-    ----------
-    n : int
-    settings : dict
-        See rank_work.py.
-
-    Raises
-    ------
-    MgpuError
-        If they end before they have answered.
+    For the settings see rank_work.py. Raises an MgpuError if they end before they have answered.
     """
     path = os.pathsep.join(filter(None, [PACKAGES, os.environ.get('PYTHONPATH')]))
     job: Any = subprocess.Popen([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', str(n), '--gpus-per-process', '1',

@@ -54,16 +54,8 @@ MODELS = {
 class Recipe:
     """The recipe of a measured model and its data, which makes a new one for each measurement.
 
-    Parameters
-    ----------
-    name : str
-        One of `MODELS`, or a file that keras.Model.save wrote.
-    input_shape : sequence of int, optional
-        Without the samples.
-    optimizer : str
-        For a model that is not compiled yet.
-    gpu : bool
-        Whether it is for GPUs: otherwise images are smaller, unless `input_shape` is given.
+    The name is one of `MODELS`, or a file that keras.Model.save wrote. The optimizer is for a model that is not
+    compiled yet. Where it is not for GPUs, images are smaller, unless `input_shape`, without the samples, is given.
     """
 
     def __init__(self, name: str, input_shape: Sequence[int] | None = None, optimizer: str = 'adam',

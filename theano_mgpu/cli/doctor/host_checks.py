@@ -58,14 +58,8 @@ class Finding(NamedTuple):
 class Setup:
     """The configuration, read without opening a device.
 
-    Attributes
-    ----------
-    contexts : list of Context
-        Empty if the context map is malformed.
-    map_error : Exception or None
-        The error in the context map.
-    theano_error : Exception or None
-        Why Theano could not be imported.
+    There are no contexts if the context map is malformed (`map_error`). `theano_error` tells why Theano could not be
+    imported.
     """
 
     def __init__(self) -> None:
