@@ -9,7 +9,7 @@ import numpy as np
 
 from .context_map import Context
 from .contexts import card_of
-from .cuda_libraries.driver import load_driver
+from .cuda_driver import load_driver
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any, contexts: Sequence[Context]) -> np.ndarray:

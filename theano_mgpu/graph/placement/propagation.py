@@ -18,8 +18,9 @@ from theano.gof.graph import ancestors, io_toposort
 from theano.scan_module.scan_op import Scan
 
 from ...errors import GraphError
+from ..patches import record_places
 from ..rewrites import rebuilt
-from .tags import Beside, place_of, place_of_node, record_places
+from .tags import Beside, place_of, place_of_node
 
 _SEVERAL = object()  # a node feeds several parameters, or something else than an update
 _ROUNDS = 4          # forwards and backwards; further rounds settle ops that only a `Beside` or an update connects

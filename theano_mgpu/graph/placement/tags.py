@@ -6,14 +6,11 @@ all outputs of a node. Theano copies tags when it clones.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from typing import Any, Callable, Iterable, Iterator
 
 import theano
 from theano.gof.graph import ancestors
-
-from ... import compat
 
 
 class _Blocks(threading.local):
@@ -40,11 +37,6 @@ class Beside:
 
     def __reduce__(self):
         return Beside, ()  # for all protocols of pickle; one object stays one within a pickle
-
-
-def record_places() -> None:
-    """Have Theano record places from now on; this patches Theano at the first call."""
-    compat.apply(compat.FIRST_PLACEMENT, sys.modules[__name__])
 
 
 @contextlib.contextmanager

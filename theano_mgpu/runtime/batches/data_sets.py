@@ -22,11 +22,11 @@ from theano.sparse import GetItem2d
 from theano.tensor.opt import Shape_i
 from theano.tensor.subtensor import Subtensor, get_idx_list
 
-from ...compat.theano_functions import plain_function
 from ...graph.graph import host_type, is_sparse, shared_variables, substitute
 from ...graph.own_flags import builds_graphs
 from ...graph.random_streams import DRAWS
 from ...graph.repeatable import unrepeatable_in
+from ...graph.theano_functions import plain_function
 from ...plan import Program, expressed
 from .arguments import moved
 

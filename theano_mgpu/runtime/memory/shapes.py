@@ -17,7 +17,7 @@ from theano.tensor.elemwise import CAReduceDtype, DimShuffle, Elemwise
 from theano.tensor.nnet.abstract_conv import get_conv_output_shape
 from theano.tensor.opt import Assert
 
-from ...compat.theano_functions import plain_function
+from ...graph.theano_functions import plain_function
 
 # Ops whose first output has the values of their first input.
 COPIES = basic_ops.GpuFromHost, basic_ops.HostFromGpu, basic_ops.GpuToGpu, DeepCopyOp, Assert

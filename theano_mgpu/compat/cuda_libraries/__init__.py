@@ -20,21 +20,11 @@ REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for 
 
 
 class Survey(NamedTuple):
-    """The result of `survey`.
+    """The result of `survey`."""
 
-    Attributes
-    ----------
-    capabilities : list of tuple of int
-        Compute capability of each device, ``(8, 6)``, in CUDA's order.
-    architectures : sequence of int
-        Those that NVRTC compiles for: 75, 80, ..., 120.
-    libraries : dict
-        ``{'libcuda.so': Library}`` and so on. Empty without a driver; the driver alone if no device is there.
-    """
-
-    capabilities: List[Tuple[int, int]]
-    architectures: Sequence[int]
-    libraries: Dict[str, Library]
+    capabilities: List[Tuple[int, int]]  # of the devices, in CUDA's order: (8, 6)
+    architectures: Sequence[int]         # for which NVRTC compiles: 75, 80, ..., 120
+    libraries: Dict[str, Library]        # by 'libcuda.so' and so on; none without a driver
 
 
 def provide() -> None:
@@ -55,11 +45,6 @@ def provide() -> None:
 
 def require(device: str) -> None:
     """Provide the libraries, and check that NVRTC supports a device.
-
-    Parameters
-    ----------
-    device : str
-        ``'cuda1'``; that a device does not exist is left for libgpuarray to report.
 
     Raises
     ------

@@ -6,7 +6,7 @@ import ctypes
 import functools
 from typing import Any, Iterator, Sequence
 
-from ...errors import ExchangeError
+from ..errors import ExchangeError
 
 INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
 # The arguments of each function that is called here, or from nccl.cpp.
@@ -23,15 +23,7 @@ FUNCTIONS: dict[str, list[Any]] = {
 
 
 class Driver:
-    """The functions of the driver.
-
-    Parameters
-    ----------
-    Raises
-    ------
-    ExchangeError
-        If it cannot be loaded, or lacks a function.
-    """
+    """The functions of the driver."""
 
     def __init__(self) -> None:
         self._library = declared('libcuda.so', FUNCTIONS)

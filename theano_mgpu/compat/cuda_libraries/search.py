@@ -21,42 +21,17 @@ class Candidate(NamedTuple):
 
 
 class Library(NamedTuple):
-    """One of NVIDIA's libraries, as this process uses it.
+    """One of NVIDIA's libraries, as this process uses it."""
 
-    Attributes
-    ----------
-    path : str or None
-        The file; None if there is none.
-    version : tuple of int
-        ``(12, 9)``; empty if unknown. The version of a driver is the version of CUDA that it supports.
-    shim : str or None
-        The small library that libgpuarray gets when it opens the name; None if it gets the file itself.
-    problem : str
-        Why it cannot be used; else empty.
-    remedy : str
-        A cure of the problem.
-    """
-
-    path: Optional[str]
-    version: Tuple[int, ...]
-    shim: Optional[str] = None
+    path: Optional[str]         # None if there is none
+    version: Tuple[int, ...]    # (12, 9), of CUDA for a driver; empty if unknown
+    shim: Optional[str] = None  # the small library that libgpuarray gets when it opens the name, in place of the file
     problem: str = ''
     remedy: str = ''
 
 
 def candidates(name: str) -> list[Candidate]:
-    """Return the files that may be a library, in the order of preference.
-
-    Parameters
-    ----------
-    name : str
-        The unversioned name, ``libnvrtc.so``.
-
-    Returns
-    -------
-    list of Candidate
-        Each file is listed once, whatever links lead to it.
-    """
+    """Return the files that may be a library, in the order of preference."""
     unique: dict[str, Candidate] = {}
     for path in on_library_path(name):
         unique.setdefault(os.path.realpath(path), Candidate(path, True))

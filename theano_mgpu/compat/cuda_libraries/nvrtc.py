@@ -13,13 +13,6 @@ def provide(driver: Any, driver_version: tuple[int, ...],
             capabilities: Sequence[tuple[int, int]]) -> tuple[Library, Sequence[int]]:
     """Choose and load NVRTC, and make ``dlopen('libnvrtc.so')`` return the shim.
 
-    Parameters
-    ----------
-    driver : ctypes.CDLL
-    driver_version : tuple of int
-    capabilities : list of tuple of int
-        Compute capability of each device.
-
     Returns
     -------
     library : Library

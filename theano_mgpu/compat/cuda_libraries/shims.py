@@ -61,11 +61,6 @@ def build(name: str, text: str, linked_with: str | None = None, options: Sequenc
     linked_with : str or None
         Path of a library that it needs.
 
-    Returns
-    -------
-    str
-        Its path, in `folder`. Several processes may build it at once.
-
     Raises
     ------
     Unbuildable
@@ -90,18 +85,6 @@ def link_folder(path: str, name: str) -> str:
     """Return a folder that has a library under another name, for a linker: ``-lcudnn`` finds ``libcudnn.so`` alone.
 
     An empty library that is linked with it, as `build` makes for libgpuarray, is no help: linkers may leave it out.
-
-    Parameters
-    ----------
-    path : str
-        The library.
-    name : str
-        ``libcudnn.so``.
-
-    Returns
-    -------
-    str
-        In `folder`. It has the library under its own name, too, which compiled code asks for.
 
     Raises
     ------
@@ -134,15 +117,7 @@ def _compile(path, name, text, linked_with, options):
 
 
 def connect_nvrtc(shim: Any, nvrtc: Any, driver: Any, architectures: Sequence[int]) -> None:
-    """Connect the loaded shim of NVRTC with the real one, to which it passes calls on.
-
-    Parameters
-    ----------
-    shim, nvrtc, driver : ctypes.CDLL
-        The shim, the real NVRTC, and the driver. They stay loaded as long as the process lives.
-    architectures : sequence of int
-        Those that NVRTC supports: 75, 80, ..., 120.
-    """
+    """Connect the loaded shim of NVRTC with the real one, to which it passes calls on."""
     functions = pointers(search.address(nvrtc, name) for name in NVRTC_FUNCTIONS)
     shim.theano_mgpu_connect.restype = None
     shim.theano_mgpu_connect(functions, ctypes.c_void_p(search.address(driver, 'cuCtxGetDevice')),

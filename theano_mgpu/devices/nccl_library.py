@@ -5,8 +5,8 @@ import ctypes
 import functools
 from typing import Any, Sequence
 
-from ...errors import ExchangeError
-from .driver import ADDRESS, INTEGER, SIZE, Driver, declared, load_driver
+from ..errors import ExchangeError
+from .cuda_driver import ADDRESS, INTEGER, SIZE, Driver, declared, load_driver
 
 # The types of nccl.h that NCCL adds as NumPy does. It adds float16 with less precision.
 DTYPES = {'int8': 0, 'uint8': 1, 'int32': 2, 'uint32': 3, 'int64': 4, 'uint64': 5, 'float32': 7, 'float64': 8}

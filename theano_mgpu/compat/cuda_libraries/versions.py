@@ -48,16 +48,6 @@ def nvrtc_problem(path: str | None, nvrtc: Version, architectures: Sequence[int]
                   capabilities: Sequence[Version]) -> str:
     """Return why NVRTC does not suit the driver, or one of the devices; '' if it does.
 
-    Parameters
-    ----------
-    path : str
-    nvrtc, driver : tuple of int
-        Their versions.
-    architectures : list of int
-        Those that NVRTC compiles for: 75, 80, ..., 120.
-    capabilities : list of tuple of int
-        Compute capability of each device.
-
     Examples
     --------
     >>> nvrtc_problem('/lib/libnvrtc.so.12', (12, 9), [50, 90], (12, 9), [(8, 6)])
@@ -152,18 +142,6 @@ def cudnn_version(number: int) -> Version:
 
 def cudnn_problem(path: str, version: Version, runtime: int, driver: Version, capabilities: Sequence[Version]) -> str:
     """Return why cuDNN does not suit Theano, the driver or a device; '' if it does.
-
-    Parameters
-    ----------
-    path : str
-    version : tuple of int
-        Of cuDNN.
-    runtime : int
-        The first number of the version of CUDA that it is made for.
-    driver : tuple of int
-        The version of CUDA that the driver supports.
-    capabilities : sequence of tuple of int
-        Compute capability of each device.
 
     Examples
     --------

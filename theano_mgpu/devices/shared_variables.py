@@ -11,7 +11,7 @@ import threading
 import weakref
 from typing import Any, Callable, Iterable, List, MutableMapping, NamedTuple
 
-from .wrapping import wrap
+from ..compat.wrapping import wrap
 
 _watchers: MutableMapping[int, Any] = weakref.WeakValueDictionary()  # id(storage); a watcher keeps its storage alive
 _generation = 0  # grows with each watcher, and each lock, so that functions look again
@@ -86,8 +86,7 @@ def _holding(locks, call):
 def hook_shared_variables() -> None:
     """Call the watchers of shared variables from `SharedVariable`, `Container` and `Function`.
 
-    Containers of a function, such as ``f.container[variable]``, have the storage of the variable. Without this, a copy
-    of a variable keeps its old value when the variable is set, and the other way round.
+    Containers of a function, such as ``f.container[variable]``, have the storage of the variable.
     """
     from theano.compile.function_module import Function
     from theano.compile.sharedvalue import SharedVariable
