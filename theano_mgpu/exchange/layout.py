@@ -22,7 +22,7 @@ class Range(NamedTuple):
     dtype : numpy.dtype
     start, stop : int
     place : int
-        Where they begin in the memory for a list of ranges, among those of their dtype.
+        Where they begin in the memory for a list of ranges, among the elements of their dtype.
     owner : int
         The place that adds them, or `EVERY`.
     """
