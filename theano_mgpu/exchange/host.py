@@ -125,6 +125,8 @@ class HostChannel:
         if is_other:
             self._buffers = [FlatBuffers(parts.like, self._allocate) for _ in range(n)]
         self.views = self._buffers[0].views
+        if not self._memories.computes:
+            return
         if self._device is None:
             began = time.perf_counter()
             self._add(parts, parts.arrays, ALL)
@@ -150,8 +152,7 @@ class HostChannel:
         return self._memories.on_host(shape, dtype, self._device or HOST)
 
     def _add(self, parts, arrays, numbers):
-        if self._memories.computes:
-            self._order.add_up(parts, arrays, [each.views[numbers] for each in self._buffers], numbers)
+        self._order.add_up(parts, arrays, [each.views[numbers] for each in self._buffers], numbers)
 
     @functools.cached_property
     def _thread(self):

@@ -1,116 +1,36 @@
-"""A step without its computation: `StepRun` over an executable whose arrays have no content."""
+"""A second interpreter of the instructions of a step: it takes and frees the memory of values, and computes nothing."""
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 from theano.gpuarray.type import GpuArrayType
 
 from ...comm.alone import Alone
-from ...comm.host_sum import describe
+from ...comm.tree_products import Product
 from ...devices.context_map import HOST, Context
+from ...devices.launcher import Launcher
 from ...devices.nccl import communicator_of
-from ...devices.transfers import SMALL, DeviceBuffers, FlatBuffers
+from ...devices.transfers import DeviceBuffers
 from ...exchange.host import Sum
-from ...exchange.over_ranks import OverRanks
 from ...graph.analysis import SAME, STACK
 from ...plan import Part
+from ...utils.executors import SerialExecutor
 from ...utils.timeline import Timings
 from ..batch import Batch
-from ..device_broadcast import DeviceBroadcasts
-from ..divided_update import UpdateOwners
 from ..exchanges import exchanges_of
-from ..executable import Executable
-from ..step_run import StepRun
-from ..transaction import Transaction
+from ..executable import Executable, Factored
+from ..replicas.replicated import replicated
 from .arrays import Array, Memory
 from .function import DryFunction
+from .shapes import content
 
 
-def content(value: Any) -> np.ndarray | None:
-    """Return the content of a value, where it is known: an array of NumPy is, as whole numbers that may be sizes."""
-    return value.value if isinstance(value, Array) else value
+class DryRun:
+    """Steps whose arrays have no content, of this process alone.
 
-
-def is_in(memory: Memory, value: Any) -> bool:
-    """Return whether a value lies in a memory."""
-    return isinstance(value, Array) and value.block.memory is memory
-
-
-class DryRun(StepRun):
-    """A step of a `DryExecutable`: it takes and frees the memory of values, and computes and sends nothing."""
-
-    def __init__(self, executable: DryExecutable, batch: Batch) -> None:
-        super().__init__(executable, batch)
-        self._transaction = _Transaction(executable)
-        self._memory, self._host = executable.memory, executable.memory[HOST]
-        self.sizes: dict[int, Any] = {}  # bytes by slot
-
-    def _run(self, steps):
-        for name, instruction, ended in steps:
-            getattr(self, name)(instruction)
-            for slot in ended:
-                self.sizes[slot] = getattr(self._slots[slot], 'nbytes', None)
-                self._slots[slot] = None
-
-    def _sent(self, variable, value, context, buffers):
-        if isinstance(value, Sum):
-            value = value.on(context)
-        memory = self._memory[context]
-        is_on_host = isinstance(value, np.ndarray) or is_in(self._host, value)
-        if is_in(memory, value) or memory is self._host and is_on_host:
-            return value
-        arrays = buffers[context].arrays if is_on_host else {}
-        if variable not in arrays or arrays[variable].shape != tuple(value.shape):
-            arrays[variable] = memory.array(value.shape, value.dtype)  # before the old memory goes
-        arrays[variable].value = content(value)
-        return arrays[variable]
-
-    def _on_host(self, value):
-        return self._host.array(value.shape, value.dtype) if isinstance(value, Array) else value
-
-    def _compute(self, work):
-        part, memory, copies = work.part, self._memory[work.context], self._executable.copies
-        arguments = [self._slots[slot] for slot in work.given]
-        function = self._executable.parts[part].functions[work.place]
-        dry, left = self._executable.dry_function(part, work.context, function, arguments)
-        given = [content(value) if i in dry.numbers else tuple(value.shape) for i, value in enumerate(arguments)]
-        on_device = [value if work.context.kind != 'cpu' and is_in(memory, value) else None for value in arguments]
-        shared = [copies.get(id(each.storage)) for each in function.input_storage[len(arguments):]]
-        results = dry.run(memory, on_device, shared, dry.shapes(given), left)
-        for variable, slot, i in zip([*part.outputs, *part.updates], work.made, np.argsort(function.mgpu_order)):
-            value = results[i]
-            self._slots[slot] = value if isinstance(value, (Array, np.ndarray)) else \
-                self._host.array(value or (), getattr(variable.type, 'dtype', 'int8'))
-
-    def _gathered(self, parts, reductions, communicator):
-        return [self._exchanged([self._slots[slot] for slot in part], reduction)
-                for part, reduction in zip(parts, reductions)]
-
-    def _exchanged(self, parts, reduction):
-        """Return an exchanged value, from its parts in this process."""
-        first, *_ = parts
-        if reduction == SAME and content(first) is not None:
-            return content(first)
-        tree, axis, shape = self._split.tree, getattr(reduction, 'axis', None), first.shape
-        n_shards = tree.total if tree else self._executable.plan.shares.n_replicas * len(self._split.rounds)  # about
-        if reduction == STACK:
-            shape = (n_shards, *shape)
-        elif axis is not None:
-            size = sum(part.shape[axis] for part in parts) * n_shards // len(parts)
-            shape = (*shape[:axis], size, *shape[axis + 1:])
-        return self._host.array(shape, first.dtype)
-
-    def fetch(self, given):
-        self._wait_for_exchanges()
-
-
-class DryExecutable(Executable):
-    """A twin of an executable: it takes and frees the memory of steps, and computes and sends nothing.
-
-    A value on a device is an `Array`, and so is one on the host whose content is not known. Each object of the
-    executable has a twin, too: a copy that inherits all but the methods that touch a device, or another rank.
+    A value on a device is an `Array`, and so is one on the host whose content is not known. Each class of instructions
+    has a method of its name, as in `StepRun`. The exchanges are the real ones, over other memories.
 
     Parameters
     ----------
@@ -122,63 +42,153 @@ class DryExecutable(Executable):
     ----------
     memory : dict of Context to Memory
         One for each device, and one that all contexts on the host share.
-    copies : dict of int to Array
-        The copies of shared variables on devices, by the id of their storage.
+    sizes : dict of int to int
+        The bytes of the values of the latest step, by their slots.
     """
 
     def __init__(self, executable: Executable, functions: dict[tuple[Part, str], DryFunction]) -> None:
-        idle, host = _Idle(), Memory()
-        vars(self).update(vars(executable), launcher=idle, timings=idle)
-        self.memory = {context: host if context.kind == 'cpu' else Memory()
-                       for context in [*self.plan.mesh.contexts, HOST]}
-        self.copies: dict[int, Array] = {}
-        for variable in self.variables:
-            for context, copy in variable.copies.items():
-                value, key = copy.container.storage[0], id(copy.container.storage)
-                if context in self.memory and key not in self.copies and \
-                        isinstance(copy.type, GpuArrayType) and hasattr(value, 'dtype'):
-                    self.copies[key] = self.memory[context].array(value.shape, value.dtype)
-        self._functions = functions
-        self._left: dict[tuple[Part, Context], tuple[dict[Any, Any], Array]] = {}
-        self.over_ranks = OverRanks(Alone(), idle, False)
-        memories, size = _Memories(self.memory), executable.communicator.size
+        self._executable, self._plan, self._functions = executable, executable.plan, functions
+        self._host = host = Memory()
+        self.memory = _Memories((context, host if context.kind == 'cpu' else Memory())
+                                for context in [*self._plan.mesh.contexts, HOST])
+        self._copies = {id(copy.container.storage): self.memory[context].array(value.shape, value.dtype)
+                        for variable in executable.variables for context, copy in variable.copies.items()
+                        for value in copy.container.storage
+                        if context in self.memory and isinstance(copy.type, GpuArrayType) and hasattr(value, 'dtype')}
+        self._old: list[Array] = []  # they stay until the step is committed
+        self._left: dict[tuple[Part, Context], Any] = {}
+        self._buffers = {context: DeviceBuffers(context) for context in self._plan.mesh.contexts}
+        timings = Timings()
+        self._exchanges = exchanges_of(
+            self._plan, Alone(), self.memory, Launcher(SerialExecutor(), timings), timings,
+            lambda contexts, _: _Nccl(communicator_of(contexts, executable.communicator.size)))
+        self.sizes: dict[int, int] = {}
 
-        def connected(contexts, _):
-            return _Nccl(communicator_of(contexts, size))
-        self.exchanges = exchanges_of(self.plan, Alone(), memories, idle, idle, connected)
-        self.by_devices = [channel for _, channel in self.exchanges.values() if not channel.by_host]
-        if self.broadcasts:
-            self.broadcasts = DeviceBroadcasts(self.plan.broadcasts, Alone(), memories, connected)
-        self.owners = self.owners and _twin(_Owners, self.owners, host=host)
-        self.update_buffers = {context: DeviceBuffers(context) for context in self.update_buffers}
+    def run(self, batch: Batch) -> None:
+        """Take and free memory as a step on a batch does."""
+        self._batch, self._slots = batch, batch.slots
+        for name, instruction, ended in [*batch.split.program.stages, *batch.split.program.update]:
+            getattr(self, name)(instruction)
+            for slot in ended:
+                self.sizes[slot] = getattr(self._slots[slot], 'nbytes', 0)
+                self._slots[slot] = None
+        self._old = []
 
-    def dry_function(self, part: Part, context: Context, function: Any, arguments: Sequence[Any]) -> Any:
-        """Return the dry run of a function, the same on all contexts of a kind, and what its calls have left here."""
-        if (part, context.kind) not in self._functions:
-            known = [i for i, value in enumerate(arguments) if content(value) is not None]
-            self._functions[part, context.kind] = DryFunction(function, context.kind, known)
-        dry = self._functions[part, context.kind]
-        if (part, context) not in self._left:
-            self._left[part, context] = {}, self.memory[context].array([dry.constants], 'int8')
-        left, _ = self._left[part, context]
-        return dry, left
+    def send(self, given):
+        for moves, shard in zip(given.moves, given.shards):
+            buffers = self._buffers if shard is None else self._batch.buffers[shard]
+            for source, target, variable, context in moves:
+                self._slots[target] = self._sent(variable, self._slots[source], context, buffers)
 
+    def _sent(self, variable, value, context, buffers):
+        if isinstance(value, Sum):
+            value = value.on(context)
+        memory, source = self.memory[context], self._host if isinstance(value, np.ndarray) else value.block.memory
+        if source is memory:
+            return value
+        if self._host not in (source, memory):
+            return memory.array(value.shape, value.dtype)
+        arrays = {} if memory is self._host else buffers[context].arrays
+        if variable not in arrays or arrays[variable].shape != value.shape:
+            arrays[variable] = memory.array(value.shape, value.dtype)  # before the old memory goes
+        arrays[variable].value = content(value)
+        return arrays[variable]
 
-def _twin(cls: Any, original: Any, **changes: Any) -> Any:
-    """Return an object of a class with the attributes of an object of a base, but for some changes."""
-    twin = cls.__new__(cls)
-    vars(twin).update(vars(original), **changes)
-    return twin
+    def launch(self, given):
+        for work in given.works:
+            part, context, memory = work.part, work.context, self.memory[work.context]
+            function = self._executable.parts[part].functions[work.place]
+            if (part, context.kind) not in self._functions:
+                self._functions[part, context.kind] = DryFunction(function, context.kind)
+            dry = self._functions[part, context.kind]
+            if (part, context) not in self._left:
+                self._left[part, context] = {}, memory.array([dry.constants], 'int8')
+            shared = [self._shared(each.storage) for each in function.input_storage[len(work.given):]]
+            results = dry.run(memory, self._host, [*map(self._slots.__getitem__, work.given), *shared],
+                              self._left[part, context][0])
+            if isinstance(work.function, Factored):
+                results = [self._host.array(each.shape, each.dtype) if isinstance(each, Product) else each
+                           for each in work.function.combined(results)]
+            for slot, result in zip(work.results, results):
+                self._slots[slot] = result
 
+    def _shared(self, storage):
+        """Return the copy of a shared variable on a device, or its value on the host."""
+        value, = storage
+        if id(storage) in self._copies or isinstance(value, np.ndarray):
+            return self._copies.get(id(storage), value)
+        return Memory().array(getattr(value, 'shape', ()), 'int8')
 
-class _Idle(Timings):
-    """A launcher that runs tasks in order, and timings that note nothing."""
+    def wait(self, given):
+        pass
 
-    def run(self, name, tasks, contexts, shards=(), numbers=None):
-        return [task() for task in tasks]
+    def save(self, given):
+        for slot in given.slots:
+            if isinstance(self._slots[slot], Array):
+                self._slots[slot] = self._host.array(self._slots[slot].shape, self._slots[slot].dtype)
+        for buffers in [self._batch.buffers[shard] for shard in given.shards]:
+            buffers.update((context, DeviceBuffers(context)) for context in buffers)
 
-    def span(self, phase):
-        return contextlib.nullcontext()
+    def add(self, given):
+        order, channel = self._exchanges[given.group]
+        parts = order.add(self._batch.split, given.round, given.contexts,
+                          [[self._slots[slot] for slot in part] for part in given.parts])
+        if parts is not None:
+            channel.prepare(parts)
+
+    def finish(self, given):
+        taken = [value for group in given.groups for value in self._exchanges[group].channel.taken()]
+        for slot, value in zip(given.targets, taken):
+            self._slots[slot] = value
+
+    def gather(self, given):
+        self._end_exchanges()
+        for target, part, reduction in zip(given.targets, given.parts, given.reductions):
+            self._slots[target] = self._gathered([self._slots[slot] for slot in part], reduction)
+
+    def _gathered(self, parts, reduction):
+        """Return a value that is put together, from its parts in this process."""
+        first, tree, axis = parts[0], self._batch.split.tree, getattr(reduction, 'axis', None)
+        if reduction == SAME and content(first) is not None:
+            return content(first)
+        shape = first.shape
+        n_shards = tree.total if tree else self._plan.shares.n_replicas * len(self._batch.split.rounds)  # about
+        if reduction == STACK:
+            shape = (n_shards, *shape)
+        elif axis is not None:
+            size = sum(part.shape[axis] for part in parts) * n_shards // len(parts)
+            shape = (*shape[:axis], size, *shape[axis + 1:])
+        return self._host.array(shape, first.dtype)
+
+    def stack(self, given):
+        self._slots[given.target] = self._slots[given.source].reshape((1,) + self._slots[given.source].shape)
+
+    def store(self, given):
+        for new in given.news:
+            for cell, slot in zip(new.storages.cells, new.slots):
+                self._replace(cell, self._slots[slot])
+            for *_, copy in new.storages.others:
+                self._replace(copy.container.storage)
+        divided = self._plan.divided
+        for rank, share in enumerate(divided.shares if divided else ()):
+            for variable in share if rank != self._plan.machine.rank else ():
+                for copy in replicated(variable).copies.values() if variable in divided.sent else ():
+                    self._replace(copy.container.storage)
+
+    def _replace(self, cell, value=None):
+        """Give a copy a new value, by default one like the old one."""
+        old = self._copies.get(id(cell))
+        if old is not None:
+            self._old.append(old)
+            self._copies[id(cell)] = old.block.memory.array(old.shape, old.dtype) if value is None else value
+
+    def fetch(self, given):
+        self._end_exchanges()
+
+    def _end_exchanges(self):
+        for _, channel in self._exchanges.values():
+            if not channel.by_host:
+                channel.finish()
 
 
 class _Memories(dict):
@@ -186,29 +196,8 @@ class _Memories(dict):
 
     computes = False
 
-    def fetcher(self, context):
-        return _Fetcher(self[context], self[HOST])
-
     def on_host(self, shape, dtype, context):
         return self[HOST].array(shape, dtype)
-
-
-class _Fetcher:
-    """A fetcher that takes the memory in which a `Fetcher` puts small arrays together."""
-
-    def __init__(self, memory, host):
-        self._memory, self._host, self._there = memory, host, FlatBuffers([])
-
-    def start(self, arrays):
-        small = [each for each in arrays if is_in(self._memory, each) and each.nbytes <= SMALL]
-        like = [(shape or (1,), dtype) for shape, dtype in describe(small)]
-        if self._memory is not self._host and len(small) > 1 and self._there.like != like:
-            self._there = FlatBuffers(like, self._memory.array)
-        self._arrays = arrays
-
-    def finish(self):
-        arrays, self._arrays = self._arrays, ()
-        return [self._host.array(each.shape, each.dtype) for each in arrays]
 
 
 class _Nccl:
@@ -223,32 +212,3 @@ class _Nccl:
         pass
 
     wait = exchange
-
-
-class _Owners(UpdateOwners):
-    """New values that ranks send each other."""
-
-    def _gathered(self, owned, values):
-        shapes = [(variable, variable.variable.container.storage[0].shape) for variable, owner in owned
-                  if owner != self._ranks.rank]
-        return {variable: self.host.array(shape, variable.variable.dtype) for variable, shape in shapes}
-
-
-class _Transaction(Transaction):
-    """The new values of a step; the old ones stay as long as it does."""
-
-    def __init__(self, executable):
-        super().__init__()
-        self._memory, self._copies = executable.memory, executable.copies
-
-    def replace(self, storages, values):
-        for key, value in zip(map(id, storages), values):
-            if key in self._copies:
-                self._old.append(([], self._copies[key]))
-                self._copies[key] = value
-
-    def store_rows(self, variable, value):
-        pass
-
-    def replace_by_copy(self, shared, value, context):
-        self.replace([shared.container.storage], [self._memory[context].array(value.shape, value.dtype)])

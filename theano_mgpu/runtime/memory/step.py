@@ -12,8 +12,9 @@ from ...plan.memory import MemoryEstimate
 from ...plan.shares import sub_batch_sizes
 from ..batch import Splitter
 from ..executable import Executable
-from .dry_run import DryExecutable, DryRun
-from .function import DryFunction, UnknownShape
+from .dry_run import DryRun
+from .function import DryFunction
+from .shapes import UnknownShape
 
 STEPS = 2         # the second one has arrays that the first has left, and the memory for two batches of inputs
 SLICES = 4        # from three on, the number changes nothing: a slice, the one before it, and the sums of the others
@@ -104,7 +105,7 @@ class DryStep:
     def _run(self, samples, slices):
         shares, lengths = self._plan.shares, self._lengths(samples)
         own = lengths[shares.machine.rank] if shares.is_sharded else samples
-        dry = DryExecutable(self._executable, self._functions)
+        dry = DryRun(self._executable, self._functions)
         splitter = Splitter(self._plan, self._like.with_samples, self._executable.parts)
         splitter.use(self._like.shares)
         if slices is not None:
@@ -112,12 +113,9 @@ class DryStep:
         values = {variable: self._value(variable, own, dry.memory[HOST]) for variable in self._plan.program.given}
         for _ in range(STEPS):
             batch = splitter.split(values.items(), lengths)
-            run = DryRun(dry, batch)
-            run.start()
-            run.end()
-        sizes = {variable: run.sizes.get(slot) for variable, slot in batch.split.program.slots.items()}
+            dry.run(batch)
         return {context: memory.peak for context, memory in dry.memory.items()}, {
-            variable: size for variable, size in sizes.items() if size is not None}
+            variable: dry.sizes[slot] for variable, slot in batch.split.program.slots.items() if slot in dry.sizes}
 
     def _value(self, variable, length, host):
         """Return an input like the one in the first batch, for a batch of some length."""
