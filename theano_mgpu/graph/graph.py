@@ -23,10 +23,6 @@ _logger = logging.getLogger('theano_mgpu')
 def shared_variables(outputs: Sequence[theano.Variable]) -> list[SharedVariable]:
     """Return the shared variables that a graph reads, also in their default updates.
 
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-
     Returns
     -------
     list of theano.compile.SharedVariable
@@ -56,11 +52,6 @@ def check_inputs(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Var
 def checksum(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
              shared: Sequence[SharedVariable]) -> int:
     """Return a number that tells graphs apart: their ops, constants, and the shapes of their shared variables.
-
-    Parameters
-    ----------
-    inputs, outputs : list of theano.Variable
-    shared : list of SharedVariable
 
     Returns
     -------

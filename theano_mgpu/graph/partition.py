@@ -68,7 +68,6 @@ class Program(NamedTuple):
     numbers : list of theano.Variable
         Samples of the whole batch, samples of the replica, number of its first sample; and where each process has data
         of its own, number of the first sample of the process.
-    stages : list of Stage
     exchanges : list of Exchange
         After the last stage.
     outputs : list of Output
@@ -126,7 +125,6 @@ def expressed(program: Program, expressions: Mapping[theano.Variable, theano.Var
 
     Parameters
     ----------
-    program : Program
     expressions : dict of theano.Variable to theano.Variable
         Those inputs, as functions of values that every replica has, and of the program's `numbers`.
     """

@@ -16,11 +16,6 @@ def take_prints(outputs: Sequence[theano.Variable], updates: dict[SharedVariable
 
     A replica would print its part of a value. The whole value becomes a further output, for `print_values`.
 
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-
     Returns
     -------
     list of Print

@@ -33,7 +33,6 @@ def missing_for(variable: theano.Variable, is_here: Callable[[theano.Variable], 
 
     Parameters
     ----------
-    variable : theano.Variable
     is_here : callable
         Whether another variable is there.
     sources : dict of theano.Variable to theano.Variable
@@ -57,8 +56,6 @@ class SavedValues:
 
     Parameters
     ----------
-    shards : Shards
-    stage : int
     needed : dict of theano.Variable to theano.Variable
         Placeholders of the stage to the values of earlier stages that they stand for.
 

@@ -44,9 +44,6 @@ def with_givens(outputs: Sequence[theano.Variable], updates: dict[SharedVariable
 
     Parameters
     ----------
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-    givens : dict, or list of pairs, of theano.Variable to theano.Variable, or None
     no_default_updates : bool or list of SharedVariable
         As for `theano.function`.
 

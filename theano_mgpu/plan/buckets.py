@@ -21,7 +21,6 @@ def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, 
 
     Parameters
     ----------
-    outputs : list of theano.Variable
     sizes : dict of theano.Variable to float
         Bytes of those that are exchanged.
 
@@ -52,7 +51,6 @@ def bytes_of_gradients(exchanges: Sequence[Exchange], params: Sequence[SharedVar
 
     Parameters
     ----------
-    exchanges : list of Exchange
     params : list of SharedVariable
         Trained parameters.
     new : dict of SharedVariable to theano.Variable

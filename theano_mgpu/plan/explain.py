@@ -23,7 +23,6 @@ def explanation(plan: Any, changes: Sequence[Any] = (), memory: MemoryEstimate |
 
     Parameters
     ----------
-    plan : StepPlan
     changes : list of Choice
         The choices that its steps have changed, see `Splitter.changes`.
     memory : MemoryEstimate, optional
@@ -72,7 +71,6 @@ def largest_text(memory: MemoryEstimate, grows: bool) -> str:
 
     Parameters
     ----------
-    memory : MemoryEstimate
     grows : bool
         Whether larger batches are computed in slices.
 

@@ -24,8 +24,6 @@ def placed(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, the
 
     Parameters
     ----------
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
     contexts : list of Context, or list of list of Context
         See `mesh.mesh_of`.
 

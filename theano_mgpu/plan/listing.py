@@ -24,7 +24,6 @@ def listed(plan: Any, sizes: Mapping[theano.Variable, int | None]) -> list[dict[
 
     Parameters
     ----------
-    plan : StepPlan
     sizes : dict of theano.Variable to (int or None)
         The bytes of values on one context, where they are known.
 

@@ -43,7 +43,6 @@ def divided(shares: Shares, rounds: Sequence[Sequence[Work]],
 
     Parameters
     ----------
-    shares : Shares
     rounds : list of list of (int, (int, int))
         As of `Shares.rounds`.
     waits_on_host : bool
@@ -77,7 +76,6 @@ class StepProgram(NamedTuple):
         For each input with samples the slot of each shard.
     common : dict of theano.Variable to int
         The slots of the other inputs.
-    results : tuple of int
     slots : dict of theano.Variable to int
         The slot of each value; of the first shard, if each shard has its own value.
     """
@@ -97,8 +95,6 @@ def lowered(plan: Any, division: Division, with_samples: Collection[theano.Varia
 
     Parameters
     ----------
-    plan : StepPlan
-    division : Division
     with_samples : collection of theano.Variable
         The inputs that have samples.
     compiled : dict of Part to CompiledPart, optional

@@ -84,7 +84,6 @@ def cut(given: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
     ----------
     given : list of theano.Variable
         Inputs of the graph, whose values any device can be given.
-    outputs : list of theano.Variable
     place_of : callable
         The place of a variable.
     recompute : bool

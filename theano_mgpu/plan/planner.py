@@ -40,20 +40,14 @@ def plan(program: Program, mesh: Mesh, options: Options, machine: Machine, share
 
     Parameters
     ----------
-    program : Program
     mesh : Mesh
         The contexts of this process.
     options : Options
         Its `name`, `recompute` and `update_on` count, and the trained parameters.
-    machine : Machine
     shares : Shares, optional
         By default, batches are divided among all replicas.
     refusal : str, optional
         Why the program is not divided, although there are several replicas.
-
-    Returns
-    -------
-    StepPlan
     """
     return _Planner(program, mesh, options, machine).plan(shares or Shares(machine), refusal)
 
@@ -356,10 +350,8 @@ def update_shares(variables: Sequence[SharedVariable], new: Mapping[SharedVariab
 
     Parameters
     ----------
-    variables : list of SharedVariable
     new : dict of SharedVariable to theano.Variable
         Their new values.
-    n : int
 
     Returns
     -------

@@ -60,7 +60,6 @@ class Shares:
 
     Attributes
     ----------
-    machine : Machine
     is_divided : bool
         Whether a batch is divided among replicas; else each process computes all of it on its first replica.
     is_sharded : bool
@@ -247,10 +246,8 @@ def against_speeds(flags: Flags, mesh: Any, machine: Machine) -> str:
 
     Parameters
     ----------
-    flags : Flags
     mesh : Mesh
         The contexts of this process.
-    machine : Machine
     """
     if flags.shares == EQUAL:
         return 'mgpu.shares=equal, or deterministic=more'

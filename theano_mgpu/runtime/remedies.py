@@ -37,7 +37,6 @@ class Remedies:
     ----------
     name : str or None
         The function's.
-    ranks : Communicator
 
     Attributes
     ----------

@@ -31,7 +31,6 @@ class Speeds:
     ----------
     name : str or None
         The function's.
-    splitter : Splitter
     """
 
     def __init__(self, name: str | None, splitter: Splitter) -> None:

@@ -32,10 +32,6 @@ def is_placed(outputs: Iterable[theano.Variable]) -> bool:
     ----------
     outputs : list of theano.Variable
         The outputs of a function, new values included.
-
-    Returns
-    -------
-    bool
     """
     placed = any(isinstance(own_place(variable), str) for variable in ancestors(list(outputs)))
     if placed:
@@ -64,7 +60,6 @@ def assigned(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, t
 
     Parameters
     ----------
-    outputs : list of theano.Variable
     updates : dict of SharedVariable to theano.Variable
         New values.
     default : str
@@ -149,8 +144,6 @@ class _Propagation:
         In topological order.
     shared_variables : list of SharedVariable
         The graph's shared variables, and the updated ones, each once.
-    places : dict of theano.Apply to str
-    groups : dict of Beside to str
     leaves : dict of theano.Variable to str
         The places of shared variables and inputs.
     """

@@ -19,8 +19,6 @@ def spread(outputs: Sequence[theano.Variable], params: Collection[SharedVariable
     ----------
     outputs : list of theano.Variable
         The graph.
-    params : collection of SharedVariable
-    names : list of str
 
     Returns
     -------

@@ -59,8 +59,6 @@ class Array:
     ----------
     block : Block
         The memory, which it may share with views of it.
-    shape : tuple of int
-    dtype : np.dtype
     is_contiguous : bool
         Whether the elements lie one after the other, the last axis first.
     value : ndarray or None

@@ -34,7 +34,6 @@ class DryRun:
 
     Parameters
     ----------
-    executable : Executable
     functions : dict of (Part, str) to DryFunction
         The dry run of each part for a kind of context, as far as there has been one; it adds others.
 

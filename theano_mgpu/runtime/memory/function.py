@@ -23,7 +23,6 @@ class DryFunction:
 
     Parameters
     ----------
-    function : theano.compile.function_module.Function
     kind : str
         Of the context: values in the host's memory count on `cpu` alone.
     outer : collection of int

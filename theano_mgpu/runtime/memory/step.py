@@ -29,7 +29,6 @@ class DryStep:
 
     Parameters
     ----------
-    executable : Executable
     splitter : Splitter
         It knows the shapes of the first batch.
     """
@@ -163,7 +162,6 @@ def last_within(excess: Callable[[int], Any], most: int) -> int | None:
     ----------
     excess : callable
         It grows with the number, about as a straight line.
-    most : int
 
     Examples
     --------

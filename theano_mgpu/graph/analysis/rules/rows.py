@@ -37,10 +37,8 @@ def rows_of_each(shards: Shards, variable: theano.Variable, axis: int) -> tuple[
 
     Parameters
     ----------
-    shards : Shards
     variable : theano.Variable
         Of the given graph.
-    axis : int
 
     Returns
     -------
@@ -262,10 +260,8 @@ def is_uniform(shards: Shards, variable: theano.Variable, axis: int,
 
     Parameters
     ----------
-    shards : Shards
     variable : theano.Variable
         Of the given graph.
-    axis : int
     assumed : frozenset of (theano.Variable, int)
         States of a loop that are taken to be the same while their next values are looked at.
     depth : int
