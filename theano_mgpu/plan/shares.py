@@ -122,9 +122,12 @@ class Shares:
         if self.logical_shards:
             return [sum(stop - start for start, stop in spans) for spans in self._every_shard(lengths)]
         if not self.is_sharded:
-            return _divided(lengths[0], self.machine.n_replicas, self.weights, self.least_samples)
+            return weighted_sizes(lengths[0], self._weights(), self.least_samples)
         return [size for length, (start, stop) in zip(lengths, ranges(self.machine.replicas))
-                for size in _divided(length, stop - start, self.weights[start:stop], self.least_samples)]
+                for size in weighted_sizes(length, self._weights()[start:stop], self.least_samples)]
+
+    def _weights(self) -> Sequence[int]:
+        return self.weights or (1,) * self.machine.n_replicas
 
     def _every_shard(self, lengths: Sequence[int]) -> list[list[Span]]:
         """Return the logical shards of each replica of all ranks, as ranges of the samples that its rank is given."""
@@ -138,7 +141,7 @@ class Shares:
         number = self.logical_shards // (self.machine.size if self.is_sharded else 1)
         spans = ranges(even_sizes(length, number, self.least_samples))
         return [spans[first:last] for first, last in
-                ranges(_divided(len(spans), stop - start, self.weights[start:stop]))]
+                ranges(weighted_sizes(len(spans), self._weights()[start:stop]))]
 
     def shards_of_ranks(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Return the number of logical shards that each rank computes; `lengths` as for `sizes`."""
@@ -174,7 +177,7 @@ class Shares:
             return in_rounds(self._shards_of(length, start, stop) if self.is_sharded else
                              self._every_shard([length])[start:stop])
         if self.is_sharded:
-            spans = ranges(_divided(length, stop - start, self.weights[start:stop], self.least_samples))
+            spans = ranges(weighted_sizes(length, self._weights()[start:stop], self.least_samples))
         else:
             spans = ranges(self.sizes([length]))[start:stop]
         return micro_batch_rounds(spans, slices or self.micro_batches, self.least_samples)
@@ -197,16 +200,6 @@ class Shares:
         if self.logical_shards:
             return max(1, *map(len, self._every_shard(lengths)))
         return max(1, max(self.sizes(lengths)) // self.least_samples)
-
-
-def _divided(number: int, n: int, weights: Sequence[int], least: int = 1) -> list[int]:
-    """Return how many of some samples, or shards, each of n replicas gets; `least` at least, or none."""
-    if not number:
-        return [0] * n
-    if weights:
-        return weighted_sizes(number, weights, least)
-    sizes = sub_batch_sizes(number, n, least)
-    return sizes + [0] * (n - len(sizes))
 
 
 def even_sizes(length: int, number: int, least: int = 1) -> list[int]:
@@ -295,9 +288,7 @@ def sub_batch_sizes(batch_size: int, n_replicas: int, least: int = 1) -> list[in
     if batch_size < 1 or n_replicas < 1:
         raise ValueError('batch size and number of replicas must be at least 1, not %r and %r'
                          % (batch_size, n_replicas))
-    n_parts = max(1, min(batch_size // least, n_replicas))
-    share, extra = divmod(batch_size, n_parts)
-    return [share + 1] * extra + [share] * (n_parts - extra)
+    return [size for size in weighted_sizes(batch_size, [1] * n_replicas, least) if size]
 
 
 def weighted_sizes(batch_size: int, weights: Sequence[int], least: int = 1) -> list[int]:

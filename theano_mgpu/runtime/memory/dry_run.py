@@ -1,6 +1,7 @@
 """A second interpreter of the instructions of a step: it takes and frees the memory of values, and computes nothing."""
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ class DryRun:
         timings = Timings()
         self._exchanges = exchanges_of(
             self._plan, Alone(), self.memory, Launcher(SerialExecutor(), timings), timings,
-            lambda contexts, _: _Nccl(communicator_of(contexts, executable.communicator.size)))
+            lambda contexts, _: _idle(communicator_of(contexts, executable.communicator.size)))
         self.sizes: dict[int, int] = {}
 
     def run(self, batch: Batch) -> None:
@@ -102,7 +103,8 @@ class DryRun:
             dry = self._functions[part, context.kind]
             if (part, context) not in self._left:
                 self._left[part, context] = {}, memory.array([dry.constants], 'int8')
-            shared = [self._shared(each.storage) for each in function.input_storage[len(work.given):]]
+            shared = [self._copies.get(id(each.storage), each.storage[0])
+                      for each in function.input_storage[len(work.given):]]
             results = dry.run(memory, self._host, [*map(self._slots.__getitem__, work.given), *shared],
                               self._left[part, context][0])
             if isinstance(work.function, Factored):
@@ -110,13 +112,6 @@ class DryRun:
                            for each in work.function.combined(results)]
             for slot, result in zip(work.results, results):
                 self._slots[slot] = result
-
-    def _shared(self, storage):
-        """Return the copy of a shared variable on a device, or its value on the host."""
-        value, = storage
-        if id(storage) in self._copies or isinstance(value, np.ndarray):
-            return self._copies.get(id(storage), value)
-        return Memory().array(getattr(value, 'shape', ()), 'int8')
 
     def wait(self, given):
         pass
@@ -169,10 +164,10 @@ class DryRun:
             for *_, copy in new.storages.others:
                 self._replace(copy.container.storage)
         divided = self._plan.divided
-        for rank, share in enumerate(divided.shares if divided else ()):
-            for variable in share if rank != self._plan.machine.rank else ():
-                for copy in replicated(variable).copies.values() if variable in divided.sent else ():
-                    self._replace(copy.container.storage)
+        of_others = divided.sent.difference(divided.shares[self._plan.machine.rank]) if divided else ()
+        for variable in of_others:
+            for copy in replicated(variable).copies.values():
+                self._replace(copy.container.storage)
 
     def _replace(self, cell, value=None):
         """Give a copy a new value, by default one like the old one."""
@@ -199,15 +194,7 @@ class _Memories(dict):
         return self[HOST].array(shape, dtype)
 
 
-class _Nccl:
-    """A communicator of NCCL that sends nothing."""
-
-    has_failed, is_verified = False, True
-
-    def __init__(self, communicator):
-        self.contexts, self.first = communicator.contexts, communicator.first
-
-    def exchange(self, *given):
-        pass
-
-    wait = exchange
+def _idle(communicator: Any) -> Any:
+    """Return a communicator of NCCL that sends nothing."""
+    return SimpleNamespace(contexts=communicator.contexts, first=communicator.first, has_failed=False,
+                           is_verified=True, exchange=lambda *given: None, wait=lambda: None)

@@ -65,7 +65,7 @@ class DryFunction:
         UnknownShape
         """
         inputs = dict(zip(self._graph.inputs, given))
-        key = tuple((each.shape, None if number is None else np.asarray(number).tobytes())
+        key = tuple((getattr(each, 'shape', ()), None if number is None else np.asarray(number).tobytes())
                     for each, number in zip(given, map(content, given)))
         shapes = self._shapes[key] = self._shapes.get(key) or Shapes(self._symbolic, inputs)
         storage = kept

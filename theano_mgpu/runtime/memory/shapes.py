@@ -37,13 +37,13 @@ class Shapes:
     symbolic : dict of theano.Variable to list
         For outputs of the graph's ops the sizes, as expressions of the sizes and values of the inputs of the op; None
         where they are not known. It grows.
-    given : dict of theano.Variable to (Array or ndarray)
+    given : dict of theano.Variable to (Array or ndarray or object)
         The inputs; of an array of NumPy the values count, too.
     """
 
     def __init__(self, symbolic: dict[theano.Variable, Any], given: Mapping[theano.Variable, Any]) -> None:
         self._symbolic = symbolic
-        self._of: dict[theano.Variable, Sizes] = {variable: each.shape for variable, each in given.items()}
+        self._of: dict[theano.Variable, Sizes] = {v: getattr(each, 'shape', ()) for v, each in given.items()}
         self._values: dict[theano.Variable, Any] = {variable: content(each) for variable, each in given.items()}
 
     def of(self, variable: theano.Variable) -> Sizes:
@@ -96,7 +96,7 @@ def content(value: Any) -> np.ndarray | None:
     """Return the content of a value, where it is known: an array of NumPy is, as whole numbers that may be sizes."""
     if isinstance(value, np.ndarray):
         return value if value.size <= SMALL and value.dtype.kind in 'iub' else None
-    return value.value
+    return getattr(value, 'value', None)
 
 
 def _symbolic(node: Apply) -> Sequence[Any]:
