@@ -75,15 +75,10 @@ def inner_graph(node: theano.Apply, inputs: list[theano.Variable]) -> list[thean
 
 
 def merged(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
-    """Copy a graph so that no op is computed twice on a place.
+    """Copy a graph so that no op is computed twice on a place; nodes without duplicates above them are reused.
 
     A duplicate would be exchanged, and saved for later stages, a second time. Gradients have ops of their own for
     values of the forward pass, such as the tanh in ``1 - tanh(x) ** 2``.
-
-    Returns
-    -------
-    list of theano.Variable
-        Nodes without duplicates above them are reused, not copied.
     """
     constants: dict[Any, theano.Variable] = {}
     firsts: dict[Any, list[theano.Variable]] = {}

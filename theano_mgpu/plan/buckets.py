@@ -17,21 +17,10 @@ MOST = 8         # buckets: each costs a call of a compiled function, and a hand
 
 
 def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, float]) -> list[list[theano.Variable]]:
-    """Divide the outputs of a stage, in the order in which they are computed.
+    """Divide the outputs of a stage, in the order in which they are computed, by the bytes of those that are exchanged.
 
-    Parameters
-    ----------
-    sizes : dict of theano.Variable to float
-        Bytes of those that are exchanged.
-
-    Returns
-    -------
-    list of list of theano.Variable
-        Each but for the last one has at least `LEAST` bytes; at most `MOST` lists.
-
-    Notes
-    -----
-    DistributedDataParallel of PyTorch does the same (Li et al., 2020), in the reverse order of the parameters.
+    Each list but for the last one has at least `LEAST` bytes. DistributedDataParallel of PyTorch does the same (Li et
+    al., 2020), in the reverse order of the parameters.
     """
     limit = max(LEAST, sum(sizes.get(output, 0) for output in outputs) / MOST)
     filled: list[list[theano.Variable]] = [[]]
@@ -49,13 +38,8 @@ def bytes_of_gradients(exchanges: Sequence[Exchange], params: Sequence[SharedVar
                        new: Mapping[SharedVariable, theano.Variable]) -> dict[theano.Variable, float]:
     """Return about how many bytes each of the sums of gradients has, by its source.
 
-    Parameters
-    ----------
-    params : list of SharedVariable
-        Trained parameters.
-    new : dict of SharedVariable to theano.Variable
-        Their new values. A sum has the size of the parameters that it changes, on average, of those with as many axes:
-        a norm of all gradients makes each new value depend on each gradient.
+    A sum has the size of the trained parameters that it changes, on average, of those with as many axes: a norm of all
+    gradients makes each new value depend on each gradient.
     """
     read_for = {param: set(ancestors([new[param]])) for param in params if param in new}
     sizes = {}

@@ -19,7 +19,7 @@ NOT_KNOWN = '?: depends on the shapes of a batch; theano-mgpu run --explain know
 
 
 def explanation(plan: Any, changes: Sequence[Any] = (), memory: MemoryEstimate | None = None) -> dict[str, Any]:
-    """Return the content of a plan as plain data for `json.dump`.
+    """Return the content of a plan as plain data for `json.dump`; bytes are None where they are not known.
 
     Parameters
     ----------
@@ -27,11 +27,6 @@ def explanation(plan: Any, changes: Sequence[Any] = (), memory: MemoryEstimate |
         The choices that its steps have changed, see `Splitter.changes`.
     memory : MemoryEstimate, optional
         What a dry run of the compiled plan has counted, if a batch is known.
-
-    Returns
-    -------
-    dict
-        Bytes are None where they are not known.
     """
     known = memory.sizes if memory else {}
     sizes = {**known, **_sizes_of_exchanges(plan, known)}
@@ -69,10 +64,7 @@ def as_text(data: dict[str, Any]) -> str:
 def largest_text(memory: MemoryEstimate, grows: bool) -> str:
     """Return a sentence on the batches that fit in the memory of every device; nothing without a device.
 
-    Parameters
-    ----------
-    grows : bool
-        Whether larger batches are computed in slices.
+    Larger batches are computed in slices where the number of slices `grows`.
 
     Examples
     --------

@@ -39,14 +39,7 @@ class Division(NamedTuple):
 
 def divided(shares: Shares, rounds: Sequence[Sequence[Work]],
             waits_on_host: bool = False) -> tuple[list[Work], Division]:
-    """Return the shards of a batch in the order of their samples, and the Division.
-
-    Parameters
-    ----------
-    rounds : list of list of (int, (int, int))
-        As of `Shares.rounds`.
-    waits_on_host : bool
-        As of a `Division`.
+    """Return the shards of a batch in the order of their samples, and the Division; for rounds as of `Shares.rounds`.
 
     Examples
     --------
@@ -91,15 +84,10 @@ class StepProgram(NamedTuple):
 
 def lowered(plan: Any, division: Division, with_samples: Collection[theano.Variable],
             compiled: Mapping[Part, Any] | None = None) -> StepProgram:
-    """Return the instructions of a step.
+    """Return the instructions of a step; inputs `with_samples` are divided among the shards.
 
-    Parameters
-    ----------
-    with_samples : collection of theano.Variable
-        The inputs that have samples.
-    compiled : dict of Part to CompiledPart, optional
-        The functions. Without them it is assumed that each value is taken on the device, as by functions unless Theano
-        moves an op to the host.
+    Without the `compiled` parts, it is assumed that each value is taken on the device, as by functions unless Theano
+    moves an op to the host.
     """
     lowering = _Lowering(plan, division, with_samples, compiled)
     for stage in plan.stages:

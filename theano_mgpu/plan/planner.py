@@ -38,16 +38,8 @@ def plan(program: Program, mesh: Mesh, options: Options, machine: Machine, share
          refusal: str | None = None) -> StepPlan:
     """Plan the step of a program. Nothing is compiled, opened or exchanged.
 
-    Parameters
-    ----------
-    mesh : Mesh
-        The contexts of this process.
-    options : Options
-        Its `name`, `recompute` and `update_on` count, and the trained parameters.
-    shares : Shares, optional
-        By default, batches are divided among all replicas.
-    refusal : str, optional
-        Why the program is not divided, although there are several replicas.
+    By default, batches are divided among all replicas. Of the options, `name`, `recompute` and `update_on` count, and
+    the trained parameters. The `refusal` tells why the program is not divided, although there are several replicas.
     """
     return _Planner(program, mesh, options, machine).plan(shares or Shares(machine), refusal)
 
@@ -346,22 +338,9 @@ def update_shares(variables: Sequence[SharedVariable], new: Mapping[SharedVariab
     """Divide variables among n devices, in their order, with about as many bytes for each.
 
     Each device computes the new values of a share of the parameters, with their state. Variables stay together if the
-    new value of one reads the other, such as a parameter and its state in the optimizer.
+    new value of one reads the other, such as a parameter and its state in the optimizer. Return the scalars, such as
+    the number of steps, which each device computes, and n shares. A share may be empty.
 
-    Parameters
-    ----------
-    new : dict of SharedVariable to theano.Variable
-        Their new values.
-
-    Returns
-    -------
-    common : list of SharedVariable
-        Scalars, such as the number of steps: each device computes them.
-    shares : list of list of SharedVariable
-        Of n devices. One may be empty.
-
-    Notes
-    -----
     This is the first stage of ZeRO (Rajbhandari et al., 2020), with whole parameters in place of slices.
     """
     common = [variable for variable in variables if not getattr(variable, 'ndim', 0)]

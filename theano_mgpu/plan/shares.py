@@ -105,12 +105,7 @@ class Shares:
         return self.machine.n_replicas if self.is_divided else 1
 
     def sizes(self, lengths: Sequence[int]) -> list[int]:
-        """Return the samples of each replica of all ranks.
-
-        Parameters
-        ----------
-        lengths : list of int
-            Samples that each rank is given: of its own, or the whole batch.
+        """Return the samples of each replica of all ranks; each rank is given some of its own, or the whole batch.
 
         Examples
         --------
@@ -163,12 +158,8 @@ class Shares:
     def rounds(self, length: int, slices: int | None = None) -> list[list[Work]]:
         """Return the work of this rank, one list a micro-batch: replicas, each with its first and one-past-last sample.
 
-        Parameters
-        ----------
-        length : int
-            Samples of this rank's own, where it is given its own; else of the whole batch.
-        slices : int, optional
-            In place of `micro_batches`.
+        The `length` is of its own samples, where it is given its own; else of the whole batch. Without a number of
+        slices, it is `micro_batches`.
         """
         if not length or not self.is_divided:
             return [[(0, (0, length))]] if length else []
@@ -184,11 +175,6 @@ class Shares:
 
     def most_slices(self, lengths: Sequence[int]) -> int:
         """Return the largest number of slices that changes anything, on any rank; of logical shards, their number.
-
-        Parameters
-        ----------
-        lengths : list of int
-            Samples that each rank is given: of its own, or the whole batch.
 
         Examples
         --------
@@ -254,36 +240,14 @@ def against_speeds(flags: Flags, mesh: Any, machine: Machine) -> str:
 
 
 def sub_batch_sizes(batch_size: int, n_replicas: int, least: int = 1) -> list[int]:
-    """Split a batch size into near-equal sub-batch sizes, largest first.
+    """Split a batch size into near-equal sub-batch sizes, largest first, of at least `least` samples each.
 
-    Parameters
-    ----------
-    batch_size : int
-        Samples in the whole batch, at least 1.
-    n_replicas : int
-        Replicas to feed, at least 1.
-    least : int
-        Samples that each sub-batch has at least, but for a batch that has fewer.
-
-    Returns
-    -------
-    list of int
-        Sizes that sum to `batch_size` and differ by at most one, none zero; fewer than
-        `n_replicas` when samples are fewer.
-
-    Raises
-    ------
-    ValueError
-        If either argument is less than 1.
+    Raise a ValueError if the batch size or the number of replicas is less than 1.
 
     Examples
     --------
-    >>> sub_batch_sizes(10, 4)
-    [3, 3, 2, 2]
-    >>> sub_batch_sizes(2, 4)
-    [1, 1]
-    >>> sub_batch_sizes(5, 4, least=2)
-    [3, 2]
+    >>> sub_batch_sizes(10, 4), sub_batch_sizes(2, 4), sub_batch_sizes(5, 4, least=2)
+    ([3, 3, 2, 2], [1, 1], [3, 2])
     """
     if batch_size < 1 or n_replicas < 1:
         raise ValueError('batch size and number of replicas must be at least 1, not %r and %r'
@@ -294,19 +258,8 @@ def sub_batch_sizes(batch_size: int, n_replicas: int, least: int = 1) -> list[in
 def weighted_sizes(batch_size: int, weights: Sequence[int], least: int = 1) -> list[int]:
     """Split a batch size into sub-batch sizes in proportion to weights, by the largest remainder.
 
-    Parameters
-    ----------
-    batch_size : int
-        Samples in the whole batch, at least 1.
-    weights : list of int
-        One for each replica. A replica with the weight 0 gets no samples.
-    least : int
-        Samples that each sub-batch has at least, but for a batch that has fewer.
-
-    Returns
-    -------
-    list of int
-        One size for each weight. In a batch with too few samples, replicas with the smallest weights get none.
+    Each has at least `least` samples, or none: in a batch with too few samples, replicas with the smallest weights get
+    none, and so does a replica with the weight 0.
 
     Examples
     --------
@@ -348,21 +301,9 @@ def ranges(sizes: Sequence[int], start: int = 0) -> list[Span]:
 
 
 def micro_batch_rounds(spans: Sequence[Span], micro_batches: int, least: int = 1) -> list[list[Work]]:
-    """Return the samples that each replica works on, one round after the other.
+    """Return one list a round: the numbers of replicas, each with the samples that it works on.
 
-    Parameters
-    ----------
-    spans : list of (int, int)
-        The first and one-past-last sample of each replica. A replica may have none.
-    micro_batches : int
-        Slices that each sub-batch is cut into, fewer where it has fewer samples.
-    least : int
-        Samples that a slice has at least, but for a sub-batch that has fewer.
-
-    Returns
-    -------
-    list of list of (int, (int, int))
-        One list a round; its entries are the number of a replica, and a sample range.
+    The span of each replica, which may be empty, is cut into `micro_batches` slices, fewer where it has fewer samples.
 
     Examples
     --------

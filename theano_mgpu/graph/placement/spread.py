@@ -13,17 +13,8 @@ def spread(outputs: Sequence[theano.Variable], params: Collection[SharedVariable
            names: Sequence[str]) -> list[SharedVariable]:
     """Tag parameters with the names of contexts, in the order of their use, about as many bytes for each context.
 
-    Every other variable is placed by them: see `propagation`. Functions that are made later are placed alike.
-
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-        The graph.
-
-    Returns
-    -------
-    list of SharedVariable
-        The parameters that were tagged.
+    Every other variable is placed by them: see `propagation`. Functions that are made later are placed alike. Return
+    the parameters that were tagged.
     """
     used = dict.fromkeys(variable for node in io_toposort([], list(outputs)) for variable in node.inputs
                          if variable in params)

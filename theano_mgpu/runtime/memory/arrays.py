@@ -55,14 +55,8 @@ class Block:
 class Array:
     """An array without content.
 
-    Attributes
-    ----------
-    block : Block
-        The memory, which it may share with views of it.
-    is_contiguous : bool
-        Whether the elements lie one after the other, the last axis first.
-    value : ndarray or None
-        The content, where it is known: of some whole numbers.
+    It shares the `block` of its memory with views of it. The `value` is the content, where it is known: of some whole
+    numbers.
     """
 
     __slots__ = 'block', 'shape', 'dtype', 'is_contiguous', 'value'

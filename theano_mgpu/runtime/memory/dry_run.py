@@ -33,11 +33,6 @@ class DryRun:
     A value on a device is an `Array`, and so is one on the host whose content is not known. Each class of instructions
     has a method of its name, as in `StepRun`. The exchanges are the real ones, over other memories.
 
-    Parameters
-    ----------
-    functions : dict of (Part, str) to DryFunction
-        The dry run of each part for a kind of context, as far as there has been one; it adds others.
-
     Attributes
     ----------
     memory : dict of Context to Memory

@@ -21,12 +21,8 @@ Storage = Dict[theano.Variable, Any]  # of arrays; None for a value that is not 
 class DryFunction:
     """A function that was compiled by Theano for a context, without its computation.
 
-    Parameters
-    ----------
-    kind : str
-        Of the context: values in the host's memory count on `cpu` alone.
-    outer : collection of int
-        The numbers of results that are written where the caller has memory for them, as a scan has.
+    On a context of the `kind` ``cpu`` alone, values in the host's memory count. Results with a number in `outer` are
+    written where the caller has memory for them, as a scan has.
     """
 
     def __init__(self, function: Any, kind: str, outer: Collection[int] = ()) -> None:
@@ -44,7 +40,7 @@ class DryFunction:
                              if isinstance(each, theano.Constant) and isinstance(each.type, self._type))
 
     def run(self, memory: Memory, host: Memory, given: Sequence[Any], kept: Storage) -> list[Any]:
-        """Take and free memory as a call does, and return the results.
+        """Take and free memory as a call does, and return the results: arrays of NumPy where the values are known.
 
         Parameters
         ----------
@@ -54,15 +50,6 @@ class DryFunction:
             All inputs, shared variables, too.
         kept : dict of theano.Variable to Array
             What earlier calls have left.
-
-        Returns
-        -------
-        list of (Array or ndarray)
-            Arrays of NumPy where the values are known.
-
-        Raises
-        ------
-        UnknownShape
         """
         inputs = dict(zip(self._graph.inputs, given))
         key = tuple((getattr(each, 'shape', ()), None if number is None else np.asarray(number).tobytes())

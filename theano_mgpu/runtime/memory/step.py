@@ -22,15 +22,10 @@ MOST = 1 << 26    # samples of a batch; larger ones are not asked for
 
 
 class DryStep:
-    """The steps of an executable, without their computation.
+    """The steps of an executable, without their computation; the splitter knows the shapes of the first batch.
 
     Each is a `DryRun`, which counts the bytes that a device has to allocate. It does not count the blocks in
     libgpuarray's cache of freed memory.
-
-    Parameters
-    ----------
-    splitter : Splitter
-        It knows the shapes of the first batch.
     """
 
     def __init__(self, executable: Executable, splitter: Splitter) -> None:
@@ -63,19 +58,10 @@ class DryStep:
                               not any(each.has_dnn for each in self._functions.values()), peaks[HOST], sizes)
 
     def peaks(self, samples: int, slices: int | None = None) -> dict[Context, int] | None:
-        """Return the most bytes that each context's device has in use at one time, for batches of some length.
+        """Return the most bytes that each context's device has in use at one time, for whole batches of some samples.
 
-        Parameters
-        ----------
-        samples : int
-            Of the whole batch, on all ranks.
-        slices : int, optional
-            In place of the plan's micro-batches.
-
-        Returns
-        -------
-        dict of Context to int, or None
-            None if the shape of a value is not known before it is computed.
+        They are computed in `slices` in place of the plan's micro-batches. Return None if the shape of a value is not
+        known before it is computed.
         """
         counted = self._counted(samples, slices)
         return counted and counted[0]
@@ -134,19 +120,9 @@ class DryStep:
         return sizes + [0] * (shares.machine.size - len(sizes))
 
     def largest(self, limits: Mapping[Context, int], slices: int | None = None) -> int | None:
-        """Return the number of samples of the largest batch whose peaks are within limits; 0 if none is.
+        """Return the samples of the largest batch whose peaks are within limits, in bytes; 0 if none is.
 
-        Parameters
-        ----------
-        limits : dict of Context to int
-            Bytes of memory.
-        slices : int, optional
-            As for `peaks`.
-
-        Returns
-        -------
-        int or None
-            None if the peaks are not known, or if any batch is within the limits.
+        Return None if the peaks are not known, or if any batch is within the limits.
         """
         def excess(samples: int) -> int:
             peaks = self.peaks(samples, slices)
@@ -158,10 +134,7 @@ class DryStep:
 def last_within(excess: Callable[[int], Any], most: int) -> int | None:
     """Return the last whole number from 1 on with an excess of at most 0; 0 if there is none, None if it is `most`.
 
-    Parameters
-    ----------
-    excess : callable
-        It grows with the number, about as a straight line.
+    The excess grows with the number, about as a straight line.
 
     Examples
     --------
