@@ -37,6 +37,11 @@ def shared_variables(outputs: Sequence[theano.Variable]) -> list[SharedVariable]
     return list(shared)
 
 
+def shared_ancestors(variables: Sequence[theano.Variable]) -> set[SharedVariable]:
+    """Return the shared variables that variables are made of."""
+    return {v for v in ancestors(variables) if hasattr(v, 'container')}
+
+
 def check_inputs(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable]) -> None:
     """Raise a GraphError where `inputs` are not the ones that `outputs` need."""
     if len(set(inputs)) < len(inputs):

@@ -10,7 +10,7 @@ from theano.gof.graph import ancestors
 from ..graph.analysis import SUM
 from ..graph.output_order import by_depth
 from ..graph.partition import Exchange
-from .sizes import bytes_of_shared
+from ..graph.value_sizes import bytes_of_shared
 
 LEAST = 1 << 20  # bytes of gradients: less is exchanged about as fast together with the next ones
 MOST = 8         # buckets: each costs a call of a compiled function, and a handshake of the ranks

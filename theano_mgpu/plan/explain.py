@@ -8,11 +8,11 @@ import theano
 from ..devices.context_map import describe
 from ..graph.analysis import SUM
 from ..graph.graph import shared_variables
+from ..graph.value_sizes import bytes_of, bytes_of_all
 from ..utils.tables import bytes_text, counted, table
 from .buckets import bytes_of_gradients
 from .listing import listed
 from .memory import MemoryEstimate
-from .sizes import bytes_of, bytes_of_all
 
 MOST = 30  # instructions that are shown at the beginning, and at the end
 NOT_KNOWN = '?: depends on the shapes of a batch; theano-mgpu run --explain knows the first one'

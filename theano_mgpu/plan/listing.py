@@ -8,10 +8,10 @@ from typing import Any, Mapping, Sequence
 import theano
 from theano.gof.graph import io_toposort
 
+from ..graph.value_sizes import bytes_of_shared
 from ..utils.tables import counted
 from .instructions import Add, Fetch, Finish, Gather, Launch, Save, Send, Stack, Store, Wait
 from .lowering import divided, lowered
-from .sizes import bytes_of_shared
 
 LONGEST = 50  # characters of the names of values
 # Names of values that are put together, where the name of the reduction does not fit.

@@ -11,9 +11,9 @@ from ..devices.context_map import describe
 from ..errors import ReplicaError, noted
 from ..graph.graph import shared_variables
 from ..graph.repeatable import unrepeatable_in
+from ..graph.value_sizes import bytes_of_all
 from ..options import AUTO, Options
 from ..plan.record import note_change
-from ..plan.sizes import bytes_of_all
 from ..utils.tables import bytes_text
 from .building import Built, Divided
 
