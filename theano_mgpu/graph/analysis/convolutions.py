@@ -5,6 +5,7 @@ import copy
 
 import theano
 from theano.gof.graph import Apply
+from theano.tensor import patternbroadcast
 from theano.tensor.nnet.abstract_conv import conv2d
 from theano.tensor.nnet.conv import ConvOp
 
@@ -16,7 +17,8 @@ def any_number(node: theano.Apply, inputs: list[theano.Variable], axis: int = 0)
     """
     if isinstance(node.op, ConvOp):
         op = node.op
-        return conv2d(*inputs, border_mode=op.out_mode, subsample=(op.dx or 1, op.dy or 1)).owner
+        output = conv2d(*inputs, border_mode=op.out_mode, subsample=(op.dx, op.dy))
+        return patternbroadcast(output, node.outputs[0].broadcastable).owner
     op = copy.copy(node.op)
     for name in ('imshp', 'kshp')[:1 + axis]:
         setattr(op, name, tuple(None if i == axis else size for i, size in enumerate(getattr(op, name))))

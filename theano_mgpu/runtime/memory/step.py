@@ -9,7 +9,7 @@ from ...devices.context_map import HOST, Context
 from ...devices.contexts import gpu_context
 from ...errors import warn
 from ...plan.memory import MemoryEstimate
-from ...plan.shares import sub_batch_sizes
+from ...plan.shares import sub_batch_sizes, weighted_sizes
 from ..batch import Splitter
 from ..executable import Executable
 from .dry_run import DryRun
@@ -34,13 +34,9 @@ class DryStep:
         self._known: dict[Any, Any] = {}  # the peaks by the number of samples and slices
 
     def estimate(self) -> MemoryEstimate | None:
-        """Return the peaks of a step with the first batch, and the batches that fit.
+        """Return the peaks of a step with the first batch, of devices other than the CPU, and the batches that fit.
 
-        Returns
-        -------
-        MemoryEstimate or None
-            None before the first batch, or if the shape of a value is not known before it is computed. The peaks are of
-            devices other than the CPU.
+        Return None before the first batch, or if the shape of a value is not known before it is computed.
         """
         devices = [context for context in self._plan.mesh.contexts if context.kind != 'cpu']
         shares, first = self._plan.shares, self._like.first
@@ -71,16 +67,16 @@ class DryStep:
         if self._has_evicted():
             return None
         key = samples, slices, self._like.shares.weights
-        if key not in self._known:
-            try:
+        try:
+            if key not in self._known:
                 self._known[key] = self._run(samples, slices)
-            except UnknownShape:
-                self._known[key] = None
-            except Exception as error:  # an op that the dry run does not understand must not stop a training
-                self._known[key] = None
-                warn('the memory of %s cannot be estimated: %s: %s' % (self._plan.name or 'a function',
-                                                                      type(error).__name__, error))
-        return self._known[key]
+            return self._known[key]
+        except UnknownShape:
+            return None
+        except Exception as error:  # an op that the dry run does not understand must not stop a training
+            warn('the memory of %s cannot be estimated: %s: %s' % (self._plan.name or 'a function',
+                                                                  type(error).__name__, error))
+            return None
 
     def _has_evicted(self):
         """Return whether the memory of a copy that a part reads was freed: its shape is not known before a step."""
@@ -114,10 +110,7 @@ class DryStep:
     def _lengths(self, samples):
         """Return the samples that each rank is given of some samples: of its own, or the whole batch."""
         shares = self._plan.shares
-        if not shares.is_sharded:
-            return [samples]
-        sizes = sub_batch_sizes(samples, shares.machine.size)
-        return sizes + [0] * (shares.machine.size - len(sizes))
+        return weighted_sizes(samples, [1] * shares.machine.size) if shares.is_sharded else [samples]
 
     def largest(self, limits: Mapping[Context, int], slices: int | None = None) -> int | None:
         """Return the samples of the largest batch whose peaks are within limits, in bytes; 0 if none is.
