@@ -286,15 +286,11 @@ def _sources(node, axis):
     op, first = node.op, node.inputs[0] if node.inputs else None
     if isinstance(op, elemwise.Elemwise):
         return [(v, axis) for v in node.inputs[is_scalar_op(node, scalar.Second):]]
-    if isinstance(op, elemwise.DimShuffle):
-        return [(first, op.new_order[axis])]
-    if isinstance(op, UNCHANGED):
-        return [(first, axis)]
+    if isinstance(op, (elemwise.DimShuffle, subtensor.Subtensor) + UNCHANGED):
+        return _with_the_rows(node, node.outputs[0], axis)
     if isinstance(op, basic.Alloc):
         own = axis - (node.outputs[0].ndim - first.ndim)
         return [(first, own)] if own >= 0 else []
-    if isinstance(op, subtensor.Subtensor):
-        return [(first, sliced_axes(entries_of(node), first.ndim)[axis])]
     if isinstance(op, subtensor.IncSubtensor) and op.set_instead_of_inc and first.owner \
             and isinstance(first.owner.op, basic.AllocEmpty) and len(op.idx_list) <= axis \
             and node.inputs[1].ndim == first.ndim:
