@@ -247,6 +247,7 @@ CASES = {
     'joined': T.concatenate([x, T.sqr(x)[:2]], axis=0),
     'shape of a value': T.zeros((T.dot(x, x.T).shape[0] + n,)),
     'branch': theano.ifelse.ifelse(n > 2, T.exp(x), T.tanh(x)),
+    'size of a branch': T.zeros((theano.ifelse.ifelse(n > 2, x.shape[0], x.shape[1]),)),
     'arange': T.arange(x.shape[0] * 2) * T.ones((3, 1)),
     'loop': theano.scan(lambda row: T.tanh(row) * 2, x)[0],
     'drawn': theano.sandbox.rng_mrg.MRG_RandomStreams(1).uniform(x.shape)}

@@ -13,7 +13,7 @@ from theano.scan_module.scan_op import Scan
 from theano.tensor import DimShuffle, Reshape, Subtensor, TensorType
 
 from .arrays import Array, Memory, Shape
-from .shapes import Shapes, content
+from .shapes import Shapes, content, taken
 
 Storage = Dict[theano.Variable, Any]  # of arrays; None for a value that is not on the device
 
@@ -75,7 +75,7 @@ class DryFunction:
     def _compute(self, memory, node, storage, shapes):
         """Put the outputs of a node into the storage."""
         if isinstance(node.op, IfElse):
-            for source, variable in zip(_taken(node, shapes.number(node.inputs[0])), node.outputs):
+            for source, variable in zip(taken(node, shapes.number(node.inputs[0])), node.outputs):
                 array = storage.get(source)
                 storage[variable] = array if array is None or node.op.as_view else \
                     memory.array(array.shape, array.dtype)
@@ -88,8 +88,8 @@ class DryFunction:
     def _output(self, memory, node, number, variable, storage, shapes):
         """Return the array of an output: a view, the array of an input that is overwritten, or a new one."""
         shape = shapes.of(variable)
-        taken = {**(getattr(node.op, 'view_map', None) or {}), **(getattr(node.op, 'destroy_map', None) or {})}
-        array = storage.get(node.inputs[taken[number][0]]) if taken.get(number) else None
+        sources = {**(getattr(node.op, 'view_map', None) or {}), **(getattr(node.op, 'destroy_map', None) or {})}
+        array = storage.get(node.inputs[sources[number][0]]) if sources.get(number) else None
         is_copy = isinstance(node.op, basic_ops.GpuContiguous) or isinstance(node.op, Reshape) and \
             array is not None and shape != array.shape
         if array is not None and (array.is_contiguous or not is_copy):
@@ -149,14 +149,8 @@ def _owners(node: Apply, conditions: Mapping[theano.Variable, Any]) -> list[Appl
     """Return the ops whose results a node needs, in the order in which they are computed."""
     read = node.inputs
     if isinstance(node.op, IfElse) and conditions[node.inputs[0]] is not None:
-        read = [node.inputs[0], *_taken(node, conditions[node.inputs[0]])]
+        read = [node.inputs[0], *taken(node, conditions[node.inputs[0]])]
     return [variable.owner for variable in read if variable.owner]
-
-
-def _taken(node: Apply, condition: Any) -> Sequence[theano.Variable]:
-    """Return the inputs of an IfElse that its outputs are, for a condition; for None, the first branch."""
-    n = node.op.n_outs
-    return node.inputs[1:1 + n] if condition is None or condition else node.inputs[1 + n:]
 
 
 def _keeps_order(op: theano.Op, before: Shape, after: Shape) -> bool:

@@ -86,6 +86,8 @@ class Shapes:
         if isinstance(node.op, (Shape, Shape_i)):
             shape = np.array(self.of(node.inputs[0]), 'int64')
             return shape if isinstance(node.op, Shape) else shape[node.op.i]
+        if isinstance(node.op, IfElse):
+            return self._value(taken(node, self._value(node.inputs[0]))[node.outputs.index(variable)])
         values = list(map(self._value, node.inputs))
         if isinstance(node.op, COPIES):
             return values[0]
@@ -97,6 +99,12 @@ def content(value: Any) -> np.ndarray | None:
     if isinstance(value, np.ndarray):
         return value if value.size <= SMALL and value.dtype.kind in 'iub' else None
     return getattr(value, 'value', None)
+
+
+def taken(node: Apply, condition: Any) -> Sequence[theano.Variable]:
+    """Return the inputs of an IfElse that its outputs are, for a condition; for None, the first branch."""
+    n = node.op.n_outs
+    return node.inputs[1:1 + n] if condition is None or condition else node.inputs[1 + n:]
 
 
 def _symbolic(node: Apply) -> Sequence[Any]:
