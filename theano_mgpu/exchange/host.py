@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -13,8 +12,7 @@ from ..devices.context_map import HOST, Context
 from ..devices.copies import Piece
 from ..devices.failures import FailureExplained
 from ..devices.launcher import Launcher
-from ..utils.timeline import HOST as HOST_TRACK
-from ..utils.timeline import Timings, note, span
+from ..utils.timeline import Timings, span
 from ..utils.worker_threads import Task, WorkerThreads
 from .layout import Block, Flat, Layout, blocks_of
 from .orders import Parts
@@ -160,6 +158,7 @@ class HostChannel:
         self._underway: list[Task] = []
         self._sent: dict[Context, Sent] = {}
         self._sent_to: set[Context] = set()
+        self._every_view: list[list[Any]] = []
         self.views: Sequence[Any] = []
 
     def prepare(self, parts: Parts, is_read: bool = True) -> None:
@@ -173,19 +172,19 @@ class HostChannel:
         is_read : bool
             Whether the sums are sent to the devices that read them.
         """
-        self._end_additions()
+        if self._underway:  # an interrupted step may have left additions to the same memory
+            self._end_additions()
         self._use(parts)
-        if self._device is None:
-            began = time.perf_counter()
-            if self._memories.computes:
-                self._order.add_up(parts, parts.arrays, [list(map(each.views.get, range(len(parts.like))))
-                                                         for each in self._buffers])
-            note(self._timings.seconds, 'all_reduce', HOST_TRACK, began)
-        else:
-            self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
-            self._fetch(parts)
-        if self._ranks.size == 1:
+        self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
+        if self._memories.computes:
+            (self._fetch if self._device else self._add_on_host)(parts)
+        if self._device and self._ranks.size == 1:
             self.add_over()
+
+    def _add_on_host(self, parts):
+        began = time.perf_counter()
+        self._order.add_up(parts, parts.arrays, self._every_view)
+        note(self._timings.seconds, 'all_reduce', HOST_TRACK, began)
 
     def _use(self, parts):
         """Have buffers for parts that no device reads any more."""
@@ -200,8 +199,9 @@ class HostChannel:
             self._layout = Layout(parts.like)
             self._blocks = blocks_of(self._layout, sys.maxsize if self._device is None else self._memories.block)
             self._buffers = [self._layout.allocated(self._allocate) for _ in range(n)]
+            self._every_view = [[each.views[i] for i in range(len(parts.like))] for each in self._buffers]
             self._fetchers.clear()
-        self.views = list(map(self._buffers[0].views.get, range(len(parts.like))))
+        self.views = self._every_view[0]
 
     def _allocate(self, shape, dtype):
         return self._memories.on_host(shape, dtype, list(self._read_on) or [HOST])
@@ -213,7 +213,7 @@ class HostChannel:
                         self._memories.copies(context, len(self._blocks)))
 
     def _fetch(self, parts):
-        """Begin to fetch parts, and add them as their blocks arrive; an error of a device comes here, or in `add_over`."""
+        """Begin to fetch parts, and add them as their blocks arrive; errors come here, or in `add_over`."""
         fetchers = [self._fetcher(i, context, len(parts.arrays) == len(self._buffers) == 1)
                     for i, context in enumerate(parts.contexts)]
         tasks = [functools.partial(fetcher.start, part) for fetcher, part in zip(fetchers, parts.arrays)]
@@ -242,7 +242,7 @@ class HostChannel:
                            parts.contexts, parts.shards)
 
     def _add(self, parts, fetchers, number):
-        if self._memories.computes and fetchers and fetchers[0].here is not self._buffers[0]:
+        if fetchers and fetchers[0].here is not self._buffers[0]:
             block = self._blocks[number]
             with self._timings.span('all_reduce'):
                 self._order.add_up(parts, [block.of(each.here) for each in fetchers],
@@ -311,14 +311,13 @@ class HostChannel:
         return [Sum(i, reduced) for i in range(len(self.views))]
 
     def _end_additions(self):
-        """End what an interrupted step may have left, which adds to the same memory."""
-        if self._underway:
-            self._thread.finish(self._underway)
-            self._underway = []
+        self._thread.finish(self._underway)
+        self._underway = []
 
     def drop(self) -> None:
         """Free the arrays that a failed step has left on the devices."""
-        self._end_additions()
+        if self._underway:
+            self._end_additions()
         for each in [*self._fetchers.values(), *self._sent.values()]:
             each.drop()
         self._fetchers.clear()

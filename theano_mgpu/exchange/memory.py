@@ -84,7 +84,7 @@ class Fetcher:
         self._blocks = [list(self._places(block)) for block in blocks]
 
     def _places(self, block):
-        """Yield pieces of a block, with the dtype of packed arrays, or the number of a large one, in place of the array."""
+        """Yield pieces of a block, with the dtype of packed arrays, or the number of a large one, for the array."""
         for dtype, span in block.spans.items():
             stop = min(span.stop, self._layout.packed.get(dtype, 0))
             if span.start < stop:

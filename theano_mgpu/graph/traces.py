@@ -60,8 +60,6 @@ def keep_trace_above(new: Iterable[theano.Variable], old: theano.Variable, known
 
     Parameters
     ----------
-    new : iterable of theano.Variable
-    old : theano.Variable
     known : set of theano.Variable
         The variables that were there before; the new ones are added.
     """

@@ -85,16 +85,8 @@ def beside_forward_ops(populate: Callable[..., Any], consumers: dict[Any, Any], 
 
     A node without a place gets a `Beside`, which its gradient shares. A sum of gradients is beside the node whose
     output they are the gradient of; the gradient of a shared variable or an input has the place of that variable. The
-    gradient of an inner graph is wholly beside the node that has it.
-
-    Parameters
-    ----------
-    populate : callable
-        Theano's ``_populate_grad_dict``.
-    consumers : dict of theano.Variable to dict
-        The nodes that read each variable.
-    *args, **kwargs
-        Further arguments of `populate`.
+    gradient of an inner graph is wholly beside the node that has it. This wraps Theano's ``_populate_grad_dict``, which
+    is given the nodes that read each variable.
     """
     if _blocks.deriving or all(place_of(variable) is None for variable in ancestors(list(consumers))):
         return populate(consumers, *args, **kwargs)
