@@ -80,7 +80,7 @@ def test_patches_are_applied_once(monkeypatch):
     assert theano.compile.SharedVariable.get_value is get_value and sys.meta_path == finders
 
 
-# --- Fixes without which Theano and Keras cannot be imported -------------------------------------
+# --- Names that libraries have removed -----------------------------------------------------------
 
 def needs(fix):
     """Return an expression that is true on the versions where a fix is needed."""

@@ -80,7 +80,7 @@ PATCHES = [
     Patch('Python', '3.11 and later', "layers of Keras 1: module 'inspect' has no attribute 'getargspec'",
           BEFORE_THEANO, removed_names.restore_getargspec,
           'tests/compat/test_compat.py::test_without_a_fix_its_symptom_is_back'),
-    Patch('PyYAML', '6', "model_from_yaml: load() missing 1 required positional argument: 'Loader'",
+    Patch('PyYAML', '6 and later', "model_from_yaml: load() missing 1 required positional argument: 'Loader'",
           after('yaml'), removed_names.load_yaml_without_a_loader,
           'tests/compat/test_compat.py::test_without_a_fix_its_symptom_is_back'),
     Patch('pydot', '1.2 and later, with Keras 0.3 to 1.2', "plot(model): 'pydot' has no attribute 'find_graphviz'",

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import weakref
 from typing import Any, NamedTuple, Sequence
 
 import theano
@@ -85,9 +86,10 @@ class CopiesBeside(Copies):
         super().__init__()
         self._context, (self._out, self._in) = context, _streams(context)
         self._computes = stream_of(gpu_context(context))
-        self._events: list[Any] = []
         with _current(context):
             self._event = _made('cuEventCreate', UNTIMED)
+        self._events: list[Any] = []  # of the blocks
+        weakref.finalize(self, _destroy, context, self._event, self._events).atexit = False
 
     def follow(self) -> None:
         with _current(self._context) as call:
@@ -124,9 +126,10 @@ class CopiesBeside(Copies):
             call('cuStreamWaitEvent', self._computes, self._event, 0)
 
     def drop(self) -> None:
-        with _current(self._context) as call, contextlib.suppress(RuntimeError):  # a lost device copies nothing more
+        with _current(self._context) as call:
             for stream in (self._out, self._in):
-                call('cuStreamSynchronize', stream)
+                with contextlib.suppress(RuntimeError):  # a lost device copies nothing more
+                    call('cuStreamSynchronize', stream)
         super().drop()
 
 
@@ -148,6 +151,13 @@ def _made(function, flag):
     handle = ctypes.c_void_p()
     load_driver().call(function, ctypes.byref(handle), flag)
     return handle
+
+
+def _destroy(context, event, events):
+    """Give events back to the driver, which frees each once its copies are done."""
+    with _current(context) as call, contextlib.suppress(RuntimeError):
+        for each in [event, *events]:
+            call('cuEventDestroy_v2', each)
 
 
 def _current(context):

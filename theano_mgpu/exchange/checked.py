@@ -87,6 +87,7 @@ class Checked:
             errors = all_gather_object(self._ranks, next(filter(None, self._differences(parts)), ''))
         error = next(filter(None, errors), '')
         self._channel.settle(not error)
+        self._host.drop()  # it may not be needed again
         return error
 
     def _differences(self, parts):
@@ -118,3 +119,4 @@ class Checked:
         """Free the arrays that a failed step has left on the devices."""
         self._parts = None
         self._channel.drop()
+        self._host.drop()

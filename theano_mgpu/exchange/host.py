@@ -126,7 +126,7 @@ class HostChannel:
     ----------
     order : AnyOrder or TreeOrder
     owners : list of int
-        The rank that alone gets each sum; empty if every rank gets them.
+        The rank (and not the replica) that alone gets each sum; empty if every rank gets them.
     half : bool
         Whether the ranks exchange float16.
     read_on : dict of Context to (list of int)
@@ -155,6 +155,7 @@ class HostChannel:
         self._layout, self._blocks = Layout([]), [Block([], {})]
         self._buffers: list[Flat] = []  # the sums, for each node that remains
         self._fetchers: dict[Any, Any] = {}
+        self._copies: dict[Context, Any] = {}  # to the devices
         self._underway: list[Task] = []
         self._sent: dict[Context, Sent] = {}
         self._sent_to: set[Context] = set()
@@ -200,6 +201,7 @@ class HostChannel:
             self._buffers = [self._layout.allocated(self._allocate) for _ in range(n)]
             self._every_view = [[each.views[i] for i in range(len(parts.like))] for each in self._buffers]
             self._fetchers.clear()
+            self._copies.clear()
         self.views = self._every_view[0]
 
     def _allocate(self, shape, dtype):
@@ -208,8 +210,9 @@ class HostChannel:
     def _memory_on(self, context):
         self._sent_to.add(context)
         with FailureExplained(list(self._read_on).index(context), context, 'exchange', None, list(self._read_on)):
-            return Sent(self._layout, self._read_on[context], self._memories[context],
-                        self._memories.copies(context, len(self._blocks)))
+            if context not in self._copies:
+                self._copies[context] = self._memories.copies(context, len(self._blocks))
+            return Sent(self._layout, self._read_on[context], self._memories[context], self._copies[context])
 
     def _fetch(self, parts):
         """Begin to fetch parts, and add them as their blocks arrive; errors come here, or in `add_over`."""
@@ -314,13 +317,13 @@ class HostChannel:
         self._underway = []
 
     def drop(self) -> None:
-        """Free the arrays that a failed step has left on the devices."""
+        """Free all memory, also the arrays that a failed step has left on the devices."""
         if self._underway:
             self._end_additions()
         for each in [*self._fetchers.values(), *self._sent.values()]:
             each.drop()
         self._fetchers.clear()
-        self._sent = {}
+        self._sent, self._buffers, self._every_view, self.views = {}, [], [], []
 
 
 def _add_block(arrive, add):

@@ -150,7 +150,7 @@ def blocks_of(layout: Layout, limit: int) -> list[Block]:
     """Return blocks of at most `limit` bytes, at least one: consecutive elements of all flat arrays."""
     whole = [Range(i, dtype, 0, stop - start) for i, (dtype, start, stop) in layout.places.items()]
     blocks = []
-    for ranges in cut(whole, limit):
+    for ranges in cut(whole, max(limit, 16 * ALIGNED)):
         spans: dict[Any, slice] = {}
         for dtype, start, stop in map(layout.place, ranges):
             spans[dtype] = slice(spans[dtype].start if dtype in spans else start, stop)

@@ -80,7 +80,7 @@ class Fetcher:
         self._layout, self.here = layout, here
         self._memory, self._copies = DeviceMemory(context), copies_of(context, len(blocks))
         self.is_beside = self._copies.is_beside
-        self._there = Layout(layout.like, apart=True).allocated(self._memory.empty)
+        self._there = Layout(layout.like, apart=True).allocated(self._memory.zeros)
         self._blocks = [list(self._places(block)) for block in blocks]
 
     def _places(self, block):
