@@ -121,7 +121,7 @@ class HostChannel:
         self._read_on = {context: numbers for context, numbers in read_on.items() if context.kind != 'cpu'}
         self._device = next(iter(self._read_on), None)
         self._layout, self._blocks = Layout([]), [Block([], {})]
-        self._buffers: list[Flat] = []  # the sums; in the tree's order over ranks, those of each node
+        self._buffers: list[Flat] = []  # the sums; in the tree's order over ranks, the sums of each node
         self._fetchers: dict[Any, Any] = {}
         self._underway: list[Task] = []
         self._sent: dict[Context, Sent] = {}
@@ -173,7 +173,7 @@ class HostChannel:
                         self._memories.copies(context, len(self._blocks)))
 
     def _fetch(self, parts):
-        """Fetch parts, and add them as their blocks arrive; errors of the devices come here, or in `add_over`."""
+        """Begin to fetch parts, added as their blocks arrive; errors of the devices come here, or in `add_over`."""
         fetchers = [self._fetcher(i, context, len(parts.arrays) == len(self._buffers) == 1)
                     for i, context in enumerate(parts.contexts)]
         tasks = [functools.partial(fetcher.start, part) for fetcher, part in zip(fetchers, parts.arrays)]

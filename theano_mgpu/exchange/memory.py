@@ -76,7 +76,7 @@ class Fetcher:
         self._blocks = [list(self._places(block)) for block in blocks]
 
     def _places(self, block):
-        """Yield what is copied of a block: the dtype of packed arrays or the number of a large one, as in `Piece`."""
+        """Yield the copies of a block: the dtype of packed arrays or the number of a large one, as in `Piece`."""
         for dtype, span in block.spans.items():
             stop = min(span.stop, self._layout.packed.get(dtype, 0))
             if span.start < stop:
