@@ -22,17 +22,6 @@ def error_of(cause: BaseException, replica: int, context: Context, where: str,
     An error of the graph (an Assert, a wrong shape, an op of the user's) is raised as it is, as plain Theano does, with
     a note that names the replica. An error of the device becomes a ReplicaError, with advice. A check of the analysis,
     that the batch can be divided, becomes a BatchError.
-
-    Parameters
-    ----------
-    cause : Exception
-    replica : int
-    context : Context
-    where : str
-        What the replica was doing.
-    samples : (int, int), optional
-    contexts : list of Context
-        Those that ran at the same time.
     """
     if isinstance(cause, ReplicaError):  # it has the name of a replica, maybe of another one
         return cause
@@ -55,11 +44,6 @@ class FailureExplained:
     """A ``with`` block in which the error of a device that lacks memory, or is lost, becomes a ReplicaError.
 
     It is a class, since contextlib's generators take twice as long, several times a step.
-
-    Parameters
-    ----------
-    replica, context, where, samples, contexts
-        As for `error_of`.
     """
 
     __slots__ = '_arguments',

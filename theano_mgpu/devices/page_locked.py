@@ -17,12 +17,6 @@ def zeros(shape: int | tuple[int, ...], dtype: Any, context: Context) -> np.ndar
 
     It is in page-locked memory if the device is one of CUDA, and the host has enough of it. pygpu's `read` into such an
     array returns at once: the array has the values after `sync`.
-
-    Parameters
-    ----------
-    shape : int or tuple of int
-    dtype : dtype
-    context : Context
     """
     dtype, n = np.dtype(dtype), int(np.prod(shape, dtype='int64'))
     size = n * dtype.itemsize

@@ -12,6 +12,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ...errors import ContextError
 from . import cudnn, nvrtc, search, shims
+from .nccl import version_of
 from .search import Library, candidates
 from .versions import architecture_for, as_number, cublas_problem, dotted, nvrtc_problem, remedy
 
@@ -20,32 +21,18 @@ REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for 
 
 
 class Survey(NamedTuple):
-    """The result of `survey`.
+    """The result of `survey`."""
 
-    Attributes
-    ----------
-    capabilities : list of tuple of int
-        Compute capability of each device, ``(8, 6)``, in CUDA's order.
-    architectures : sequence of int
-        Those that NVRTC compiles for: 75, 80, ..., 120.
-    libraries : dict
-        ``{'libcuda.so': Library}`` and so on. Empty without a driver; the driver alone if no device is there.
-    """
-
-    capabilities: List[Tuple[int, int]]
-    architectures: Sequence[int]
-    libraries: Dict[str, Library]
+    capabilities: List[Tuple[int, int]]  # compute capability of each device, ``(8, 6)``, in CUDA's order
+    architectures: Sequence[int]         # which NVRTC compiles for: 75, 80, ..., 120
+    libraries: Dict[str, Library]        # by LIBRARIES; empty without a driver; the driver alone without a device
 
 
 def provide() -> None:
     """Make NVIDIA's libraries known by the names that libgpuarray opens; call it before libgpuarray uses CUDA.
 
-    Without a driver it does nothing, and libgpuarray gives its own reason. Only the first call does any work.
-
-    Raises
-    ------
-    ContextError
-        If the driver has no device, or NVRTC or cuBLAS is missing or does not suit.
+    Without a driver it does nothing, and libgpuarray gives its own reason. Raise a ContextError if the driver has no
+    device, or NVRTC or cuBLAS is missing or does not suit.
     """
     for name in REQUIRED:
         library = survey().libraries.get(name)
@@ -54,17 +41,9 @@ def provide() -> None:
 
 
 def require(device: str) -> None:
-    """Provide the libraries, and check that NVRTC supports a device.
+    """Provide the libraries, and raise a ContextError if NVRTC does not support a device any more.
 
-    Parameters
-    ----------
-    device : str
-        ``'cuda1'``; that a device does not exist is left for libgpuarray to report.
-
-    Raises
-    ------
-    ContextError
-        As `provide`, or if NVRTC does not support the device any more.
+    It is left for libgpuarray to report that a device does not exist.
     """
     provide()
     capabilities, architectures, libraries = survey()
@@ -143,7 +122,6 @@ def _devices(driver):
 
 
 def _provide_cublas(driver, capabilities):
-    """Choose, load and name cuBLAS; return a Library."""
     def rank(candidate):
         return (not cublas_problem(candidate.path, driver, capabilities), candidate.by_user,
                 search.file_version(candidate.path))
@@ -176,14 +154,11 @@ def _cublas_version(cublas, path):
 
 def _provide_nccl():
     """Load and name NCCL, which adds sums between devices; return a Library."""
-    problem, number = 'not found', ctypes.c_int()
+    problem = 'not found'
     for candidate in candidates('libnccl.so'):
         try:
             nccl = ctypes.CDLL(candidate.path)
-            nccl.ncclGetVersion(ctypes.byref(number))
-            factor = 10000 if number.value >= 20000 else 1000  # since NCCL 2.9
-            version = (number.value // factor, number.value % factor // 100)
-            return _named('libnccl.so', candidate.path, version, nccl, 'ncclGetUniqueId')
+            return _named('libnccl.so', candidate.path, version_of(nccl), nccl, 'ncclGetUniqueId')
         except (OSError, AttributeError) as error:
             problem = str(error)
     return Library(None, (), None, problem)

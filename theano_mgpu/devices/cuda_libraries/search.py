@@ -21,42 +21,17 @@ class Candidate(NamedTuple):
 
 
 class Library(NamedTuple):
-    """One of NVIDIA's libraries, as this process uses it.
+    """One of NVIDIA's libraries, as this process uses it."""
 
-    Attributes
-    ----------
-    path : str or None
-        The file; None if there is none.
-    version : tuple of int
-        ``(12, 9)``; empty if unknown. The version of a driver is the version of CUDA that it supports.
-    shim : str or None
-        The small library that libgpuarray gets when it opens the name; None if it gets the file itself.
-    problem : str
-        Why it cannot be used; else empty.
-    remedy : str
-        A cure of the problem.
-    """
-
-    path: Optional[str]
-    version: Tuple[int, ...]
-    shim: Optional[str] = None
-    problem: str = ''
+    path: Optional[str]         # the file; None if there is none
+    version: Tuple[int, ...]    # ``(12, 9)``, of a driver the latest CUDA that it supports; empty if unknown
+    shim: Optional[str] = None  # the small library that libgpuarray gets in its place, if any
+    problem: str = ''           # why it cannot be used; else empty
     remedy: str = ''
 
 
 def candidates(name: str) -> list[Candidate]:
-    """Return the files that may be a library, in the order of preference.
-
-    Parameters
-    ----------
-    name : str
-        The unversioned name, ``libnvrtc.so``.
-
-    Returns
-    -------
-    list of Candidate
-        Each file is listed once, whatever links lead to it.
-    """
+    """Return the files that may be a library, such as ``libnvrtc.so``, each once, in the order of preference."""
     unique: dict[str, Candidate] = {}
     for path in on_library_path(name):
         unique.setdefault(os.path.realpath(path), Candidate(path, True))
@@ -87,7 +62,6 @@ def files_in(folder: str, name: str) -> list[str]:
 
 
 def _linker_cache(name):
-    """Return the paths that the dynamic linker's cache has for a library, of any version."""
     for ldconfig in ('/sbin/ldconfig', '/usr/sbin/ldconfig'):
         if os.path.exists(ldconfig):
             text = subprocess.run([ldconfig, '-p'], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -97,7 +71,6 @@ def _linker_cache(name):
 
 
 def _folders():
-    """Return the folders where pip, conda, NVIDIA and distributions install libraries."""
     return _places('lib', 'lib64', ['/usr/lib/wsl/lib', '/run/opengl-driver/lib', '/usr/lib/' + MULTIARCH,
                                     '/usr/lib64', '/usr/lib'])
 
@@ -145,8 +118,6 @@ def file_of(library: Any, function: str) -> str | None:
 def file_version(path: str) -> tuple[int, ...]:
     """Return the version in the name of a file, or of the file that it is a link to; empty if neither has one.
 
-    Examples
-    --------
     >>> file_version('/lib/libcublas.so.12'), file_version('/lib/libcublas.so')
     ((12,), ())
     """
