@@ -29,27 +29,13 @@ from .transaction import Transaction
 
 
 class StepResult(NamedTuple):
-    """The results of a step.
+    """The results of a step."""
 
-    Attributes
-    ----------
-    outputs : list of ndarray
-        The results of the plan.
-    new_values : Transaction
-        The new values are stored; they stay once it is committed, and are undone once it is rolled back.
-    samples : int
-        Samples of the batch, on all ranks.
-    ended : float
-        The `time.perf_counter` when the new values were stored, before outputs with a row a sample are gathered.
-    timed : float
-        Seconds in which the replica that was to be timed has computed its stages.
-    """
-
-    outputs: list[np.ndarray]
-    new_values: Transaction
-    samples: int
-    ended: float
-    timed: float
+    outputs: list[np.ndarray]  # the results of the plan
+    new_values: Transaction    # they are stored; they stay once it is committed
+    samples: int               # of the batch, on all ranks
+    ended: float               # the `time.perf_counter` of the store, before outputs with a row a sample are gathered
+    timed: float               # seconds in which the replica that was to be timed has computed its stages
 
 
 class NewValues(NamedTuple):
@@ -69,14 +55,8 @@ class NewValues(NamedTuple):
 class StepRun:
     """One step, in two halves: between them, the devices compute, and the next batch can be prepared.
 
-    Each class of instructions has a method of its name, see `plan.instructions`.
-
-    Parameters
-    ----------
-    executable : Executable
-    batch : Batch
-    timed : int, optional
-        A replica of this process whose time is measured: it is launched last, and waited for.
+    Each class of instructions has a method of its name, see `plan.instructions`. A replica of this process that is to
+    be `timed` is launched last, and waited for.
     """
 
     def __init__(self, executable: Executable, batch: Batch, timed: int | None = None):
@@ -171,7 +151,6 @@ class StepRun:
                 wait(self._slots[slot] for work in works for slot in work.made)
 
     def _compute(self, work: PartOnContext) -> None:
-        """Run a part on one context."""
         slots = self._slots
         results = work.function.mgpu_call(*map(slots.__getitem__, work.given))
         for slot, result in zip(work.results, results):
