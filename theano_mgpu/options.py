@@ -74,8 +74,6 @@ class Options:
 
     `executor`, `micro_batches`, `recompute` and `update_on` are never None: by default they are the flags'.
 
-    Examples
-    --------
     >>> Options.of(micro_batches=2, whole=True).internal.whole
     True
     """
