@@ -126,7 +126,7 @@ def transfers_(arguments, maps):
 def fetcher_of(context, arrays):
     """Return a fetcher of arrays from a context in one block."""
     memories, places = Memories(), layout.Layout(describe(arrays))
-    here = places.allocated(lambda shape, dtype: memories.on_host(shape, dtype, context))
+    here = places.allocated(lambda shape, dtype: memories.on_host(shape, dtype, [context]))
     return memories.fetcher(context, places, layout.blocks_of(places, 1 << 40), here)
 
 

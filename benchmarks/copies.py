@@ -40,7 +40,7 @@ def main():
     for size in args.megabytes:
         n = int(size * 1e6 / 4)
         device, here = DeviceMemory(context).zeros((n,), 'float32'), np.zeros(n, 'float32')
-        locked = page_locked.zeros(n, 'float32', context)
+        locked = page_locked.zeros(n, 'float32', [context])
         ways = [functools.partial(copy, memory) for copy in (device.write, device.read) for memory in (here, locked)]
         times = [[seconds(way, device) for way in ways] for _ in range(args.rounds + 2)][2:]  # the first ones allocate
         rates = [n * 4 / statistics.median(each) / 1e9 for each in zip(*times)]

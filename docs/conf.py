@@ -3,6 +3,7 @@
 The source is the whole repository: a link between two Markdown files works in the built pages as it does on the disk.
 """
 import argparse
+import importlib
 import os
 import re
 import sys
@@ -15,7 +16,6 @@ os.environ.update(COLUMNS='90', THEANO_FLAGS='', KERAS_BACKEND='theano')
 
 import theano_mgpu  # noqa: E402
 from theano_mgpu.cli import COMMANDS  # noqa: E402
-from theano_mgpu.compat import PATCHES  # noqa: E402
 from theano_mgpu.config import OWN_FLAGS, Number, Ratio  # noqa: E402
 
 project = html_title = 'theano_mgpu'
@@ -91,13 +91,22 @@ def flags():
     return '\n'.join(found)
 
 
+def tables():
+    """Return the table of patches of each room that has one."""
+    rooms = [path.parent.relative_to(ROOT).parts for path in sorted(ROOT.glob('theano_mgpu/**/patches.py'))]
+    return {'.'.join(room[1:]): importlib.import_module('.'.join([*room, 'patches'])).PATCHES for room in rooms}
+
+
 def patches():
-    """Return the table of patches, in Markdown."""
+    """Return the patches of each room for several devices, in Markdown."""
+    return '\n\n'.join('## %s\n\n%s' % (name, rows_of(table)) for name, table in tables().items() if name != 'compat')
+
+
+def rows_of(table):
+    """Return a table of patches, in Markdown."""
     rows = ['| library | versions | without the patch | applied |', '|---|---|---|---|']
-    for patch in PATCHES:
-        when = patch.when if isinstance(patch.when, str) else '%s import of %s' % (
-            type(patch.when).__name__.partition('Import')[0].lower(), ', '.join(patch.when.modules))
-        cells = patch.library, patch.versions, patch.symptom, when
+    for patch in table:
+        cells = patch.library, patch.versions, patch.symptom, str(patch.when)
         rows.append('| %s |' % ' | '.join(re.sub(r'([|<>*_`\\])', r'\\\1', cell) for cell in cells))
     return '\n'.join(rows)
 

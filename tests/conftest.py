@@ -10,7 +10,7 @@ for name in list(os.environ):
     if name.startswith(('SLURM_', 'PBS_', 'LSB_', 'OMPI_MCA_orte_default_hostfile')) and name != 'SLURM_CONF':
         del os.environ[name]
 # PoCL's cache is no place for two processes that use one kernel at once: they fail, or crash, now and then. Ranks have
-# one each (theano_mgpu/compat/pocl.py), and so do the test workers, with the processes that they start.
+# one each (theano_mgpu/devices/patches.py), and so do the test workers, with the processes that they start.
 worker = os.environ.get('PYTEST_XDIST_WORKER', 'gw0')
 if worker != 'gw0':
     cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')

@@ -1,31 +1,36 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
-from .utils import command_path, second_import, blas  # noqa: F401, I001  in this order, before NumPy is imported
+from .utils import command_path, second_import, rank_process, blas  # noqa: F401, I001  in this order, before NumPy
+import gc as _gc
+from . import config as _config
 from . import compat
-from .utils import rank_process
-from .compat.theano_imports import is_command_line as _is_command_line
-from .compat.theano_imports import own_command as _own_command
+from .comm import patches as _of_comm
+from .compat import keras_names as _keras_names
+from .devices import patches as _of_devices
+from .utils.command_line import is_command_line as _is_command_line
+from .utils.command_line import own_command as _own_command
 
 __version__ = '0.1.0'
 
+_tables = _of_comm.PATCHES, _of_devices.PATCHES  # of rooms that patch the import of Theano
 _needs_theano = _own_command() != 'launch'  # each of the processes that launch starts imports Theano
 theano_error = None  # why Theano could not be imported; `theano-mgpu doctor` runs without it and reports this
 try:
     rank_process.install()
-    compat.before_theano()
+    rank_process.hints[1:] = [_keras_names.hint]
+    compat.before_theano(*_tables)
     if _needs_theano:
-        from .devices.cuda_libraries import find_cudnn as _find_cudnn
-        compat.apply(compat.WITH_CUDNN, _find_cudnn)
-        compat.import_theano()
-        compat.after_theano()
+        compat.import_theano(*_tables)
+        if _own_command() is not None:  # the user has no objects yet
+            _gc.freeze()  # Theano's live as long as the process: Python need not look for garbage among them
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
     if not _is_command_line():
         raise
     theano_error = error
 if _needs_theano and theano_error is None:
-    from . import config as _config
     from .auto.checkpoint import Checkpoint
     from .auto.functions import disable, enable
     from .comm.mpi import end_together as _end_together
+    from .compat.patch import apply as _apply
     from .devices.context_map import Context
     from .devices.contexts import contexts, init
     from .devices.contexts import open_named as _open_named
@@ -53,7 +58,7 @@ if _needs_theano and theano_error is None:
     from .utils.timeline import start as _start_timeline
     from .utils.timeline import timeline
 
-    compat.apply(compat.WITH_CONTEXTS, _open_named)
+    _apply(_of_devices.PATCHES, _of_devices.WITH_CONTEXTS, _open_named)
     _end_together()
     if _config.own_flag('mgpu.timeline') and not _records():
         try:

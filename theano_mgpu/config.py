@@ -1,45 +1,25 @@
-"""Theano's flags as text: THEANO_FLAGS and .theanorc, read without importing Theano."""
+"""The flags of theano_mgpu for several devices; `utils.flags` reads them, and Theano's own."""
 from __future__ import annotations
 
-import configparser
-import difflib
-import os
-import shlex
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable
 
-from .errors import GraphError, MgpuError
-from .parsing import bare, ratio, shown, whole_number
+from .errors import GraphError
+from .utils.flags import (  # noqa: F401  other rooms have them from here
+    OWN_FLAGS,
+    Number,
+    Ratio,
+    check_own_names,
+    environment_flags,
+    flag,
+    join_flags,
+    own_flag,
+    parse_flags,
+    read_theanorc,
+    set_environment_flags,
+    theanorc_files,
+)
 
-
-class Number(NamedTuple):
-    """The values of a flag that is a number: the things that it counts, its lowest value, and a word in its place."""
-
-    of: str
-    least: int
-    word: str = ''
-
-    def __str__(self) -> str:
-        return '%sa number of %s, at least %d' % (self.word and '%s, or ' % self.word, self.of, self.least)
-
-    def parse(self, value: Any) -> Any:
-        number = whole_number(str(value), self.least)
-        return value if number is None and value == (self.word or None) else number
-
-
-class Ratio(NamedTuple):
-    """The values of a flag that is a ratio, such as 3:1, and words in its place."""
-
-    words: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return '%s, or numbers such as 3:1' % ', '.join(self.words)
-
-    def parse(self, value: Any) -> Any:
-        return value if value in self.words or ratio(value) else None
-
-
-# Flags of theano_mgpu's own: name -> (default, allowed values or a Number, documentation).
-OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
+OWN_FLAGS.update({
     'mgpu.executor': ('auto', ('auto', 'serial', 'threads', 'mpi'),
                       'How replicas run: one after the other in one thread (serial), each in a thread (threads), or in '
                       'the processes that mpirun started (mpi). auto chooses mpi if there are several processes, else '
@@ -70,11 +50,6 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
     'mgpu.overlap': ('False', ('False', 'True'),
                      'Whether the backward pass is cut into pieces, so that the gradients of one are exchanged while '
                      'the next is computed, for slow networks. On GPUs, it also takes gpuarray.single_stream=False.'),
-    'mgpu.compile_jobs': (0, Number('modules', 0),
-                          'Modules of C code that g++ compiles at a time for a function; 0 is one for each core.'),
-    'mgpu.keep_graphs': ('True', ('False', 'True'),
-                         'Whether the optimised graphs of functions are kept beside the compiled code, for the next '
-                         'process that makes the same functions.'),
     'mgpu.micro_batches': ('auto', Number('slices', 1, 'auto'),
                            'Slices that each batch of a replica is computed in, one after the other, where a call '
                            'does not say: on a model that is placed on several contexts they are a pipeline. auto is '
@@ -100,13 +75,6 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
     'mgpu.verify': ('False', ('False', 'True'),
                     'Whether the first batch of each function is computed on one device, too, and a difference beyond '
                     'rounding is an error.'),
-    'mgpu.tf32': ('False', ('False', 'True'),
-                  'Whether cuDNN 8 and later may compute convolutions of float32 as TF32, which keeps 11 bits of '
-                  'precision and is faster, on compute capability 8.0 and later.'),
-    'mgpu.vector_math': ('auto', ('auto', 'off'),
-                         'How exp, log, tanh, sigmoid, pow and the like are computed on the host: several elements at '
-                         "a time, within 4 units in the last place, by glibc's libmvec where it is installed (auto); "
-                         'or one element at a time, by libm (off).'),
     'mgpu.ledger': ('', 'the path of a file',
                     'File for a ledger of the run, which "theano-mgpu compare" compares with another one: digests of '
                     'the weights and the state after every k-th step; none by default.'),
@@ -118,113 +86,12 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {
     'mgpu.timeline': ('', 'the path of a .json file',
                       'File for a timeline of the whole script, written at its end, for https://ui.perfetto.dev; none '
                       'by default.'),
-}
-
+})
 
 # Flags with which results differ from one device's.
 INEXACT = {'mgpu.batch_statistics': 'local', 'mgpu.exchange': 'float16'}
 SLICED_SHARDS = '%s and mgpu.logical_shards=%d: each logical shard is computed by itself, which takes the place of ' \
     'micro-batches. Leave out one of the two'
-
-
-def parse_flags(text: str) -> dict[str, str]:
-    """Parse a THEANO_FLAGS string, as ``theano.configparser.parse_config_string`` does: the last of a key wins.
-
-    Raise an MgpuError if a quotation is not closed.
-
-    >>> parse_flags('floatX=float32,contexts=dev0->cuda0;dev1->cuda1')
-    {'floatX': 'float32', 'contexts': 'dev0->cuda0;dev1->cuda1'}
-    """
-    splitter = shlex.shlex(text, posix=True)
-    splitter.whitespace = ','
-    splitter.whitespace_split = True
-    try:
-        entries = [entry.strip() for entry in splitter]
-    except ValueError as error:
-        raise MgpuError('THEANO_FLAGS=%s cannot be read: %s. Write name=value,name=value, with quotes in pairs'
-                        % (shown(text), str(error)[:1].lower() + str(error)[1:])) from error
-    return dict(entry.split('=', 1) for entry in entries if '=' in entry)
-
-
-def join_flags(flags: Mapping[str, str]) -> str:
-    """Join a dict of flags into a THEANO_FLAGS string that `parse_flags` reads back.
-
-    >>> join_flags({'floatX': 'float32', 'gcc.cxxflags': '-O2 -g'})
-    "floatX=float32,gcc.cxxflags='-O2 -g'"
-    """
-    return ','.join('%s=%s' % (key, _quote(value)) for key, value in flags.items())
-
-
-def _quote(value):
-    return "'%s'" % value if any(c in value for c in ', \t') and "'" not in value else value
-
-
-def theanorc_files() -> list[str]:
-    """Return the paths of the .theanorc files that Theano reads, later ones winning."""
-    return [os.path.expanduser(path) for path in (os.environ.get('THEANORC') or '~/.theanorc').split(os.pathsep)]
-
-
-def read_theanorc() -> dict[str, str]:
-    """Read the .theanorc files into a flat dict: ``[global] x`` is ``x``, ``[a] b`` is ``a.b``.
-    """
-    parser = configparser.RawConfigParser()
-    for path in theanorc_files():
-        try:
-            parser.read(path)
-        except (OSError, configparser.Error, ValueError) as error:
-            raise MgpuError('%s cannot be read: %s. Fix this file; "theano-mgpu config" prints a valid one'
-                            % (path, bare(' '.join(str(error).split()), 300))) from error
-    return {(key if section == 'global' else section + '.' + key): value
-            for section in parser.sections() for key, value in parser.items(section)}
-
-
-def environment_flags() -> dict[str, str]:
-    """Return the flags of THEANO_FLAGS alone."""
-    return parse_flags(os.environ.get('THEANO_FLAGS', ''))
-
-
-def set_environment_flags(flags: Mapping[str, str]) -> None:
-    """Set THEANO_FLAGS to these flags, for this process and those that it starts."""
-    os.environ['THEANO_FLAGS'] = join_flags(flags)
-
-
-def flag(name: str, default: Any = None) -> Any:
-    """Return the value of a flag: THEANO_FLAGS first, then .theanorc, else `default`."""
-    flags = environment_flags()
-    if name in flags:
-        return flags[name]
-    # configparser lower-cases option names, as Theano's own reading of .theanorc does.
-    section, dot, option = name.rpartition('.')
-    return read_theanorc().get(section + dot + option.lower(), default)
-
-
-def check_own_names() -> None:
-    """Raise an MgpuError, with the nearest name, for a flag that begins with ``mgpu.`` and is none of `OWN_FLAGS`.
-
-    Theano only warns of a flag that it does not know, and ignores one of .theanorc.
-    """
-    for flags, where in ((environment_flags(), 'THEANO_FLAGS'), (read_theanorc(), ' or '.join(theanorc_files()))):
-        for name, value in flags.items():
-            if name.startswith('mgpu.') and name not in OWN_FLAGS:
-                nearest = difflib.get_close_matches(name, OWN_FLAGS, n=1)
-                hint = 'The nearest is %s' % nearest[0] if nearest else 'The flags are: %s' % ', '.join(OWN_FLAGS)
-                raise MgpuError('there is no flag %s, which %s sets to %s. %s' % (name, where, value, hint))
-
-
-def own_flag(name: str) -> Any:
-    """Return the value of one of theano_mgpu's own flags; raise an MgpuError for a value that it cannot have."""
-    default, allowed, _ = OWN_FLAGS[name]
-    value = flag(name, default)
-    if isinstance(allowed, (Number, Ratio)):
-        parsed = allowed.parse(value)
-        if parsed is None:
-            raise MgpuError('flag %s=%s is not %s. Fix it in THEANO_FLAGS or .theanorc'
-                            % (name, bare(str(value)), allowed))
-        return parsed
-    if isinstance(allowed, tuple) and value not in allowed:
-        raise MgpuError('flag %s=%s is not one of %s. Fix it in THEANO_FLAGS or .theanorc'
-                        % (name, value, ', '.join(allowed)))
-    return value
 
 
 def check_together(value: Callable[[str], Any] = own_flag, strict: bool = False) -> None:

@@ -7,13 +7,14 @@ from typing import Any, ContextManager
 import theano
 from theano.gof.graph import ancestors
 
-from .compat import theano_functions
 from .devices import contexts
 from .devices.context_map import Context
 from .devices.mesh import CPU
 from .errors import GraphError, warn
+from .graph import theano_functions
+from .graph.patches import record_places
 from .graph.placement.propagation import inner_outputs, own_place
-from .graph.placement.tags import placed_on, record_places
+from .graph.placement.tags import placed_on
 
 
 def device(name: str | Context | None) -> ContextManager[None]:

@@ -10,7 +10,7 @@ from theano.compile.sharedvalue import SharedVariable
 
 from .checks import settings
 from .checks.ledger import account_of, ledger_at
-from .compat.shared_variables import watcher_of
+from .devices.shared_variables import watcher_of
 from .errors import GraphError, NonFiniteError
 from .graph import graph, training_graph
 from .graph.own_flags import builds_graphs

@@ -6,10 +6,10 @@ import sys
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.doctor import device_checks
-from theano_mgpu.compat.theano_contexts import compiling_for
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.devices.contexts import gpu_context
+from theano_mgpu.devices.theano_contexts import compiling_for
 
 import numpy as np
 import pytest

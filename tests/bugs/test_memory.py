@@ -4,7 +4,7 @@ import os
 import resource
 
 import theano_mgpu as mgpu
-from theano_mgpu.compat import shared_variables
+from theano_mgpu.devices import shared_variables
 from theano_mgpu.devices.contexts import gpu_context
 
 import numpy as np

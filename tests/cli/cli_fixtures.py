@@ -1,7 +1,8 @@
 """Fixtures of the tests of commands."""
 import theano_mgpu as mgpu
 from theano_mgpu.cli.doctor import device_checks
-from theano_mgpu.devices import cuda_libraries, discovery
+from theano_mgpu.compat import cuda_libraries
+from theano_mgpu.devices import discovery
 
 import pytest
 

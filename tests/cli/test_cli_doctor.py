@@ -7,8 +7,8 @@ import sys
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.doctor import device_checks, host_checks
-from theano_mgpu.compat import kept_graphs
-from theano_mgpu.devices import cuda_libraries, discovery, pygpu_package
+from theano_mgpu.compat import cuda_libraries, kept_graphs
+from theano_mgpu.devices import discovery, pygpu_package
 from theano_mgpu.devices.context_map import parse_context_map
 
 import numpy as np

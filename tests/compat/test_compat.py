@@ -12,15 +12,17 @@ import types
 from pathlib import Path
 
 from theano_mgpu import compat, config
-from theano_mgpu.compat import keras_imports, pocl, pymc3, theano_flags, theano_imports
+from theano_mgpu.compat import keras_imports, pymc3, theano_flags
+from theano_mgpu.devices import patches as device_patches
 from theano_mgpu.errors import MgpuError
 from theano_mgpu.utils import mpi_environment
+from theano_mgpu.utils.command_line import own_command
 
 import numpy as np
 import pytest
 import theano
 import yaml
-from support.patches import WITHOUT_PATCH
+from support.patches import WITHOUT_PATCH, tables
 from theano.gof import compilelock
 
 
@@ -41,46 +43,40 @@ def output(code, **environment):
 
 ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
-NO_PATCHES = {'cuda_contexts.entries', 'cuda_contexts.entries_left', 'cuda_contexts.stream_of',
-              'cudnn.problem_and_remedy', 'kept_graphs.store', 'kept_graphs.why_off',
-              'keras_names.about', 'keras_names.hint',
-              'named_contexts.replace_in_gpuarray', 'numpy2.is_needed', 'shared_variables.add_step_lock',
-              'shared_variables.watch', 'shared_variables.watcher_of', 'theano_contexts.compiling_for',
-              'theano_contexts.infer_context_name', 'theano_contexts.pinned',
-              'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_functions.folders',
-              'theano_functions.graph_of', 'theano_functions.is_of_user', 'theano_functions.plain_function',
-              'theano_functions.hook_functions_once', 'theano_functions.plain_functions',
-              'theano_functions.replaced_functions',
-              'theano_imports.is_command_line', 'theano_imports.own_command',
-              'theano_loops.options', 'vector_math.available', 'vector_math.parts_of', 'vector_math.support_code'}
+NO_PATCHES = {'kept_graphs.store', 'kept_graphs.why_off', 'keras_names.about', 'keras_names.hint', 'numpy2.is_needed',
+              'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_loops.options',
+              'vector_math.available', 'vector_math.parts_of', 'vector_math.support_code'}
+PATCHES = [patch for table in tables().values() for patch in table]
 
 
 def functions_of(path):
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize('patch', compat.PATCHES, ids=lambda patch: patch.apply.__name__)
+@pytest.mark.parametrize('patch', PATCHES, ids=lambda patch: patch.apply.__name__)
 def test_each_patch_names_its_library_its_symptom_and_a_test(patch):
     assert patch.library and patch.versions and patch.symptom
     path, name = patch.test.split('::')
     assert name in functions_of(ROOT / path), '%s names no test: %s' % (patch.apply.__name__, patch.test)
 
 
-def test_each_patch_is_in_the_table_once():
-    applied = ['%s.%s' % (patch.apply.__module__.split('.')[-1], patch.apply.__name__) for patch in compat.PATCHES]
-    assert len(set(applied)) == len(applied)
+def test_each_patch_is_in_a_table_once():
+    assert set(tables()) == {'comm', 'compat', 'devices', 'graph', 'keras.hooks'}
+    assert len({patch.apply for patch in PATCHES}) == len(PATCHES)
+    applied = {'%s.%s' % (patch.apply.__module__.split('.')[-1], patch.apply.__name__) for patch in compat.PATCHES}
     found = {'%s.%s' % (path.stem, name) for path in Path(compat.__file__).parent.glob('*.py')
-             if path.stem not in ('__init__', 'table', 'import_hooks', 'wrapping', 'keras_versions')
+             if path.stem not in ('__init__', 'patches', 'patch', 'import_hooks', 'wrapping', 'keras_versions')
              for name in functions_of(path) if not name.startswith('_')}
-    assert found - set(applied) == NO_PATCHES
+    assert found - applied == NO_PATCHES
 
 
-def test_patches_are_applied_once():
+def test_patches_are_applied_once(monkeypatch):
     """A second import of a package whose first one failed must not wrap a function twice."""
+    monkeypatch.setattr(compat, 'theano_was_first', False)
     get_value = theano.compile.SharedVariable.get_value
     finders = list(sys.meta_path)
     compat.before_theano()
-    compat.after_theano()
+    compat.import_theano(device_patches.PATCHES)
     assert theano.compile.SharedVariable.get_value is get_value and sys.meta_path == finders
 
 
@@ -226,10 +222,10 @@ def test_pocl_settings_of_the_user_are_left_alone(monkeypatch, name, own, defaul
         monkeypatch.setenv(variable, value)
     for setting in ('POCL_DEVICES', 'POCL_EXTRA_BUILD_FLAGS', 'POCL_CACHE_DIR'):
         monkeypatch.setenv(setting, own)
-    pocl.default_pocl_settings()
+    device_patches.default_pocl_settings()
     assert os.environ[name] == own
     monkeypatch.delenv(name)
-    pocl.default_pocl_settings()
+    device_patches.default_pocl_settings()
     assert os.environ[name] == default
 
 
@@ -354,7 +350,7 @@ def test_commands_of_other_programs_are_not_taken_for_own_ones(argv, orig_argv, 
         monkeypatch.delattr(sys, 'orig_argv', raising=False)
     else:
         monkeypatch.setattr(sys, 'orig_argv', orig_argv, raising=False)
-    assert theano_imports.own_command() == command
+    assert own_command() == command
 
 
 # --- Names of Theano-PyMC, which PyMC3 3.11 looks for --------------------------------------------

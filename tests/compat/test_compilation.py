@@ -2,14 +2,14 @@
 import gc
 import glob
 import os
-import pickle
 import subprocess
 import sys
 import time
 
 import theano_mgpu  # noqa: F401  before theano
+from theano_mgpu.comm import patches as comm_patches
 from theano_mgpu.compat import theano_cache
-from theano_mgpu.utils import processor
+from theano_mgpu.utils import mpi_environment, processor
 from theano_mgpu.utils.collector import collector_paused
 
 import pytest
@@ -121,6 +121,15 @@ def test_modules_of_a_function_are_compiled_at_the_same_time(begin, tmp_path):
     assert not glob.glob(str(tmp_path / 'theano_mgpu.*'))
 
 
+@pytest.mark.parametrize('rank, jobs', [('0', 7), ('1', 1)])
+def test_one_rank_of_a_host_compiles_ahead(monkeypatch, rank, jobs):
+    for variable, value in zip(mpi_environment.MPIRUN.variables, [rank, '2', rank, '2']):
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(theano.config.mgpu, 'compile_jobs', 7)
+    comm_patches.leave_compiling_to_the_first_rank()
+    assert theano.config.mgpu.compile_jobs == jobs
+
+
 def test_an_error_of_the_compiler_is_that_of_theano(monkeypatch):
     """The error is the same whether a module was compiled ahead or not."""
     class Wrong(theano.tensor.elemwise.Elemwise):
@@ -211,19 +220,6 @@ def test_the_collector_rests_while_keys_are_read(monkeypatch):
     monkeypatch.setattr(cache, 'module_hash_to_key_data', {})
     cache.refresh(cleanup=False)
     assert seen == [False] and gc.isenabled()
-
-
-def test_keys_are_read_without_the_graphs_of_fused_ops(monkeypatch):
-    x, made, compared, init_fgraph = T.vector(), [], [], Composite.init_fgraph
-    node, = theano.function([x], T.tanh(x) * 2 + 1, mode='FAST_RUN').maker.fgraph.apply_nodes
-    monkeypatch.setattr(Composite, 'init_fgraph', lambda self: made.append(init_fgraph(self)))
-    monkeypatch.setattr(Composite, 'init_c_code', lambda self: compared.append(self))
-    keys = cmodule.ModuleCache(theano.config.compiledir).entry_from_key
-    assert compared and not made
-    assert pickle.loads(pickle.dumps(set(keys))) == set(keys)  # a module that gets one more key has all written again
-    made.clear()
-    pickle.loads(pickle.dumps(node.op.scalar_op))
-    assert made  # by others, a fused op is read as before
 
 
 def test_keys_are_read_without_devices(gpu2, tmp_path, monkeypatch):

@@ -4,8 +4,8 @@ import subprocess
 import sys
 import types
 
-from theano_mgpu.compat import cudnn
-from theano_mgpu.devices.cuda_libraries import cudnn as libraries
+from theano_mgpu.compat.cuda_libraries import cudnn as libraries
+from theano_mgpu.devices import patches
 from theano_mgpu.errors import MgpuWarning
 
 import pytest
@@ -50,18 +50,18 @@ def test_several_devices_do_not_choose_by_time(monkeypatch):
     monkeypatch.setattr(theano.config.dnn.conv, 'algo_fwd', 'time_once')
     context = types.SimpleNamespace(kind=b'cuda')
     monkeypatch.setattr(theano.gpuarray.type, 'list_contexts', lambda: ['dev0'])
-    cudnn.choose_alike(context)
+    patches.choose_alike(context)
     assert theano.config.dnn.conv.algo_fwd == 'time_once'
     monkeypatch.setattr(theano.gpuarray.type, 'list_contexts', lambda: ['dev0', 'dev1'])
     with pytest.warns(MgpuWarning, match='dnn.conv.algo_fwd=time_once .* guess_once is used'):
-        cudnn.choose_alike(context)
+        patches.choose_alike(context)
     assert theano.config.dnn.conv.algo_fwd == 'guess_once'
 
 
 def test_a_problem_is_one_line():
     problem = libraries.Cudnn('/lib/libcudnn.so.9', problem='it cannot\nbe loaded', remedy='Install another')
-    assert cudnn.problem_and_remedy(problem) == 'it cannot be loaded. Install another'
-    assert cudnn.problem_and_remedy(libraries.Cudnn('/lib/libcudnn.so.9')) == ''
+    assert problem.why_not() == 'it cannot be loaded. Install another'
+    assert libraries.Cudnn('/lib/libcudnn.so.9').why_not() == ''
 
 
 def test_versions_of_headers(tmp_path):

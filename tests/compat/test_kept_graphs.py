@@ -340,7 +340,7 @@ def test_nothing_is_kept_with_some_flags(flag, optimised, tmp_path):
 def notes(monkeypatch):
     """The notes for the user."""
     found = []
-    monkeypatch.setattr(kept_graphs.rank_process, 'note', found.append)
+    monkeypatch.setattr(kept_graphs.progress, 'note', found.append)
     monkeypatch.setattr(kept_graphs, '_lost', 0.)
     return found
 

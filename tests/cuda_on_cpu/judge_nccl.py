@@ -2,8 +2,8 @@
 import ctypes
 import sys
 
-from theano_mgpu.devices.cuda_libraries.nccl import UniqueId, load
 from theano_mgpu.devices.nccl import FUNCTIONS
+from theano_mgpu.devices.nccl_library import UniqueId, load
 from theano_mgpu.errors import ExchangeError
 
 

@@ -16,7 +16,7 @@ TWO_RAW_CONTEXTS = '''
 import pygpu
 from pygpu.gpuarray import GpuArray, GpuArrayException, GpuKernel
 from theano_mgpu.devices import discovery
-from theano_mgpu.compat import cuda_contexts
+from theano_mgpu.devices import cuda_contexts
 discovery.discover('cuda')
 contexts = [pygpu.init('cuda%d' % i) for i in (0, 1)]
 '''
@@ -125,7 +125,7 @@ TRANSFER = '''
 import pygpu
 from pygpu import elemwise
 from theano_mgpu.devices import discovery
-from theano_mgpu.compat import cuda_contexts
+from theano_mgpu.devices import cuda_contexts
 discovery.discover('cuda')
 contexts = [pygpu.init('cuda%d' % i, single_stream=True) for i in (0, 1)]
 for context in contexts:

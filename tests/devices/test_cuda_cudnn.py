@@ -15,7 +15,7 @@ BLACKWELL = dict(cc='12.0', version=13000)
 
 FIND = '''
 import theano_mgpu as mgpu
-from theano_mgpu.devices import cuda_libraries
+from theano_mgpu.compat import cuda_libraries
 mgpu.init()
 cudnn = cuda_libraries.find_cudnn()
 print(cudnn.version, cudnn.problem)

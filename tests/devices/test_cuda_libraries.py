@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from theano_mgpu.devices.cuda_libraries import candidates, search
+from theano_mgpu.compat.cuda_libraries import candidates, search
 
 import pytest
 from cuda_on_cpu import build, unavailable

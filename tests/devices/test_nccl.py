@@ -1,7 +1,7 @@
 """Sums between CUDA devices by NCCL: the answers of one device, and errors; each in a process on the stand-in."""
 import subprocess
 
-from theano_mgpu.devices.cuda_libraries.nccl import Nccl
+from theano_mgpu.devices.nccl_library import Nccl
 from theano_mgpu.errors import ExchangeError
 
 import cuda_on_cpu

@@ -20,7 +20,7 @@ sizes = SMALL, 3, 5
 layout = Layout([((size,), np.dtype('f4')) for size in sizes])
 blocks, fetchers = blocks_of(layout, %d), []
 for context in contexts:
-    here = layout.allocated(lambda shape, dtype: page_locked.zeros(shape, dtype, context))
+    here = layout.allocated(lambda shape, dtype: page_locked.zeros(shape, dtype, [context]))
     fetchers.append(Memories().fetcher(context, layout, blocks, here))
 right, later, views = [], [], []
 for number in range(20):
@@ -39,7 +39,7 @@ for number in range(20):
     views = sum(map(list, host), [])
 print(all(right), len(right), any(later))
 
-array = page_locked.zeros((2, 3), 'float64', contexts[1])
+array = page_locked.zeros((2, 3), 'float64', contexts[1:])
 print(array.shape, array.dtype, (array == 0).all())
 address, row = ctypes.c_void_p(array.ctypes.data), array[1:]
 del array

@@ -48,6 +48,7 @@ def test_a_block_goes_back_while_others_come():
     assert run(STEP, 2, 'mgpu.collectives=host,contexts=dev0->cuda0;dev1->cuda1') == ['True True True True']
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_block_goes_over_the_ranks_and_back_while_others_come(tmp_path):
     assert launched(2, STEP, tmp_path, 4, 'mgpu.collectives=host') == ['True True True True']

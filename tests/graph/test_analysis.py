@@ -356,6 +356,8 @@ def convolutions():
         'conv transposed': AbstractConv2d_gradInputs()(kernel, images, T.stack([6, 6])),
         'legacy': conv.conv2d(images, kernel), 'legacy, full': conv.conv2d(images, kernel, border_mode='full'),
         'legacy, with shapes': conv.conv2d(images, kernel, (N, 2, 4, 4), (2, 2, 3, 3)),
+        'legacy, of one column': conv.conv2d(images, T.concatenate([kernel, kernel[:, :, :, :1]], axis=3), (N, 2, 4, 4),
+                                             (2, 2, 3, 4)).dimshuffle(0, 1, 2),
         'of joined': conv2d(T.concatenate([images, images ** 2]), kernel), 'pool of joined': pool_2d(
             T.concatenate([images, images ** 2]), (2, 2), ignore_border=True),
         'pool': pool_2d(images, (2, 2), ignore_border=True), 'pool of steps': pool_2d(s, (1, 2), ignore_border=True),
@@ -424,7 +426,7 @@ def test_gradients_of_weights_beside_a_sparse_product():
 
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('name', slow_but(
-    ['conv', 'conv transposed', 'legacy', 'pool of steps', 'neighbours'], CONVOLUTIONS))
+    ['conv', 'conv transposed', 'legacy', 'legacy, of one column', 'pool of steps', 'neighbours'], CONVOLUTIONS))
 def test_convolution(name):
     check([CONVOLUTIONS[name]] + with_gradients(CONVOLUTIONS[name]), COMPILED)
 

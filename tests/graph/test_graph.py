@@ -280,7 +280,7 @@ def test_a_kernel_that_cannot_be_made_is_an_error(gpu2, monkeypatch):
 @pytest.mark.parametrize('name', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape', 'legacy_convolution'])
 def test_each_patch_is_needed(gpu2, monkeypatch, name):
     """Without the patch, the op that it fixes fails, or runs on the host."""
-    from theano_mgpu.compat.theano_contexts import infer_context_name
+    from theano_mgpu.devices.theano_contexts import infer_context_name
 
     from theano.gpuarray import basic_ops, blas, opt, rng_mrg
     context = gpu2[1]

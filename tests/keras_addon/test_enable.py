@@ -3,8 +3,8 @@ import copy
 import pickle
 
 from theano_mgpu.auto.parallel_state import parallel_state_of
-from theano_mgpu.compat import keras_loops
 from theano_mgpu.keras import disable, enable
+from theano_mgpu.keras.hooks import keras_loops
 
 import keras
 import numpy as np

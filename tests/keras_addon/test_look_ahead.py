@@ -1,7 +1,7 @@
 """The next batch is sliced and sent while one is computed: which one it is, and that nothing else changes."""
 import theano_mgpu as mgpu
-from theano_mgpu.compat import keras_loops
 from theano_mgpu.keras import multi_gpu_model
+from theano_mgpu.keras.hooks import keras_loops
 from theano_mgpu.keras.hooks.prefetch import next_rows
 from theano_mgpu.runtime.batches.prefetch import LookAhead
 

@@ -162,7 +162,6 @@ sys.modules['theano_mgpu'] = package
 from theano_mgpu import compat
 compat.before_theano()
 compat.import_theano()
-compat.after_theano()
 import keras
 import numpy as np
 model = keras.models.load_model(%r)

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from theano_mgpu.compat import PATCHES
 from theano_mgpu.config import OWN_FLAGS
+
+from support.patches import PAGE, tables, with_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,10 +45,17 @@ def check_links(pages):
 def check_reference(texts):
     """Check that the texts from the code are on the pages."""
     assert all(flag in texts['flags.html'] for flag in OWN_FLAGS)
-    assert all(patch.symptom in texts['patches.html'] for patch in PATCHES)
+    for room, table in tables().items():
+        assert room == 'compat' or all(patch.symptom in texts['patches.html'] for patch in table)
     assert '--restarts R' in texts['commands.html']
     for error in ('GraphError', 'ContextError'):  # the docstring of training_function describes them together
         assert re.search(error + r'\s+.{1,9}If the step cannot', texts['theano_mgpu.html'])
+
+
+def test_the_table_of_repairs_is_up_to_date():
+    """The command `cd tests; PYTHONPATH=.. ../.venv/bin/python -m support.patches` writes the table anew."""
+    page = PAGE.read_text(encoding='utf-8')
+    assert with_table(page) == page and page.count('\n| ') > len(tables()['compat'])
 
 
 def test_pictures_are_up_to_date():

@@ -5,11 +5,12 @@ from pathlib import Path
 import theano_mgpu
 
 import pytest
+from support.patches import tables
 
 TopologicalSorter = pytest.importorskip('graphlib', reason='Python 3.8 has no graphlib').TopologicalSorter
 PACKAGE = Path(theano_mgpu.__file__).parent
 # Modules and packages from the bottom up: each imports only from earlier ones.
-ORDER = ['errors', 'parsing', 'config', 'utils', 'options', 'comm', 'compat', 'devices', 'graph', 'exchange', 'plan',
+ORDER = ['errors', 'parsing', 'utils', 'compat', 'config', 'options', 'comm', 'devices', 'graph', 'exchange', 'plan',
          'checks', 'runtime', 'parallel_function', 'training', 'placement', 'predict', 'auto', '__init__', 'keras',
          'cli', '__main__']
 # The rooms of ARCHITECTURE.md that have several of them.
@@ -84,10 +85,26 @@ def test_what_comes_before_theano_never_imports_it(name):
     assert 'import theano' not in MODULES[name].read_text()
 
 
+def test_the_house_for_one_device():
+    """The package `compat` knows no second device, and no other process."""
+    waiting, found = [name for name in MODULES if name.split('.')[0] == 'compat'], set()
+    for name in waiting:
+        assert {other.split('.')[0] for other in imported(MODULES[name])} <= {'compat', 'errors', 'utils'}, name
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += imported(MODULES[name])
+    others = {name for name in found if name.split('.')[0] not in ('compat', 'utils')}
+    assert others == {'errors', 'parsing'}
+    assert found.isdisjoint({'utils.mpi_environment', 'utils.rank_process', 'utils.spare', 'utils.executors'})
+
+
 def test_monkey_patches_are_where_they_belong():
-    """Only the package `compat` assigns to attributes of imports from a library."""
+    """Only `compat`, and the modules of the functions in a table of patches, assign to attributes of a library."""
+    patching = {patch.apply.__module__.partition('.')[2] for table in tables().values() for patch in table}
     for name, path in MODULES.items():
-        if name.split('.')[0] == 'compat':
+        if name.split('.')[0] == 'compat' or name in patching:
             continue
         tree = ast.parse(path.read_text())
         foreign = {alias.asname or alias.name.split('.')[0] for node in ast.walk(tree)

@@ -1,6 +1,6 @@
 """Arrays are copied from one device to another, whatever their layout, and in order with the devices' computations."""
 import theano_mgpu as mgpu
-from theano_mgpu.compat import cuda_contexts
+from theano_mgpu.devices import cuda_contexts
 from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.devices.transfers import DeviceBuffers, copy_to
 from theano_mgpu.runtime import compiler

@@ -5,7 +5,7 @@ import pickle
 import threading
 
 import theano_mgpu as mgpu
-from theano_mgpu.compat import shared_variables
+from theano_mgpu.devices import shared_variables
 from theano_mgpu.runtime.replicas.replicated import replicated
 
 import numpy as np

@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 HEAD = """
 import os
 import theano_mgpu as mgpu
-from theano_mgpu.devices import cuda_libraries, discovery
-from theano_mgpu.devices.cuda_libraries import shims
+from theano_mgpu.compat import cuda_libraries
+from theano_mgpu.devices import discovery
+from theano_mgpu.compat.cuda_libraries import shims
 shims.folder = lambda: os.environ['SHIMS']
 """
 ADD = HEAD + """

@@ -93,7 +93,7 @@ def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
     class Sums:
         by_host = True
 
-        def add_over(self, ranks):
+        def add_over(self):
             time.sleep(0.001)
             added.append(self)
 

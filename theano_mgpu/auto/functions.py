@@ -7,10 +7,10 @@ from typing import Any, Callable, Sequence
 import theano
 
 from ..comm.choice import choose_ranks
-from ..compat import theano_functions
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
 from ..errors import warn
+from ..graph import theano_functions
 from ..graph.placement.propagation import is_placed
 from ..options import Options
 from ..utils import mpi_environment

@@ -5,7 +5,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from ..compat.shared_variables import watcher_of
+from ..devices.shared_variables import watcher_of
 from ..runtime.replicas.borrowed import is_lent
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from ..comm.choice import choose_ranks
 from ..comm.communicator import Communicator
 from ..comm.rank_0 import done_by_rank_0
-from ..compat import theano_functions
-from ..compat.shared_variables import watcher_of
+from ..devices.shared_variables import watcher_of
 from ..devices.transfers import fetch
+from ..graph import theano_functions
 from ..graph.repeatable import draws
 from ..options import Options
 

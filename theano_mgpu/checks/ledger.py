@@ -21,9 +21,9 @@ from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
 from ..comm.rank_0 import on_rank_0
-from ..compat.shared_variables import watcher_of
 from ..devices.contexts import chosen, gpu_context
 from ..devices.discovery import status
+from ..devices.shared_variables import watcher_of
 from ..errors import MgpuError
 from ..utils import mpi_environment
 from ..utils.owned import LEDGER, lock_file

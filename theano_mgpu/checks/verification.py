@@ -9,12 +9,12 @@ import numpy as np
 import theano
 from scipy import sparse
 
-from ..compat.theano_functions import plain_function
 from ..devices.context_map import Context, describe
 from ..errors import PREFIX, GraphError, MgpuError
 from ..graph.graph import host_graph, on_host, shared_variables, substitute
 from ..graph.random_streams import is_random_state
 from ..graph.repeatable import unrepeatable_in
+from ..graph.theano_functions import plain_function
 from ..utils.progress import passing_bar
 from ..utils.tables import Printed, counted, table
 from ..utils.values import TOLERANCE, checksum, coarsest, largest, relative_difference

@@ -1,76 +1,34 @@
-"""Patches of libraries that get no more releases; `table` lists each with its reason.
+"""Theano 1.0.5, and any Keras of its time, on the Python and the libraries of today; it knows of one device.
 
-They are applied from here, once: `before_theano`, `import_theano` and `after_theano`, in this order, when theano_mgpu
-is imported; the others with `apply` when a context is opened or a graph is placed, or at the first `enable` or
-`multi_gpu_model`.
+`patches` lists each change with its reason. `before_theano` and `import_theano`, in this order, apply them all, and the
+tables of other rooms as well; those apply the rest of theirs themselves, by `patch.apply`.
 """
 from __future__ import annotations
 
-import gc
 import os
 import sys
-import threading
-from typing import Any, List
+from typing import Sequence
 
-from .. import config
 from ..errors import MgpuError
-from ..utils import rank_process
+from ..utils import flags
 from ..utils.collector import collector_paused
-from . import import_hooks, keras_names, table, theano_imports
-from .table import EACH_GPU, FIRST_PLACEMENT, PATCHES, WITH_CONTEXTS, WITH_CUDNN
+from .patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, AtImport, Patch, apply
+from .patches import PATCHES
 
-__all__ = ['EACH_GPU', 'FIRST_PLACEMENT', 'PATCHES', 'WITH_CONTEXTS', 'WITH_CUDNN', 'after_theano', 'apply',
-           'before_theano', 'import_theano', 'theano_was_first']
+__all__ = ['PATCHES', 'before_theano', 'import_theano', 'theano_was_first']
 
 theano_was_first = False      # whether Theano was imported before theano_mgpu
-_applied: List[table.Patch] = []    # patches that are applied once a process
-_applying = threading.RLock()
 
 
-def apply(when: str, *arguments: Any) -> None:
-    """Apply the patches that the table has for a time, with the arguments that it names.
-
-    The patches of `AS_FLAGS` and `EACH_GPU` are applied each time, the others once a process.
-    """
-    with _applying:
-        for patch in PATCHES:
-            if patch.when == when and patch not in _applied and patch.is_needed():
-                patch.apply(*arguments)
-                if when not in (table.AS_FLAGS, EACH_GPU):
-                    _applied.append(patch)
+def before_theano(*tables: Sequence[Patch]) -> None:
+    """Apply the patches of this and of other tables that have to come before Theano and Keras are imported."""
+    for table in (PATCHES, *tables):
+        apply(table, BEFORE_THEANO)
+        apply(table, AtImport)
 
 
-def _apply_at_imports(kind, hook):
-    """Pass the patches for imports of a kind to a hook, each once a process."""
-    for patch in PATCHES:
-        if isinstance(patch.when, kind) and patch not in _applied and patch.is_needed():
-            for module in patch.when.modules:
-                hook(module, patch.apply)
-            _applied.append(patch)
-
-
-def before_theano() -> None:
-    """Apply the patches that have to come before Theano and Keras are imported."""
-    apply(table.BEFORE_THEANO)
-    rank_process.hints.append(keras_names.hint)
-    _apply_at_imports(table.DuringImport, import_hooks.during_import)
-    _apply_at_imports(table.AfterImport, import_hooks.after_import)
-
-
-def after_theano() -> None:
-    """Patch the imported Theano.
-
-    Raises
-    ------
-    MgpuError
-        If one of theano_mgpu's own flags has a value that it cannot have.
-    """
-    apply(table.AFTER_THEANO)
-    _apply_at_imports(table.BeforeImport, import_hooks.before_import)
-
-
-def import_theano() -> None:
-    """Import Theano with flags that it can be imported with, and with the names hidden that it must not see.
+def import_theano(*tables: Sequence[Patch]) -> None:
+    """Import Theano with flags that it can be imported with, and apply the patches of this and of other tables to it.
 
     Where a script has imported Theano before theano_mgpu, Theano has read its flags by itself, and `theano_was_first`
     is True.
@@ -78,16 +36,23 @@ def import_theano() -> None:
     Raises
     ------
     MgpuError
-        If a flag cannot be read, or Theano can write no compiled code.
+        If a flag cannot be read, Theano can write no compiled code, or one of theano_mgpu's own flags has a value that
+        it cannot have.
     """
     global theano_was_first
     theano_was_first = 'theano' in sys.modules
-    if theano_was_first:
-        return
+    if not theano_was_first:
+        _import_with_flags((PATCHES, *tables))
+    for table in (PATCHES, *tables):
+        apply(table, AFTER_THEANO)
+
+
+def _import_with_flags(tables):
     users = os.environ.get('THEANO_FLAGS')
-    flags = config.parse_flags(users or '')
-    apply(table.AS_FLAGS, flags)
-    config.set_environment_flags(flags)
+    changed = flags.parse_flags(users or '')
+    for table in tables:
+        apply(table, AS_FLAGS, changed, again=True)
+    flags.set_environment_flags(changed)
     try:
         with collector_paused():
             import theano  # noqa: F401
@@ -101,5 +66,3 @@ def import_theano() -> None:
             del os.environ['THEANO_FLAGS']
         else:
             os.environ['THEANO_FLAGS'] = users
-    if theano_imports.own_command() is not None:  # the user has no objects yet
-        gc.freeze()  # Theano's live as long as the process: Python need not look for garbage among them

@@ -6,22 +6,17 @@ the first convolution does not compile. It takes the compute capability from two
 """
 from __future__ import annotations
 
-import functools
 import sys
 import zlib
-from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-from .. import config
 from ..errors import warn
-from ..utils import mpi_environment
-from .import_hooks import after_import
-from .wrapping import wrap
+from ..utils import flags
+from .cuda_libraries import find_cudnn
+from .cuda_libraries.cudnn import SHIM
+from .wrapping import mark_version, wrap
 
-SHIM = Path(__file__).with_name('cudnn_shim.h').read_text(encoding='utf-8')
-# Flags that choose an algorithm. Their defaults are not deterministic.
-GRADIENTS = ('dnn.conv.algo_bwd_data', 'dnn.conv.algo_bwd_filter')
-ALGORITHMS = ('dnn.conv.algo_fwd', *GRADIENTS)
+GRADIENTS = 'dnn.conv.algo_bwd_data', 'dnn.conv.algo_bwd_filter'  # flags whose defaults are not deterministic
 NO_RNN = ('cuDNN 9 lacks the functions that the RNN ops of Theano 1.0.5 call. Write the recurrence as theano.scan (the '
           'recurrent layers of Keras and Lasagne are), or install cuDNN 8: python -m pip install '
           "'nvidia-cudnn-cu12<9'")
@@ -31,63 +26,30 @@ def postpone_the_check(module: Any) -> None:
     """Keep ``theano.gpuarray.dnn`` from looking for cuDNN while it is imported; `use_any_version` does so on demand.
 
     `module` is ``theano.gpuarray.cudnn_defs``, which ``theano.gpuarray.dnn`` imports first.
-
-    Without this, each import runs g++, also where there is no GPU, and the answer is final before NVIDIA's libraries
-    have been found.
     """
     from theano import config as theano_config
     if not hasattr(sys.modules.get('theano.gpuarray.dnn'), 'version'):  # else it was imported before theano_mgpu
         theano_config.dnn.enabled = 'False'
 
 
-def default_to_deterministic_algorithms(flags: dict[str, str]) -> None:
+def default_to_deterministic_algorithms(theanos: dict[str, str]) -> None:
     """Compute the gradients of convolutions by deterministic algorithms, unless the user chose others.
 
     Theano's default algorithms add up in any order: two runs differ in the last bits.
     """
     for name in GRADIENTS:
-        if config.flag(name) is None:
-            flags[name] = 'deterministic'
+        if flags.flag(name) is None:
+            theanos[name] = 'deterministic'
 
 
-def choose_alike(gpu_context: Any) -> None:
-    """Let several devices guess an algorithm, where a flag has each of them take the one that is fastest at the time.
-
-    Without this, replicas compute by different algorithms, and the copies of a model differ.
-    """
-    from theano import config as theano_config
-    from theano.gpuarray.type import list_contexts
-    if gpu_context.kind != b'cuda' or len(list_contexts()) < 2 and mpi_environment.size() < 2:
-        return
-    for name in ALGORITHMS:
-        option = name.rpartition('.')[2]
-        value = getattr(theano_config.dnn.conv, option)
-        if value.startswith('time_'):
-            alike = value.replace('time_', 'guess_')
-            setattr(theano_config.dnn.conv, option, alike)
-            warn('%s=%s would have each device choose by its own measurement, and devices would differ: %s is used'
-                 % (name, value, alike))
-
-
-def use_any_version(find_cudnn: Callable[[], Any]) -> None:
+def use_any_version(dnn: Any) -> None:
     """Use cuDNN 7, 8 or 9, if a convolution compiles and computes; otherwise say in one line why not.
 
-    Without this, with cuDNN 8 or 9 the first convolution ends in an error of g++, and cuDNN from a wheel, or on compute
-    capability 10 or 12, is not used.
-
-    Parameters
-    ----------
-    find_cudnn : callable
-        ``find_cudnn()`` returns a Cudnn of theano_mgpu.devices. It is called when a context is opened.
+    `dnn` is ``theano.gpuarray.dnn``, whose functions that look for cuDNN are replaced.
     """
-    after_import('theano.gpuarray.dnn', functools.partial(_use_any_version, find_cudnn))
-
-
-def _use_any_version(find_cudnn, dnn):
-    """Replace the functions of ``theano.gpuarray.dnn`` that look for cuDNN."""
     from theano import config as theano_config
     if theano_config.dnn.enabled == 'False':
-        theano_config.dnn.enabled = config.flag('dnn.enabled', 'auto')
+        theano_config.dnn.enabled = flags.flag('dnn.enabled', 'auto')
     if dnn.dnn_present.avail and dnn.version.v is not None:  # Theano was imported first, and has opened a context
         _put_shim_before_ops(dnn)
         return
@@ -97,7 +59,7 @@ def _use_any_version(find_cudnn, dnn):
     def dnn_present(original):
         if dnn.dnn_present.avail is None:
             cudnn = find_cudnn()
-            dnn.dnn_present.avail, dnn.dnn_present.msg = not cudnn.problem, problem_and_remedy(cudnn)
+            dnn.dnn_present.avail, dnn.dnn_present.msg = not cudnn.problem, cudnn.why_not()
             if dnn.dnn_present.avail:
                 _take(dnn, cudnn)
         return dnn.dnn_present.avail
@@ -127,19 +89,13 @@ def _use_any_version(find_cudnn, dnn):
 def give_contiguous_parameters() -> None:
     """Give contiguous parameters to the gradient of batch normalisation by cuDNN.
 
-    Theano 1.0.5 describes the statistics and the gradients to cuDNN by the strides of the scale. Without this, where
-    the scale is a view with gaps, cuDNN reads and writes beyond the end of the others.
+    Theano 1.0.5 describes the statistics and the gradients to cuDNN by the strides of the scale.
     """
     from theano.gpuarray import dnn
 
     @wrap(dnn.GpuDnnBatchNormGrad)
     def make_node(original, self, x, dy, scale, x_mean, x_invstd, *epsilon):
         return original(self, x, dy, *map(dnn.gpu_contiguous, (scale, x_mean, x_invstd)), *epsilon)
-
-
-def problem_and_remedy(cudnn: Any) -> str:
-    """Return why a Cudnn cannot be used, and what to do; '' if it can be used."""
-    return ' '.join('. '.join(filter(None, [cudnn.problem, cudnn.remedy])).split())
 
 
 def _take(dnn, cudnn):
@@ -190,9 +146,7 @@ def _put_shim_before_ops(dnn):
     def c_support_code(original, self):
         return shim() + original(self)
 
-    @wrap(dnn.DnnBase)
-    def c_code_cache_version(original, self):
-        return original(self) + (zlib.crc32(shim().encode()),)
+    mark_version(dnn.DnnBase, lambda: (zlib.crc32(shim().encode()),))
 
     for owner in (dnn.RNNBlock, dnn._RNNDescriptor):
         @wrap(owner)

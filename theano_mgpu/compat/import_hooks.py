@@ -5,7 +5,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
-from typing import Any, Callable, ContextManager, Dict, Iterator, List
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping
 
 _after: Dict[str, List[Callable[[Any], Any]]] = {}  # name of a module -> functions that are called with it
 _during: Dict[str, List[Callable[[], ContextManager[None]]]] = {}
@@ -14,15 +14,7 @@ _refused: Dict[str, str] = {}                       # name of a module -> the me
 
 
 def after_import(name: str, function: Callable[[Any], Any]) -> None:
-    """Call ``function(module)`` each time that a module is executed; at once if it is imported already.
-
-    Parameters
-    ----------
-    name : str
-        The full name of the module.
-    function : callable
-        Several functions for one module are called in the order in which they were passed.
-    """
+    """Call ``function(module)`` each time that a module is executed; at once if it is imported already."""
     if name in sys.modules:
         function(sys.modules[name])
     else:
@@ -38,38 +30,28 @@ def before_import(name: str, function: Callable[[], Any]) -> None:
 
 
 def during_import(name: str, function: Callable[[], ContextManager[None]]) -> None:
-    """Wrap each execution of a module in the context manager that ``function()`` returns.
-
-    Parameters
-    ----------
-    name : str
-        The full name of the module. Nothing happens if it is imported already.
-    function : callable
-        The context managers of several functions for one module are entered in the order in which they were passed.
-    """
+    """Wrap each execution of a module in the context manager that ``function()`` returns."""
     _during.setdefault(name, []).append(function)
 
 
 @contextlib.contextmanager
-def replaced(name: str, module: Any, replaces: bool = True) -> Iterator[None]:
-    """Replace a module that is not imported yet, in the ``with`` block.
+def replaced(modules: Mapping[str, Any], replaces: bool = True) -> Iterator[None]:
+    """Replace modules in the ``with`` block, unless one of them is imported already.
 
     Parameters
     ----------
-    name : str
-        The full name of the module.
-    module : module or None
-        The replacement. None has each import of the module raise an ImportError.
+    modules : dict of str to module
+        By their full names. None has each import of the module raise an ImportError.
     replaces : bool
         False has the block do nothing.
     """
-    replaces = replaces and name not in sys.modules
+    replaces = replaces and sys.modules.keys().isdisjoint(modules)
     if replaces:
-        sys.modules[name] = module
+        sys.modules.update(modules)
     try:
         yield
     finally:
-        if replaces:
+        for name in modules if replaces else ():
             del sys.modules[name]
 
 

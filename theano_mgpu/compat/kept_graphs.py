@@ -19,11 +19,10 @@ import sys
 import time
 import warnings
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
-from ..utils import files, rank_process
+from ..utils import files, progress
 from ..utils.attributes import temporarily
-from . import theano_contexts
 
 FOLDER = 'kept_graphs'   # in the folder of compiled code
 CAPACITY = 256 << 20     # bytes of all files; those that were not used for the longest time are removed
@@ -35,6 +34,8 @@ KNOWN = {'_operator', 'builtins', 'collections', 'copyreg', 'functools', 'iterto
 _ATOMS = {str, int, float, complex, bool, bytes, type(None)}
 # Attributes of optimisers that tell of their use, or of no more than others do. A name may have an address.
 _NO_PART = {'__doc__', '_optimizer_idx', 'name', 'pre_profile', 'track_map'}
+
+further: list[Callable[[], Any]] = []  # return what else the optimiser sees, where a room patches it
 
 _logger = logging.getLogger('theano_mgpu')
 _lost = 0.  # seconds in which graphs that cannot be kept were optimised
@@ -49,7 +50,7 @@ def keep_optimised_graphs() -> None:
 
     Theano 1.0.5 has a flag for this, ``cache_optimizations``, whose code is not finished: it keeps all graphs in one
     file, compares a graph with each of them but for flags, devices and versions, and links the graph that is not
-    optimised. Without this, each process optimises each graph, which takes longer than all else but the imports.
+    optimised.
     """
     import theano
     from theano.compile.function_module import FunctionMaker
@@ -100,7 +101,7 @@ def _note_lost(seconds, obstacle):
     _logger.debug('a graph is not kept: %r', obstacle)
     if before <= NOTED < _lost:
         text = str(obstacle) if isinstance(obstacle, CannotKeep) else repr(obstacle)
-        rank_process.note('Theano has optimised graphs for %.0f s that cannot be kept for the next start (%s); see '
+        progress.note('Theano has optimised graphs for %.0f s that cannot be kept for the next start (%s); see '
                           '"The next start" in docs/guide/performance.md' % (_lost, text))
 
 
@@ -265,12 +266,11 @@ def _environment():
 
 
 def _devices():
-    """Return the context that the graph is compiled for, and all contexts with their devices."""
+    """Return all contexts with their devices, and what `further` returns."""
     from theano.gpuarray import dnn
     from theano.gpuarray.type import get_context, list_contexts
-    context = theano_contexts.pinned()
     opened = [(name, get_context(name)) for name in list_contexts()]
-    return context and (context.kind, context.kind != 'cpu' and context.name), [
+    return [function() for function in further], [
         (name, each.kind, each.devname, each.bin_id, each.kind == b'cuda' and dnn.dnn_available(name) and dnn.version())
         for name, each in opened]
 

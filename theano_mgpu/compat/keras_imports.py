@@ -15,10 +15,7 @@ from .wrapping import wrap
 
 
 def default_keras_backend() -> None:
-    """Choose Theano as Keras's backend where TensorFlow, Keras's own default, is not installed.
-
-    Without this, ``import keras`` ends with "No module named 'tensorflow'".
-    """
+    """Choose Theano as Keras's backend where TensorFlow, Keras's own default, is not installed."""
     if 'KERAS_BACKEND' in os.environ:
         return
     path = os.path.join(os.path.expanduser(os.environ.get('KERAS_HOME', '~/.keras')), 'keras.json')
@@ -31,10 +28,7 @@ def default_keras_backend() -> None:
 
 
 def close_name_scopes(theano_backend: Any) -> None:
-    """Close a name scope also where its block ends with an error.
-
-    Without this, weights that are made after an error of an optimizer are named "training/Adam/dense_2/kernel".
-    """
+    """Close a name scope also where its block ends with an error."""
     if hasattr(theano_backend, 'NAME_SCOPE_STACK'):
         @contextlib.contextmanager
         def name_scope(name):
@@ -47,11 +41,7 @@ def close_name_scopes(theano_backend: Any) -> None:
 
 
 def keep_ragged_arrays(dataset: Any) -> None:
-    """Make an array of objects from the texts of a data set, which differ in length, and load such an array.
-
-    Without this, ``imdb.load_data()`` and ``reuters.load_data()`` end with "inhomogeneous shape", since NumPy 1.24; and
-    in Keras 2.0 to 2.2, since NumPy 1.16.3, with "Object arrays cannot be loaded when allow_pickle=False".
-    """
+    """Make an array of objects from the texts of a data set, which differ in length, and load such an array."""
     numpy = dataset.np
 
     def array(values):
@@ -63,11 +53,7 @@ def keep_ragged_arrays(dataset: Any) -> None:
 
 
 def end_queues_by_stop_iteration(data_utils: Any) -> None:
-    """Let queues of batches end by a StopIteration that a generator raises, as before Python 3.7 (PEP 479).
-
-    Without this, a fit_generator of Keras 2.0 and 2.1 whose data end, or whose Sequence has an error, ends with
-    "RuntimeError: generator raised StopIteration".
-    """
+    """Let queues of batches end by a StopIteration that a generator raises, as before Python 3.7 (PEP 479)."""
     names = set() if hasattr(data_utils, 'init_pool_generator') else {'OrderedEnqueuer', 'GeneratorEnqueuer'}  # 2.2 on
     for name in names.intersection(vars(data_utils)):
         @wrap(getattr(data_utils, name))
@@ -81,10 +67,7 @@ def end_queues_by_stop_iteration(data_utils: Any) -> None:
 
 
 def index_kernels_by_tuples(conv_utils: Any) -> None:
-    """Let Keras index a kernel by a list of slices, which NumPy 1.23 and later takes for an array of positions.
-
-    Without this, weights of convolutions that were saved under TensorFlow end with an IndexError in Keras 2.0 to 2.2.
-    """
+    """Let Keras index a kernel by a list of slices, which NumPy 1.23 and later takes for an array of positions."""
     @wrap(conv_utils)
     def convert_kernel(original, kernel):
         kernel = np.asarray(kernel)

@@ -62,11 +62,7 @@ def hint(error: BaseException) -> str:
 
 
 def name_renamed_metrics(callbacks: Any) -> None:
-    """Warn where a callback monitors a metric by its name in another Keras.
-
-    Without this, ``EarlyStopping(monitor='val_acc')`` never stops on Keras 2.3, which calls this metric 'val_accuracy';
-    the other way round, ``monitor='val_accuracy'`` has no effect on older ones.
-    """
+    """Warn where a callback monitors a metric by its name in another Keras."""
     @wrap(callbacks.Callback, 'set_params' if hasattr(callbacks.Callback, 'set_params') else '_set_params')
     def set_params(original, self, params):
         original(self, params)

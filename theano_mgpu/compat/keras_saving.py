@@ -39,10 +39,7 @@ def give_equal_names_as_bytes(saving: Any) -> None:
 
 
 def save_to_streams(saving: Any) -> None:
-    """Open in-memory files for writing: h5py 3 opens files for reading by default, and Keras passes no mode.
-
-    Without this, ``model.save`` to a BytesIO or an open file, which Keras 2.3 offers, ends with "unable to open file".
-    """
+    """Open in-memory files for writing: h5py 3 opens files for reading by default, and Keras passes no mode."""
     if not hasattr(saving, 'save_to_binary_h5py') or not _is_3(saving.h5py):
         return
 
@@ -58,11 +55,7 @@ def save_to_streams(saving: Any) -> None:
 
 
 def read_texts_that_can_be_decoded(h5py: Any) -> None:
-    """Return the texts of attributes so that Keras can decode them: h5py 2 returned bytes, and h5py 3 returns str.
-
-    Without this, load_model and load_weights end with "'str' object has no attribute 'decode'", in each Keras. Scripts
-    of their time, which read the names of layers from a file themselves, end so, too.
-    """
+    """Return the texts of attributes so that Keras can decode them: h5py 2 returned bytes, and h5py 3 returns str."""
     if not _is_3(h5py):
         return
 
@@ -81,10 +74,7 @@ def read_texts_that_can_be_decoded(h5py: Any) -> None:
 
 
 def read_names_as_lists(io_utils: Any) -> None:
-    """Return the names that an attribute has as a list: Keras 2.2.3 and 2.2.4 ask whether there are any.
-
-    Without this, load_model ends with "The truth value of an array with more than one element is ambiguous".
-    """
+    """Return the names that an attribute has as a list: Keras 2.2.3 and 2.2.4 ask whether there are any."""
     if not hasattr(io_utils, 'H5Dict') or not _is_3(io_utils.h5py):
         return
 

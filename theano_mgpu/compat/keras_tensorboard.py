@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import MgpuError
-from ..utils import rank_process
+from ..utils import progress
 from .wrapping import wrap
 
 
 def write_without_tensorflow(tensorboard: Any) -> None:
     """Write the scalars, histograms, images and graph of ``keras.callbacks.TensorBoard`` without TensorFlow.
 
-    The class stays Keras's: its arguments, when it writes, and under which steps. Without this, it ends with "You need
-    the TensorFlow (v1) module installed to use TensorBoard".
+    The class stays Keras's: its arguments, when it writes, and under which steps.
     """
     if tensorboard.K.backend() != 'theano':
         return
@@ -45,7 +44,7 @@ def _check(histogram_freq, write_grads, embeddings_freq, **others):
         raise MgpuError('TensorBoard(write_grads=True): histograms of gradients are not available on Theano; pass '
                         'write_grads=False. Histograms of weights are written')
     if histogram_freq:
-        rank_process.note("TensorBoard writes histograms of weights; those of the layers' outputs, which Keras adds on "
+        progress.note("TensorBoard writes histograms of weights; those of the layers' outputs, which Keras adds on "
                           'TensorFlow, are not available on Theano')
 
 

@@ -8,6 +8,7 @@ the old rules in a few places, where these functions restore their results. With
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,97 +19,13 @@ from .wrapping import wrap
 OPTIONS = ['-DNPY_TARGET_VERSION=NPY_2_0_API_VERSION', '-DNPY_PY3K', '-DPyInt_Check=PyLong_Check',
            '-DPyInt_AsLong=PyLong_AsLong', '-DPyInt_FromLong=PyLong_FromLong']
 ALL_AXES = -2 ** 31  # NPY_RAVEL_AXIS
+INCREMENT = Path(__file__).with_name('add_rows.h').read_text(encoding='utf-8')
 _COMPLEX = """
 #ifndef MGPU_COMPLEX
 #define MGPU_COMPLEX
 struct mgpu_complex64 { npy_float32 real, imag; };
 struct mgpu_complex128 { npy_float64 real, imag; };
 #endif
-"""
-# In place of the functions PyArray_MapIter... of NumPy 1. `row` goes over one row of the array, `it` over all values.
-INCREMENT = """
-#include <complex>
-template <class T> static void mgpu_add_rows(
-        PyArrayIterObject* row, PyArrayIterObject* it, const npy_intp* at, npy_intp n, npy_intp stride, int adds) {
-    for (npy_intp i = 0; i < n; i++) {
-        PyArray_ITER_RESET(row);
-        for (npy_intp j = 0; j < row->size; j++) {
-            T* const place = (T*)(row->dataptr + at[i] * stride);
-            *place = (adds ? *place : T(0)) + *(const T*)it->dataptr;
-            PyArray_ITER_NEXT(row);
-            PyArray_ITER_NEXT(it);
-        }
-    }
-}
-
-static int inplace_increment(PyArrayObject* a, PyObject* index, PyArrayObject* values, int adds) {
-    typedef void (*Add)(PyArrayIterObject*, PyArrayIterObject*, const npy_intp*, npy_intp, npy_intp, int);
-    static const struct { int type; Add add; } types[] = {
-        {NPY_INT8, mgpu_add_rows<npy_int8>}, {NPY_INT16, mgpu_add_rows<npy_int16>},
-        {NPY_INT32, mgpu_add_rows<npy_int32>}, {NPY_INT64, mgpu_add_rows<npy_int64>},
-        {NPY_UINT8, mgpu_add_rows<npy_uint8>}, {NPY_UINT16, mgpu_add_rows<npy_uint16>},
-        {NPY_UINT32, mgpu_add_rows<npy_uint32>}, {NPY_UINT64, mgpu_add_rows<npy_uint64>},
-        {NPY_FLOAT32, mgpu_add_rows<npy_float32>}, {NPY_FLOAT64, mgpu_add_rows<npy_float64>},
-        {NPY_COMPLEX64, mgpu_add_rows<std::complex<npy_float32> >},
-        {NPY_COMPLEX128, mgpu_add_rows<std::complex<npy_float64> >}};
-    PyArrayObject *places = NULL, *given = NULL, *one_row = NULL;
-    PyArrayIterObject *it = NULL, *row = NULL;
-    npy_intp shape[NPY_MAXDIMS], n;
-    Add add = NULL;
-    int failed = -1, ndim = PyArray_NDIM(a);
-
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (types[i].type == PyArray_TYPE(a))
-            add = types[i].add;
-    if (add == NULL) {
-        PyErr_SetString(PyExc_TypeError, "unsupported type for a");
-        return -1;
-    }
-    if (PyArray_FailUnlessWriteable(a, "input/output array") < 0)
-        return -1;
-    places = (PyArrayObject*)PyArray_FROMANY(index, NPY_INTP, 1, 1, NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY |
-                                             NPY_ARRAY_FORCECAST);
-    if (places == NULL)
-        return -1;
-    n = PyArray_SIZE(places);
-    for (npy_intp i = 0; i < n; i++) {
-        npy_intp* const at = (npy_intp*)PyArray_DATA(places) + i;
-        const npy_intp length = PyArray_DIM(a, 0);
-        if (*at < -length || *at >= length) {
-            PyErr_Format(PyExc_IndexError, "index %zd is out of bounds for axis 0 with size %zd", (Py_ssize_t)*at,
-                         (Py_ssize_t)length);
-            goto end;
-        }
-        *at += *at < 0 ? length : 0;
-    }
-    Py_INCREF(PyArray_DESCR(a));
-    given = (PyArrayObject*)PyArray_FromAny((PyObject*)values, PyArray_DESCR(a), 0, 0, NPY_ARRAY_ALIGNED |
-                                            NPY_ARRAY_FORCECAST, NULL);
-    if (given == NULL)
-        goto end;
-    memcpy(shape, PyArray_DIMS(a), ndim * sizeof *shape);
-    shape[0] = n;
-    it = (PyArrayIterObject*)PyArray_BroadcastToShape((PyObject*)given, shape, ndim);
-    if (it == NULL)
-        goto end;
-    if (it->size) {
-        Py_INCREF(PyArray_DESCR(a));
-        one_row = (PyArrayObject*)PyArray_NewFromDescr(&PyArray_Type, PyArray_DESCR(a), ndim - 1, PyArray_DIMS(a) + 1,
-                                                       PyArray_STRIDES(a) + 1, PyArray_DATA(a), 0, NULL);
-        row = one_row ? (PyArrayIterObject*)PyArray_IterNew((PyObject*)one_row) : NULL;
-        if (row == NULL)
-            goto end;
-        add(row, it, (npy_intp*)PyArray_DATA(places), n, PyArray_STRIDE(a, 0), adds);
-    }
-    failed = 0;
-end:
-    Py_XDECREF(row);
-    Py_XDECREF(one_row);
-    Py_XDECREF(it);
-    Py_XDECREF(given);
-    Py_DECREF(places);
-    return failed;
-}
 """
 
 
@@ -128,10 +45,7 @@ class Casts:
 
 
 def restore_names() -> None:
-    """Restore the names of NumPy 1 that Theano and Keras use, where NumPy 2 lacks them.
-
-    Without this, a product in Python ends with "module 'numpy' has no attribute 'product'".
-    """
+    """Restore the names of NumPy 1 that Theano and Keras use, where NumPy 2 lacks them."""
     import numpy.core
     import numpy.linalg
     names = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
@@ -146,7 +60,7 @@ def restore_names() -> None:
 def compile_for_its_interface(cmodule: ModuleType) -> None:
     """Compile C code for the interface of NumPy 2, with the names that its headers lack.
 
-    `cmodule` is ``theano.gof.cmodule``. Without this, ``import theano`` ends in an error of the C compiler.
+    `cmodule` is ``theano.gof.cmodule``.
     """
     @wrap(cmodule.GCC_compiler)
     def compile_args(original, march_flags=True):
@@ -156,16 +70,13 @@ def compile_for_its_interface(cmodule: ModuleType) -> None:
 def include_no_removed_header(conv: ModuleType) -> None:
     """Leave out a header that NumPy 2 lacks, and that the C code of `ConvOp` includes in vain.
 
-    `conv` is ``theano.tensor.nnet.conv``. Without this, convolutions of ``theano.tensor.nnet.conv`` do not compile.
+    `conv` is ``theano.tensor.nnet.conv``.
     """
     conv.ConvOp.c_headers = lambda self: ['<numpy/arrayobject.h>', '<iostream>', '<sstream>']
 
 
 def give_complex_numbers_fields() -> None:
-    """Derive Theano's complex numbers in C from structs with the fields ``real`` and ``imag``, which NumPy 2's lack.
-
-    Without this, C code with complex numbers does not compile.
-    """
+    """Derive Theano's complex numbers in C from structs with the fields ``real`` and ``imag``, which NumPy 2's lack."""
     from theano.scalar.basic import Scalar
 
     @wrap(Scalar)
@@ -176,20 +87,14 @@ def give_complex_numbers_fields() -> None:
 
 
 def add_rows_without_map_iterators() -> None:
-    """Replace the C code of `AdvancedIncSubtensor1`, whose functions of NumPy's C interface NumPy 2 lacks.
-
-    Without this, the gradient of an embedding does not compile.
-    """
+    """Replace the C code of `AdvancedIncSubtensor1`, whose functions of NumPy's C interface NumPy 2 lacks."""
     from theano.tensor.subtensor import AdvancedIncSubtensor1
     AdvancedIncSubtensor1.c_support_code = lambda self: INCREMENT
     AdvancedIncSubtensor1.c_code_cache_version = lambda self: (8, 'rows', 1)
 
 
 def name_all_axes() -> None:
-    """Name all axes of an array in C code as NumPy 2 does: its functions take ``NPY_MAXDIMS`` for an axis.
-
-    Without this, the maximum of a vector ends with "axis 64 is out of bounds for array of dimension 1".
-    """
+    """Name all axes of an array in C code as NumPy 2 does: its functions take ``NPY_MAXDIMS`` for an axis."""
     from theano.tensor.basic import Argmax, MaxAndArgmax
     from theano.tensor.extra_ops import CumOp
     from theano.tensor.subtensor import AdvancedSubtensor1
@@ -201,11 +106,7 @@ def name_all_axes() -> None:
 
 
 def wrap_integers() -> None:
-    """Wrap Python's integers that a smaller type cannot hold, as NumPy 1 did: modulo 256 and so on.
-
-    Without this, ``x + 300`` for an x of type uint8 has the type uint64, and a cast in Python ends with "Python integer
-    300 out of bounds for uint8".
-    """
+    """Wrap Python's integers that a smaller type cannot hold, as NumPy 1 did: modulo 256 and so on."""
     import numpy
     import theano
     from theano.misc import safe_asarray
@@ -258,10 +159,7 @@ def _numpys(result):
 
 
 def compare_constants_exactly() -> None:
-    """Find the type of a Python float by comparing it with its float32 in double precision.
-
-    Without this, ``x * 0.1`` for an x of type float64 multiplies by 0.10000000149011612.
-    """
+    """Find the type of a Python float by comparing it with its float32 in double precision."""
     import numpy
     from theano import config
     from theano.scalar.basic import NumpyAutocaster, Scalar
@@ -282,11 +180,7 @@ def compare_constants_exactly() -> None:
 
 
 def compute_in_the_type_of_numbers() -> None:
-    """Compute with Python's numbers as with NumPy's int64 and float64 where Theano interprets scalar ops.
-
-    Without this, ``inv`` of a float64 has the precision of float32 in Python, and ``x * 2 + 1``, fused, ends with
-    "Python integer 300 out of bounds for int8".
-    """
+    """Compute with Python's numbers as with NumPy's int64 and float64 where Theano interprets scalar ops."""
     from theano.scalar.basic import Composite, Inv
     for op in (Inv, Composite):
         @wrap(op)
@@ -301,11 +195,7 @@ def _strong(number):
 
 
 def combine_numbers_with_arrays() -> None:
-    """Compute with an array and a number, an array without dimensions, in the type of the array.
-
-    Without this, batch normalisation of float32 gives float64 in Python, and adding 3 to elements of type uint64 rounds
-    them.
-    """
+    """Compute with an array and a number, an array without dimensions, in the type of the array."""
     import theano
     from theano.tensor import subtensor
     from theano.tensor.nnet import bn
@@ -322,11 +212,7 @@ def combine_numbers_with_arrays() -> None:
 
 
 def count_in_64_bits() -> None:
-    """Compute places in arrays, and limits of draws, in 64 bits, where small integers are given.
-
-    Without this, ``fill_diagonal_offset`` of a matrix with 100 columns writes to the wrong places: its offset is an
-    int8.
-    """
+    """Compute places in arrays, and limits of draws, in 64 bits, where small integers are given."""
     from theano.tensor import basic, extra_ops, raw_random
     for op in (basic.Split, extra_ops.FillDiagonalOffset):
         @wrap(op)
@@ -340,21 +226,14 @@ def count_in_64_bits() -> None:
 
 
 def add_up_gradients_of_softmax() -> None:
-    """Add up the gradient of a softmax in double precision in Python.
-
-    Without this, without a compiler, it is added up in single precision.
-    """
+    """Add up the gradient of a softmax in double precision in Python."""
     import numpy
     from theano.tensor.nnet import nnet
     vars(nnet)['sum'] = lambda values: values.dtype.type(sum(values, numpy.float64(0)))
 
 
 def copy_random_states() -> None:
-    """Copy the state of random numbers whole before a draw that must not change it.
-
-    Without this, the copy shares its numbers with the original: a function that draws without an update gives other
-    numbers each time. NumPy 1.24 copied them, too.
-    """
+    """Copy the state of random numbers whole before a draw that must not change it."""
     from theano.tensor import raw_random
     vars(raw_random)['copy'] = copy.deepcopy
 
@@ -362,8 +241,7 @@ def copy_random_states() -> None:
 def draw_in_64_bits(module: ModuleType) -> None:
     """Compute the random numbers of `MRG_RandomStreams` as integers of 64 bits, as NumPy 1 did.
 
-    `module` is ``theano.sandbox.rng_mrg`` or ``theano.sandbox.multinomial``. Without this, without a compiler, a draw
-    ends with "Python integer 4294967295 out of bounds for int32".
+    `module` is ``theano.sandbox.rng_mrg`` or ``theano.sandbox.multinomial``.
     """
     import numpy
     for name in ('mrg_uniform', 'MultinomialFromUniform', 'ChoiceFromUniform'):
@@ -382,8 +260,7 @@ def draw_in_64_bits(module: ModuleType) -> None:
 def transform_in_double_precision(module: ModuleType) -> None:
     """Compute Fourier transforms of single precision in double precision.
 
-    `module` is ``theano.tensor.fft`` or ``theano.tensor.fourier``. Without this, the latter gives complex64 where it
-    promises complex128, and the results of the former have larger errors.
+    `module` is ``theano.tensor.fft`` or ``theano.tensor.fourier``.
     """
     for name in ('RFFTOp', 'IRFFTOp', 'Fourier'):
         if hasattr(module, name):
@@ -395,10 +272,7 @@ def transform_in_double_precision(module: ModuleType) -> None:
 
 
 def flatten_places_of_unique_elements() -> None:
-    """Give the places of unique elements as a vector, as `Unique` promises.
-
-    Without this, they have the shape of the input.
-    """
+    """Give the places of unique elements as a vector, as `Unique` promises."""
     from theano.tensor.extra_ops import Unique
 
     @wrap(Unique)
@@ -411,8 +285,7 @@ def flatten_places_of_unique_elements() -> None:
 def give_back_destroyed_numbers(debugmode: ModuleType) -> None:
     """Give back an input without dimensions that was destroyed as an array of its own, not by ``itemset``.
 
-    `debugmode` is ``theano.compile.debugmode``, which calls ``itemset`` of plain arrays alone. Without this, DebugMode
-    ends with "`itemset` was removed from the ndarray class" where a function counts its steps in a scalar.
+    `debugmode` is ``theano.compile.debugmode``, which calls ``itemset`` of plain arrays alone.
     """
     import numpy
     subclass = type('DestroyedNumber', (numpy.ndarray,), {})
@@ -428,7 +301,7 @@ def give_back_destroyed_numbers(debugmode: ModuleType) -> None:
 def average_in_double_precision(callbacks: ModuleType) -> None:
     """Add up the losses and metrics of an epoch in double precision.
 
-    `callbacks` is ``keras.callbacks.callbacks``. Without this, Keras adds up numbers of single precision as such.
+    `callbacks` is ``keras.callbacks.callbacks``.
     """
     import numpy
 

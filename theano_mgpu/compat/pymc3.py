@@ -15,11 +15,7 @@ from .wrapping import wrap
 
 
 def spell_flags_as_theano_pymc() -> None:
-    """Add Theano-PyMC's names of flags: ``theano.config.gcc__cxxflags`` for ``theano.config.gcc.cxxflags``.
-
-    Without this, ``import pymc3`` ends with "'TheanoConfigParser' object has no attribute 'gcc__cxxflags'", and each
-    of its models with "no attribute 'change_flags'".
-    """
+    """Add Theano-PyMC's names of flags: ``theano.config.gcc__cxxflags`` for ``theano.config.gcc.cxxflags``."""
     from theano import configparser
 
     def change_flags(args=(), **kwargs):
@@ -35,8 +31,7 @@ def spell_flags_as_theano_pymc() -> None:
 def add_modules_of_theano_pymc() -> None:
     """Add Theano-PyMC's modules: ``theano.graph`` for ``theano.gof``, ``theano.scan`` for ``theano.scan_module``.
 
-    Without this, ``import pymc3`` ends with "No module named 'theano.graph'". They are added only for PyMC3: other
-    programs recognise Theano-PyMC by these modules.
+    They are added only for PyMC3: other programs recognise Theano-PyMC by these modules.
     """
     import theano
     from theano import scan_module
@@ -58,10 +53,7 @@ def add_modules_of_theano_pymc() -> None:
 
 
 def index_by_tuples(data: Any) -> None:
-    """Take a tuple of slices in ``pm.Minibatch`` of PyMC3 3: NumPy 1.23 takes a list for an array of indices.
-
-    Without this, it ends with "IndexError: only integers, slices (`:`), ellipsis (`...`) [...] are valid indices".
-    """
+    """Take a tuple of slices in ``pm.Minibatch`` of PyMC3 3: NumPy 1.23 takes a list for an array of indices."""
     @wrap(data.Minibatch)
     def make_static_slices(original, user_size):
         slices = original(user_size)
@@ -76,11 +68,7 @@ def _alias(name, names):
 
 
 def _make_op_of_theano_pymc(op_class):
-    """Make an op class whose subclasses may have Theano-PyMC's ``infer_shape``, which takes the graph, too.
-
-    Without this, functions over PyMC3's own ops log "Failed to infer_shape from Op", and compute values only for their
-    shapes.
-    """
+    """Make an op class whose subclasses may have Theano-PyMC's ``infer_shape``, which takes the graph, too."""
     class Op(op_class):
         def __init_subclass__(cls, **kwargs):
             super().__init_subclass__(**kwargs)

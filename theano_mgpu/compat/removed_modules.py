@@ -5,13 +5,12 @@ Each is replaced by a module that has only the names that Theano uses. Theano al
 """
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import shutil
 import sys
 import sysconfig
 import types
-from typing import Any, ContextManager, Iterator
+from typing import Any, ContextManager
 
 from .import_hooks import replaced
 
@@ -19,13 +18,12 @@ from .import_hooks import replaced
 def replace_pkg_resources() -> ContextManager[None]:
     """Replace ``pkg_resources``, which setuptools 82 removed, by one exception: Theano uses no more of it.
 
-    Without this, importing ``theano.gpuarray`` ends with "No module named 'pkg_resources'" where setuptools is too new
-    or not installed, and elsewhere takes 0.07 seconds longer. The real module is left to scikit-cuda, which needs it.
+    The real module is left to scikit-cuda, which needs it.
     """
     name = 'pkg_resources'
     replaces = importlib.util.find_spec('skcuda') is None or importlib.util.find_spec(name) is None
-    return replaced(name, _module(name, DistributionNotFound=type('DistributionNotFound', (Exception,), {}),
-                                  __getattr__=_refuse_other_names), replaces)
+    return replaced({name: _module(name, DistributionNotFound=type('DistributionNotFound', (Exception,), {}),
+                                   __getattr__=_refuse_other_names)}, replaces)
 
 
 def _refuse_other_names(name):
@@ -34,30 +32,19 @@ def _refuse_other_names(name):
 
 
 def replace_imp() -> ContextManager[None]:
-    """Replace ``imp``, which Python 3.12 removed, by an empty module: Theano needs it for a debugger of its own.
-
-    Without this, importing ``theano.gpuarray`` ends with "No module named 'imp'".
-    """
-    return replaced('imp', types.ModuleType('imp'), sys.version_info >= (3, 12))
+    """Replace ``imp``, which Python 3.12 removed, by an empty module: Theano needs it for a debugger of its own."""
+    return replaced({'imp': types.ModuleType('imp')}, sys.version_info >= (3, 12))
 
 
-@contextlib.contextmanager
-def replace_distutils() -> Iterator[None]:
-    """Replace ``distutils``, which Python 3.12 removed, by functions of ``sysconfig`` and ``shutil``.
-
-    Without this, importing Theano ends with "No module named 'distutils'" where setuptools is not installed.
-    """
+def replace_distutils() -> ContextManager[None]:
+    """Replace ``distutils``, which Python 3.12 removed, by functions of ``sysconfig`` and ``shutil``."""
     config = _module('distutils.sysconfig', get_config_var=sysconfig.get_config_var,
                      get_config_h_filename=sysconfig.get_config_h_filename,
                      get_python_inc=_include_folder, get_python_lib=_standard_library,
                      get_python_version=sysconfig.get_python_version)
     spawn = _module('distutils.spawn', find_executable=shutil.which)
     package = _module('distutils', sysconfig=config, spawn=spawn, __path__=[])
-    replaces = sys.version_info >= (3, 12) and 'distutils' not in sys.modules
-    with contextlib.ExitStack() as stack:
-        for module in (package, config, spawn):
-            stack.enter_context(replaced(module.__name__, module, replaces))
-        yield
+    return replaced({module.__name__: module for module in (package, config, spawn)}, sys.version_info >= (3, 12))
 
 
 def _include_folder(plat_specific: bool = False) -> str:

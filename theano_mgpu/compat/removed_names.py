@@ -39,9 +39,6 @@ def restore_getargspec() -> None:
 
 
 def load_yaml_without_a_loader(yaml: Any) -> None:
-    """Have ``yaml.load(text)`` use the loader that it used before PyYAML 6, which wants it named.
-
-    Without this, ``model_from_yaml`` of Keras before 2.3 ends with "missing 1 required positional argument: 'Loader'".
-    """
+    """Have ``yaml.load(text)`` use the loader that it used before PyYAML 6, which wants it named."""
     if not yaml.load.__defaults__:
         yaml.load.__defaults__ = (yaml.FullLoader,)

@@ -63,18 +63,7 @@ def _forward_loops(node: Any) -> list[Any]:
 
 
 def _source_of_reversed(sequence: Variable, n_steps: Variable) -> tuple[Variable | None, int, int]:
-    """Return the source of a sequence that L_op of `Scan` has reversed, and how many elements it leaves out.
-
-    Parameters
-    ----------
-    sequence, n_steps : Theano variables
-
-    Returns
-    -------
-    source : Theano variable or None
-    before, after : int
-        Elements that are left out at the beginning and at the end of the source.
-    """
+    """Return the source of a sequence that L_op of `Scan` has reversed, and how many elements it leaves out."""
     base, index = _sliced(sequence)
     if base is None or index.start is not None or index.step is not None or not _is_same_scalar(index.stop, n_steps):
         return None, 0, 0
@@ -129,20 +118,7 @@ def _is_same_scalar(x: Any, tensor_variable: Variable) -> bool:
 
 
 def _same_values(node: Any, inputs: Sequence[Any], outputs: Sequence[Any], forward: Any) -> dict[Any, Any]:
-    """Return the variables of a step that have values of the same step of another loop, with the variables there.
-
-    Parameters
-    ----------
-    node : Apply
-        The loop that reads the other one backwards.
-    inputs, outputs : list of Theano variables
-        Of a step.
-    forward : Apply
-
-    Returns
-    -------
-    dict of Theano variable to Theano variable
-    """
+    """Return the variables of a step that have values of the same step of another loop, with the variables there."""
     known, values = _values_of_steps(forward)
     same = {x: known[outer] for x, outer in zip(node.op.inner_non_seqs(inputs), node.op.outer_non_seqs(node))
             if outer in known}

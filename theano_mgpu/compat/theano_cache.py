@@ -48,11 +48,7 @@ def _about_lock(folder):
 
 
 def keep_code_of_ops_without_props() -> None:
-    """Keep the compiled code of ops whose ``__props__`` is an empty tuple: to Theano 1.0.5 it has no version.
-
-    Without this, each process compiles matrix products, softmax, random draws and others again, although they are
-    in the cache: 4 of the 5 seconds that the first batch of a small Keras model takes.
-    """
+    """Keep the compiled code of ops whose ``__props__`` is an empty tuple: to Theano 1.0.5 it has no version."""
     from theano.gof.cc import CLinker
 
     @wrap(CLinker)
@@ -72,8 +68,7 @@ def keep_code_of_ops_without_props() -> None:
 def give_source_a_lasting_version() -> None:
     """Derive the version of an op's source from its text by CRC-32.
 
-    Theano 1.0.5 takes Python's hash of the text, which differs from process to process. Without this, each process
-    compiles DimShuffle again.
+    Theano 1.0.5 takes Python's hash of the text, which differs from process to process.
     """
     from theano.gof.op import COp
 
@@ -84,11 +79,7 @@ def give_source_a_lasting_version() -> None:
 
 
 def keep_flags_of_the_processor() -> None:
-    """Keep g++'s flags for this processor in the folder of compiled code, for the next process.
-
-    Without this, each process that imports theano.gpuarray or needs compiled code runs g++ four times to find them: a
-    third of a second.
-    """
+    """Keep g++'s flags for this processor in the folder of compiled code, for the next process."""
     from theano import config
     from theano.gof.cmodule import GCC_compiler, gcc_version_str
 

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from typing import Any, Dict
 
-from ..utils import mpi_environment, progress
+from ..utils import progress
 from ..utils.attributes import temporarily
 from ..utils.worker_threads import Task, WorkerThreads
 from .wrapping import wrap
@@ -28,10 +28,7 @@ _thread = _Thread()
 
 
 def compile_outside_the_lock() -> None:
-    """Hold a lock on the one module that g++ compiles, instead of Theano's lock on the whole folder.
-
-    Without this, one process compiles at a time: tests, and the ranks of different jobs, wait for each other.
-    """
+    """Hold a lock on the one module that g++ compiles, instead of Theano's lock on the whole folder."""
     from theano.gof import cmodule, compilelock
 
     @wrap(cmodule.ModuleCache)
@@ -97,37 +94,20 @@ def _lock_byte(file, byte):
 
 
 def compile_ahead() -> None:
-    """Compile several modules of a function at the same time, as many as the flag mgpu.compile_jobs says.
-
-    Without this, one core compiles a function's modules one after the other. Of several ranks on a host, the first one
-    does so; the others load the compiled modules.
-    """
+    """Compile several modules of a function at the same time, as many as the flag mgpu.compile_jobs says."""
     import theano
     from theano.gof.vm import VM_Linker
 
     @wrap(VM_Linker)
     def make_all(original, self, *args, **kwargs):
         jobs = theano.config.mgpu.compile_jobs or len(os.sched_getaffinity(0))
-        is_on = jobs > 1 and self.c_thunks is not False and not mpi_environment.local_rank()
+        is_on = jobs > 1 and self.c_thunks is not False
         with Ahead(self, jobs) if is_on else contextlib.nullcontext() as ahead, temporarily(_thread, 'ahead', ahead):
             return original(self, *args, **kwargs)
 
 
 class Ahead(contextlib.ExitStack):
-    """The threads that compile the modules of a function before Theano asks for each of them.
-
-    Parameters
-    ----------
-    linker : theano.gof.vm.VM_Linker
-        The linker of the function.
-    jobs : int
-        Modules at a time.
-
-    Attributes
-    ----------
-    bar : progress bar
-        The bar of the modules that were missing.
-    """
+    """The threads that compile the modules of a function before Theano asks for each of them."""
 
     def __init__(self, linker: Any, jobs: int):
         super().__init__()

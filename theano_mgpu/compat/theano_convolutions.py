@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .wrapping import wrap
+from .wrapping import mark_version, wrap
 
 COLUMNS = 'c_support_code_apply', 'c_code_cache_version'  # replaced methods of BaseCorrMM
 _THEIRS = re.compile(r'// \(borrowed from Caffe:.*?(?=// Theano op code)', re.DOTALL)  # im2col and col2im
@@ -24,6 +24,4 @@ def move_rows_of_columns() -> None:
         return _THEIRS.sub(lambda theirs: '#ifdef __clang__\n%s\n#else\n%s\n#endif\n' % (theirs.group(), ours),
                            original(self, *args), 1)
 
-    @wrap(BaseCorrMM)
-    def c_code_cache_version(original, self):
-        return original(self) + ('rows of columns', 1)
+    mark_version(BaseCorrMM, lambda: ('rows of columns', 1))

@@ -1,6 +1,6 @@
 """Theano's flags: its own as it can be imported with them, and theano_mgpu's.
 
-The functions that take `flags` change what Theano reads as THEANO_FLAGS while it is imported, a dict of str to str.
+The functions that take `theanos` change what Theano reads as THEANO_FLAGS while it is imported, a dict of str to str.
 """
 from __future__ import annotations
 
@@ -10,37 +10,33 @@ import sys
 import sysconfig
 import warnings
 
-from .. import config
 from ..errors import MgpuError
+from ..utils import flags
+from ..utils.flags import OWN_FLAGS, Number, Ratio
+
+OWN_FLAGS.update({
+    'mgpu.compile_jobs': (0, Number('modules', 0),
+                          'Modules of C code that g++ compiles at a time for a function; 0 is one for each core.'),
+    'mgpu.keep_graphs': ('True', ('False', 'True'),
+                         'Whether the optimised graphs of functions are kept beside the compiled code, for the next '
+                         'process that makes the same functions.'),
+    'mgpu.tf32': ('False', ('False', 'True'),
+                  'Whether cuDNN 8 and later may compute convolutions of float32 as TF32, which keeps 11 bits of '
+                  'precision and is faster, on compute capability 8.0 and later.'),
+    'mgpu.vector_math': ('auto', ('auto', 'off'),
+                         'How exp, log, tanh, sigmoid, pow and the like are computed on the host: several elements at '
+                         "a time, within 4 units in the last place, by glibc's libmvec where it is installed (auto); "
+                         'or one element at a time, by libm (off).'),
+})
 
 
-def hide_own_flags(flags: dict[str, str]) -> None:
-    """Hide theano_mgpu's own flags, which Theano does not know before `register_own_flags`.
-
-    Without this, Theano warns that it does not recognise them.
-    """
-    for name in [name for name in flags if name.startswith('mgpu.')]:
-        del flags[name]
+def hide_own_flags(theanos: dict[str, str]) -> None:
+    """Hide theano_mgpu's own flags, which Theano does not know before `register_own_flags`."""
+    for name in [name for name in theanos if name.startswith('mgpu.')]:
+        del theanos[name]
 
 
-def hide_contexts(flags: dict[str, str]) -> None:
-    """Keep Theano from opening the devices of the flag ``contexts``: `theano_mgpu.devices` does so on demand.
-
-    Theano opens them when it is imported, only logs an error where a device cannot be opened, and loses the second name
-    of a device.
-    """
-    flags['contexts'] = ''
-
-
-def show_contexts() -> None:
-    """Give ``theano.config.contexts`` the user's map, which `hide_contexts` hid: scripts read its names there."""
-    import theano.gpuarray  # noqa: F401  which would open these contexts, if it was imported later
-    from theano import configparser
-    flag, = [flag for flag in configparser._config_var_list if flag.fullname == 'contexts']
-    flag.val = config.flag('contexts', '')
-
-
-def refuse_old_devices(flags: dict[str, str]) -> None:
+def refuse_old_devices(theanos: dict[str, str]) -> None:
     """Refuse ``device=gpu0``, a name of Theano's old back-end, and tell its new name and a map of several devices.
 
     Raises
@@ -49,21 +45,21 @@ def refuse_old_devices(flags: dict[str, str]) -> None:
         For a value of ``device`` or ``init_gpu_device`` that begins with gpu.
     """
     for name in ('device', 'init_gpu_device'):
-        value = str(config.flag(name, ''))
+        value = str(flags.flag(name, ''))
         if value.startswith('gpu'):
             new = value.replace('gpu', 'cuda', 1)
             raise MgpuError('flag %s=%s: Theano 1.0 calls this device %s. For several devices map contexts, and leave '
                             'out %s: THEANO_FLAGS=contexts=dev0->cuda0;dev1->cuda1' % (name, value, new, name))
 
 
-def default_blas_flags(flags: dict[str, str]) -> None:
+def default_blas_flags(theanos: dict[str, str]) -> None:
     """Choose a BLAS unless the user did.
 
     Without a value, Theano 1.0.5 asks ``np.distutils.__config__.blas_opt_info``, which NumPy 1.22
     and later lack, and dies at import.
     """
-    if config.flag('blas.ldflags') is None:
-        flags['blas.ldflags'] = blas_ldflags()
+    if flags.flag('blas.ldflags') is None:
+        theanos['blas.ldflags'] = blas_ldflags()
 
 
 def blas_ldflags() -> str:
@@ -75,13 +71,10 @@ def blas_ldflags() -> str:
     return '-lopenblas' if installed else ''
 
 
-def do_without_python_headers(flags: dict[str, str]) -> None:
-    """Turn off Theano's compiler, so that it interprets graphs, where Python.h is not installed; a warning says so.
-
-    Without this, Theano finds g++, and its import ends in a compiler's error: "Python.h: No such file".
-    """
-    if config.flag('cxx') is None and shutil.which('g++') and lacks_python_headers():
-        flags['cxx'] = ''
+def do_without_python_headers(theanos: dict[str, str]) -> None:
+    """Turn off Theano's compiler, so that it interprets graphs, where Python.h is not installed; a warning says so."""
+    if flags.flag('cxx') is None and shutil.which('g++') and lacks_python_headers():
+        theanos['cxx'] = ''
         warnings.warn('Python.h is missing, so that Theano cannot compile: it interprets its graphs, slowly, and '
                       'has no convolutions. Debian: apt-get install python3-dev', RuntimeWarning, stacklevel=5)
 
@@ -101,13 +94,13 @@ def register_own_flags() -> None:
     """
     from theano import configparser
     from theano.configparser import AddConfigVar, EnumStr, IntParam, StrParam
-    config.check_own_names()
-    for name in config.OWN_FLAGS:  # before the first one is added: a second import raises this error again, or none
-        config.own_flag(name)
-    configparser.THEANO_FLAGS_DICT.update({name: value for name, value in config.environment_flags().items()
-                                           if name in config.OWN_FLAGS})
-    for name, (default, allowed, doc) in config.OWN_FLAGS.items():
-        if isinstance(allowed, tuple) and not isinstance(allowed, (config.Number, config.Ratio)):
+    flags.check_own_names()
+    for name in OWN_FLAGS:  # before the first one is added: a second import raises this error again, or none
+        flags.own_flag(name)
+    configparser.THEANO_FLAGS_DICT.update({name: value for name, value in flags.environment_flags().items()
+                                           if name in OWN_FLAGS})
+    for name, (default, allowed, doc) in OWN_FLAGS.items():
+        if isinstance(allowed, tuple) and not isinstance(allowed, (Number, Ratio)):
             kind = EnumStr(default, *[value for value in allowed if value != default])
             kind.filter = _with_booleans(kind.filter)
         else:

@@ -1,153 +1,17 @@
-"""Hooks after each call of `theano.function`."""
+"""The making of Theano's functions, and of their copies."""
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
-import os
 import sys
-import threading
-from typing import Any, Callable, Iterator, List, Mapping
+from typing import Any
 
-from ..utils import progress
-from ..utils.attributes import temporarily
 from ..utils.collector import collector_paused
 from .wrapping import wrap
 
-_hooks: List[Callable[..., Any]] = []
-_making = threading.local()
-
-
-@contextlib.contextmanager
-def plain_functions() -> Iterator[None]:
-    """Keep `theano.function` from calling hooks within the ``with`` block: for functions of our own, and nested ones.
-    """
-    with temporarily(_making, 'plain', True):
-        yield
-
-
-@contextlib.contextmanager
-def replaced_functions(replace: Callable[..., Any]) -> Iterator[None]:
-    """Let a callable replace the functions that are made within the ``with`` block; no hook is called with these.
-
-    Parameters
-    ----------
-    replace : callable
-        ``replace(arguments, compile)`` returns the function: the arguments of `theano.compile.pfunc.pfunc`, and a
-        callable that returns Theano's own function, the same one each time.
-    """
-    with temporarily(_making, 'replace', replace):
-        yield
-
-
-def plain_function(*args: Any, **kwargs: Any) -> Callable[..., Any]:
-    """Make a function with `theano.function`, without the hook."""
-    import theano
-    with plain_functions():
-        return theano.function(*args, **kwargs)
-
-
-def is_of_user(arguments: Mapping[str, Any]) -> bool:
-    """Return whether a new function is listed for the user.
-
-    A function that Theano or Keras makes for its own use, such as `K.eval`, is not, nor is one that computes nothing.
-
-    Parameters
-    ----------
-    arguments : dict
-        The arguments of `theano.function`.
-    """
-    name = arguments['name'] or ''
-    if not name.startswith(folders('theano', 'keras')):
-        return bool(arguments['params'] or arguments['outputs'] or arguments['updates'])
-    return bool(arguments['params'] and name.startswith(folders('keras.backend')))
-
-
-def _name_for_user(name):
-    """Return the name of the function that is being made, for messages.
-
-    Theano names a function that has no name after the line that has called `theano.function`. Where that line is in
-    Theano or Keras, as for ``K.function``, the line that has called Keras is meant. Folders are left out.
-    """
-    frame: Any
-    frame, others = sys._getframe(1), folders('theano', 'keras', 'theano_mgpu')
-    if name and name.startswith(others):
-        while frame and frame.f_code.co_filename.startswith(others):
-            frame = frame.f_back
-        name = '%s:%d' % (frame.f_code.co_filename, frame.f_lineno) if frame else name
-    place, colon, line = (name or 'a function').rpartition(':')
-    return os.path.basename(place) + colon + line if colon else line
-
-
-def folders(*packages: str) -> tuple[str, ...]:
-    """Return the paths of the folders of imported packages, a tuple of str that end with a separator."""
-    files = [getattr(sys.modules.get(package), '__file__', None) for package in packages]
-    return tuple(os.path.join(os.path.dirname(file), '') for file in files if file)
-
-
-def graph_of(function: Any) -> list[Any]:
-    """Return the outputs and new values of a function, before Theano's optimiser, and the variables that it updates."""
-    updates = [(each.variable, each.update) for each in function.maker.inputs if each.update is not None]
-    return [output.variable for output in function.maker.outputs] + [each for pair in updates for each in pair]
-
 
 def compile_without_the_collector() -> None:
-    """Pause Python's collector while a function is compiled.
-
-    Without this, it takes more than a third of the time in which Theano optimises a graph.
-    """
+    """Pause Python's collector while a function is compiled."""
     module: Any = sys.modules['theano.compile.pfunc']
     module.orig_function = collector_paused()(module.orig_function)
-
-
-def after_each_function(attach: Callable[[Any, Mapping[str, Any]], Any], first: bool = False) -> None:
-    """Call a hook with each function that Theano makes from now on.
-
-    Every `theano.function` calls `pfunc`, whatever name a script has imported it by.
-
-    Parameters
-    ----------
-    attach : callable
-        ``attach(function, arguments)``: the new function, and a dict of the arguments of `theano.compile.pfunc.pfunc`.
-        The attribute ``function.mgpu_name`` is its name for messages. The hook may set ``function.mgpu_divided``, a
-        callable ``divided(args, kwargs)`` that then runs in place of the function; ``function.plain_call`` is Theano's
-        own, unless a callable with a method `copied` is set there. If the hook returns True, no further one is called.
-    first : bool
-        Call it before the hooks that there are; after them by default.
-    """
-    hook_functions_once()
-    _hooks.insert(0 if first else len(_hooks), attach)
-
-
-@functools.lru_cache(None)
-def hook_functions_once() -> None:
-    """Call the hooks with each function that Theano makes from now on."""
-    @wrap(sys.modules['theano.compile.function'])
-    def pfunc(original, *args, **kwargs):
-        if getattr(_making, 'plain', False):
-            return original(*args, **kwargs)
-        arguments = _arguments(original, *args, **kwargs)
-        replace = getattr(_making, 'replace', None)
-        if replace is not None:
-            return replace(arguments, functools.lru_cache(None)(functools.partial(_made, original, arguments)))
-        function = _made(original, arguments)
-        any(attach(function, arguments) for attach in _hooks)
-        return function
-
-
-def _made(original, arguments):
-    name = _name_for_user(arguments['name'])
-    with plain_functions(), progress.compiling('compiling ' + name):
-        function = original(**arguments)
-    function.mgpu_name = name
-    return function
-
-
-def _arguments(function, *args, **kwargs):
-    """Return the arguments of a call by name, with the defaults of those that are left out."""
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
 
 
 def order_copies() -> None:
@@ -167,20 +31,3 @@ def order_copies() -> None:
                     for node, i in list(variable.clients):
                         fgraph.change_input(node, i, theano.compile.deep_copy_op(variable))
         original(self, inputs, outputs, *args, fgraph=fgraph, **kwargs)
-
-
-def divide_copies() -> None:
-    """Divide the copy of a function that runs over contexts over the same contexts.
-
-    Without this, `Function.copy` makes a function that runs on one device.
-    """
-    from theano.compile.function_module import Function
-
-    @wrap(Function)
-    def copy(original, self, *args, **kwargs):
-        function, ways = original(self, *args, **kwargs), [self.mgpu_divided, vars(self).get('plain_call')]
-        for way in filter(None, ways):
-            arguments = _arguments(original, self, *args, **kwargs)
-            function.mgpu_name = arguments['name'] or self.mgpu_name + ' copy'
-            way.copied(function, arguments['swap'], arguments['delete_updates'])
-        return function

@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .wrapping import wrap
+from .wrapping import mark_version, wrap
 
 OPENCL_SPELLING = (
     (re.compile(r'nan\(""\)'), 'NAN'),                        # maximum, minimum
@@ -14,10 +14,7 @@ OPENCL_SPELLING = (
 
 
 def give_mrg_its_context() -> None:
-    """Draw MRG random numbers on the context of their state; Theano 1.0.5 draws on the default context.
-
-    Without this, on a named context: "context name None not defined", and all ops stay on the host.
-    """
+    """Draw MRG random numbers on the context of their state; Theano 1.0.5 draws on the default context."""
     from theano.gpuarray.rng_mrg import GPUA_mrg_uniform
 
     @classmethod  # type: ignore[misc]  # outside of a class
@@ -34,8 +31,7 @@ def give_mrg_its_context() -> None:
 def cast_conv_shapes() -> None:
     """Cast the image shape of a convolution's gradient to int64, as the CPU's op does.
 
-    Theano 1.0.5 reads the shape as int64 on a GPU, whatever its dtype is. Without this, a transposed convolution to
-    a shape of Python integers (which Theano makes int8) asks for "4 x 2 x 442372112 x 404381200".
+    Theano 1.0.5 reads the shape as int64 on a GPU, whatever its dtype is.
     """
     from theano.gpuarray import blas
     for op_class in (blas.GpuCorrMM_gradInputs, blas.GpuCorrMM_gradWeights,
@@ -52,9 +48,6 @@ def name_the_type_of_contexts(module: Any) -> None:
     """Name the type of contexts in C code; Theano 1.0.5 takes its address, which differs from process to process.
 
     `module` is ``theano.gpuarray.type``. Ops take the name when their modules are imported, which comes next.
-
-    Without this, processes that compile an op of a GPU at the same time have different code for it. Both are kept, and
-    each later process warns that "the same cache key is associated to different modules".
     """
     module.GpuContextType.__repr__ = lambda self: 'GpuContextType'
 
@@ -64,8 +57,6 @@ def replace_legacy_convolutions() -> None:
 
     ConvOp is the op of ``theano.tensor.nnet.conv.conv2d``. The abstract convolution does not check its inputs against
     `image_shape` and `filter_shape`, as ConvOp does. Gradients of a convolution with steps stay as they are.
-
-    Without this, Theano 1.0.5 ends the compilation: "ConvOp does not work with the gpuarray backend".
     """
     from theano.gof import local_optimizer
     from theano.gof.opt import copy_stack_trace, out2in
@@ -88,10 +79,7 @@ def replace_legacy_convolutions() -> None:
 
 
 def report_kernels_that_cannot_be_made() -> None:
-    """Raise an error with the driver's reason where the kernel of an elementwise op cannot be made.
-
-    Without this, Theano's code frees a kernel that it could not make, and the process ends in a segmentation fault.
-    """
+    """Raise an error with the driver's reason where the kernel of an elementwise op cannot be made."""
     from theano.gpuarray.elemwise import GpuElemwise
     plain = 'PyErr_SetString(PyExc_RuntimeError, "Could not initialize elemwise support");'
 
@@ -105,7 +93,7 @@ def report_kernels_that_cannot_be_made() -> None:
     def c_cleanup_code_struct(original, self, node, name):
         return 'if (ge != NULL) {%s}' % original(self, node, name)
 
-    _mark_code(GpuElemwise, lambda: (1,))
+    mark_version(GpuElemwise, lambda: (1,))
 
 
 def build_kernels_when_called() -> None:
@@ -114,8 +102,6 @@ def build_kernels_when_called() -> None:
     An op of n dimensions has 2 n + 1 kernels: one for contiguous arrays, and for each number of dimensions that is left
     where neighbours collapse, one with addresses of 32 bits and one with 64. Few are ever called. Here libgpuarray is
     told to build the kernels for 0 dimensions at once. It builds each other kernel before its first call.
-
-    Without this, PoCL spends most of the time in which a function is compiled on kernels that nothing calls.
     """
     from theano.gpuarray.elemwise import GpuElemwise
     from theano.gpuarray.subtensor import GpuAdvancedIncSubtensor1, GpuIncSubtensor
@@ -124,15 +110,11 @@ def build_kernels_when_called() -> None:
         def c_init_code_struct(original, self, node, name, sub):
             return re.sub(r'args, [^,]+, GE_CONVERT_F16\)', 'args, 0, GE_CONVERT_F16)', original(self, node, name, sub))
 
-        _mark_code(op_class, lambda: (2,))
+        mark_version(op_class, lambda: (2,))
 
 
 def spell_for_opencl() -> None:
-    """Write elementwise kernels in OpenCL's language; Theano 1.0.5 writes some that only CUDA and C++ understand.
-
-    Without this, maximum, minimum, round, // and a float as a condition end the whole process on OpenCL: the kernel
-    does not build ("1 error generated"), and Theano frees what was never allocated.
-    """
+    """Write elementwise kernels in OpenCL's language; Theano 1.0.5 writes some that only CUDA and C++ understand."""
     from theano.gpuarray.elemwise import GpuElemwise
 
     @wrap(GpuElemwise)
@@ -149,9 +131,8 @@ def spell_for_opencl() -> None:
 def clear_before_gemv() -> None:
     """Clear the output of a product of matrix and vector on OpenCL before it is computed.
 
-    Theano 1.0.5 computes y = 0 * y + A x into uninitialised memory, and CLBlast does multiply y by 0. Without this, the
-    product is NaN wherever the memory happened to hold NaN. CLBlast's gemm, its batched gemm and its dot do not read
-    their output where beta is 0; cuBLAS never does.
+    Theano 1.0.5 computes y = 0 * y + A x into uninitialised memory, and CLBlast does multiply y by 0.
+    CLBlast's gemm, its batched gemm and its dot do not read their output where beta is 0; cuBLAS never does.
     """
     from theano.gpuarray.blas import GpuGemv
 
@@ -189,12 +170,4 @@ def _keep_code_of_opencl_apart(op_class):
 
     Theano keeps compiled code by the name of the context, which may have been on CUDA, or without the patch, before.
     """
-    _mark_code(op_class, lambda node: (1,) * _is_on_opencl(node), 'c_code_cache_version_apply')
-
-
-def _mark_code(op_class, mark, name='c_code_cache_version'):
-    """Add a mark to the version of an op's code: Theano keeps code by its version, also code without the patch."""
-    @wrap(op_class, name)
-    def version(original, self, *node):
-        version = original(self, *node)
-        return version and version + mark(*node)
+    mark_version(op_class, lambda node: (1,) * _is_on_opencl(node), 'c_code_cache_version_apply')

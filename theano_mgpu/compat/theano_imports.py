@@ -8,58 +8,31 @@ import types
 import warnings
 from typing import ContextManager
 
-from ..comm import mpi_library
-from ..errors import MgpuError
-from ..utils import mpi_environment
 from .import_hooks import replaced
 
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
 
 
 def have_child_processes_patched() -> None:
-    """Make processes that this one starts import theano_mgpu before Theano and Keras: see theano_mgpu_first.py.
-
-    Without this, the workers of a script end with "module 'numpy' has no attribute 'bool'".
-    """
+    """Make processes that this one starts import theano_mgpu before Theano and Keras: see theano_mgpu_first.py."""
     os.environ[IMPORTED] = '1'
 
 
-def hidden_mpi() -> ContextManager[None]:
-    """Hide mpi4py from Theano 1.0.5 while it is imported, except in a process that mpirun started.
-
-    Theano imports mpi4py wherever it is installed, for two Ops that send and receive. Without this, each
-    process starts MPI, which takes half a second and a daemon; and PyPI's mpi4py on a machine without MPI's
-    library ends ``import theano`` with "RuntimeError: cannot load MPI library".
-    """
-    return replaced('mpi4py.MPI', None, not mpi_environment.is_rank() or not _has_working_mpi())
-
-
-def _has_working_mpi():
-    try:
-        mpi_library.started()
-    except (ImportError, RuntimeError, MgpuError):  # reported when the ranks are needed: see distributed/mpi.py
-        return False
-    return True
-
-
 def scipy_stats_left_out() -> ContextManager[None]:
-    """Leave out ``scipy.stats`` while Theano is imported: one op needs it, which then imports it by name.
-
-    Without this, each process takes a quarter of a second longer to import Theano.
-    """
+    """Leave out ``scipy.stats`` while Theano is imported: one op needs it, which then imports it by name."""
     name = 'scipy.stats'
     # The attribute imports parts of SciPy by name.
-    return replaced(name, types.ModuleType(name), hasattr(_scipy(), '__getattr__'))
+    return replaced({name: types.ModuleType(name)}, hasattr(_scipy(), '__getattr__'))
 
 
 def scipy_signal_left_out() -> ContextManager[None]:
     """Leave out ``scipy.signal`` while Theano is imported, unless SciPy is older than 1.8.
 
     Theano imports all of it to find ``scipy.signal.sigtools``, which newer versions do not have; the slow convolutions
-    in Python, for which it is meant, are then missing. Without this, each process takes a tenth of a second longer.
+    in Python, for which it is meant, are then missing.
     """
     old = re.match(r'0|1\.[0-7]\.', getattr(_scipy(), '__version__', '0'))
-    return replaced('scipy.signal', None, not old)
+    return replaced({'scipy.signal': None}, not old)
 
 
 def _scipy():
@@ -71,31 +44,8 @@ def _scipy():
     return scipy
 
 
-def is_command_line() -> bool:
-    """Return whether this program is ``theano-mgpu``, which runs even where Theano cannot be imported."""
-    # Python 3.8 and 3.9 do not show which module `-m` will run.
-    return own_command() is not None or sys.argv[0] == '-m' and not hasattr(sys, 'orig_argv')
-
-
-def own_command() -> str | None:
-    """Return the command, such as 'launch', of ``theano-mgpu`` or ``python -m theano_mgpu``.
-
-    Returns
-    -------
-    str or None
-        None in other programs, and where Python 3.8 and 3.9 do not show which module `-m` will run.
-    """
-    words = getattr(sys, 'orig_argv', [])
-    by_module = sys.argv[0] == '-m' and ('-m', 'theano_mgpu') in zip(words, words[1:])
-    return ' '.join(sys.argv[1:2]) if by_module or os.path.basename(sys.argv[0]) == 'theano-mgpu' else None
-
-
 def ignore_syntax_warnings() -> None:
-    """Register a filter for the SyntaxWarnings of Theano's and Keras's files.
-
-    Without this, the first import prints a screen of them where the installer, as uv, compiled no modules in advance:
-    '"is" with a literal', and from Python 3.12 on "invalid escape sequence".
-    """
+    """Register a filter for the SyntaxWarnings of Theano's and Keras's files."""
     # Python 3.13.4 to 3.13.9 do not say which file is imported: then no file is warned of at its first import.
     theirs = r'.*[/\\](theano|keras)[/\\]|importlib\._bootstrap$'
     warnings.filterwarnings('ignore', category=SyntaxWarning, module=theirs)
@@ -103,8 +53,6 @@ def ignore_syntax_warnings() -> None:
 
 def restore_downsample() -> None:
     """Restore ``theano.tensor.signal.downsample``, which Theano 0.9 renamed, for Lasagne 0.1 and scripts of its time.
-
-    Without this, ``import lasagne`` ends with "cannot import name 'downsample'".
     """
     from theano.tensor import signal
     from theano.tensor.signal import pool

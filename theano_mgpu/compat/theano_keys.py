@@ -24,8 +24,7 @@ def write_keys_whole() -> None:
     """Write the keys of an entry under a temporary name first, so that no other process sees a part of them.
 
     Theano 1.0.5 empties the file before it writes. A process that starts at that moment takes the entry for a broken
-    one, and deletes it. Without this, the process that uses the entry fails later: "No such file or directory:
-    '.../key.pkl'", and an AssertionError at each further function with the same code.
+    one, and deletes it.
     """
     from theano.gof.cmodule import KeyData
 
@@ -39,31 +38,8 @@ def write_keys_whole() -> None:
             file.write(keys)
 
 
-def read_keys_without_graphs() -> None:
-    """Leave out the graphs of fused ops while keys are read: keys are compared by C code.
-
-    Theano makes each graph anew, and optimises it. Without this, a process takes more than twice as long for keys, a
-    quarter of a second for 1,100 entries.
-    """
-    from theano.scalar.basic import Composite
-
-    @wrap(Composite)
-    def __setstate__(original, self, state):
-        if getattr(_reading, 'keys', None):
-            self.__dict__.update(state)
-        else:
-            original(self, state)
-
-    @wrap(Composite)
-    def __getstate__(original, self):  # the keys of a module are written again when it gets one more
-        return original(self) if 'fgraph' in self.__dict__ else dict(self.__dict__)
-
-
 def read_keys_without_devices(gpuarray_type: ModuleType) -> None:
-    """Leave the test value of a fused op on the host while keys are read.
-
-    Without this, a process opens each device that an earlier process with ``compute_test_value`` has compiled for.
-    """
+    """Leave the test value of a fused op on the host while keys are read."""
     @wrap(gpuarray_type)
     def GpuArray_unpickler(original, array, context_name):
         return array if getattr(_reading, 'keys', None) else original(array, context_name)
@@ -73,8 +49,7 @@ def look_up_keys() -> None:
     """Read the keys of an entry when its code is asked for; an index says which entry may have a key.
 
     Theano reads the keys of all entries when it compiles the first function, tries to open each entry for each module
-    that it compiles, and again at the end. Without this, with 15,000 entries, that takes 2.5 s, 0.15 s a module, and
-    4 s at the end.
+    that it compiles, and again at the end.
     """
     from theano.gof.cmodule import ModuleCache
 
@@ -209,10 +184,7 @@ def _text(part):
 
 
 def load_modules_without_a_search() -> None:
-    """Tell Python where the package of a module is, when Theano loads it.
-
-    Without this, Python lists the folder of all compiled code for each module: 5 ms with 15,000 entries.
-    """
+    """Tell Python where the package of a module is, when Theano loads it."""
     from theano.gof import cmodule
 
     @wrap(cmodule)

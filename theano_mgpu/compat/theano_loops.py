@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from .wrapping import wrap
+from .wrapping import mark_version, wrap
 
 # g++ does not vectorise code that it expects to run less than once in 1,000 calls. Many checks come before these loops,
 # so g++ takes them for such code. See --param in gcc.gnu.org/onlinedocs/gcc/Optimize-Options.html.
@@ -15,45 +16,6 @@ _SCALAR = re.compile(r'(dtype_(\w+))& (\2_i = \(\(\1\*\) PyArray_DATA\(\2\)\)\[0
 _LOOP = 'for(int i=0; i<n; i++){'
 POOLING = 'c_code', 'c_code_cache_version'  # replaced methods of MaxPoolGrad
 FLOATS = {'float32', 'float64'}
-_SUM_OF_ROWS = """
-if (PyArray_SIZE(%(total)s) >= 8 && PyArray_IS_C_CONTIGUOUS(%(x)s) && PyArray_IS_C_CONTIGUOUS(%(total)s)) {
-    const npy_intp columns = PyArray_SIZE(%(total)s), size = PyArray_SIZE(%(x)s);
-    const npy_%(x_dtype)s* row = (npy_%(x_dtype)s*)PyArray_DATA(%(x)s);
-    npy_%(dtype)s* totals = (npy_%(dtype)s*)PyArray_DATA(%(total)s);
-    for (npy_intp j = 0; j < columns; j++)
-        totals[j] = 0;
-    for (npy_intp i = 0; i < size; i += columns, row += columns)
-        #pragma GCC ivdep
-        for (npy_intp j = 0; j < columns; j++)
-            totals[j] = totals[j] + row[j];
-} else %(loop)s
-"""
-_SUMS_OF_EACH = """
-{
-    const npy_intp n = PyArray_DIMS(%(x)s)[%(kept)d], step = PyArray_STRIDES(%(x)s)[%(kept)d];
-    npy_intp first = 0;
-    %(eight)s
-    %(one)s
-}
-"""
-_SUMS = """
-for (; first + %(count)d <= n; first += %(count)d) {
-    npy_%(dtype)s sums[%(count)d] = {0};
-    const char* x0 = PyArray_BYTES(%(x)s) + first * step;
-    %(loops)s
-    for (int k = 0; k < %(count)d; k++)
-        *(npy_%(dtype)s*)(PyArray_BYTES(%(total)s) + (first + k) * PyArray_STRIDES(%(total)s)[0]) = sums[k];
-}
-"""
-_AXIS = """{
-    const npy_intp n%(n)d = PyArray_DIMS(%(x)s)[%(axis)d], step%(n)d = PyArray_STRIDES(%(x)s)[%(axis)d];
-    const char* x%(next)d = x%(n)d;
-    for (npy_intp i%(n)d = 0; i%(n)d < n%(n)d; i%(n)d++, x%(next)d += step%(n)d) %(body)s
-}"""
-_ADD = """
-for (int k = 0; k < %(count)d; k++)
-    sums[k] = sums[k] + *(const npy_%(x_dtype)s*)(x%(last)d + k * step);
-"""
 _WINDOW = '// go through the pooled region'
 _BRANCH = re.compile(r'if \(a == maximum\)\{\s*gx\[0\] = gx\[0\] \+ gz\[0\];\s*\}')
 
@@ -82,7 +44,7 @@ def vectorize_loops() -> None:
     def c_compile_args(original, self):
         return original(self) + options(gcc_version())
 
-    _mark_version(Elemwise, 'c_code_cache_version_apply', 'vectorized')
+    mark_version(Elemwise, lambda node: ('vectorized', 1), 'c_code_cache_version_apply')
 
 
 def options(version: str) -> list[str]:
@@ -106,7 +68,7 @@ def unbranch_max_pooling() -> None:
         code = code.replace(_WINDOW, 'const dtype_%s addends[2] = {0, gz[0]};\n%s' % (inp[2], _WINDOW), 1)
         return _BRANCH.sub('gx[0] = gx[0] + addends[a == maximum];', code)
 
-    _mark_version(MaxPoolGrad, 'c_code_cache_version', 'without branches')
+    mark_version(MaxPoolGrad, lambda: ('without branches', 1))
 
 
 def compute_sums_side_by_side() -> None:
@@ -119,47 +81,31 @@ def compute_sums_side_by_side() -> None:
     from theano import scalar
     from theano.gof.cmodule import gcc_version
     from theano.tensor.elemwise import CAReduce
+    code_of_sums = Path(__file__).with_name('sums.h').read_text(encoding='utf-8')
 
     @wrap(CAReduce)
     def _c_all(original, self, node, name, inames, onames, sub):
         *code, loop, end = original(self, node, name, inames, onames, sub)
         x, total = node.inputs[0].dtype, getattr(self, 'acc_dtype', None) or node.outputs[0].dtype
         if self.scalar_op == scalar.add and self.axis and {x, total} <= FLOATS:
-            total_name = onames[0] if total == node.outputs[0].dtype else 'acc'
-            loop = _sums(tuple(self.axis), node.inputs[0].ndim, loop,
-                         dict(x=inames[0], x_dtype=x, total=total_name, dtype=total))
+            loop = _sums(tuple(self.axis), node.inputs[0].ndim, loop, 'npy_%s, npy_%s' % (total, x), '%s, %s' % (
+                inames[0], onames[0] if total == node.outputs[0].dtype else 'acc'))
         return tuple(code) + (loop, end)
 
     @wrap(CAReduce)
     def c_compile_args(original, self):
         return [HOT] * bool(gcc_version())
 
-    _mark_version(CAReduce, 'c_code_cache_version_apply', 'sums side by side')
+    CAReduce.c_support_code = lambda self: code_of_sums
+    mark_version(CAReduce, lambda node: ('sums side by side', 2), 'c_code_cache_version_apply')
 
 
-def _sums(axes, ndim, loop, names):
+def _sums(axes, ndim, loop, types, arrays):
     """Return C code of the sums over some axes, which is Theano's own `loop` where no other one suits them."""
     kept = set(range(ndim)) - set(axes)
     if len(kept) == 1 and ndim > 2:
-        loop = _SUMS_OF_EACH % dict(names, kept=min(kept), eight=_side_by_side(8, axes, names),
-                                    one=_side_by_side(1, axes, names))
+        loop = '{ const int axes[] = {%s}; mgpu_sums::of_each<%d, %s>(%s, %d, axes); }' % (
+            ', '.join(map(str, axes)), len(axes), types, arrays, min(kept))
     if kept and axes == tuple(range(len(axes))):
-        loop = _SUM_OF_ROWS % dict(names, loop=loop)
+        loop = 'if (!mgpu_sums::of_rows<%s>(%s)) {%s}' % (types, arrays, loop)
     return loop
-
-
-def _side_by_side(count, axes, names):
-    """Return C code of a number of sums at a time, of each place on the axis that is not in `axes`."""
-    names = dict(names, count=count)
-    loops = _ADD % dict(names, last=len(axes))
-    for n, axis in reversed(list(enumerate(axes))):
-        loops = _AXIS % dict(names, n=n, next=n + 1, axis=axis, body=loops)
-    return _SUMS % dict(names, loops=loops)
-
-
-def _mark_version(op, name, mark):
-    """Add a mark to the version of an op's C code, unless there is none: then no process keeps the code."""
-    @wrap(op, name)
-    def version_of(original, self, *node):
-        version = original(self, *node)
-        return version and version + (mark, 1)

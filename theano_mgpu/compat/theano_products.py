@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .wrapping import wrap
+from .wrapping import mark_version, wrap
 
 
 def compute_products_once() -> None:
@@ -35,9 +35,7 @@ def multiply_few_rows_in_blocks() -> None:
     def c_support_code(original, self):
         return original(self) + ours
 
-    @wrap(GemmRelated)
-    def build_gemm_version(original, self):
-        return original(self) + ('in blocks', 1)
+    mark_version(GemmRelated, lambda: ('in blocks', 1), 'build_gemm_version')
 
 
 def multiply_by_transposed_rows() -> None:

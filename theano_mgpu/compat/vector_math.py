@@ -11,9 +11,10 @@ import ctypes
 import functools
 import platform
 import re
+from pathlib import Path
 from typing import Iterable
 
-from .wrapping import wrap
+from .wrapping import mark_version, wrap
 
 OPTIONS = [
     # Where an element decides which of two values is its result, g++ computes both and selects one. It cannot once it
@@ -24,12 +25,10 @@ OPTIONS = [
     # Of two products that are added, g++ fuses one with the sum in vectors, and may fuse the other one at the end of a
     # loop.
     '-ffp-contract=off']
-ARGUMENTS = {'exp': 1, 'expm1': 1, 'log': 1, 'log1p': 1, 'tanh': 1, 'erf': 1, 'pow': 2}  # functions of the library
-PRECISIONS = {'float': ('f', 4), 'double': ('', 2)}  # the end of a function's name, and elements in 16 bytes
-# Functions that are made of those, and their C++ code. Theano's own has branches to keep exp from overflow. Its sigmoid
-# is 1 from 15 on, an error of 5 ulp.
-MADE_OF = {'sigmoid': ({'exp'}, 'const T e = exp(-std::fabs(x)); return (x < T(0) ? e : T(1)) / (T(1) + e);'),
-           'softplus': ({'exp', 'log1p'}, 'return (x > T(0) ? x : T(0)) + log1p(exp(-std::fabs(x)));')}
+HEADER = Path(__file__).with_suffix('.h')
+FORMS = '_ZGVbN4v_%sf', '_ZGVbN2v_%s'  # names of the library's functions of one argument, in both precisions
+LIBRARY = 'exp', 'expm1', 'log', 'log1p', 'tanh', 'erf', 'pow'
+MADE_OF = {'sigmoid': {'exp'}, 'softplus': {'exp', 'log1p'}}  # functions that are made of those
 CALLED_BY = {'Exp': 'exp', 'Expm1': 'expm1', 'Log': 'log', 'Log1p': 'log1p', 'Tanh': 'tanh', 'Erf': 'erf', 'Pow': 'pow',
              'ScalarSigmoid': 'sigmoid', 'ScalarSoftplus': 'softplus'}  # by scalar ops
 _BRANCHES = {
@@ -37,66 +36,6 @@ _BRANCHES = {
                r'\(1\.0f? ?\+ ?exp\(-\2\)\);',
     'softplus': r'(\S+) = (\S+) < -(?:103\.0f|745\.0) \? 0\.0 : \2 > 1[46]\.0f? \? \2 : log1p\(exp\(\2\)\);'}
 _INNERMOST = re.compile(r'(.*)(for ?\(int ITER_\d+ = 0;)', re.DOTALL)
-
-# A call for a vector of any length, or for one element. Elements that the library's vector has besides are 1, where no
-# function is slow.
-_CALL = """
-#include <cmath>
-#if defined(__AVX2__) && defined(__FMA__)
-#define MGPU_BYTES 32
-#define MGPU_LIBRARY(of_sse, of_avx2) of_avx2
-#else
-#define MGPU_BYTES 16
-#define MGPU_LIBRARY(of_sse, of_avx2) of_sse
-#endif
-namespace mgpu_math {
-template <class T, int bytes> struct vector { typedef T type __attribute__((vector_size(bytes))); };
-template <class Whole, class Given> static inline Whole part_of(const Given& x, unsigned begin) {
-    Whole part = Whole() + 1;
-    __builtin_memcpy(&part, (const char*)&x + begin, sizeof x < sizeof part ? sizeof x : sizeof part);
-    return part;
-}
-template <class Whole, class Function, class Given, class... More>
-static inline Given call(Function function, const Given& x, const More&... more) {
-    Given result;
-    for (unsigned begin = 0; begin < sizeof x; begin += sizeof(Whole)) {
-        const Whole part = function(part_of<Whole>(x, begin), part_of<Whole>(more, begin)...);
-        __builtin_memcpy((char*)&result + begin, &part, sizeof x < sizeof part ? sizeof x : sizeof part);
-    }
-    return result;
-}
-}
-"""
-# Arguments of other types are left to libm: powers of integers, for example, are exact.
-_OTHER_TYPES = """
-namespace mgpu_math {
-template <%(classes)s> static inline auto %(name)s(%(others)s) -> decltype(std::%(name)s(%(x)s)) {
-    return std::%(name)s(%(x)s);
-}
-%(mixed)s
-}
-"""
-# Theano writes constants as numbers of double precision.
-_MIXED = {'pow': """
-static inline double pow(double x, double y);
-static inline double pow(float x, double y) { return pow((double)x, y); }
-static inline double pow(double x, float y) { return pow(x, (double)y); }
-"""}
-_PRECISION = """
-extern "C" %(T)s mgpu_%(symbol)s(%(given)s) __attribute__((simd("notinbranch"), const, nothrow));
-namespace mgpu_math { static inline %(T)s %(name)s(%(given)s) { return mgpu_%(symbol)s(%(x)s); } }
-extern "C" mgpu_math::vector<%(T)s, MGPU_BYTES>::type MGPU_LIBRARY(%(of_sse)s, %(of_avx2)s)(%(wholes)s);
-"""
-# g++ calls a form by the name in quotation marks.
-_FORM = """
-static __attribute__((used)) %(form)s mgpu_%(letter)s_%(symbol)s(%(given)s) __asm__("%(called)s");
-static %(form)s mgpu_%(letter)s_%(symbol)s(%(given)s) {
-    return mgpu_math::call<mgpu_math::vector<%(T)s, MGPU_BYTES>::type>(MGPU_LIBRARY(%(of_sse)s, %(of_avx2)s), %(x)s);
-}
-"""
-# Forms of the vector ABI of x86 (sourceware.org/glibc/wiki/libmvec): letter, macro, and multiples of 16 bytes.
-_FORMS = [('b', '__SSE2__', 1), ('c', '__AVX__', 2), ('d', '__AVX2__', 2), ('e', '__AVX512F__', 4)]
-_MADE = 'namespace mgpu_math { template <class T> static inline T %s(T x) { %s } }'
 
 
 def vectorize_functions() -> None:
@@ -124,16 +63,14 @@ def vectorize_functions() -> None:
             if not names:
                 raise
             code = ''
-        return code + support_code(names)
+        return code + (support_code(names) if names else '')
 
     @wrap(Elemwise)
     def c_compile_args(original, self):
         return original(self) + OPTIONS * bool(_functions_of(self))
 
-    @wrap(Elemwise)
-    def c_code_cache_version_apply(original, self, node):
-        version, names = original(self, node), _functions_of(self)
-        return version and version + (('vector math', 1, *names),) * bool(names)
+    mark_version(Elemwise, lambda node: (('vector math', 2, *_functions_of(node.op)),) * bool(_functions_of(node.op)),
+                 'c_code_cache_version_apply')
 
 
 def available() -> list[str]:
@@ -159,14 +96,9 @@ def _loaded():
         library = ctypes.CDLL('libmvec.so.1', ctypes.RTLD_GLOBAL)
     except OSError:
         return []
-    names = [name for name, n in ARGUMENTS.items() if all(
-        hasattr(library, _called('b', lanes, n, name + end)) for end, lanes in PRECISIONS.values())]
-    return names + [name for name, (parts, _) in MADE_OF.items() if parts <= set(names)]
-
-
-def _called(letter, lanes, n, name):
-    """Return the name of a form of a function of n arguments."""
-    return '_ZGV%sN%d%s_%s' % (letter, lanes, 'v' * n, name)
+    names = [name for name in LIBRARY if all(
+        hasattr(library, form.replace('v_', 'vv_' if name == 'pow' else 'v_') % name) for form in FORMS)]
+    return names + [name for name, parts in MADE_OF.items() if parts <= set(names)]
 
 
 def _functions_of(op):
@@ -177,7 +109,7 @@ def _functions_of(op):
 
 def parts_of(name: str) -> set[str]:
     """Return the functions that a function is made of, without itself."""
-    return MADE_OF[name][0] if name in MADE_OF else set()
+    return MADE_OF.get(name, set())
 
 
 def _calls_of(scalar_op):
@@ -188,46 +120,6 @@ def _calls_of(scalar_op):
 
 
 def support_code(names: Iterable[str]) -> str:
-    """Return C++ code that defines functions in the namespace ``mgpu_math``; a module may have it more than once.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Names out of `ARGUMENTS` and `MADE_OF`, each after those that it is made of.
-    """
-    code = [_once('vector_math', _CALL)]
-    for name in names:
-        code.append(_once(name, _function(name) if name in ARGUMENTS else _MADE % (name, MADE_OF[name][1])))
-    return ''.join(code) if len(code) > 1 else ''
-
-
-def _once(name, code):
-    """Return C++ code that a file compiles once."""
-    return '\n#ifndef MGPU_%s\n#define MGPU_%s\n%s\n#endif\n' % (name, name, code)
-
-
-def _function(name):
-    """Return the C++ code of a function of the library, in both precisions."""
-    n = ARGUMENTS[name]
-    letters, x = 'AB'[:n], ', '.join('xy'[:n])
-    code = [_OTHER_TYPES % dict(name=name, x=x, classes=', '.join('class ' + each for each in letters),
-                                others=', '.join(map('%s %s'.__mod__, zip(letters, 'xy'))),
-                                mixed=_MIXED.get(name, ''))]
-    for precision, (end, lanes) in PRECISIONS.items():
-        symbol = name + end
-        values = dict(T=precision, name=name, symbol=symbol, x=x, given=_parameters(precision, n),
-                      wholes=', '.join(['mgpu_math::vector<%s, MGPU_BYTES>::type' % precision] * n),
-                      of_sse=_called('b', lanes, n, symbol), of_avx2=_called('d', 2 * lanes, n, symbol))
-        code.append(_PRECISION % values)
-        code.append(_FORM % dict(values, letter='1', form=precision, called='mgpu_' + symbol))
-        for letter, macro, times in _FORMS:
-            form = 'mgpu_math::vector<%s, %d>::type' % (precision, 16 * times)
-            code.append('#ifdef %s%s#endif\n' % (macro, _FORM % dict(
-                values, letter=letter, form=form, given=_parameters(form, n),
-                called=_called(letter, times * lanes, n, 'mgpu_' + symbol))))
-    return ''.join(code)
-
-
-def _parameters(kind, n):
-    """Return the parameters of a C++ function of n arguments of one type."""
-    return ', '.join('%s %s' % (kind, x) for x in 'xy'[:n])
+    """Return C++ code that defines functions in the namespace ``mgpu_math``; a module may have it more than once."""
+    return HEADER.read_text(encoding='utf-8') + ''.join(
+        '#ifndef MGPU_HAS_{0}\n#define MGPU_HAS_{0}\nMGPU_VECTOR_{0}\n#endif\n'.format(name) for name in names)

@@ -39,3 +39,20 @@ def wrap(owner: Any, name: str | None = None) -> Callable[[Callable[..., Any]], 
         setattr(owner, attribute, staticmethod(replacement) if static else replacement)
         return replacement
     return replace
+
+
+def mark_version(op: Any, mark: Callable[..., Any], name: str = 'c_code_cache_version') -> None:
+    """Add to the version of an op's C code, by which Theano keeps it, unless there is none: then no process keeps it.
+
+    Parameters
+    ----------
+    op : class of theano.Op
+    mark : callable
+        Returns a tuple, for the arguments of the method but the op.
+    name : str
+        The method: ``c_code_cache_version``, or ``c_code_cache_version_apply``, which takes the node.
+    """
+    @wrap(op, name)
+    def version_of(original, self, *node):
+        version = original(self, *node)
+        return version and version + mark(*node)

@@ -10,7 +10,7 @@ import os
 import re
 from typing import NamedTuple, Optional, Sequence, Tuple
 
-from . import cuda_libraries
+from ..compat import cuda_libraries
 from .discovery import decoded, nvml
 
 PROC = '/proc/driver/nvidia/gpus'  # a folder for each card, named by its PCI bus id

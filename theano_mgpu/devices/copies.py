@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Sequence
 
 import theano
 
-from ..compat.cuda_contexts import stream_of
 from .context_map import Context
 from .contexts import card_of, gpu_context
-from .cuda_libraries.driver import load_driver
+from .cuda_contexts import stream_of
+from .cuda_driver import load_driver
 
 UNTIMED, APART = 2, 1  # flags of an event without a time, and of a stream that never waits for the default one
 

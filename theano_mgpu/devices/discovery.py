@@ -6,8 +6,8 @@ import ctypes
 import re
 from typing import Any, Iterator, NamedTuple, Optional
 
+from ..compat import cuda_libraries
 from ..errors import ContextError, warn
-from . import cuda_libraries
 
 DEVICE_PATTERN = re.compile('cpu|cuda[0-9]{0,4}|opencl[0-9]{1,4}:[0-9]{1,4}')
 KINDS = ('cuda', 'opencl', 'cpu')

@@ -13,13 +13,13 @@ import theano
 
 from ..comm.collectives import all_gather_object, broadcast_object
 from ..comm.communicator import Communicator
-from ..compat.cuda_contexts import stream_of
+from ..compat import cuda_libraries
 from ..errors import ExchangeError
 from ..utils.pointers import pointers
-from . import cuda_libraries
 from .context_map import Context
 from .contexts import card_of, gpu_context
-from .cuda_libraries.nccl import Nccl, load
+from .cuda_contexts import stream_of
+from .nccl_library import Nccl, load
 
 SOURCE = Path(__file__).with_suffix('.cpp')
 FUNCTIONS = ('cuCtxPushCurrent_v2', 'cuCtxPopCurrent_v2', 'cuMemcpyDtoDAsync_v2', 'cuEventCreate', 'cuEventRecord',
@@ -58,7 +58,7 @@ NO_COPIES = Copies(*[np.empty(0, 'uint64') for _ in Copies._fields])
 class Collectives(NamedTuple):
     """Reductions, broadcasts and messages of devices: addresses, a row for each device; the rest is the same on each.
 
-    `dtypes` and `ops` have the numbers of `cuda_libraries.nccl`; an op may be `BROADCAST` or `MESSAGE`. The device that
+    `dtypes` and `ops` have the numbers of `nccl_library`; an op may be `BROADCAST` or `MESSAGE`. The device that
     alone gets a reduction, or that sends a broadcast or a message, is its root: `roots` has its place among the devices
     of all ranks. The root of a reduction that all devices get is `EVERY`.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 import os
 
 from .. import compat
+from ..compat import cuda_libraries, patch
 from ..errors import ContextError
-from . import cuda_libraries, discovery, host_memory, pygpu_package
+from . import discovery, host_memory, pygpu_package
 from .context_map import Context, describe
+from .patches import EACH_GPU, PATCHES
 
 
 def open_device(context: Context, preallocated: bool = True) -> bool:
@@ -26,7 +28,7 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
             raise ContextError('context %r is open on %s already and cannot be mapped to %s in the same '
                                'process; use another name' % (context.name, opened, context.device))
         # Theano may have opened it, before theano_mgpu was imported.
-        compat.apply(compat.EACH_GPU, get_context(context.name))
+        patch.apply(PATCHES, EACH_GPU, get_context(context.name), again=True)
         return False
     if theano.gpuarray.pygpu is None:
         raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Map to cpu, e.g. '
@@ -52,7 +54,7 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
         if first is not None:
             seen[context.device] = first
     get_context(context.name).dev = context.device
-    compat.apply(compat.EACH_GPU, get_context(context.name))
+    patch.apply(PATCHES, EACH_GPU, get_context(context.name), again=True)
     return True
 
 

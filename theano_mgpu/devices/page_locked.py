@@ -3,30 +3,30 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
 from .context_map import Context
 from .contexts import card_of
-from .cuda_libraries.driver import load_driver
+from .cuda_driver import load_driver
 
 
-def zeros(shape: int | tuple[int, ...], dtype: Any, context: Context) -> np.ndarray:
-    """Return a new array of 0 that a context's device copies to.
+def zeros(shape: int | tuple[int, ...], dtype: Any, contexts: Sequence[Context]) -> np.ndarray:
+    """Return a new array of 0 that devices of contexts copy to and from.
 
-    It is in page-locked memory if the device is one of CUDA, and the host has enough of it. pygpu's `read` into such an
-    array returns at once: the array has the values after `sync`.
+    It is in page-locked memory if the devices are of CUDA, and the host has enough of it. pygpu's `read` into such an
+    array returns at once: the array has the values after `sync`. The memory is freed once no context copies any more.
     """
     dtype, n = np.dtype(dtype), int(np.prod(shape, dtype='int64'))
     size = n * dtype.itemsize
-    if context.kind == 'cuda' and size:
+    if size and all(context.kind == 'cuda' for context in contexts):
         driver = load_driver()
-        of_device = driver.primary_context(card_of(context))
-        address = driver.allocate_host(of_device, size)
+        primary = [driver.primary_context(card_of(context)) for context in contexts]
+        address = driver.allocate_host(primary[-1], size)
         if address:
             memory = (ctypes.c_char * size).from_address(address)
-            weakref.finalize(memory, driver.free_host, of_device, address).atexit = False
+            weakref.finalize(memory, driver.free_host, primary, address).atexit = False
             array = np.frombuffer(memory, dtype, n).reshape(shape)
             array[...] = 0
             return array

@@ -6,10 +6,10 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from ..devices.context_map import Context
-from ..devices.cuda_libraries.nccl import DTYPES, SUM
 from ..devices.failures import FailureExplained, error_of
 from ..devices.launcher import Shard
 from ..devices.nccl import EVERY, Collectives, Copies, NcclCommunicator
+from ..devices.nccl_library import DTYPES, SUM
 from ..devices.transfers import copy_to, fetch
 from ..errors import ExchangeError
 from ..utils.timeline import Timings, span

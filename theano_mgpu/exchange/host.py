@@ -121,11 +121,12 @@ class HostChannel:
         self._read_on = {context: numbers for context, numbers in read_on.items() if context.kind != 'cpu'}
         self._device = next(iter(self._read_on), None)
         self._layout, self._blocks = Layout([]), [Block([], {})]
-        self._buffers: list[Flat] = []  # the sums; in the tree's order over ranks, the sums of each node
+        self._buffers: list[Flat] = []  # the sums, for each node that remains
         self._fetchers: dict[Any, Any] = {}
         self._underway: list[Task] = []
         self._sent: dict[Context, Sent] = {}
         self._sent_to: set[Context] = set()
+        self._every_view: list[list[Any]] = []
         self.views: Sequence[Any] = []  # valid until the next step; None for a sum that another rank owns
 
     def prepare(self, parts: Parts, is_read: bool = True) -> None:
@@ -133,19 +134,19 @@ class HostChannel:
 
         Several blocks are added on another thread. Sums that are not read are sent to no device.
         """
-        self._end_additions()
+        if self._underway:  # an interrupted step may have left additions to the same memory
+            self._end_additions()
         self._use(parts)
-        if self._device is None:
-            began = time.perf_counter()
-            if self._memories.computes:
-                self._order.add_up(parts, parts.arrays, [list(map(each.views.get, range(len(parts.like))))
-                                                         for each in self._buffers])
-            note(self._timings.seconds, 'all_reduce', HOST_TRACK, began)
-        else:
-            self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
-            self._fetch(parts)
-        if self._ranks.size == 1:
+        self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
+        if self._memories.computes:
+            (self._fetch if self._device else self._add_on_host)(parts)
+        if self._device and self._ranks.size == 1:
             self.add_over()
+
+    def _add_on_host(self, parts):
+        began = time.perf_counter()
+        self._order.add_up(parts, parts.arrays, self._every_view)
+        note(self._timings.seconds, 'all_reduce', HOST_TRACK, began)
 
     def _use(self, parts):
         """Have buffers for parts that no device reads any more."""
@@ -160,11 +161,12 @@ class HostChannel:
             self._layout = Layout(parts.like)
             self._blocks = blocks_of(self._layout, sys.maxsize if self._device is None else self._memories.block)
             self._buffers = [self._layout.allocated(self._allocate) for _ in range(n)]
+            self._every_view = [[each.views[i] for i in range(len(parts.like))] for each in self._buffers]
             self._fetchers.clear()
-        self.views = list(map(self._buffers[0].views.get, range(len(parts.like))))
+        self.views = self._every_view[0]
 
     def _allocate(self, shape, dtype):
-        return self._memories.on_host(shape, dtype, self._device or HOST)
+        return self._memories.on_host(shape, dtype, list(self._read_on) or [HOST])
 
     def _memory_on(self, context):
         self._sent_to.add(context)
@@ -173,7 +175,7 @@ class HostChannel:
                         self._memories.copies(context, len(self._blocks)))
 
     def _fetch(self, parts):
-        """Begin to fetch parts, added as their blocks arrive; errors of the devices come here, or in `add_over`."""
+        """Begin to fetch parts, and add them as their blocks arrive; errors come here, or in `add_over`."""
         fetchers = [self._fetcher(i, context, len(parts.arrays) == len(self._buffers) == 1)
                     for i, context in enumerate(parts.contexts)]
         tasks = [functools.partial(fetcher.start, part) for fetcher, part in zip(fetchers, parts.arrays)]
@@ -202,7 +204,7 @@ class HostChannel:
                            parts.contexts, parts.shards)
 
     def _add(self, parts, fetchers, number):
-        if self._memories.computes and fetchers and fetchers[0].here is not self._buffers[0]:
+        if fetchers and fetchers[0].here is not self._buffers[0]:
             block = self._blocks[number]
             with self._timings.span('all_reduce'):
                 self._order.add_up(parts, [block.of(each.here) for each in fetchers],
@@ -271,14 +273,13 @@ class HostChannel:
         return [Sum(i, reduced) for i in range(len(self.views))]
 
     def _end_additions(self):
-        """End what an interrupted step may have left, which adds to the same memory."""
-        if self._underway:
-            self._thread.finish(self._underway)
-            self._underway = []
+        self._thread.finish(self._underway)
+        self._underway = []
 
     def drop(self) -> None:
         """Free the arrays that a failed step has left on the devices."""
-        self._end_additions()
+        if self._underway:
+            self._end_additions()
         for each in [*self._fetchers.values(), *self._sent.values()]:
             each.drop()
         self._fetchers.clear()

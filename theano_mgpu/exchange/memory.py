@@ -76,7 +76,7 @@ class Fetcher:
         self._blocks = [list(self._places(block)) for block in blocks]
 
     def _places(self, block):
-        """Yield the copies of a block: the dtype of packed arrays or the number of a large one, as in `Piece`."""
+        """Yield pieces of a block, with the dtype of packed arrays, or the number of a large one, for the array."""
         for dtype, span in block.spans.items():
             stop = min(span.stop, self._layout.packed.get(dtype, 0))
             if span.start < stop:
@@ -145,6 +145,6 @@ class Memories(dict):
         """Return new copies to a context."""
         return copies_of(context, n_blocks)
 
-    def on_host(self, shape: Sequence[int], dtype: Any, context: Context) -> Any:
-        """Return new zeros on the host, for copies from and to a context."""
-        return page_locked.zeros(tuple(shape), dtype, context)
+    def on_host(self, shape: Sequence[int], dtype: Any, contexts: Sequence[Context]) -> Any:
+        """Return new zeros on the host, for copies from and to contexts."""
+        return page_locked.zeros(tuple(shape), dtype, contexts)

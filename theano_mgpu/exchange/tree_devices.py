@@ -9,9 +9,9 @@ import numpy as np
 
 from ..comm.tree import Tree, folded
 from ..devices.context_map import Context
-from ..devices.cuda_libraries.nccl import DTYPES
 from ..devices.launcher import Launcher
 from ..devices.nccl import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives, Copies, NcclCommunicator
+from ..devices.nccl_library import DTYPES
 from .devices import NcclLayout
 from .layout import ALIGNED, SMALL, Flat, Range, cut
 from .orders import Parts, TreeOrder

@@ -23,10 +23,6 @@ _logger = logging.getLogger('theano_mgpu')
 def shared_variables(outputs: Sequence[theano.Variable]) -> list[SharedVariable]:
     """Return the shared variables that a graph reads, also in their default updates.
 
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-
     Returns
     -------
     list of theano.compile.SharedVariable
@@ -39,6 +35,11 @@ def shared_variables(outputs: Sequence[theano.Variable]) -> list[SharedVariable]
         shared.update(dict.fromkeys(new))
         pending = [v.default_update for v in new if getattr(v, 'default_update', None) is not None]
     return list(shared)
+
+
+def shared_ancestors(variables: Sequence[theano.Variable]) -> set[SharedVariable]:
+    """Return the shared variables that variables are made of."""
+    return {v for v in ancestors(variables) if hasattr(v, 'container')}
 
 
 def check_inputs(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable]) -> None:
@@ -56,11 +57,6 @@ def check_inputs(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Var
 def checksum(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
              shared: Sequence[SharedVariable]) -> int:
     """Return a number that tells graphs apart: their ops, constants, and the shapes of their shared variables.
-
-    Parameters
-    ----------
-    inputs, outputs : list of theano.Variable
-    shared : list of SharedVariable
 
     Returns
     -------

@@ -17,14 +17,6 @@ def by_depth(graphs: dict[Name, theano.Variable]) -> dict[Name, theano.Variable]
     layer are freed, before the backward pass goes on to the layer below. If the gradient of the first layer comes
     first, the whole backward pass is computed before anything is freed: that takes up to twice the memory.
 
-    Parameters
-    ----------
-    graphs : dict of object to theano.Variable
-
-    Returns
-    -------
-    dict of object to theano.Variable
-
     Examples
     --------
     >>> import theano.tensor as T

@@ -68,7 +68,6 @@ class Program(NamedTuple):
     numbers : list of theano.Variable
         Samples of the whole batch, samples of the replica, number of its first sample; and where each process has data
         of its own, number of the first sample of the process.
-    stages : list of Stage
     exchanges : list of Exchange
         After the last stage.
     outputs : list of Output
@@ -124,11 +123,7 @@ def undivided(outputs: Sequence[theano.Variable]) -> Program:
 def expressed(program: Program, expressions: Mapping[theano.Variable, theano.Variable]) -> Program:
     """Return a program in which replicas compute some of the inputs.
 
-    Parameters
-    ----------
-    program : Program
-    expressions : dict of theano.Variable to theano.Variable
-        Those inputs, as functions of values that every replica has, and of the program's `numbers`.
+    The expressions are functions of values that every replica has, and of the program's `numbers`.
     """
     sources = program.in_stages
     return program.renamed(dict(zip(sources, substitute(sources, expressions))))._replace(
@@ -148,11 +143,6 @@ def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable],
     statistics : {'exact', 'local'}
         The statistics by which batch normalisation normalises in training: of the whole batch, or of each shard. As by
         torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
-
-    Returns
-    -------
-    Program
-        Its inputs are `inputs`; shared variables stay as they are.
 
     Raises
     ------
@@ -241,14 +231,9 @@ def _outputs(shards: Shards, inputs: Sequence[theano.Variable]) -> tuple[list[Ou
 class _Constants:
     """Constants as functions of exchanged values, without the values that a stage computes.
 
-    Attributes
-    ----------
-    graphs : dict of theano.Variable to theano.Variable
-        Without those that a replica has to compute: random numbers are drawn once, and a loop may have constant results
-        beside those that need samples.
-    exchanges : list of Exchange
-        The constants that a stage hands over since they need the samples, such as their number by the shape of an
-        array.
+    Of random numbers, which are drawn once, and of loops that may have constant results beside those that need samples,
+    there are no `graphs`. The `exchanges` are constants that a stage hands over since they need the samples, such as
+    their number by the shape of an array.
     """
 
     def __init__(self, shards, inputs, constants):

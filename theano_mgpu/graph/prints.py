@@ -12,22 +12,9 @@ from .rewrites import rebuilt
 
 def take_prints(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable],
                 ) -> tuple[list[Print], list[theano.Variable], dict[SharedVariable, theano.Variable]]:
-    """Replace each `theano.printing.Print` of a graph by its input.
+    """Replace each `theano.printing.Print` of a graph by its input; return the ops in order, outputs, and updates.
 
     A replica would print its part of a value. The whole value becomes a further output, for `print_values`.
-
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-
-    Returns
-    -------
-    list of Print
-        In the order in which the graph computes their inputs.
-    list of theano.Variable
-        The outputs, and after them the input of each Print.
-    dict of SharedVariable to theano.Variable
     """
     prints: list[tuple[Print, theano.Variable]] = []
 

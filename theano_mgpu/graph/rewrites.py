@@ -17,13 +17,8 @@ def substitute(outputs: Sequence[theano.Variable],
 
     Parameters
     ----------
-    outputs : list of theano.Variable
     replacements : dict of theano.Variable to theano.Variable
         Each replacement has the type of the variable that it replaces.
-
-    Returns
-    -------
-    list of theano.Variable
     """
     memo = {output: output for output in outputs if output.owner is None}  # Theano would clone them
     memo.update(replacements)
@@ -38,13 +33,8 @@ def rebuilt(outputs: Sequence[theano.Variable],
 
     Parameters
     ----------
-    outputs : list of theano.Variable
     change : callable
         Takes a node and its new inputs. Returns its new outputs, or None to apply the same op.
-
-    Returns
-    -------
-    list of theano.Variable
     """
     new: dict[theano.Variable, theano.Variable] = {}
     for node in io_toposort([], outputs):
@@ -85,19 +75,10 @@ def inner_graph(node: theano.Apply, inputs: list[theano.Variable]) -> list[thean
 
 
 def merged(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
-    """Copy a graph so that no op is computed twice on a place.
+    """Copy a graph so that no op is computed twice on a place; nodes without duplicates above them are reused.
 
     A duplicate would be exchanged, and saved for later stages, a second time. Gradients have ops of their own for
     values of the forward pass, such as the tanh in ``1 - tanh(x) ** 2``.
-
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-
-    Returns
-    -------
-    list of theano.Variable
-        Nodes without duplicates above them are reused, not copied.
     """
     constants: dict[Any, theano.Variable] = {}
     firsts: dict[Any, list[theano.Variable]] = {}

@@ -31,13 +31,7 @@ def missing_for(variable: theano.Variable, is_here: Callable[[theano.Variable], 
                 sources: Mapping[theano.Variable, theano.Variable] = {}) -> set[theano.Variable]:
     """Return the variables that are missing to compute a variable by cheap ops: the variable itself if there is no way.
 
-    Parameters
-    ----------
-    variable : theano.Variable
-    is_here : callable
-        Whether another variable is there.
-    sources : dict of theano.Variable to theano.Variable
-        Placeholders to the values that they stand for.
+    `sources` maps placeholders to the values that they stand for.
     """
     missing, seen, todo = set(), set(), [(variable, 0)]
     while todo:
@@ -55,19 +49,9 @@ def missing_for(variable: theano.Variable, is_here: Callable[[theano.Variable], 
 class SavedValues:
     """The values of earlier stages that are saved for a stage, and the others, which it computes again.
 
-    Parameters
-    ----------
-    shards : Shards
-    stage : int
-    needed : dict of theano.Variable to theano.Variable
-        Placeholders of the stage to the values of earlier stages that they stand for.
-
-    Attributes
-    ----------
-    saved : dict of theano.Variable to theano.Variable
-        The placeholders that remain, and maybe new ones of values from which several others are computed.
-    again : dict of theano.Variable to theano.Variable
-        The other placeholders to the expressions that the stage computes instead.
+    All map placeholders of the stage: `needed` and `saved` to the values of earlier stages that they stand for, `again`
+    to the expressions that the stage computes instead. Some of `saved` may be new: of values from which several others
+    are computed.
     """
 
     def __init__(self, shards: Shards, stage: int, needed: Mapping[theano.Variable, theano.Variable]):

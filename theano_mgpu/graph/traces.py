@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from typing import Any, Iterable
 
 import theano
 from theano.gof import Feature, Optimizer
 from theano.gof.graph import stack_search
-
-from ..compat.theano_functions import folders
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -61,8 +60,6 @@ def keep_trace_above(new: Iterable[theano.Variable], old: theano.Variable, known
 
     Parameters
     ----------
-    new : iterable of theano.Variable
-    old : theano.Variable
     known : set of theano.Variable
         The variables that were there before; the new ones are added.
     """
@@ -116,6 +113,12 @@ def _outside_libraries(trace: Any) -> Any:
     """Return the innermost frame of a trace that is neither in Theano nor in Keras; None if there is none."""
     libraries = folders('theano', 'keras')
     return next((frame for frame in reversed(trace) if not frame[0].startswith(libraries)), None)
+
+
+def folders(*packages: str) -> tuple[str, ...]:
+    """Return the paths of the folders of imported packages, a tuple of str that end with a separator."""
+    files = [getattr(sys.modules.get(package), '__file__', None) for package in packages]
+    return tuple(os.path.join(os.path.dirname(file), '') for file in files if file)
 
 
 class LineFeature(Feature):

@@ -40,8 +40,6 @@ def check_reductions(results: Sequence[Output], reductions: Sequence[str | None]
     ----------
     results : sequence of Output
         The plan's, one for each of `outputs`, and maybe more.
-    reductions : sequence of {None, 'gather', 'mean', 'sum'}
-    outputs : sequence of theano.Variable
     """
     for how, result, output in zip(reductions, results, outputs):
         if how not in (None, 'gather', 'mean', 'sum'):
@@ -65,16 +63,7 @@ def new_values(updates: Callable[..., Any], gradients: Sequence[theano.Variable]
 
 
 def on_host(updates: dict[SharedVariable, theano.Variable]) -> dict[SharedVariable, theano.Variable]:
-    """Return updates as new values, on the host, of the `host_view` of each shared variable, and of its type.
-
-    Parameters
-    ----------
-    updates : dict of SharedVariable to theano.Variable
-
-    Returns
-    -------
-    dict of SharedVariable to theano.Variable
-    """
+    """Return updates as new values, on the host, of the `host_view` of each shared variable, and of its type."""
     new = {graph.host_view(variable): of_type(variable, value) for variable, value in updates.items()}
     return dict(zip(new, graph.host_graph(list(new.values()))))
 

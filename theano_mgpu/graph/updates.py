@@ -42,23 +42,8 @@ def with_givens(outputs: Sequence[theano.Variable], updates: dict[SharedVariable
                 ) -> tuple[list[theano.Variable], dict[SharedVariable, theano.Variable]]:
     """Substitute the givens in outputs and updates, and add the default updates of shared variables to the updates.
 
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-    givens : dict, or list of pairs, of theano.Variable to theano.Variable, or None
-    no_default_updates : bool or list of SharedVariable
-        As for `theano.function`.
-
-    Returns
-    -------
-    list of theano.Variable, dict of SharedVariable to theano.Variable
-        Of host variables.
-
-    Raises
-    ------
-    GraphError
-        If a new value is not of its variable's type.
+    `no_default_updates` is as for `theano.function`. Return host variables; raise a GraphError if a new value is not of
+    its variable's type.
     """
     variables = [graph.host_view(variable) for variable in updates]
     whole = list(outputs) + [of_type(variable, new) for variable, new in updates.items()]

@@ -11,9 +11,11 @@ from ..auto.model_function import Hint, ModelFunction
 from ..auto.parallel_state import parallel_state_of
 from ..auto.rank_0_function import draw_on_rank_0
 from ..auto.surrounded_function import SurroundedFunction
-from ..compat import keras_loops, keras_versions, theano_functions
+from ..compat import keras_versions
+from ..graph import theano_functions
 from ..graph.traces import name_layer
 from ..runtime.steps import Computed
+from .hooks import keras_loops
 
 OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
 KINDS = ('train', 'test', 'predict')

@@ -10,29 +10,17 @@ from theano.gof.graph import ancestors
 from ..graph.analysis import SUM
 from ..graph.output_order import by_depth
 from ..graph.partition import Exchange
-from .sizes import bytes_of_shared
+from ..graph.value_sizes import bytes_of_shared
 
 LEAST = 1 << 20  # bytes of gradients: less is exchanged about as fast together with the next ones
 MOST = 8         # buckets: each costs a call of a compiled function, and a handshake of the ranks
 
 
 def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, float]) -> list[list[theano.Variable]]:
-    """Divide the outputs of a stage, in the order in which they are computed.
+    """Divide the outputs of a stage, in the order in which they are computed, by the bytes of those that are exchanged.
 
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-    sizes : dict of theano.Variable to float
-        Bytes of those that are exchanged.
-
-    Returns
-    -------
-    list of list of theano.Variable
-        Each but for the last one has at least `LEAST` bytes; at most `MOST` lists.
-
-    Notes
-    -----
-    DistributedDataParallel of PyTorch does the same (Li et al., 2020), in the reverse order of the parameters.
+    Each list but for the last one has at least `LEAST` bytes. DistributedDataParallel of PyTorch does the same (Li et
+    al., 2020), in the reverse order of the parameters.
     """
     limit = max(LEAST, sum(sizes.get(output, 0) for output in outputs) / MOST)
     filled: list[list[theano.Variable]] = [[]]
@@ -50,14 +38,8 @@ def bytes_of_gradients(exchanges: Sequence[Exchange], params: Sequence[SharedVar
                        new: Mapping[SharedVariable, theano.Variable]) -> dict[theano.Variable, float]:
     """Return about how many bytes each of the sums of gradients has, by its source.
 
-    Parameters
-    ----------
-    exchanges : list of Exchange
-    params : list of SharedVariable
-        Trained parameters.
-    new : dict of SharedVariable to theano.Variable
-        Their new values. A sum has the size of the parameters that it changes, on average, of those with as many axes:
-        a norm of all gradients makes each new value depend on each gradient.
+    A sum has the size of the trained parameters that it changes, on average, of those with as many axes: a norm of all
+    gradients makes each new value depend on each gradient.
     """
     read_for = {param: set(ancestors([new[param]])) for param in params if param in new}
     sizes = {}

@@ -8,31 +8,25 @@ import theano
 from ..devices.context_map import describe
 from ..graph.analysis import SUM
 from ..graph.graph import shared_variables
+from ..graph.value_sizes import bytes_of, bytes_of_all
 from ..utils.tables import bytes_text, counted, table
 from .buckets import bytes_of_gradients
 from .listing import listed
 from .memory import MemoryEstimate
-from .sizes import bytes_of, bytes_of_all
 
 MOST = 30  # instructions that are shown at the beginning, and at the end
 NOT_KNOWN = '?: depends on the shapes of a batch; theano-mgpu run --explain knows the first one'
 
 
 def explanation(plan: Any, changes: Sequence[Any] = (), memory: MemoryEstimate | None = None) -> dict[str, Any]:
-    """Return the content of a plan as plain data for `json.dump`.
+    """Return the content of a plan as plain data for `json.dump`; bytes are None where they are not known.
 
     Parameters
     ----------
-    plan : StepPlan
     changes : list of Choice
         The choices that its steps have changed, see `Splitter.changes`.
     memory : MemoryEstimate, optional
         What a dry run of the compiled plan has counted, if a batch is known.
-
-    Returns
-    -------
-    dict
-        Bytes are None where they are not known.
     """
     known = memory.sizes if memory else {}
     sizes = {**known, **_sizes_of_exchanges(plan, known)}
@@ -70,11 +64,7 @@ def as_text(data: dict[str, Any]) -> str:
 def largest_text(memory: MemoryEstimate, grows: bool) -> str:
     """Return a sentence on the batches that fit in the memory of every device; nothing without a device.
 
-    Parameters
-    ----------
-    memory : MemoryEstimate
-    grows : bool
-        Whether larger batches are computed in slices.
+    Larger batches are computed in slices where the number of slices `grows`.
 
     Examples
     --------

@@ -22,10 +22,8 @@ class PartOnContext(NamedTuple):
 
     Attributes
     ----------
-    part : Part
     place : int
         The number of the context, among the part's.
-    context : Context
     shard : int or None
         The number of the shard that it works on; None in the update.
     given, made : tuple of int

@@ -20,28 +20,11 @@ from ..graph.rewrites import merged, rebuilt
 
 def placed(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable], contexts: Any,
            ) -> tuple[Sequence[theano.Variable], dict[SharedVariable, theano.Variable], Mesh]:
-    """Return a graph with a place for every op, and the mesh of contexts that it runs on.
+    """Return a graph with a place for every op, and the mesh of contexts that it runs on, see `mesh.mesh_of`.
 
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-    contexts : list of Context, or list of list of Context
-        See `mesh.mesh_of`.
-
-    Returns
-    -------
-    outputs, updates
-        The arguments, if nothing is placed, else a copy of the graph.
-    mesh : Mesh
-        With the place of each shared variable.
-
-    Raises
-    ------
-    ContextError
-        If the graph is placed on contexts that it cannot run on.
-    GraphError
-        If a part of the graph cannot be placed where it has to be.
+    If nothing is placed, the graph is returned as it is, else a copy. The mesh has the place of each shared variable.
+    Raise a ContextError if the graph is placed on contexts that it cannot run on, and a GraphError if a part of it
+    cannot be placed where it has to be.
     """
     whole = list(outputs) + list(updates.values())
     if not is_placed(whole + list(updates)):

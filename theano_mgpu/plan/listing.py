@@ -8,10 +8,10 @@ from typing import Any, Mapping, Sequence
 import theano
 from theano.gof.graph import io_toposort
 
+from ..graph.value_sizes import bytes_of_shared
 from ..utils.tables import counted
 from .instructions import Add, Fetch, Finish, Gather, Launch, Save, Send, Stack, Store, Wait
 from .lowering import divided, lowered
-from .sizes import bytes_of_shared
 
 LONGEST = 50  # characters of the names of values
 # Names of values that are put together, where the name of the reduction does not fit.
@@ -22,17 +22,9 @@ GATHERED = {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'mi
 def listed(plan: Any, sizes: Mapping[theano.Variable, int | None]) -> list[dict[str, Any]]:
     """Return the instructions of a step on this process, with a batch of which each replica gets samples.
 
-    Parameters
-    ----------
-    plan : StepPlan
-    sizes : dict of theano.Variable to (int or None)
-        The bytes of values on one context, where they are known.
-
-    Returns
-    -------
-    list of dict
-        The `instruction`, `where` it is carried out, `what` it works on, the `names` of these values, and their `bytes`
-        on each context, None where they are not known. A launch has the names of the variables that are updated.
+    Each has the `instruction`, `where` it is carried out, `what` it works on, the `names` of these values, and their
+    `bytes` on each context, None where `sizes` does not have them. A launch has the names of the variables that are
+    updated.
     """
     shares = plan.shares
     samples = shares.n_replicas * max(shares.micro_batches, shares.logical_shards) * shares.least_samples

@@ -39,15 +39,7 @@ class Division(NamedTuple):
 
 def divided(shares: Shares, rounds: Sequence[Sequence[Work]],
             waits_on_host: bool = False) -> tuple[list[Work], Division]:
-    """Return the shards of a batch in the order of their samples, and the Division.
-
-    Parameters
-    ----------
-    shares : Shares
-    rounds : list of list of (int, (int, int))
-        As of `Shares.rounds`.
-    waits_on_host : bool
-        As of a `Division`.
+    """Return the shards of a batch in the order of their samples, and the Division; for rounds as of `Shares.rounds`.
 
     Examples
     --------
@@ -77,7 +69,6 @@ class StepProgram(NamedTuple):
         For each input with samples the slot of each shard.
     common : dict of theano.Variable to int
         The slots of the other inputs.
-    results : tuple of int
     slots : dict of theano.Variable to int
         The slot of each value; of the first shard, if each shard has its own value.
     """
@@ -93,17 +84,10 @@ class StepProgram(NamedTuple):
 
 def lowered(plan: Any, division: Division, with_samples: Collection[theano.Variable],
             compiled: Mapping[Part, Any] | None = None) -> StepProgram:
-    """Return the instructions of a step.
+    """Return the instructions of a step; inputs `with_samples` are divided among the shards.
 
-    Parameters
-    ----------
-    plan : StepPlan
-    division : Division
-    with_samples : collection of theano.Variable
-        The inputs that have samples.
-    compiled : dict of Part to CompiledPart, optional
-        The functions. Without them it is assumed that each value is taken on the device, as by functions unless Theano
-        moves an op to the host.
+    Without the `compiled` parts, it is assumed that each value is taken on the device, as by functions unless Theano
+    moves an op to the host.
     """
     lowering = _Lowering(plan, division, with_samples, compiled)
     for stage in plan.stages:

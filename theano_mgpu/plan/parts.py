@@ -96,7 +96,6 @@ class Boundary:
     ----------
     exchanges : tuple of Exchange
         All of them, for a batch that one replica has alone.
-    sums : tuple of SumGroup
     others : tuple of Exchange
         Those that are not among the sums.
     """

@@ -78,28 +78,13 @@ class Places:
 def cut(given: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
         place_of: Callable[[theano.Variable], str], recompute: bool = False,
         buckets: Sequence[Sequence[theano.Variable]] = ()) -> list[Piece]:
-    """Cut a graph into pieces.
+    """Cut a graph into pieces, by level.
 
-    Parameters
-    ----------
-    given : list of theano.Variable
-        Inputs of the graph, whose values any device can be given.
-    outputs : list of theano.Variable
-    place_of : callable
-        The place of a variable.
-    recompute : bool
-        Whether a piece computes the values of an earlier piece of its place again, from the same inputs, so that they
-        need not be kept: the backward pass computes the forward pass again.
-    buckets : list of list of theano.Variable, optional
-        Outputs in lists: each list is computed before the next one. The graph is also cut between them, see `buckets`.
+    Any device can be given the values of `given`. Cheap values, such as a view, are computed by each piece that needs
+    them. To `recompute`, a piece computes the values of an earlier piece of its place again, from the same inputs, so
+    that they need not be kept: the backward pass computes the forward pass again. Each bucket of outputs is computed
+    before the next one, and the graph is also cut between them.
 
-    Returns
-    -------
-    list of Piece
-        By level. Cheap values, such as a view, are computed by each piece that needs them.
-
-    Notes
-    -----
     A chain of n devices makes 2 n - 1 pieces: the forward and the backward pass of each device, which on the last one
     are one piece. `recompute` is what GPipe calls re-materialisation (Huang et al., 2019).
     """

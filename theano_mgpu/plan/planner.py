@@ -11,10 +11,11 @@ from theano.gof.graph import ancestors
 from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
 from ..graph.analysis import SAME, SUM
-from ..graph.graph import fits_gpu, shared_variables
+from ..graph.graph import fits_gpu, shared_ancestors, shared_variables
 from ..graph.output_order import by_depth
 from ..graph.partition import Exchange, Program, Stage
 from ..graph.random_streams import is_random_state
+from ..graph.value_sizes import bytes_of_all, parts_by_bytes
 from ..options import UPDATE_ON, Options
 from .buckets import buckets, bytes_of_gradients
 from .parts import (
@@ -28,7 +29,6 @@ from .parts import (
 )
 from .pieces import Piece, Places, cut
 from .shares import Machine, Shares, against_speeds
-from .sizes import bytes_of_shared
 from .step_plan import Choice, StepPlan
 
 OF_NCCL = 'float32', 'float64'  # NCCL adds float16 in half precision, the host in single
@@ -38,22 +38,8 @@ def plan(program: Program, mesh: Mesh, options: Options, machine: Machine, share
          refusal: str | None = None) -> StepPlan:
     """Plan the step of a program. Nothing is compiled, opened or exchanged.
 
-    Parameters
-    ----------
-    program : Program
-    mesh : Mesh
-        The contexts of this process.
-    options : Options
-        Its `name`, `recompute` and `update_on` count, and the trained parameters.
-    machine : Machine
-    shares : Shares, optional
-        By default, batches are divided among all replicas.
-    refusal : str, optional
-        Why the program is not divided, although there are several replicas.
-
-    Returns
-    -------
-    StepPlan
+    By default, batches are divided among all replicas. Of the options, `name`, `recompute` and `update_on` count, and
+    the trained parameters. The `refusal` tells why the program is not divided, although there are several replicas.
     """
     return _Planner(program, mesh, options, machine).plan(shares or Shares(machine), refusal)
 
@@ -207,17 +193,17 @@ class _Planner:
     def _on_host(self, results: list[theano.Variable]) -> tuple[list[SharedVariable], list[theano.Variable]]:
         """Return the variables that are updated on the host, and the results that are computed there."""
         new, idle = self._new, self._not_read_by_replicas()
-        light = [v for v in results + list(new.values()) if _reads([v]) <= idle]
+        light = [v for v in results + list(new.values()) if shared_ancestors([v]) <= idle]
         here = [v for v in new if v in idle and new[v] in light or self._places.of(v) == CPU]
         # The host has all variables; a device would need copies of the variables of other devices.
-        light += [v for v in results if v not in light and len({self._places.of(each) for each in _reads([v])}) > 1]
+        light += [v for v in results if v not in light and len(set(map(self._places.of, shared_ancestors([v])))) > 1]
         return here, light
 
     def _not_read_by_replicas(self) -> set[SharedVariable]:
         """Return the variables that no replica needs: no stage reads them, nor the new value of another one."""
-        idle = {v for v in self._new if not is_random_state(v)} - _reads(self._program.in_stages)
+        idle = {v for v in self._new if not is_random_state(v)} - shared_ancestors(self._program.in_stages)
         while True:
-            needed = idle & _reads([value for variable, value in self._new.items() if variable not in idle])
+            needed = idle & shared_ancestors([value for variable, value in self._new.items() if variable not in idle])
             if not needed:
                 return idle
             idle -= needed
@@ -343,33 +329,14 @@ def tree_text(n_shards: int, longest: int = 16) -> str:
     return terms[0][1:-1] if n_shards > 1 else terms[0]
 
 
-def _reads(variables: Sequence[theano.Variable]) -> set[SharedVariable]:
-    return {v for v in ancestors(variables) if hasattr(v, 'container')}
-
-
 def update_shares(variables: Sequence[SharedVariable], new: Mapping[SharedVariable, theano.Variable],
                   n: int) -> tuple[list[SharedVariable], list[list[SharedVariable]]]:
     """Divide variables among n devices, in their order, with about as many bytes for each.
 
     Each device computes the new values of a share of the parameters, with their state. Variables stay together if the
-    new value of one reads the other, such as a parameter and its state in the optimizer.
+    new value of one reads the other, such as a parameter and its state in the optimizer. Return the scalars, such as
+    the number of steps, which each device computes, and n shares. A share may be empty.
 
-    Parameters
-    ----------
-    variables : list of SharedVariable
-    new : dict of SharedVariable to theano.Variable
-        Their new values.
-    n : int
-
-    Returns
-    -------
-    common : list of SharedVariable
-        Scalars, such as the number of steps: each device computes them.
-    shares : list of list of SharedVariable
-        Of n devices. One may be empty.
-
-    Notes
-    -----
     This is the first stage of ZeRO (Rajbhandari et al., 2020), with whole parameters in place of slices.
     """
     common = [variable for variable in variables if not getattr(variable, 'ndim', 0)]
@@ -381,10 +348,7 @@ def update_shares(variables: Sequence[SharedVariable], new: Mapping[SharedVariab
                 group += others
                 group_of.update((each, group) for each in others)
     groups = list({id(group): group for group in group_of.values()}.values())
-    sizes = [sum(map(bytes_of_shared, group)) for group in groups]
     shares: list[list[SharedVariable]] = [[] for _ in range(n)]
-    before, total = 0, sum(sizes) or 1
-    for group, size in zip(groups, sizes):
-        shares[min(n - 1, int(n * (before + size / 2) / total))] += group
-        before += size
+    for group, number in zip(groups, parts_by_bytes(list(map(bytes_of_all, groups)), n)):
+        shares[number] += group
     return common, shares

@@ -5,27 +5,14 @@ from typing import Any, Sequence
 
 
 def schedule(parts: Sequence[Any], n_rounds: int) -> list[list[tuple[Any, int]]]:
-    """Return the clock cycles of a pipeline.
+    """Return the clock cycles of a pipeline of parts with a `level` each, and `n_rounds` micro-batches.
 
-    Parameters
-    ----------
-    parts : list
-        Each with the attribute `level`, see `pieces.Piece`.
-    n_rounds : int
-        Micro-batches.
-
-    Returns
-    -------
-    list of list of (part, int)
-        For each cycle, the parts that are started, each with the number of its micro-batch: the one that the level
-        before has worked on in the last cycle.
-
-    Notes
-    -----
-    The cycles are as in torchgpipe's ``clock_cycles`` (Kim et al., 2020), with the backward pass among the levels:
-    once the pipeline is full, each device computes one forward and one backward piece a cycle, as in PipeDream-flush
-    (Narayanan et al., 2021). The bubble is as in GPipe (Huang et al., 2019), ``(n - 1) / (m + n - 1)`` of the time
-    for n devices and m micro-batches, but no device keeps the activations of more than 2 n - 1 micro-batches.
+    A cycle has the parts that are started, each with the number of its micro-batch: the one that the level before has
+    worked on in the last cycle. The cycles are as in torchgpipe's ``clock_cycles`` (Kim et al., 2020), with the
+    backward pass among the levels: once the pipeline is full, each device computes one forward and one backward piece a
+    cycle, as in PipeDream-flush (Narayanan et al., 2021). The bubble is as in GPipe (Huang et al., 2019), ``(n - 1) /
+    (m + n - 1)`` of the time for n devices and m micro-batches, but no device keeps the activations of more than 2 n -
+    1 micro-batches.
 
     Examples
     --------

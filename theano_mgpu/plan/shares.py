@@ -60,7 +60,6 @@ class Shares:
 
     Attributes
     ----------
-    machine : Machine
     is_divided : bool
         Whether a batch is divided among replicas; else each process computes all of it on its first replica.
     is_sharded : bool
@@ -106,12 +105,7 @@ class Shares:
         return self.machine.n_replicas if self.is_divided else 1
 
     def sizes(self, lengths: Sequence[int]) -> list[int]:
-        """Return the samples of each replica of all ranks.
-
-        Parameters
-        ----------
-        lengths : list of int
-            Samples that each rank is given: of its own, or the whole batch.
+        """Return the samples of each replica of all ranks; each rank is given some of its own, or the whole batch.
 
         Examples
         --------
@@ -123,9 +117,12 @@ class Shares:
         if self.logical_shards:
             return [sum(stop - start for start, stop in spans) for spans in self._every_shard(lengths)]
         if not self.is_sharded:
-            return _divided(lengths[0], self.machine.n_replicas, self.weights, self.least_samples)
+            return weighted_sizes(lengths[0], self._weights(), self.least_samples)
         return [size for length, (start, stop) in zip(lengths, ranges(self.machine.replicas))
-                for size in _divided(length, stop - start, self.weights[start:stop], self.least_samples)]
+                for size in weighted_sizes(length, self._weights()[start:stop], self.least_samples)]
+
+    def _weights(self) -> Sequence[int]:
+        return self.weights or (1,) * self.machine.n_replicas
 
     def _every_shard(self, lengths: Sequence[int]) -> list[list[Span]]:
         """Return the logical shards of each replica of all ranks, as ranges of the samples that its rank is given."""
@@ -139,7 +136,7 @@ class Shares:
         number = self.logical_shards // (self.machine.size if self.is_sharded else 1)
         spans = ranges(even_sizes(length, number, self.least_samples))
         return [spans[first:last] for first, last in
-                ranges(_divided(len(spans), stop - start, self.weights[start:stop]))]
+                ranges(weighted_sizes(len(spans), self._weights()[start:stop]))]
 
     def shards_of_ranks(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Return the number of logical shards that each rank computes; `lengths` as for `sizes`."""
@@ -161,12 +158,8 @@ class Shares:
     def rounds(self, length: int, slices: int | None = None) -> list[list[Work]]:
         """Return the work of this rank, one list a micro-batch: replicas, each with its first and one-past-last sample.
 
-        Parameters
-        ----------
-        length : int
-            Samples of this rank's own, where it is given its own; else of the whole batch.
-        slices : int, optional
-            In place of `micro_batches`.
+        The `length` is of its own samples, where it is given its own; else of the whole batch. Without a number of
+        slices, it is `micro_batches`.
         """
         if not length or not self.is_divided:
             return [[(0, (0, length))]] if length else []
@@ -175,18 +168,13 @@ class Shares:
             return in_rounds(self._shards_of(length, start, stop) if self.is_sharded else
                              self._every_shard([length])[start:stop])
         if self.is_sharded:
-            spans = ranges(_divided(length, stop - start, self.weights[start:stop], self.least_samples))
+            spans = ranges(weighted_sizes(length, self._weights()[start:stop], self.least_samples))
         else:
             spans = ranges(self.sizes([length]))[start:stop]
         return micro_batch_rounds(spans, slices or self.micro_batches, self.least_samples)
 
     def most_slices(self, lengths: Sequence[int]) -> int:
         """Return the largest number of slices that changes anything, on any rank; of logical shards, their number.
-
-        Parameters
-        ----------
-        lengths : list of int
-            Samples that each rank is given: of its own, or the whole batch.
 
         Examples
         --------
@@ -198,16 +186,6 @@ class Shares:
         if self.logical_shards:
             return max(1, *map(len, self._every_shard(lengths)))
         return max(1, max(self.sizes(lengths)) // self.least_samples)
-
-
-def _divided(number: int, n: int, weights: Sequence[int], least: int = 1) -> list[int]:
-    """Return how many of some samples, or shards, each of n replicas gets; `least` at least, or none."""
-    if not number:
-        return [0] * n
-    if weights:
-        return weighted_sizes(number, weights, least)
-    sizes = sub_batch_sizes(number, n, least)
-    return sizes + [0] * (n - len(sizes))
 
 
 def even_sizes(length: int, number: int, least: int = 1) -> list[int]:
@@ -247,10 +225,8 @@ def against_speeds(flags: Flags, mesh: Any, machine: Machine) -> str:
 
     Parameters
     ----------
-    flags : Flags
     mesh : Mesh
         The contexts of this process.
-    machine : Machine
     """
     if flags.shares == EQUAL:
         return 'mgpu.shares=equal, or deterministic=more'
@@ -264,61 +240,26 @@ def against_speeds(flags: Flags, mesh: Any, machine: Machine) -> str:
 
 
 def sub_batch_sizes(batch_size: int, n_replicas: int, least: int = 1) -> list[int]:
-    """Split a batch size into near-equal sub-batch sizes, largest first.
+    """Split a batch size into near-equal sub-batch sizes, largest first, of at least `least` samples each.
 
-    Parameters
-    ----------
-    batch_size : int
-        Samples in the whole batch, at least 1.
-    n_replicas : int
-        Replicas to feed, at least 1.
-    least : int
-        Samples that each sub-batch has at least, but for a batch that has fewer.
-
-    Returns
-    -------
-    list of int
-        Sizes that sum to `batch_size` and differ by at most one, none zero; fewer than
-        `n_replicas` when samples are fewer.
-
-    Raises
-    ------
-    ValueError
-        If either argument is less than 1.
+    Raise a ValueError if the batch size or the number of replicas is less than 1.
 
     Examples
     --------
-    >>> sub_batch_sizes(10, 4)
-    [3, 3, 2, 2]
-    >>> sub_batch_sizes(2, 4)
-    [1, 1]
-    >>> sub_batch_sizes(5, 4, least=2)
-    [3, 2]
+    >>> sub_batch_sizes(10, 4), sub_batch_sizes(2, 4), sub_batch_sizes(5, 4, least=2)
+    ([3, 3, 2, 2], [1, 1], [3, 2])
     """
     if batch_size < 1 or n_replicas < 1:
         raise ValueError('batch size and number of replicas must be at least 1, not %r and %r'
                          % (batch_size, n_replicas))
-    n_parts = max(1, min(batch_size // least, n_replicas))
-    share, extra = divmod(batch_size, n_parts)
-    return [share + 1] * extra + [share] * (n_parts - extra)
+    return [size for size in weighted_sizes(batch_size, [1] * n_replicas, least) if size]
 
 
 def weighted_sizes(batch_size: int, weights: Sequence[int], least: int = 1) -> list[int]:
     """Split a batch size into sub-batch sizes in proportion to weights, by the largest remainder.
 
-    Parameters
-    ----------
-    batch_size : int
-        Samples in the whole batch, at least 1.
-    weights : list of int
-        One for each replica. A replica with the weight 0 gets no samples.
-    least : int
-        Samples that each sub-batch has at least, but for a batch that has fewer.
-
-    Returns
-    -------
-    list of int
-        One size for each weight. In a batch with too few samples, replicas with the smallest weights get none.
+    Each has at least `least` samples, or none: in a batch with too few samples, replicas with the smallest weights get
+    none, and so does a replica with the weight 0.
 
     Examples
     --------
@@ -360,21 +301,9 @@ def ranges(sizes: Sequence[int], start: int = 0) -> list[Span]:
 
 
 def micro_batch_rounds(spans: Sequence[Span], micro_batches: int, least: int = 1) -> list[list[Work]]:
-    """Return the samples that each replica works on, one round after the other.
+    """Return one list a round: the numbers of replicas, each with the samples that it works on.
 
-    Parameters
-    ----------
-    spans : list of (int, int)
-        The first and one-past-last sample of each replica. A replica may have none.
-    micro_batches : int
-        Slices that each sub-batch is cut into, fewer where it has fewer samples.
-    least : int
-        Samples that a slice has at least, but for a sub-batch that has fewer.
-
-    Returns
-    -------
-    list of list of (int, (int, int))
-        One list a round; its entries are the number of a replica, and a sample range.
+    The span of each replica, which may be empty, is cut into `micro_batches` slices, fewer where it has fewer samples.
 
     Examples
     --------

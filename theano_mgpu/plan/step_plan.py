@@ -28,13 +28,8 @@ class StepPlan:
 
     Attributes
     ----------
-    name : str or None
-    program : Program
     mesh : Mesh
         The contexts of this process.
-    machine : Machine
-    shares : Shares
-    stages : tuple of StagePlan
     last : Boundary
         After the last stage.
     update : tuple of Part
@@ -47,12 +42,10 @@ class StepPlan:
         Values that a replica needs itself, beside those that it only gives to sums.
     params : tuple of SharedVariable
         Trained parameters.
-    divided : DividedUpdate or None
     broadcasts : tuple of DeviceBroadcast
         Of new values, in place of copies to the other contexts and messages to the other ranks.
     overlaps : bool
         Whether sums over the ranks are made on a thread of their own, while the next part is computed.
-    choices : tuple of Choice
     """
 
     name: str | None

@@ -12,13 +12,13 @@ from theano.gof.link import raise_with_op
 from theano.gpuarray.basic_ops import as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayType
 
-from ..compat.theano_contexts import compiling_for
-from ..compat.theano_functions import plain_functions
 from ..devices.context_map import Context
 from ..devices.contexts import alike
+from ..devices.theano_contexts import compiling_for
 from ..graph.graph import fits_gpu, on_host, taken_on_device
 from ..graph.output_order import by_depth
 from ..graph.rewrites import substitute
+from ..graph.theano_functions import plain_functions
 from ..graph.traces import keep_trace
 from ..utils.collector import collector_paused
 from .retarget import CannotRetarget, link, optimise

@@ -8,9 +8,9 @@ import numpy as np
 from ..comm.activities import GATHER
 from ..comm.communicator import Communicator
 from ..devices.context_map import Context
-from ..devices.cuda_libraries.nccl import DTYPES
 from ..devices.failures import FailureExplained
 from ..devices.nccl import BROADCAST, NO_COPIES, Collectives, communicator_of
+from ..devices.nccl_library import DTYPES
 from ..exchange.devices import LossExplained
 from ..plan import DeviceBroadcast
 from .divided_update import check_shape

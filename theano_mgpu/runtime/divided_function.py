@@ -14,9 +14,9 @@ from theano.compile.sharedvalue import SharedVariable
 from ..checks import verification
 from ..checks.ranks import BatchCheck
 from ..comm.choice import choose_ranks
-from ..compat.shared_variables import add_step_lock
 from ..devices.choice import resolve_contexts
 from ..devices.contexts import check_process
+from ..devices.shared_variables import add_step_lock
 from ..errors import GraphError, LengthError, ReplicaError
 from ..graph.prints import print_values
 from ..options import Options

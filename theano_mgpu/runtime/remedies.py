@@ -11,9 +11,9 @@ from ..devices.context_map import describe
 from ..errors import ReplicaError, noted
 from ..graph.graph import shared_variables
 from ..graph.repeatable import unrepeatable_in
+from ..graph.value_sizes import bytes_of_all
 from ..options import AUTO, Options
 from ..plan.record import note_change
-from ..plan.sizes import bytes_of_all
 from ..utils.tables import bytes_text
 from .building import Built, Divided
 
@@ -27,22 +27,11 @@ NOTES = {'data sets': 'slices of data sets are taken on the host, and sent to th
 
 
 class Remedies:
-    """The remedies of one function for too little memory, and the ways to compute a batch that were tried.
+    """The remedies of one function for too little memory, and the ways to compute a batch that were `tried`.
 
     Data sets that need more memory than all other variables leave the devices first, others last. More slices come
     early where a device lacks memory for samples, and late where it lacks memory for parameters, their new values, or
     the state of the optimizer.
-
-    Parameters
-    ----------
-    name : str or None
-        The function's.
-    ranks : Communicator
-
-    Attributes
-    ----------
-    tried : list of str
-        Ways to compute a batch, with the memory that they take.
     """
 
     def __init__(self, name: str | None, ranks: Communicator) -> None:
@@ -67,12 +56,8 @@ class Remedies:
         Returns
         -------
         Options or None
-            Those to build the function with again; None if the step can be computed again at once.
-
-        Raises
-        ------
-        BaseException
-            The error of all ranks, if it is not for lack of memory, or no remedy is left.
+            Those to build the function with again; None if the step can be computed again at once. The error of all
+            ranks is raised if it is not for lack of memory, or no remedy is left.
         """
         common, key = self._common(error, options), built.splitter.key(lengths)
         unknown = unrepeatable_in(built.definition.whole)

@@ -14,9 +14,9 @@ from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayConstant, GpuArrayType
 from theano.scan_module.scan_op import Scan
 
-from ..compat.theano_contexts import compiling_for
 from ..devices.context_map import Context
 from ..devices.contexts import gpu_context
+from ..devices.theano_contexts import compiling_for
 from ..graph.traces import KeepLines, keep_trace
 
 

@@ -26,12 +26,6 @@ class Speeds:
     Only steps with a batch of the largest size count, or of the size that has become common. In a step that measures,
     one replica of each process is launched last and waited for. The ranks send each other the times with the last
     message of the step, so that all of them change the shares in the same step.
-
-    Parameters
-    ----------
-    name : str or None
-        The function's.
-    splitter : Splitter
     """
 
     def __init__(self, name: str | None, splitter: Splitter) -> None:
@@ -64,14 +58,7 @@ class Speeds:
     def report(self, split: Split, timed: int | None, seconds: float) -> list[int]:
         """Return the numbers that the ranks tell each other: a replica, its samples, and its nanoseconds.
 
-        Parameters
-        ----------
-        split : Split
-            Of the batch of the step.
-        timed : int or None
-            As it was returned by `timed`.
-        seconds : float
-            Duration of its work.
+        The replica is the one that `timed` has returned for this split.
         """
         if timed is None:
             return []
@@ -142,14 +129,7 @@ class Speeds:
 def balanced(sizes: Sequence[int], seconds: Mapping[int, float], least: int = 1) -> list[int] | None:
     """Return the weights of shares with which replicas work equally long; None if the shares do well as they are.
 
-    Parameters
-    ----------
-    sizes : list of int
-        Samples that each replica works on now.
-    seconds : dict of int to float
-        Seconds that each replica takes for a sample, with as many samples as now.
-    least : int
-        Samples that a replica has at least.
+    Replica i works on ``sizes[i]`` samples now, and takes ``seconds[i]`` for each.
 
     Examples
     --------

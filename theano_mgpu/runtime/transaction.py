@@ -6,8 +6,8 @@ from typing import Any, Callable, Iterable, Sequence
 import numpy as np
 from theano.compile.sharedvalue import SharedVariable
 
-from ..compat.shared_variables import watcher_of
 from ..devices.context_map import Context
+from ..devices.shared_variables import watcher_of
 from ..devices.transfers import copy_to, own_copy
 
 

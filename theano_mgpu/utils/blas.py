@@ -12,9 +12,8 @@ import sys
 import zlib
 from importlib.machinery import PathFinder
 
-from .. import config
 from ..errors import MgpuError
-from . import processor, rank_process
+from . import flags, processor, progress
 
 VARIABLE = 'OPENBLAS_CORETYPE'  # OpenBLAS reads it when it is loaded
 OWN = 'MGPU_CORETYPE'  # the value that this package has given it, here or in the process that started this one
@@ -81,13 +80,13 @@ def choose_kernels() -> None:
         import numpy  # noqa: F401  loads its BLAS
         old = outdated()
         if old:
-            rank_process.note('the kernels of %s are slow on this processor: %s' % (old, reason))
+            progress.note('the kernels of %s are slow on this processor: %s' % (old, reason))
 
 
 def _result(names, numpy):
     """Return the chosen kernels, the reason, and whether they were checked only now."""
-    flags = config.flag('blas.ldflags', '-lopenblas').split()
-    libraries = ' '.join('lib%s.so' % flag[2:] for flag in flags if flag.startswith('-l'))
+    words = flags.flag('blas.ldflags', '-lopenblas').split()
+    libraries = ' '.join('lib%s.so' % word[2:] for word in words if word.startswith('-l'))
     key = [processor.description(), numpy, libraries, *map(os.environ.get, ('LD_PRELOAD', 'LD_LIBRARY_PATH')),
            *[os.stat(each).st_mtime_ns for each in (numpy, *PLACES) if os.path.exists(each)]]
     folder = os.path.join(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'), 'theano_mgpu')

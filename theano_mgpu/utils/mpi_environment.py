@@ -5,9 +5,9 @@ import os
 import re
 from typing import NamedTuple
 
-from .. import config
 from ..errors import MgpuError
 from ..parsing import shown, whole_number
+from . import flags
 
 MOST_NODES = 100000
 REMEDY = 'unset it and the other variables of the scheduler if this is no job of it, or start a new one'
@@ -153,7 +153,7 @@ def is_rank() -> bool:
 def trains_together() -> bool:
     """Return whether this process trains one model together with others, as mgpu.executor=serial or threads prevents.
     """
-    return is_rank() and config.own_flag('mgpu.executor') not in ('serial', 'threads')
+    return is_rank() and flags.own_flag('mgpu.executor') not in ('serial', 'threads')
 
 
 def local_rank() -> int:

@@ -7,11 +7,23 @@ import sys
 import threading
 from typing import Any, Callable, Iterator
 
-from ..errors import MgpuError
-from . import mpi_environment, rank_process
+from ..errors import PREFIX, MgpuError
 from .attributes import temporarily
 
 PATIENCE = 5.0  # seconds
+
+
+def _print(text):
+    sys.stderr.write('%snote: %s\n' % (PREFIX, text))
+
+
+def _yes():
+    return True
+
+
+# `rank_process`, which knows of other processes, replaces these: one process prints for all.
+note: Callable[[str], None] = _print     # prints a line for the user to stderr
+is_first: Callable[..., bool] = _yes
 
 _compiling = threading.local()  # title: names the function that this thread compiles
 
@@ -19,7 +31,7 @@ _compiling = threading.local()  # title: names the function that this thread com
 @contextlib.contextmanager
 def note_if_long(text: Callable[[], str]) -> Iterator[None]:
     """Print a note, on rank 0 only, if the ``with`` block takes longer than `PATIENCE`; ``text()`` returns it then."""
-    timer = threading.Timer(PATIENCE, lambda: _note(text()))
+    timer = threading.Timer(PATIENCE, lambda: _note_beside_bars(text()))
     timer.daemon = True
     timer.start()
     try:
@@ -42,18 +54,17 @@ def modules_bar(total: int) -> Any:
     return passing_bar(total, 'modules', title) if title else Silent()
 
 
-def _note(text):
+def _note_beside_bars(text):
     """Print a note, not into the line of a bar."""
     tqdm = getattr(sys.modules.get('tqdm'), 'tqdm', None)
     with tqdm.external_write_mode(sys.stderr) if tqdm else contextlib.nullcontext():
-        rank_process.note(text)
+        note(text)
 
 
 def is_shown() -> bool:
     """Return whether bars are shown: on rank 0, in a terminal or a notebook."""
     # A script may have closed stderr, or put an object of its own there.
-    return mpi_environment.rank() == 0 and (_in_notebook() or
-                                            not getattr(sys.stderr, 'closed', True) and sys.stderr.isatty())
+    return is_first() and (_in_notebook() or not getattr(sys.stderr, 'closed', True) and sys.stderr.isatty())
 
 
 def bar(total: int | None, shown: bool | str, initial: int = 0, unit: str = 'samples') -> Any:

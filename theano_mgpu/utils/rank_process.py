@@ -17,7 +17,7 @@ import traceback
 from typing import IO, Callable, Iterator
 
 from ..errors import PREFIX, MgpuError
-from . import mpi_environment, python2
+from . import mpi_environment, progress, python2
 
 SHOWN = 4000     # characters of a quiet rank's output that are shown when it fails
 HEAD_START = 1.0  # seconds in which rank 0 may report an error that occurs on several ranks, so that it is shown once
@@ -98,6 +98,9 @@ def note(text: str) -> None:
     """Print a line for the user to stderr, on rank 0 only; the same line only once."""
     if mpi_environment.rank() == 0:
         say('note: ' + text)
+
+
+progress.note, progress.is_first = note, lambda: mpi_environment.rank() == 0
 
 
 def show_output() -> None:

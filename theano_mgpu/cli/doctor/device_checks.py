@@ -5,8 +5,8 @@ import ctypes
 import glob
 import warnings
 
-from ...compat import cuda_contexts
-from ...devices import cards, cuda_libraries, discovery, pygpu_package
+from ...compat import cuda_libraries
+from ...devices import cards, cuda_contexts, discovery, pygpu_package
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
 from ...utils.values import wrong

@@ -2,38 +2,29 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import theano
 from theano.gof.graph import Apply
+from theano.tensor import patternbroadcast
+from theano.tensor.nnet.abstract_conv import conv2d
 from theano.tensor.nnet.conv import ConvOp
 
-ATTRIBUTES = ('imshp', 'kshp', 'nkern', 'bsize', 'dx', 'dy', 'imshp_logical', 'kshp_logical',
-              'kshp_logical_top_aligned', 'verbose', 'version', 'direction_hint', 'openmp')
 
+def any_number(node: theano.Apply, inputs: list[theano.Variable], axis: int = 0) -> theano.Apply:
+    """Apply a convolution that does not know the number of its images, or of channels along axis 1.
 
-def any_number_of_images(node: theano.Apply, inputs: list[theano.Variable]) -> theano.Apply:
-    """Apply an abstract convolution that does not know the number of images."""
+    A ConvOp becomes the abstract convolution, unless `has_steps`.
+    """
+    if isinstance(node.op, ConvOp):
+        op = node.op
+        output = conv2d(*inputs, border_mode=op.out_mode, subsample=(op.dx, op.dy))
+        return patternbroadcast(output, node.outputs[0].broadcastable).owner
     op = copy.copy(node.op)
-    op.imshp = (None,) + tuple(op.imshp[1:])
-    return _applied(op, node, inputs)
-
-
-def of_any_number_of_images(node: theano.Apply, inputs: list[theano.Variable]) -> theano.Apply:
-    """Apply a ConvOp that does not know the number of images."""
-    return _applied(_changed(node.op, bsize=None), node, inputs)
-
-
-def of_any_number_of_channels(node: theano.Apply, inputs: list[theano.Variable]) -> theano.Apply:
-    """Apply a ConvOp that does not know the number of channels."""
-    op = node.op
-    op = _changed(op, imshp=(None,) + op.imshp[1:], imshp_logical=(None,) + op.imshp_logical[1:])
-    return _applied(op, node, inputs)
-
-
-def _changed(op: ConvOp, **changes: Any) -> ConvOp:
-    return ConvOp(**{**{name: getattr(op, name) for name in ATTRIBUTES}, 'output_mode': op.out_mode, **changes})
-
-
-def _applied(op, node, inputs):
+    for name in ('imshp', 'kshp')[:1 + axis]:
+        setattr(op, name, tuple(None if i == axis else size for i, size in enumerate(getattr(op, name))))
     return Apply(op, inputs, [output.type(output.name) for output in node.outputs])
+
+
+def has_steps(op: ConvOp) -> bool:
+    """Return whether an op is the gradient of a convolution with steps: no abstract one has its inputs."""
+    return op.imshp[1:] != op.imshp_logical[1:] or op.kshp != op.kshp_logical

@@ -43,7 +43,6 @@ def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False) -> Cal
 
     Parameters
     ----------
-    classes : type
     of : {ROWS, PARTIAL, CONSTANT}
         The nodes that the function is called for. ROWS: those with samples among their inputs, whose partial inputs
         are exchanged before. PARTIAL: those with partial inputs, too. CONSTANT: all. Other nodes are constants.

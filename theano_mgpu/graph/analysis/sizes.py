@@ -23,13 +23,8 @@ def size_of(node: theano.Apply, sizes: list[Any]) -> Any:
 
     Parameters
     ----------
-    node : theano.Apply
     sizes : list of {COUNT, NUMBER, None} or tuple
         Not all None.
-
-    Returns
-    -------
-    {COUNT, NUMBER, None} or tuple
     """
     op = node.op
     if isinstance(op, opt.MakeVector):

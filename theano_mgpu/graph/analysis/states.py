@@ -28,7 +28,6 @@ class State(NamedTuple):
 
     Attributes
     ----------
-    kind : {ROWS, PARTIAL, CONSTANT, REFUSED}
     axis : int or None
         For ROWS: where the samples lie. Each sample may own several rows in succession.
     outer : integer scalar theano.Variable or None
@@ -40,7 +39,6 @@ class State(NamedTuple):
         For CONSTANT.
     reason : str or None
         Why a REFUSED variable, or another use than `only`, is an error.
-    only : {BACKWARDS, LAST, None}
     """
 
     kind: str

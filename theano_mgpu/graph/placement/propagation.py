@@ -18,8 +18,9 @@ from theano.gof.graph import ancestors, io_toposort
 from theano.scan_module.scan_op import Scan
 
 from ...errors import GraphError
+from ..patches import record_places
 from ..rewrites import rebuilt
-from .tags import Beside, place_of, place_of_node, record_places
+from .tags import Beside, place_of, place_of_node
 
 _SEVERAL = object()  # a node feeds several parameters, or something else than an update
 _ROUNDS = 4          # forwards and backwards; further rounds settle ops that only a `Beside` or an update connects
@@ -32,10 +33,6 @@ def is_placed(outputs: Iterable[theano.Variable]) -> bool:
     ----------
     outputs : list of theano.Variable
         The outputs of a function, new values included.
-
-    Returns
-    -------
-    bool
     """
     placed = any(isinstance(own_place(variable), str) for variable in ancestors(list(outputs)))
     if placed:
@@ -45,7 +42,7 @@ def is_placed(outputs: Iterable[theano.Variable]) -> bool:
 
 def assigned(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable], default: str,
              ) -> tuple[list[theano.Variable], dict[SharedVariable, theano.Variable], dict[SharedVariable, str]]:
-    """Copy a graph, with a place for each op.
+    """Copy a graph, with a place for each op in ``tag.mgpu_place``; return the places of its shared variables, too.
 
     The rules, the first that applies:
 
@@ -60,29 +57,9 @@ def assigned(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, t
     A shared variable is at its own place; else where the first op that reads it is, if the user has placed one. Of the
     other variables, one that is updated, and that only the updates of one other variable read, is state of an
     optimizer, and is where this variable is. Any other one is where the first op with a place is that reads it, else at
-    the root of its new value.
+    the root of its new value. Neither shared variables nor inputs are copied or tagged.
 
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-        New values.
-    default : str
-        The place of nodes and variables that no rule finds one for.
-
-    Returns
-    -------
-    outputs : list of theano.Variable
-        Each variable with an owner has its place, a str, in ``tag.mgpu_place``.
-    updates : dict of SharedVariable to theano.Variable
-    variables : dict of SharedVariable to str
-        The places of all shared variables of the graph, updated ones included. Neither they nor inputs are copied or
-        tagged.
-
-    Raises
-    ------
-    GraphError
-        If an op inside of a scan is placed elsewhere than the scan.
+    Raise a GraphError if an op inside of a scan is placed elsewhere than the scan.
     """
     placement = _Propagation(list(outputs), dict(updates))
     placement.propagate()
@@ -141,19 +118,7 @@ def _inputs_of_steps(op):
 
 
 class _Propagation:
-    """The places of a graph's nodes and shared variables, as they are found.
-
-    Attributes
-    ----------
-    nodes : list of theano.Apply
-        In topological order.
-    shared_variables : list of SharedVariable
-        The graph's shared variables, and the updated ones, each once.
-    places : dict of theano.Apply to str
-    groups : dict of Beside to str
-    leaves : dict of theano.Variable to str
-        The places of shared variables and inputs.
-    """
+    """The places of a graph's nodes, and in `leaves` of shared variables and inputs, as they are found."""
 
     def __init__(self, outputs, updates):
         self._outputs, self._updates = set(outputs), updates

@@ -3,35 +3,22 @@ from __future__ import annotations
 
 from typing import Collection, Sequence
 
-import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import io_toposort
+
+from ..value_sizes import bytes_of_shared, parts_by_bytes
 
 
 def spread(outputs: Sequence[theano.Variable], params: Collection[SharedVariable],
            names: Sequence[str]) -> list[SharedVariable]:
     """Tag parameters with the names of contexts, in the order of their use, about as many bytes for each context.
 
-    Every other variable is placed by them: see `propagation`. Functions that are made later are placed alike.
-
-    Parameters
-    ----------
-    outputs : list of theano.Variable
-        The graph.
-    params : collection of SharedVariable
-    names : list of str
-
-    Returns
-    -------
-    list of SharedVariable
-        The parameters that were tagged.
+    Every other variable is placed by them: see `propagation`. Functions that are made later are placed alike. Return
+    the parameters that were tagged.
     """
     used = dict.fromkeys(variable for node in io_toposort([], list(outputs)) for variable in node.inputs
                          if variable in params)
-    values = [variable.container.storage[0] for variable in used]
-    sizes = [value.size * np.dtype(value.dtype).itemsize for value in values]  # a GpuArray has no nbytes
-    before, total = np.cumsum([0] + sizes[:-1]), sum(sizes) or 1
-    for variable, start, size in zip(used, before, sizes):
-        variable.tag.mgpu_place = names[min(len(names) - 1, int(len(names) * (start + size / 2) / total))]
+    for variable, number in zip(used, parts_by_bytes(list(map(bytes_of_shared, used)), len(names))):
+        variable.tag.mgpu_place = names[number]
     return list(used)

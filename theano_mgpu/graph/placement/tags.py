@@ -6,14 +6,11 @@ all outputs of a node. Theano copies tags when it clones.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from typing import Any, Callable, Iterable, Iterator
 
 import theano
 from theano.gof.graph import ancestors
-
-from ... import compat
 
 
 class _Blocks(threading.local):
@@ -40,11 +37,6 @@ class Beside:
 
     def __reduce__(self):
         return Beside, ()  # for all protocols of pickle; one object stays one within a pickle
-
-
-def record_places() -> None:
-    """Have Theano record places from now on; this patches Theano at the first call."""
-    compat.apply(compat.FIRST_PLACEMENT, sys.modules[__name__])
 
 
 @contextlib.contextmanager
@@ -93,16 +85,8 @@ def beside_forward_ops(populate: Callable[..., Any], consumers: dict[Any, Any], 
 
     A node without a place gets a `Beside`, which its gradient shares. A sum of gradients is beside the node whose
     output they are the gradient of; the gradient of a shared variable or an input has the place of that variable. The
-    gradient of an inner graph is wholly beside the node that has it.
-
-    Parameters
-    ----------
-    populate : callable
-        Theano's ``_populate_grad_dict``.
-    consumers : dict of theano.Variable to dict
-        The nodes that read each variable.
-    *args, **kwargs
-        Further arguments of `populate`.
+    gradient of an inner graph is wholly beside the node that has it. This wraps Theano's ``_populate_grad_dict``, which
+    is given the nodes that read each variable.
     """
     if _blocks.deriving or all(place_of(variable) is None for variable in ancestors(list(consumers))):
         return populate(consumers, *args, **kwargs)

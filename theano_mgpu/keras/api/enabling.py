@@ -11,8 +11,9 @@ from keras.models import Model
 from ...auto.enabled import Enabled
 from ...auto.model_report import Report
 from ...auto.parallel_state import ParallelState, of_user, parallel_state_of, set_parallel_state
-from ...compat import keras_models, keras_versions
+from ...compat import keras_versions
 from ...errors import GraphError, warn
+from ..hooks import patches
 from ..hooks.methods import LOOPS, switch_methods_once
 from ..models import KINDS, check_compile
 from .arguments import check_built, chosen_contexts
@@ -101,11 +102,11 @@ def disable() -> None:
 def _patch_keras_once():
     switch_methods_once()
     # A model that is not built yet is compiled by its first batch, within the loop.
-    keras_models.switch_keras_methods(LOOPS, applies=lambda model: EnabledModels.in_force and not model.built)
-    keras_models.switch_keras_methods({'compile': _compile}, applies=lambda model: not hasattr(model, 'template'))
-    keras_models.switch_keras_methods({'_make_%s_function' % kind: _make_function for kind in KINDS},
+    patches.switch_keras_methods(LOOPS, applies=lambda model: EnabledModels.in_force and not model.built)
+    patches.switch_keras_methods({'compile': _compile}, applies=lambda model: not hasattr(model, 'template'))
+    patches.switch_keras_methods({'_make_%s_function' % kind: _make_function for kind in KINDS},
                                       applies=lambda model: EnabledModels.in_force)
-    keras_models.replace_multi_gpu_model(multi_gpu_model, applies=lambda: EnabledModels.in_force)
+    patches.replace_multi_gpu_model(multi_gpu_model, applies=lambda: EnabledModels.in_force)
 
 
 def _compile(original):

@@ -15,7 +15,8 @@ from ...comm.collectives import broadcast_object
 from ...comm.communicator import Communicator
 from ...comm.failures import known_to_all, packed, unpacked
 from ...comm.rank_0 import done_by_rank_0
-from ...compat import keras_loops, keras_versions
+from ...compat import keras_versions
+from . import keras_loops
 
 ITEM, ANNOUNCED, ERROR = range(3)  # a message has a batch; or the batch came with the last message; or it has an error
 

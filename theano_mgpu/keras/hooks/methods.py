@@ -18,10 +18,12 @@ from ...auto.parallel_state import parallel_state_of
 from ...comm.alone import Alone
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import write_on_rank_0
-from ...compat import keras_loops, keras_models, theano_functions
+from ...compat.patch import AtImport, apply
+from ...graph import theano_functions
 from ...utils import mpi_environment
 from ...utils.files import whole_file
 from ..models import KINDS, function_maker, members
+from . import keras_loops, patches
 from .loops import loop_of
 from .prefetch import looking_ahead
 
@@ -75,6 +77,7 @@ METHODS: dict[str, Callable[..., Any]] = dict(
 def switch_methods_once() -> None:
     """Install these methods in Keras's Model, for the models that have a ParallelState."""
     theano_functions.hook_functions_once()
-    keras_models.switch_keras_methods(METHODS, applies=parallel_state_of)
+    apply(patches.PATCHES, AtImport)
+    patches.switch_keras_methods(METHODS, applies=parallel_state_of)
     if 'save_weights' in vars(Sequential):  # Keras 2.0 and 2.1
-        keras_models.switch_keras_methods({'save_weights': _saving}, parallel_state_of, Sequential)
+        patches.switch_keras_methods({'save_weights': _saving}, parallel_state_of, Sequential)

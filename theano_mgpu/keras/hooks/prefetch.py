@@ -8,7 +8,7 @@ import numpy as np
 from keras.models import Model
 
 from ...auto.parallel_state import parallel_state_of
-from ...compat import keras_loops
+from . import keras_loops
 from .feed import Feed, next_of_queue
 
 

@@ -22,11 +22,11 @@ from theano.sparse import GetItem2d
 from theano.tensor.opt import Shape_i
 from theano.tensor.subtensor import Subtensor, get_idx_list
 
-from ...compat.theano_functions import plain_function
-from ...graph.graph import host_type, is_sparse, shared_variables, substitute
+from ...graph.graph import host_type, is_sparse, shared_ancestors, shared_variables, substitute
 from ...graph.own_flags import builds_graphs
 from ...graph.random_streams import DRAWS
 from ...graph.repeatable import unrepeatable_in
+from ...graph.theano_functions import plain_function
 from ...plan import Program, expressed
 from .arguments import moved
 
@@ -51,8 +51,8 @@ class Slices:
         self._taken = {v: moved(_never_empty(v, index), axis, 0) for v, (index, axis) in slices.items()} \
             if sharded else self._first
         # Variables that are read otherwise, too, are no sharded data sets.
-        self._own = _shared([v.owner.inputs[0] for v in slices]).difference(
-            _shared(substitute(outputs, self.replacements)), updated) if sharded else ()
+        self._own = shared_ancestors([v.owner.inputs[0] for v in slices]).difference(
+            shared_ancestors(substitute(outputs, self.replacements)), updated) if sharded else ()
         self._length_function: Any = None
         self.on_host: list[theano.Variable] = []  # the slices that are taken there
 
@@ -80,7 +80,7 @@ class Slices:
     def data_sets(self) -> list[SharedVariable]:
         """Return the data sets that no device needs if slices are taken on the host."""
         movable = self._movable()
-        others = _shared([v.owner.inputs[0] for v in self.stand_ins if v not in movable])
+        others = shared_ancestors([v.owner.inputs[0] for v in self.stand_ins if v not in movable])
         return [v for v in shared_variables([v.owner.inputs[0] for v in movable]) if v not in others]
 
     def take_on_host(self) -> None:
@@ -112,9 +112,9 @@ class Slices:
     @builds_graphs
     def _movable(self) -> list[theano.Variable]:
         """Return the slices of data sets that lie on the host, that nothing else reads, and that no step changes."""
-        otherwise = _shared(substitute(self._outputs, self.replacements)).union(self._updated)
+        otherwise = shared_ancestors(substitute(self._outputs, self.replacements)).union(self._updated)
         return [v for v in self.stand_ins if not any(
-            each in otherwise or isinstance(each.type, GpuArrayType) for each in _shared([v.owner.inputs[0]]))]
+            each in otherwise or isinstance(each.type, GpuArrayType) for each in shared_ancestors([v.owner.inputs[0]]))]
 
     def _on_host_of(self, outputs: list[Any]) -> Callable[..., list[Any]]:
         """Return a function of the inputs that is computed on the host."""
@@ -162,10 +162,6 @@ def _never_empty(variable, number):
         stop = T.switch(T.lt(stop, 0), stop, T.maximum(stop, start + 1))
     indices[number] = slice(start, stop)
     return data[tuple(indices)]
-
-
-def _shared(variables):
-    return {v for v in ancestors(variables) if hasattr(v, 'container')}
 
 
 def _is_data_set(variable, known, inputs):

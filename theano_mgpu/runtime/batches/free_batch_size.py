@@ -11,7 +11,7 @@ from theano.tensor import basic, elemwise, extra_ops, opt, subtensor
 from theano.tensor.nnet.abstract_conv import BaseAbstractConv
 from theano.tensor.nnet.conv import ConvOp
 
-from ...graph.analysis import any_number_of_images, number, of_any_number_of_images
+from ...graph.analysis import any_number, has_steps, number
 from ...graph.random_streams import DRAWS
 
 BASIC = subtensor.Subtensor, subtensor.IncSubtensor
@@ -99,10 +99,9 @@ class FreeBatchSize:
     def _freed(self, node, inputs):
         """Return the outputs of a node without the number; None if the node does not have it."""
         op, value = node.op, inputs[0] if inputs else None
-        if isinstance(op, BaseAbstractConv) and self._is_length(op.imshp[0]):
-            return any_number_of_images(node, inputs).outputs
-        if isinstance(op, ConvOp) and self._is_length(op.bsize):
-            return of_any_number_of_images(node, inputs).outputs
+        if isinstance(op, BaseAbstractConv) and self._is_length(op.imshp[0]) or \
+                isinstance(op, ConvOp) and self._is_length(op.bsize) and not has_steps(op):
+            return any_number(node, inputs).outputs
         if isinstance(op, basic.Alloc) and self._is_length(inputs[1]) and \
                 (node.inputs[0] in self._of_samples or value.ndim < len(inputs) - 1 or value.broadcastable[0]):
             return node.clone_with_new_inputs([value, self._samples] + inputs[2:], strict=False).outputs

@@ -9,11 +9,12 @@ from ...devices.context_map import HOST, Context
 from ...devices.contexts import gpu_context
 from ...errors import warn
 from ...plan.memory import MemoryEstimate
-from ...plan.shares import sub_batch_sizes
+from ...plan.shares import sub_batch_sizes, weighted_sizes
 from ..batch import Splitter
 from ..executable import Executable
-from .dry_run import DryExecutable, DryRun
-from .function import DryFunction, UnknownShape
+from .dry_run import DryRun
+from .function import DryFunction
+from .shapes import UnknownShape
 
 STEPS = 2         # the second one has arrays that the first has left, and the memory for two batches of inputs
 SLICES = 4        # from three on, the number changes nothing: a slice, the one before it, and the sums of the others
@@ -21,16 +22,10 @@ MOST = 1 << 26    # samples of a batch; larger ones are not asked for
 
 
 class DryStep:
-    """The steps of an executable, without their computation.
+    """The steps of an executable, without their computation; the splitter knows the shapes of the first batch.
 
     Each is a `DryRun`, which counts the bytes that a device has to allocate. It does not count the blocks in
     libgpuarray's cache of freed memory.
-
-    Parameters
-    ----------
-    executable : Executable
-    splitter : Splitter
-        It knows the shapes of the first batch.
     """
 
     def __init__(self, executable: Executable, splitter: Splitter) -> None:
@@ -39,13 +34,9 @@ class DryStep:
         self._known: dict[Any, Any] = {}  # the peaks by the number of samples and slices
 
     def estimate(self) -> MemoryEstimate | None:
-        """Return the peaks of a step with the first batch, and the batches that fit.
+        """Return the peaks of a step with the first batch, of devices other than the CPU, and the batches that fit.
 
-        Returns
-        -------
-        MemoryEstimate or None
-            None before the first batch, or if the shape of a value is not known before it is computed. The peaks are of
-            devices other than the CPU.
+        Return None before the first batch, or if the shape of a value is not known before it is computed.
         """
         devices = [context for context in self._plan.mesh.contexts if context.kind != 'cpu']
         shares, first = self._plan.shares, self._like.first
@@ -63,19 +54,10 @@ class DryStep:
                               not any(each.has_dnn for each in self._functions.values()), peaks[HOST], sizes)
 
     def peaks(self, samples: int, slices: int | None = None) -> dict[Context, int] | None:
-        """Return the most bytes that each context's device has in use at one time, for batches of some length.
+        """Return the most bytes that each context's device has in use at one time, for whole batches of some samples.
 
-        Parameters
-        ----------
-        samples : int
-            Of the whole batch, on all ranks.
-        slices : int, optional
-            In place of the plan's micro-batches.
-
-        Returns
-        -------
-        dict of Context to int, or None
-            None if the shape of a value is not known before it is computed.
+        They are computed in `slices` in place of the plan's micro-batches. Return None if the shape of a value is not
+        known before it is computed.
         """
         counted = self._counted(samples, slices)
         return counted and counted[0]
@@ -85,16 +67,16 @@ class DryStep:
         if self._has_evicted():
             return None
         key = samples, slices, self._like.shares.weights
-        if key not in self._known:
-            try:
+        try:
+            if key not in self._known:
                 self._known[key] = self._run(samples, slices)
-            except UnknownShape:
-                self._known[key] = None
-            except Exception as error:  # an op that the dry run does not understand must not stop a training
-                self._known[key] = None
-                warn('the memory of %s cannot be estimated: %s: %s' % (self._plan.name or 'a function',
-                                                                      type(error).__name__, error))
-        return self._known[key]
+            return self._known[key]
+        except UnknownShape:
+            return None
+        except Exception as error:  # an op that the dry run does not understand must not stop a training
+            warn('the memory of %s cannot be estimated: %s: %s' % (self._plan.name or 'a function',
+                                                                  type(error).__name__, error))
+            return None
 
     def _has_evicted(self):
         """Return whether the memory of a copy that a part reads was freed: its shape is not known before a step."""
@@ -104,7 +86,7 @@ class DryStep:
     def _run(self, samples, slices):
         shares, lengths = self._plan.shares, self._lengths(samples)
         own = lengths[shares.machine.rank] if shares.is_sharded else samples
-        dry = DryExecutable(self._executable, self._functions)
+        dry = DryRun(self._executable, self._functions)
         splitter = Splitter(self._plan, self._like.with_samples, self._executable.parts)
         splitter.use(self._like.shares)
         if slices is not None:
@@ -112,12 +94,9 @@ class DryStep:
         values = {variable: self._value(variable, own, dry.memory[HOST]) for variable in self._plan.program.given}
         for _ in range(STEPS):
             batch = splitter.split(values.items(), lengths)
-            run = DryRun(dry, batch)
-            run.start()
-            run.end()
-        sizes = {variable: run.sizes.get(slot) for variable, slot in batch.split.program.slots.items()}
+            dry.run(batch)
         return {context: memory.peak for context, memory in dry.memory.items()}, {
-            variable: size for variable, size in sizes.items() if size is not None}
+            variable: dry.sizes[slot] for variable, slot in batch.split.program.slots.items() if slot in dry.sizes}
 
     def _value(self, variable, length, host):
         """Return an input like the one in the first batch, for a batch of some length."""
@@ -131,25 +110,12 @@ class DryStep:
     def _lengths(self, samples):
         """Return the samples that each rank is given of some samples: of its own, or the whole batch."""
         shares = self._plan.shares
-        if not shares.is_sharded:
-            return [samples]
-        sizes = sub_batch_sizes(samples, shares.machine.size)
-        return sizes + [0] * (shares.machine.size - len(sizes))
+        return weighted_sizes(samples, [1] * shares.machine.size) if shares.is_sharded else [samples]
 
     def largest(self, limits: Mapping[Context, int], slices: int | None = None) -> int | None:
-        """Return the number of samples of the largest batch whose peaks are within limits; 0 if none is.
+        """Return the samples of the largest batch whose peaks are within limits, in bytes; 0 if none is.
 
-        Parameters
-        ----------
-        limits : dict of Context to int
-            Bytes of memory.
-        slices : int, optional
-            As for `peaks`.
-
-        Returns
-        -------
-        int or None
-            None if the peaks are not known, or if any batch is within the limits.
+        Return None if the peaks are not known, or if any batch is within the limits.
         """
         def excess(samples: int) -> int:
             peaks = self.peaks(samples, slices)
@@ -161,11 +127,7 @@ class DryStep:
 def last_within(excess: Callable[[int], Any], most: int) -> int | None:
     """Return the last whole number from 1 on with an excess of at most 0; 0 if there is none, None if it is `most`.
 
-    Parameters
-    ----------
-    excess : callable
-        It grows with the number, about as a straight line.
-    most : int
+    The excess grows with the number, about as a straight line.
 
     Examples
     --------

@@ -14,9 +14,9 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 import numpy as np
 from theano.gpuarray.type import GpuArrayType
 
-from ...compat.shared_variables import watch, watcher_of
 from ...devices.context_map import Context
 from ...devices.contexts import is_fork
+from ...devices.shared_variables import watch, watcher_of
 from ...errors import MgpuError
 from ...utils.values import checksum
 from .borrowed import Lent, is_lent

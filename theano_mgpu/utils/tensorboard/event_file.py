@@ -9,7 +9,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from ...errors import MgpuError
-from .. import mpi_environment
+from .. import progress
 
 FLUSH_SECONDS = 10
 _POSITIVE = 1e-12 * 1.1 ** np.arange(776)
@@ -53,7 +53,7 @@ class Summary:
         self._closed = False
         self._flushed = time.monotonic()
         self._file: Any = None  # on ranks that do not write
-        if mpi_environment.rank() == 0:
+        if progress.is_first():
             # tensorboardX's SummaryWriter loses errors of the disk in its thread, and its flush() leaves events queued.
             events_writer = _events_writer()
             os.makedirs(self.folder, exist_ok=True)

@@ -98,14 +98,12 @@ class _Loop:
 
     def _analyse(self):
         op, node = self.op, self.node
-        sequences = list(zip(op.inner_seqs(op.inputs), op.outer_seqs(node)))
-        others = list(zip(op.inner_non_seqs(op.inputs) + op.inner_shared(op.inputs),
-                          op.outer_non_seqs(node) + op.outer_shared(node)))
-        known = {v: Value(v, self._inside(self.values[outer]), 0) for v, outer in sequences}
-        known.update((v, Value(v, self.values[outer].state, 0)) for v, outer in others)
+        sources = {v: (outer, 1) for v, outer in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))}
+        sources.update((v, (outer, 0)) for v, outer in zip(op.inner_non_seqs(op.inputs) + op.inner_shared(op.inputs),
+                                                           op.outer_non_seqs(node) + op.outer_shared(node)))
+        known = {v: Value(v, self._inside(self.values[outer]) if is_slice else self.values[outer].state, 0)
+                 for v, (outer, is_slice) in sources.items()}
         self._refuse_merged(known.values())
-        sources = {v: (outer, 1) for v, outer in sequences}
-        sources.update((v, (outer, 0)) for v, outer in others)
         recurrences = {}
         for first, group, results, state in zip(self.outer, self.taken, self.results, self.states):
             for v in group:

@@ -3,8 +3,7 @@ import theano.tensor as T
 from theano.tensor import basic, extra_ops, nlinalg
 
 from ..shards import rule
-from ..states import ROWS, rows
-from .shapes import whole_length
+from ..states import ROWS
 
 NOT_SQUARE = 'the matrix does not have as many rows as columns'
 SHIFTED = 'the diagonal is not the main one of all samples'
@@ -12,52 +11,38 @@ SHIFTED = 'the diagonal is not the main one of all samples'
 
 @rule(basic.ExtractDiag, of=ROWS)
 def _extract(shards, node, values):
-    x, = values
-    axes = [axis % node.inputs[0].ndim for axis in (node.op.axis1, node.op.axis2)]
-    if x.axis not in axes:
-        return shards.apply(node, [x], x.state._replace(axis=x.axis - sum(axis < x.axis for axis in axes)))
-    if node.op.offset or x.state.outer is not None:
+    x, state = node.inputs[0], values[0].state
+    axes = [axis % x.ndim for axis in (node.op.axis1, node.op.axis2)]
+    if state.axis not in axes:
+        return shards.apply(node, values, state._replace(axis=state.axis - sum(axis < state.axis for axis in axes)))
+    if node.op.offset or state.outer is not None:
         shards.refuse(node, SHIFTED)
-    other = axes[1 - axes.index(x.axis)]
-
-    def local(variable):
-        """Return the diagonal of the columns of the replica's own samples."""
-        each = variable.shape[x.axis] // shards.own
-        variable = shards.check(node, NOT_SQUARE, variable, T.eq(variable.shape[other], each * shards.total))
-        columns = slice(shards.first * each, (shards.first + shards.own) * each)
-        return node.op(variable[(slice(None),) * other + (columns,)])
-    return [shards.make(local, [x], rows(node.outputs[0].ndim - 1), like=node.outputs[0])]
+    x = shards.check(node, NOT_SQUARE, x, T.eq(*[x.shape[axis] for axis in axes]))
+    other = axes[1 - axes.index(state.axis)]
+    diagonal = T.switch(_on_diagonal(x, *axes), x, 0).sum(axis=other)  # all but one are 0
+    order = [i for i in range(x.ndim) if i not in axes] + [state.axis]
+    return [shards.converted(T.cast(diagonal.dimshuffle([i - (i > other) for i in order]), x.dtype))]
 
 
 @rule(basic.AllocDiag, nlinalg.AllocDiag, of=ROWS)
 def _alloc(shards, node, values):
-    x, = values
-    if getattr(node.op, 'offset', 0) or x.state.outer is not None or node.inputs[0].ndim != 1:
+    x, = node.inputs
+    if getattr(node.op, 'offset', 0) or values[0].state.outer is not None or x.ndim != 1:
         shards.refuse(node, SHIFTED)
-
-    def local(variable):
-        on_diagonal = _is_on_diagonal(shards, variable.shape[0], whole_length(shards, variable, 0), 0)
-        return T.switch(on_diagonal, variable.dimshuffle(0, 'x'), T.zeros((), variable.dtype))
-    return [shards.make(local, [x], rows(), like=node.outputs[0])]
+    square = T.alloc(x, x.shape[0], x.shape[0]).T
+    return [shards.converted(T.switch(_on_diagonal(square, 0, 1), square, T.zeros((), x.dtype)))]
 
 
 @rule(extra_ops.FillDiagonal, of=ROWS)
 def _fill(shards, node, values):
-    x = values[0]
-    if node.inputs[0].ndim != 2 or x.state.outer is not None:
+    x, number = node.inputs
+    if x.ndim != 2 or values[0].state.outer is not None:
         shards.refuse(node, SHIFTED)
-
-    def local(variable, number):
-        square = T.eq(variable.shape[1 - x.axis], whole_length(shards, variable, x.axis))
-        variable = shards.check(node, NOT_SQUARE, variable, square)
-        on_diagonal = _is_on_diagonal(shards, variable.shape[x.axis], variable.shape[1 - x.axis], x.axis)
-        return T.switch(on_diagonal, number, variable)
-    return [shards.make(local, values, x.state, like=node.outputs[0])]
+    x = shards.check(node, NOT_SQUARE, x, T.eq(x.shape[0], x.shape[1]))
+    return [shards.converted(T.switch(_on_diagonal(x, 0, 1), number, x))]
 
 
-def _is_on_diagonal(shards, own, length, axis):
-    """Return where the diagonal of a square matrix lies in the replica's rows, which lie along an axis."""
-    places = T.arange(own) + shards.first * (own // shards.own)
-    across = T.arange(length)
-    return T.eq(places.dimshuffle(0, 'x'), across.dimshuffle('x', 0)) if axis == 0 else \
-        T.eq(across.dimshuffle(0, 'x'), places.dimshuffle('x', 0))
+def _on_diagonal(x, *axes):
+    """Return where the elements have the same place along two axes."""
+    return T.eq(*[T.arange(x.shape[axis]).dimshuffle([0 if i == axis else 'x' for i in range(x.ndim)])
+                  for axis in axes])

@@ -7,7 +7,6 @@ from theano.tensor import basic, elemwise, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
 from ..reductions import SUM
-from ..shard_graph import split_axis
 from ..shards import rule
 from ..sizes import elements, number
 from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, has_rows, partial, rows
@@ -349,8 +348,15 @@ def _split(shards, node, values):
     if has_rows(values[1:]):
         shards.refuse(node, 'its lengths are made of samples')
     if axis is None or int(axis) % node.inputs[0].ndim == x.axis:
-        parts = _split_blocks(shards, node, x, values[2]) if axis is not None else None
-        return parts or shards.refuse(node, 'it splits the samples')
+        sizes = elements(node.inputs[2], values[2].state.size) or ()
+        if axis is None or x.state.outer is None or COUNT not in sizes:
+            shards.refuse(node, 'it splits the samples')
+        lengths, each = node.inputs[2], node.inputs[2][sizes.index(COUNT)]
+        blocks = shards.check(node, BLOCKS, node.inputs[0], T.all(T.eq(lengths, each)))
+        index = (slice(None),) * x.axis
+        return [shards.converted(T.patternbroadcast(
+            blocks[index + (slice(i * each if i else None, (i + 1) * each),)], output.broadcastable))
+            for i, output in enumerate(node.outputs)]
     return shards.apply(node, values, x.state)
 
 
@@ -421,21 +427,6 @@ def _of_block(shards, node, x, entries, function, others, state):
         return function(variable[tuple(index)], *more[:len(others)])
     bounds = [shards.value(bound) for bound in (entry.start, entry.stop) if isinstance(bound, theano.Variable)]
     return shards.make(local, [x] + shards.outer(x) + others + bounds, state, like=node.outputs[0])
-
-
-def _split_blocks(shards, node, x, lengths):
-    """Return the Values of a Split into blocks; None where its parts may be others."""
-    sizes = elements(node.inputs[2], lengths.state.size)
-    if x.state.outer is None or sizes is None or COUNT not in sizes:
-        return None
-
-    def parts(variable, blocks, lengths):
-        apart = split_axis(variable, x.axis, blocks)
-        whole = apart.shape[x.axis + 1] // shards.own * shards.total
-        apart = shards.check(node, BLOCKS, apart, T.all(T.eq(lengths, whole)), T.eq(blocks, len(node.outputs)))
-        return [T.patternbroadcast(apart[(slice(None),) * x.axis + (i,)], output.broadcastable)
-                for i, output in enumerate(node.outputs)]
-    return shards.make_all(parts, [x] + shards.outer(x) + [lengths], [rows(x.axis)] * len(node.outputs))
 
 
 def _are_numbers(entries):

@@ -5,7 +5,7 @@ from theano.tensor import basic, blas
 from theano.tensor.nnet import abstract_conv, conv, neighbours
 from theano.tensor.signal import pool
 
-from ..convolutions import any_number_of_images, of_any_number_of_channels, of_any_number_of_images
+from ..convolutions import any_number, has_steps
 from ..reductions import SUM
 from ..shards import rule
 from ..states import CONSTANT, ROWS, has_rows, partial, rows
@@ -65,11 +65,15 @@ def _product(shards, node, values, summed, axis):
 @rule(abstract_conv.BaseAbstractConv, of=ROWS)
 def _convolution(shards, node, values):
     refuse_rows(shards, node, values[2:], 'its sizes depend on single samples')
-    anew = any_number_of_images(node, node.inputs)
+    anew = any_number(node, node.inputs)
     if isinstance(node.op, abstract_conv.AbstractConv_gradWeights):
         both, state = rows_along(shards, node, values[:2], 0)
         return shards.apply(anew, all_rows(shards, both, 0, state.outer) + values[2:], partial())
     image, kernel = (1, 0) if isinstance(node.op, abstract_conv.AbstractConv_gradInputs) else (0, 1)
+    if image == 0 and values[1].axis == 1 and node.op.num_groups == 1:
+        # The gradient of a ConvOp's kernels convolves images with gradients, over the samples in place of channels.
+        both, state = rows_along(shards, node, values, 1)
+        return shards.apply(any_number(node, node.inputs, axis=1), all_rows(shards, both, 1, state.outer), partial())
     refuse_rows(shards, node, [values[kernel]], 'its kernel is made of samples')
     _, state = rows_along(shards, node, [values[image]], 0)
     return shards.apply(anew, values, state)
@@ -77,14 +81,9 @@ def _convolution(shards, node, values):
 
 @rule(conv.ConvOp, of=ROWS)
 def _legacy_convolution(shards, node, values):
-    if node.op.imshp[1:] != node.op.imshp_logical[1:] or node.op.kshp != node.op.kshp_logical:
+    if has_steps(node.op):
         shards.refuse(node, 'it is the gradient of one with steps')
-    if values[0].axis == 0 and values[1].kind == CONSTANT:
-        return shards.apply(of_any_number_of_images(node, node.inputs), values, values[0].state)
-    # The gradient of kernels convolves images with gradients, over the samples in place of channels.
-    values, state = rows_along(shards, node, values, 1)
-    return shards.apply(of_any_number_of_channels(node, node.inputs), all_rows(shards, values, 1, state.outer),
-                        partial())
+    return [shards.converted(any_number(node, node.inputs).outputs[0])]
 
 
 @rule(pool.Pool, pool.PoolGrad, pool.DownsampleFactorMaxGradGrad, pool.MaxPoolRop, of=ROWS)

@@ -8,9 +8,8 @@ from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 from ..reductions import MAX, MIN, PROD, SUM
 from ..shards import rule
 from ..sizes import number
-from ..states import DEPENDENT, FREE, PARTIAL, REFUSED, ROWS, State, Value, partial
+from ..states import FREE, PARTIAL, REFUSED, ROWS, State, Value, partial
 from .base import aligned, number_everywhere, refuse_rows, rows_along, widens
-from .shapes import whole_length
 
 REDUCTION = {scalar.Add: SUM, scalar.Mul: PROD, elemwise.MulWithoutZeros: PROD, scalar.Maximum: MAX,
              scalar.Minimum: MIN, scalar.OR: MAX, scalar.AND: MIN}
@@ -40,19 +39,16 @@ def _reduce(shards, node, values):
     if reduction is None:
         shards.refuse(node, 'it reduces over the samples')
     if reduction == SUM and number_everywhere(node.inputs[0]) is not None:
-        return _counted(shards, node, value, axes)
+        return _counted(shards, node, axes)
     return shards.apply(node, values, partial(reduction))
 
 
-def _counted(shards, node, value, axes):
+def _counted(shards, node, axes):
     """Return the Value of a sum of one number over all samples, as of ``ones_like(x)``: it needs no exchange."""
-    output = node.outputs[0]
-
-    def counted(x):
-        lengths = [whole_length(shards, x, i) if i == value.axis else x.shape[i] for i in range(x.ndim)]
-        total = T.cast(T.mul(number_everywhere(node.inputs[0]), *[lengths[i] for i in axes]), output.dtype)
-        return T.alloc(total, *[lengths[i] for i in range(x.ndim) if i not in axes]) if output.ndim else total
-    return [shards.make(counted, [shards.shaped_like(value)], DEPENDENT, like=output)]
+    (x,), output = node.inputs, node.outputs[0]
+    total = T.cast(T.mul(number_everywhere(x), *[x.shape[i] for i in axes]), output.dtype)
+    others = [x.shape[i] for i in range(x.ndim) if i not in axes]
+    return [shards.converted(T.alloc(total, *others) if others else total)]
 
 
 @rule(basic.MaxAndArgmax, basic.Argmax, of=ROWS)

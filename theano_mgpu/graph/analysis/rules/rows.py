@@ -35,17 +35,8 @@ DEEPEST = 100  # ops in a row that `is_uniform` looks through
 def rows_of_each(shards: Shards, variable: theano.Variable, axis: int) -> tuple[Any, ...] | None:
     """Return the rows that each sample has along an axis, as a tuple of factors; None where it has no samples.
 
-    Parameters
-    ----------
-    shards : Shards
-    variable : theano.Variable
-        Of the given graph.
-    axis : int
-
-    Returns
-    -------
-    tuple of (int, theano.Variable, or (theano.Variable, int)), or None
-        The last kind stands for the unknown number of rows that each sample has in a variable along an axis.
+    A factor is a number, a variable, or a pair of a variable and an axis: it stands for the unknown number of rows that
+    each sample has there.
     """
     if shards.value(variable).kind != ROWS or shards.value(variable).axis != axis:
         return None
@@ -258,18 +249,10 @@ def _entry(node):
 
 def is_uniform(shards: Shards, variable: theano.Variable, axis: int,
                assumed: frozenset[tuple[theano.Variable, int]] = frozenset(), depth: int = 0) -> bool:
-    """Return whether a variable is known to be the same all along an axis.
+    """Return whether a variable of the given graph is known to be the same all along an axis.
 
-    Parameters
-    ----------
-    shards : Shards
-    variable : theano.Variable
-        Of the given graph.
-    axis : int
-    assumed : frozenset of (theano.Variable, int)
-        States of a loop that are taken to be the same while their next values are looked at.
-    depth : int
-        Ops that have been looked through.
+    States of a loop are `assumed` to be the same while their next values are looked at. The `depth` counts ops that
+    have been looked through.
     """
     key = variable, axis, assumed
     if key not in shards.uniform:
@@ -303,15 +286,11 @@ def _sources(node, axis):
     op, first = node.op, node.inputs[0] if node.inputs else None
     if isinstance(op, elemwise.Elemwise):
         return [(v, axis) for v in node.inputs[is_scalar_op(node, scalar.Second):]]
-    if isinstance(op, elemwise.DimShuffle):
-        return [(first, op.new_order[axis])]
-    if isinstance(op, UNCHANGED):
-        return [(first, axis)]
+    if isinstance(op, (elemwise.DimShuffle, subtensor.Subtensor) + UNCHANGED):
+        return _with_the_rows(node, node.outputs[0], axis)
     if isinstance(op, basic.Alloc):
         own = axis - (node.outputs[0].ndim - first.ndim)
         return [(first, own)] if own >= 0 else []
-    if isinstance(op, subtensor.Subtensor):
-        return [(first, sliced_axes(entries_of(node), first.ndim)[axis])]
     if isinstance(op, subtensor.IncSubtensor) and op.set_instead_of_inc and first.owner \
             and isinstance(first.owner.op, basic.AllocEmpty) and len(op.idx_list) <= axis \
             and node.inputs[1].ndim == first.ndim:

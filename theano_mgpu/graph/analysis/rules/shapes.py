@@ -43,17 +43,10 @@ def whole_length(shards: Shards, x: theano.Variable, axis: int) -> theano.Variab
 
 @rule(compile_ops.SpecifyShape)
 def _specified(shards, node, values):
-    x, shape = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)[0]
-    if x.kind != ROWS:
-        return shards.apply(node, [x, shape], x.state)
-
-    def local(variable, lengths):
-        lengths = [lengths[i] for i in range(variable.ndim)]
-        right = T.eq(whole_length(shards, variable, x.axis), lengths[x.axis])
-        variable = shards.check(node, 'the batch has another length', variable, right)
-        lengths[x.axis] = variable.shape[x.axis]
-        return T.specify_shape(variable, T.stack(lengths))
-    return [shards.make(local, [x, shape], x.state, like=node.outputs[0])]
+    x, shape = node.inputs
+    refuse_rows(shards, node, values[1:], MADE_OF_SAMPLES)
+    right = [T.eq(x.shape[i], shape[i]) for i in range(x.ndim)]
+    return [shards.converted(shards.check(node, 'the batch has another length', x, *right))]
 
 
 @rule(opt.MakeVector)

@@ -1,13 +1,16 @@
-"""Theano 1.0.5's inference of contexts, and the state that it shares between functions for several contexts."""
+"""Patches of Theano 1.0.5: it opens contexts on demand, infers them, and keeps functions for several of them apart."""
 from __future__ import annotations
 
 import contextlib
 import copy
-from typing import Any, Iterator, List
+import functools
+import sys
+from typing import Any, Callable, Iterator, List
 
+from ..compat import kept_graphs
+from ..compat.wrapping import wrap
+from ..utils import flags
 from ..utils.attributes import temporarily
-from .named_contexts import replace_in_gpuarray
-from .wrapping import wrap
 
 _pinned: List[Any] = [None]  # the context that a graph is being compiled for, innermost last
 
@@ -22,17 +25,84 @@ def compiling_for(context: Any) -> Iterator[None]:
         _pinned.pop()
 
 
-def pinned() -> Any:
-    """Return the context of the innermost `compiling_for`; None outside of such a block."""
-    return _pinned[-1]
+def _seen_by_the_optimiser():
+    context = _pinned[-1]
+    return context and (context.kind, context.kind != 'cpu' and context.name)
+
+
+kept_graphs.further.append(_seen_by_the_optimiser)
+
+
+def hide_contexts(theanos: dict[str, str]) -> None:
+    """Keep Theano from opening the devices of the flag ``contexts``: `open_contexts_on_demand` does so.
+
+    Theano opens them when it is imported, only logs an error where a device cannot be opened, and loses the second name
+    of a device.
+    """
+    theanos['contexts'] = ''
+
+
+def show_contexts() -> None:
+    """Give ``theano.config.contexts`` the user's map, which `hide_contexts` hid: scripts read its names there."""
+    import theano.gpuarray  # noqa: F401  which would open these contexts, if it was imported later
+    from theano import configparser
+    flag, = [flag for flag in configparser._config_var_list if flag.fullname == 'contexts']
+    flag.val = flags.flag('contexts', '')
+
+
+def open_contexts_on_demand(open_context: Callable[[str], bool]) -> None:
+    """Open the device of a mapped context when Theano first asks for the context by its name.
+
+    Theano opens all devices of the flag ``contexts`` when it is imported; `hide_contexts` prevents that.
+    ``open_context(name)`` returns whether the context has arrays of a GPU; it raises ``ContextNotDefined`` for a name
+    that is not mapped.
+    """
+    from theano import compile, tensor
+    from theano.gpuarray import type as gpuarray_type
+    from theano.gpuarray.type import ContextNotDefined
+    original, registry = gpuarray_type.get_context, gpuarray_type._context_reg
+
+    class OnTheHost(ContextNotDefined, TypeError):
+        """The error of an array of a GPU on a context of the CPU; `theano.shared` then tries other constructors."""
+
+    @functools.wraps(original)
+    def get_context(name):
+        if name is not None and name not in registry and not open_context(name):
+            raise OnTheHost('context %s is on the CPU, where no array of a GPU can be' % name)
+        return original(name)
+
+    def shared_on_context(value, name=None, strict=False, allow_downcast=None, borrow=False, *, target, **options):
+        """Make a shared variable for a target: on a context of the CPU it is a variable of the host."""
+        if target == 'cpu':
+            raise TypeError('Theano has a constructor for this target')
+        if open_context(target):
+            return gpuarray_type.gpuarray_shared_constructor(value, name, strict, allow_downcast, borrow, target=target,
+                                                             **options)
+        return compile.shared(value, name, strict, allow_downcast, borrow=borrow, target='cpu', **options)
+
+    def transfer(variable, target):
+        """Leave a variable on the host for a context of the CPU; Theano's own function has looked for a GPU before."""
+        try:
+            return None if open_context(target) else variable.transfer('cpu')
+        except ContextNotDefined:
+            if tensor.basic.transfer._others[-1] is transfer:
+                raise
+            return None  # a function that the script has registered may know this target
+
+    replace_in_gpuarray('get_context', original, get_context)
+    compile.shared_constructor(shared_on_context)
+    tensor.basic.register_transfer(transfer)
+
+
+def replace_in_gpuarray(name: str, original: Any, replacement: Any) -> None:
+    """Replace a function of theano.gpuarray in each of its modules, since they import one another's functions."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith('theano.gpuarray') and getattr(module, name, None) is original:
+            setattr(module, name, replacement)
 
 
 def infer_contexts_from_all_ancestors() -> None:
-    """Replace Theano 1.0.5's ``infer_context_name``, which walks up through nodes of one input only.
-
-    Without this, every conv2d with ``filter_flip=True`` fails on a named context: "Could not infer context from
-    inputs".
-    """
+    """Replace Theano 1.0.5's ``infer_context_name``, which walks up through nodes of one input only."""
     from theano.gpuarray import basic_ops, dnn, opt, rng_mrg  # noqa: F401  patched below, too
     original = basic_ops.infer_context_name
     infer_context_name.original = original  # type: ignore[attr-defined]  # tests put it back
@@ -66,9 +136,7 @@ def infer_context_name(*variables: Any) -> Any:
 def keep_optimizers_from_host_nodes() -> None:
     """Apply some of Theano 1.0.5's optimisers to nodes on a GPU only.
 
-    They infer the node's context first, and then do nothing unless the first input is on a GPU. Without this, where
-    there is no default context, each function with a random draw logs "Could not infer context from inputs" and a
-    traceback: every Keras layer that initialises a weight does.
+    They infer the node's context first, and then do nothing unless the first input is on a GPU.
     """
     from theano.gpuarray import dnn, rng_mrg
     from theano.gpuarray.type import GpuArrayType

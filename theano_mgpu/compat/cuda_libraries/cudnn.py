@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional, Sequence, Tuple
 
-from ...compat import cudnn as patches
 from . import search, shims
 from .search import Candidate
 from .versions import Version, cudnn_problem, cudnn_remedy, cudnn_version, dotted
 
+SHIM = Path(__file__).with_name('cudnn_shim.h').read_text(encoding='utf-8')  # before C code that calls cuDNN
 CHECK = Path(__file__).with_name('cudnn_check.cpp')
 OWN_HEADERS = str(Path(__file__).with_name('cuda_headers'))
 # A folder of CUDA's headers has all of these: pip's wheels of the CUDA runtime lack the last one.
@@ -44,6 +44,10 @@ class Cudnn(NamedTuple):
     check: Any = None       # the compiled cudnn_check.cpp, a ctypes.CDLL
     problem: str = ''
     remedy: str = ''
+
+    def why_not(self) -> str:
+        """Return why it cannot be used, and what to do, in one line; '' if it can be used."""
+        return ' '.join('. '.join(filter(None, [self.problem, self.remedy])).split())
 
     def trial(self, handle: int, gpu_context: Any) -> str:
         """Compute a small convolution and its two gradients on a device, by cuDNN's handle for the context.
@@ -141,7 +145,7 @@ def _try_library(path, driver, capabilities, flags):
 
 def _build_check(cudnn, cuda_include):
     """Compile and link all functions of cuDNN that Theano's convolutions call; return the path of the library."""
-    text = patches.SHIM + CHECK.read_text(encoding='utf-8')
+    text = SHIM + CHECK.read_text(encoding='utf-8')
     options = ['-x', 'c++', '-w', '-Wl,--no-undefined', '-I' + cudnn.include, '-I' + cuda_include]
     return shims.build('libtheano_mgpu_cudnn.so', text, cudnn.path, options)
 

@@ -1,5 +1,5 @@
 // What Theano's ops need of cuDNN: compiled and linked, it shows that headers and library fit; called, that a device
-// computes. The text of compat/cudnn_shim.h stands before it.
+// computes. The text of cudnn_shim.h stands before it.
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 

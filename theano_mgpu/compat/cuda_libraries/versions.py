@@ -116,6 +116,12 @@ def remedy(driver: Version) -> str:
             % dotted(driver))
 
 
+def nccl_version(number: int) -> Version:
+    """Return the version of NCCL that it writes as one number."""
+    factor = 10000 if number >= 20000 else 1000  # since NCCL 2.9
+    return number // factor, number % factor // 100
+
+
 def cudnn_version(number: int) -> Version:
     """Return the version of cuDNN that it writes as one number.
 

@@ -23,10 +23,10 @@ class Candidate(NamedTuple):
 class Library(NamedTuple):
     """One of NVIDIA's libraries, as this process uses it."""
 
-    path: Optional[str]         # the file; None if there is none
-    version: Tuple[int, ...]    # ``(12, 9)``, of a driver the latest CUDA that it supports; empty if unknown
-    shim: Optional[str] = None  # the small library that libgpuarray gets in its place, if any
-    problem: str = ''           # why it cannot be used; else empty
+    path: Optional[str]         # None if there is none
+    version: Tuple[int, ...]    # (12, 9), of CUDA for a driver; empty if unknown
+    shim: Optional[str] = None  # the small library that libgpuarray gets when it opens the name, in place of the file
+    problem: str = ''
     remedy: str = ''
 
 

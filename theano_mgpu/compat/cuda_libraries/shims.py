@@ -101,10 +101,7 @@ def _compile(path, name, text, linked_with, options):
 
 
 def connect_nvrtc(shim: Any, nvrtc: Any, driver: Any, architectures: Sequence[int]) -> None:
-    """Connect the loaded shim of NVRTC with the real one, to which it passes calls on.
-
-    The libraries stay loaded as long as the process lives. The architectures are the ones that NVRTC supports.
-    """
+    """Connect the loaded shim of NVRTC with the real one, to which it passes calls on."""
     functions = pointers(search.address(nvrtc, name) for name in NVRTC_FUNCTIONS)
     shim.theano_mgpu_connect.restype = None
     shim.theano_mgpu_connect(functions, ctypes.c_void_p(search.address(driver, 'cuCtxGetDevice')),

@@ -4,10 +4,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
-from ...errors import ExchangeError
-from .search import address
+from ..compat.cuda_libraries.search import address
+from ..errors import ExchangeError
 
 INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
 # The arguments of each function that is called here, or from nccl.cpp.
@@ -16,7 +16,7 @@ FUNCTIONS: dict[str, list[Any]] = {
     'cuEventCreate': [ADDRESS, INTEGER], 'cuEventRecord': [ADDRESS, ADDRESS], 'cuEventQuery': [ADDRESS],
     'cuDeviceGetCount': [ADDRESS], 'cuDeviceGetPCIBusId': [ctypes.c_char_p, INTEGER, INTEGER],
     'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER], 'cuGetErrorName': [INTEGER, ADDRESS],
-    'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS],
+    'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS], 'cuCtxSynchronize': [],
     'cuMemcpyDtoHAsync_v2': [ADDRESS, SIZE, SIZE, ADDRESS], 'cuMemcpyHtoDAsync_v2': [SIZE, ADDRESS, SIZE, ADDRESS],
     'cuStreamCreate': [ADDRESS, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
     'cuStreamSynchronize': [ADDRESS], 'cuEventSynchronize': [ADDRESS],
@@ -78,9 +78,12 @@ class Driver:
             code = self._library.cuMemAllocHost_v2(ctypes.byref(address), size)
         return 0 if code else address.value or 0
 
-    def free_host(self, context: int, address: int) -> None:
-        """Free page-locked memory."""
-        with self.current(context):
+    def free_host(self, contexts: Sequence[int], address: int) -> None:
+        """Free page-locked memory of the last one of some contexts, once none of them copies from it or to it."""
+        for context in contexts:
+            with self.current(context):
+                self._library.cuCtxSynchronize()
+        with self.current(contexts[-1]):
             self._library.cuMemFreeHost(address)
 
 

@@ -1,4 +1,4 @@
-"""Methods of Keras's models, which use one device: theano_mgpu's own take their place."""
+"""The patches of this room: methods of Keras's models, which use one device, and reports of Keras's loops."""
 from __future__ import annotations
 
 import functools
@@ -6,20 +6,13 @@ import importlib
 import sys
 from typing import Any, Callable, Mapping
 
+from ...compat.patch import AT_ENABLE, Patch, after
+from . import keras_loops
+
 
 def switch_keras_methods(methods: Mapping[str, Callable[..., Any]], applies: Callable[[Any], Any],
                          cls: type | None = None) -> None:
-    """Replace methods of Keras's models.
-
-    Parameters
-    ----------
-    methods : dict of str to callable
-        For each name, a function that takes Keras's own method and returns the one to use instead.
-    applies : callable
-        ``applies(model)``: whether a call on this model uses the other method.
-    cls : type, optional
-        The class; `keras.models.Model` by default.
-    """
+    """Replace methods of a class of Keras's models, where ``applies(model)``, by what `methods` make of Keras's own."""
     from keras.models import Model
     for name, make in methods.items():
         original = getattr(cls or Model, name)
@@ -45,3 +38,19 @@ def _switched(original, other, applies):
     def function(*args, **kwargs):
         return (other if applies(*args) else original)(*args, **kwargs)
     return function
+
+
+PATCHES = [
+    Patch('Keras', 'all', 'fit sends a batch to the devices only after the step before it',
+          after('keras.engine.training_arrays', 'keras.engine.training'), keras_loops.report_slices,
+          'tests/keras_addon/test_look_ahead.py::test_the_same_with_and_without'),
+    Patch('Keras', '2.2 and later', 'fit_generator sends a batch to the devices only after the step before it',
+          after('keras.utils.data_utils'), keras_loops.report_queues,
+          'tests/keras_addon/test_look_ahead.py::test_batches_of_a_generator_are_sent_ahead_once_they_are_there'),
+    Patch('Keras', 'all', 'models are trained on one device only',
+          AT_ENABLE, switch_keras_methods,
+          'tests/keras_addon/test_enable.py::test_sequential_training'),
+    Patch('Keras', '2.0.9 and later', 'multi_gpu_model is only available with the TensorFlow backend',
+          AT_ENABLE, replace_multi_gpu_model,
+          'tests/keras_addon/test_enable_report.py::test_the_add_ons_own_models_and_keras_own_function'),
+]

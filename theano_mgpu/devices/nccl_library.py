@@ -5,9 +5,10 @@ import ctypes
 import functools
 from typing import Any, Sequence
 
-from ...errors import ExchangeError
-from .driver import ADDRESS, INTEGER, SIZE, Driver, declared, load_driver
-from .search import address
+from ..compat.cuda_libraries.search import address
+from ..compat.cuda_libraries.versions import dotted, nccl_version
+from ..errors import ExchangeError
+from .cuda_driver import ADDRESS, INTEGER, SIZE, Driver, declared, load_driver
 
 # The types of nccl.h that NCCL adds as NumPy does. It adds float16 with less precision.
 DTYPES = {'int8': 0, 'uint8': 1, 'int32': 2, 'uint32': 3, 'int64': 4, 'uint64': 5, 'float32': 7, 'float64': 8}
@@ -38,9 +39,12 @@ class Nccl:
     """The functions of a libnccl.so.2; an ExchangeError says if it cannot be loaded, lacks one, or is too old."""
 
     def __init__(self, path: str, driver: Driver):
-        version = version_of(declared(path, {}))
+        number = INTEGER()
+        declared(path, {}).ncclGetVersion(ctypes.byref(number))
+        version = nccl_version(number.value)
         if version < OLDEST:
-            raise ExchangeError('%s is NCCL %d.%d; %d.%d is the oldest that can be used' % (path, *version, *OLDEST))
+            raise ExchangeError('%s is NCCL %s; %s is the oldest that can be used'
+                                % (path, dotted(version), dotted(OLDEST)))
         self._nccl, self.driver = declared(path, OF_NCCL), driver  # not above: an older one lacks functions
         self._nccl.ncclGetErrorString.restype = ctypes.c_char_p
 
@@ -93,14 +97,6 @@ class Nccl:
     def _check(self, name, code):
         if code:
             raise ExchangeError('%s gives %s' % (name, self.text_of(code)))
-
-
-def version_of(library: Any) -> tuple[int, int]:
-    """Return the version of a loaded NCCL: ``(2, 27)``."""
-    number = INTEGER()
-    library.ncclGetVersion(ctypes.byref(number))
-    factor = 10000 if number.value >= 20000 else 1000  # since NCCL 2.9
-    return number.value // factor, number.value % factor // 100
 
 
 @functools.lru_cache(maxsize=None)

@@ -12,9 +12,8 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ...errors import ContextError
 from . import cudnn, nvrtc, search, shims
-from .nccl import version_of
 from .search import Library, candidates
-from .versions import architecture_for, as_number, cublas_problem, dotted, nvrtc_problem, remedy
+from .versions import architecture_for, as_number, cublas_problem, dotted, nccl_version, nvrtc_problem, remedy
 
 LIBRARIES = ('libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so')
 REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for sums between devices
@@ -23,9 +22,9 @@ REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for 
 class Survey(NamedTuple):
     """The result of `survey`."""
 
-    capabilities: List[Tuple[int, int]]  # compute capability of each device, ``(8, 6)``, in CUDA's order
-    architectures: Sequence[int]         # which NVRTC compiles for: 75, 80, ..., 120
-    libraries: Dict[str, Library]        # by LIBRARIES; empty without a driver; the driver alone without a device
+    capabilities: List[Tuple[int, int]]  # of the devices, in CUDA's order: (8, 6)
+    architectures: Sequence[int]         # for which NVRTC compiles: 75, 80, ..., 120
+    libraries: Dict[str, Library]        # by 'libcuda.so' and so on; none without a driver
 
 
 def provide() -> None:
@@ -154,11 +153,12 @@ def _cublas_version(cublas, path):
 
 def _provide_nccl():
     """Load and name NCCL, which adds sums between devices; return a Library."""
-    problem = 'not found'
+    problem, number = 'not found', ctypes.c_int()
     for candidate in candidates('libnccl.so'):
         try:
             nccl = ctypes.CDLL(candidate.path)
-            return _named('libnccl.so', candidate.path, version_of(nccl), nccl, 'ncclGetUniqueId')
+            nccl.ncclGetVersion(ctypes.byref(number))
+            return _named('libnccl.so', candidate.path, nccl_version(number.value), nccl, 'ncclGetUniqueId')
         except (OSError, AttributeError) as error:
             problem = str(error)
     return Library(None, (), None, problem)

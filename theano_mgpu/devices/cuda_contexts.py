@@ -33,19 +33,9 @@ SOURCE = Path(__file__).with_suffix('.cpp')
 
 
 def protect(gpu_context: Any) -> None:
-    """Patch one context; does nothing for OpenCL, or for a context that is patched already.
+    """Patch one context, unless it is of OpenCL, or patched already; raise a ContextError for another libgpuarray.
 
     Call it on the thread that opened the context, before other threads use it.
-
-    Parameters
-    ----------
-    gpu_context : pygpu.gpuarray.GpuContext
-        It stays open until the process ends.
-
-    Raises
-    ------
-    ContextError
-        If this version of libgpuarray cannot be patched.
     """
     if gpu_context.kind != b'cuda':
         return
@@ -58,28 +48,13 @@ def protect(gpu_context: Any) -> None:
 
 
 def free_within_context(gpu_context: Any) -> None:
-    """Free memory within its context; does nothing for OpenCL.
-
-    Parameters
-    ----------
-    gpu_context : pygpu.gpuarray.GpuContext
-        A context that is protected.
-    """
+    """Free memory within its context; does nothing for OpenCL."""
     if gpu_context.kind == b'cuda':
         _library().free_within_context()
 
 
 def entries(gpu_context: Any) -> int:
-    """Return how often libgpuarray has entered a CUDA context without leaving it: 0 between its calls, if it is right.
-
-    Parameters
-    ----------
-    gpu_context : pygpu.gpuarray.GpuContext
-
-    Returns
-    -------
-    int
-        -1 where the count is not found in this version of libgpuarray.
+    """Return how often libgpuarray has entered a CUDA context without leaving it; -1 where the count is not found.
     """
     return _library().entries(gpu_context.ptr, *_enter_and_exit())
 
@@ -114,16 +89,7 @@ def stream_of(gpu_context: Any) -> int:
 
 
 def entries_left(gpu_context: Any) -> int:
-    """Return the entries into a CUDA context that two compilations of one kernel leave: 0, if libgpuarray is right.
-
-    Parameters
-    ----------
-    gpu_context : pygpu.gpuarray.GpuContext
-
-    Returns
-    -------
-    int
-    """
+    """Return the entries into a CUDA context that two compilations of one kernel leave: 0, if libgpuarray is right."""
     from pygpu.gpuarray import GpuArray, GpuKernel
     before = entries(gpu_context)
     for _ in range(2):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import keras_versions
-from .wrapping import wrap
+from ...compat import keras_versions
+from ...compat.wrapping import wrap
 
 keras_batches: Any = None  # receives the reports while a loop runs: a LoopObserver of theano_mgpu.keras.prefetch
 

@@ -1,0 +1,43 @@
+"""The patches of this room: what Theano does differently in one of several processes."""
+from __future__ import annotations
+
+from typing import ContextManager
+
+from ..compat.import_hooks import replaced
+from ..compat.patch import AFTER_THEANO, Patch, during
+from ..errors import MgpuError
+from ..utils import mpi_environment
+from . import mpi_library
+
+
+def hidden_mpi() -> ContextManager[None]:
+    """Hide mpi4py from Theano 1.0.5 while it is imported, except in a process that mpirun started.
+
+    Theano imports mpi4py wherever it is installed, for two Ops that send and receive.
+    """
+    return replaced({'mpi4py.MPI': None}, not mpi_environment.is_rank() or not _has_working_mpi())
+
+
+def _has_working_mpi():
+    try:
+        mpi_library.started()
+    except (ImportError, RuntimeError, MgpuError):  # reported when the ranks are needed: see distributed/mpi.py
+        return False
+    return True
+
+
+def leave_compiling_to_the_first_rank() -> None:
+    """Have one rank of each host compile several modules at a time; the others load them."""
+    from theano import config
+    if mpi_environment.local_rank():
+        config.mgpu.compile_jobs = 1
+
+
+PATCHES = [
+    Patch('Theano', '1.0.5', 'import theano starts MPI, or ends with: cannot load MPI library',
+          during('theano'), hidden_mpi,
+          'tests/compat/test_compat.py::test_an_mpi4py_without_mpi_does_not_end_the_import'),
+    Patch('Theano', '1.0.5', 'each rank of a host compiles the same modules, on all cores',
+          AFTER_THEANO, leave_compiling_to_the_first_rank,
+          'tests/compat/test_compilation.py::test_one_rank_of_a_host_compiles_ahead'),
+]
