@@ -33,6 +33,7 @@ n = x.shape[0]
 time_major = s.dimshuffle(1, 0, 2)
 TWICE = T.concatenate([x, T.tanh(x)])
 FLAT, TIMES = x.flatten(), T.tanh(time_major.reshape((-1, 4)))
+PIXEL = T.unravel_index(T.argmax(s.flatten(2), axis=1), (3, 4))
 PAIRS, COVARIANCE = T.dot(x, x.T), T.dot(x.T, x) + np.eye(4)
 
 
@@ -108,6 +109,12 @@ def of_single_samples():
         'set at flat places': T.set_subtensor(FLAT[T.arange(n) * 4 + labels], v).reshape((n, 4)),
         'added at flat places': T.inc_subtensor(FLAT[T.arange(n) * 4 + labels], 1).reshape((n, 4)),
         'added to zeros at flat places': T.inc_subtensor(T.zeros_like(FLAT)[T.arange(n) * 4 + labels], v) * 2,
+        'coordinates': T.stack(T.unravel_index(words.T, (2, 2))), 'largest pixel': s[T.arange(n), PIXEL[0], PIXEL[1]],
+        'joined coordinates': T.concatenate([labels, T.unravel_index(labels, (2, 2))[1]])[n:],
+        'raveled': T.ravel_multi_index((words, labels.dimshuffle(0, 'x'), 1), (3, 3, 2), order='F'),
+        'raveled with constants': T.ravel_multi_index((T.zeros((n, 3), 'int64'), words), (1, 2), mode='wrap'),
+        'raveled, time-major': T.ravel_multi_index((words.T.flatten(), 2 - words.T.flatten()), (3, 3)),
+        'raveled by n': T.ravel_multi_index((T.arange(n), labels), T.stack([n, 3])),
         'set columns': T.set_subtensor(T.zeros_like(x)[:, 1:3], x[:, :2]), 'inc': T.inc_subtensor(x[:, 0], v),
         'set columns by an array': T.set_subtensor(T.zeros((n, 4))[:, np.array([0, 2])], x[:, :2]),
         'up to n': x[:n], 'set up to n': T.set_subtensor(T.zeros_like(x)[:v.shape[0], :2], x[:, 1:3]),
@@ -316,6 +323,9 @@ def refused():
         'until one sample': (theano.scan(lambda h: (h * 2, theano.scan_module.until(T.gt(h[0, 0], 30))),
                                          outputs_info=x, n_steps=6)[0], place),
         'a loop that fills': (loop(lambda h: T.fill(h, 0) + h.mean(axis=0), x, n_steps=2), 'what other samples'),
+        'coordinates by samples': (T.unravel_index(T.arange(4), labels, ndim=N)[0], 'its dimensions are samples'),
+        'raveled by samples': (T.ravel_multi_index([0] * N, labels), 'its dimensions are samples'),
+        'raveled beside a vector': (T.ravel_multi_index((words, np.arange(3)), (3, 3)), 'as many axes'),
         'selected': (x[T.gt(v, 0.5).nonzero()], unknown % 'Nonzero'),
         'from the second on': (x[T.arange(1, n), labels[1:]], place),
         'places of another vector': (FLAT[T.arange(N) * 4 + labels], place), 'places from one on': (

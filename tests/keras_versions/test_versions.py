@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.launch import environment
+from support.patches import WITHOUT_PATCH
 
 HERE = Path(__file__).parent
 KERASES = Path(sys.prefix) / 'kerases'  # `.ci/setup` installs them there
@@ -124,6 +125,23 @@ def test_queues_end_by_stop_iteration(version):
 @each(VERSIONS, quick=('0.3.3', '1.2.2', '2.2.4'))
 def test_files_come_back(version, tmp_path):
     python(version, '-c', SAVED, str(tmp_path / 'm.h5'))
+
+
+@each(('0.3.3', '1.0.8', '1.2.2'), quick=('1.2.2',))
+def test_old_kerases_find_graphviz(version, tmp_path, monkeypatch):
+    """pydot needs no Graphviz to be imported, and these Kerases do: without it, they still say so."""
+    (tmp_path / 'pydot.py').touch()
+    dot = tmp_path / 'dot'
+    dot.touch(mode=0o755)
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path), prepend=os.pathsep)
+    code = 'import theano_mgpu, keras.utils.visualize_util'
+    without = python(version, '-c', WITHOUT_PATCH % 'restore_find_graphviz' + code, expected=1)
+    assert "has no attribute 'find_graphviz'" in without.stderr
+    monkeypatch.setenv('PATH', str(tmp_path), prepend=os.pathsep)
+    python(version, '-c', code)
+    dot.unlink()
+    monkeypatch.setenv('PATH', str(tmp_path))
+    assert 'You must install pydot' in python(version, '-c', code, expected=1).stderr
 
 
 @pytest.mark.parametrize('version,row', [('0.3.3', '3 of 5 Theano functions on 2 contexts'),

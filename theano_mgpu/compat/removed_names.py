@@ -1,10 +1,11 @@
-"""Names that NumPy, Python and PyYAML have removed, and that Theano 1.0.5 and Keras still use."""
+"""Names that NumPy, Python, PyYAML and pydot have removed, and that Theano 1.0.5 and Keras still use."""
 from __future__ import annotations
 
 import builtins
 import collections
 import collections.abc
 import inspect
+import shutil
 import warnings
 from typing import Any
 
@@ -42,3 +43,12 @@ def load_yaml_without_a_loader(yaml: Any) -> None:
     """Have ``yaml.load(text)`` use the loader that it used before PyYAML 6, which wants it named."""
     if not yaml.load.__defaults__:
         yaml.load.__defaults__ = (yaml.FullLoader,)
+
+
+def restore_find_graphviz(pydot: Any) -> None:
+    """Restore ``pydot.find_graphviz``; Keras 0.3 to 1.2 ask it for the programs of Graphviz, or None, when imported."""
+    def find_graphviz():
+        found = {name: shutil.which(name) for name in ('dot', 'twopi', 'neato', 'circo', 'fdp')}
+        return {name: path for name, path in found.items() if path} or None
+    if not hasattr(pydot, 'find_graphviz'):
+        pydot.find_graphviz = find_graphviz

@@ -144,9 +144,8 @@ class HostChannel:
             self.add_over()
 
     def _add_on_host(self, parts):
-        began = time.perf_counter()
-        self._order.add_up(parts, parts.arrays, self._every_view)
-        note(self._timings.seconds, 'all_reduce', HOST_TRACK, began)
+        with self._timings.span('all_reduce'):
+            self._order.add_up(parts, parts.arrays, self._every_view)
 
     def _use(self, parts):
         """Have buffers for parts that no device reads any more."""

@@ -1,9 +1,9 @@
-"""Elementwise ops."""
+"""Elementwise ops, and others that treat each element by itself."""
 from theano import sparse
 from theano.compile import ops as compile_ops
 from theano.gradient import DisconnectedGrad, GradClip, ZeroGrad
 from theano.scalar import basic as scalar
-from theano.tensor import basic, elemwise, opt
+from theano.tensor import basic, elemwise, extra_ops, opt
 from theano.tensor.nnet import bn
 
 from ..reductions import MAX, MIN, SUM
@@ -14,6 +14,7 @@ from .rows import is_least_count, is_quotient_of_rows
 
 LINEAR = scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast
 OPPOSITE = {MAX: MIN, MIN: MAX}
+DIMENSIONS = 'its dimensions are samples'
 
 
 @rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad,
@@ -41,6 +42,22 @@ def _normalised_by_constants(shards, node, values):
     refuse_rows(shards, node, values[1:], 'its statistics belong to single samples')
     operands, state = aligned(shards, node, values[:5])
     return shards.apply(node, operands + values[5:], state)
+
+
+@rule(extra_ops.UnravelIndex, of=ROWS)
+def _coordinates(shards, node, values):
+    refuse_rows(shards, node, values[1:], DIMENSIONS)
+    return shards.apply(node, values, values[0].state)
+
+
+@rule(extra_ops.RavelMultiIndex, of=ROWS)
+def _raveled(shards, node, values):
+    refuse_rows(shards, node, values[-1:], DIMENSIONS)
+    # NumPy would broadcast along new axes on the left, where `aligned` expects none.
+    if any(v.ndim not in (0, node.outputs[0].ndim) for v in node.inputs[:-1]):
+        shards.refuse(node, 'its indices do not have as many axes as its output')
+    indices, state = aligned(shards, node, values[:-1])
+    return shards.apply(node, indices + values[-1:], state)
 
 
 @rule(elemwise.Elemwise, of=CONSTANT)

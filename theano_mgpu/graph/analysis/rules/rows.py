@@ -23,7 +23,8 @@ from .base import entries_of, entry_at, is_scalar_op, is_whole, number_everywher
 
 # Ops whose output has the rows of their first input.
 OF_THE_FIRST = (nnet.Softmax, nnet.SoftmaxWithBias, nnet.LogSoftmax, compile_ops.Rebroadcast, compile_ops.ViewOp,
-                opt.Assert, compile_ops.SpecifyShape, subtensor.IncSubtensor, extra_ops.CumOp)
+                opt.Assert, compile_ops.SpecifyShape, subtensor.IncSubtensor, extra_ops.CumOp,
+                extra_ops.UnravelIndex)
 OF_IMAGES = (abstract_conv.BaseAbstractConv, Pool)  # along axis 0
 # Ops whose output may have other rows than their first input.
 OF_OTHER_LENGTH = basic.Split, basic.Join, subtensor.AdvancedSubtensor1, IfElse
