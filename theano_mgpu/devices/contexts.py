@@ -163,11 +163,11 @@ def open_named(name: str) -> bool:
     """
     from theano.gpuarray.type import ContextNotDefined
     known = _host or (configured() if flagged() else [])
-    if all(context.name != name for context in known):
+    context = next((each for each in known if each.name == name), None)
+    if context is None:
         raise ContextNotDefined('context name %s not defined; %s. Map it in THEANO_FLAGS, e.g. contexts=%s->cuda0'
                                 % (name, 'known contexts: %s' % describe(known) if known else 'no contexts are mapped',
                                    name))
-    context = _lookup(name, known)
     _open(context)
     return context.kind != 'cpu'
 

@@ -40,9 +40,8 @@ class Launcher:
             note(self._timings.seconds, name, HOST, began)
         number = numbers[index] if numbers else index
         shard = shards[number] if shards and number is not None else None
-        where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'update'
-        error = error_of(cause, shard.replica if shard else index, contexts[index], where,
-                         shard.span if shard else None, list(dict.fromkeys(contexts)))
+        error = error_of(cause, shard.replica if shard else index, contexts[index], 'update',
+                         list(dict.fromkeys(contexts)), shard.span if shard else None)
         try:
             raise error
         finally:

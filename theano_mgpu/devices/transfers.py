@@ -63,13 +63,6 @@ class DeviceBuffers:
         return buffer
 
 
-def is_on(context: Context, value: Any) -> bool:
-    """Return whether functions of a context can take an array at its present place."""
-    if isinstance(value, np.ndarray):
-        return context.kind == 'cpu'
-    return context.kind != 'cpu' and value.context.ptr == gpu_context(context).ptr
-
-
 def copy_to(context: Context, value: Any) -> Any:
     """Return a device's array in another context, copied directly between the devices where libgpuarray can.
 

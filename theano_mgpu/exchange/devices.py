@@ -126,9 +126,8 @@ class LossExplained:
         if not isinstance(error, ExchangeError) or error.context is None:
             return
         contexts, context, shard = self._contexts, error.context, self._shards.get(error.context)
-        where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'exchange'
-        raise error_of(error, contexts.index(context), context, where, shard.span if shard else None,
-                       contexts) from error.__cause__
+        raise error_of(error, contexts.index(context), context, 'exchange', contexts,
+                       shard.span if shard else None) from error.__cause__
 
 
 class Reduction:
@@ -182,7 +181,7 @@ class NcclChannel:
             self._layout = NcclLayout(parts.like, self._owners)
         self._shards = dict(zip(parts.contexts, parts.shards))
         for i, context in enumerate(self.communicator.contexts):
-            with FailureExplained(i, context, 'exchange', None, self.communicator.contexts):
+            with FailureExplained(i, context, 'exchange', self.communicator.contexts):
                 memory, place = self._memories[context], self.communicator.first + i
                 self._own.append(self._adder.own(self._layout, parts, context, place, memory))
                 self._received.append(self._layout.received(memory, place))

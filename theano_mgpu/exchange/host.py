@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -13,8 +12,7 @@ from ..devices.context_map import HOST, Context
 from ..devices.copies import Piece
 from ..devices.failures import FailureExplained
 from ..devices.launcher import Launcher
-from ..utils.timeline import HOST as HOST_TRACK
-from ..utils.timeline import Timings, note, span
+from ..utils.timeline import Timings, span
 from ..utils.worker_threads import Task, WorkerThreads
 from .layout import Block, Flat, Layout, blocks_of
 from .orders import Parts
@@ -169,7 +167,7 @@ class HostChannel:
 
     def _memory_on(self, context):
         self._sent_to.add(context)
-        with FailureExplained(list(self._read_on).index(context), context, 'exchange', None, list(self._read_on)):
+        with FailureExplained(list(self._read_on).index(context), context, 'exchange', list(self._read_on)):
             return Sent(self._layout, self._read_on[context], self._memories[context],
                         self._memories.copies(context, len(self._blocks)))
 
@@ -250,7 +248,7 @@ class HostChannel:
     def _send(self, number):
         contexts = list(self._sent)
         for i, (context, sent) in enumerate(self._sent.items()):
-            with FailureExplained(i, context, 'exchange', None, contexts):
+            with FailureExplained(i, context, 'exchange', contexts):
                 sent.write(self._blocks[number], self._buffers[0].flat)
                 if number == len(self._blocks) - 1:
                     sent.written()

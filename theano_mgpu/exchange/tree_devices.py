@@ -71,7 +71,8 @@ class InTree:
         own = iter([part for part, other in zip(parts.arrays, parts.contexts) if other == context])
         for dtype in set(layout.dtypes):
             memory.kernel(dtype, self._order, len(self._devices))  # compiled before other ranks begin to wait
-        return [self._own(memory, next(own)) if device == place else self._of_another(memory)
+        return [self._own(memory, next(own)) if device == place else
+                ReceivedNode({dtype: memory.empty((size,), dtype) for dtype, size in self._room.items()})
                 for device in self._devices]
 
     def cleared(self, own: list[Any], memory: Any) -> list[Any]:
@@ -82,9 +83,6 @@ class InTree:
         sources = list(map(memory.contiguous, part))
         packed = self._layout.allocated(memory.empty, {i: sources[i] for i in self._layout.large})
         return OwnNode(sources, packed, self._layout.arrays(packed))
-
-    def _of_another(self, memory):
-        return ReceivedNode({dtype: memory.empty((size,), dtype) for dtype, size in self._room.items()})
 
     def enqueue(self, communicator: NcclCommunicator, layout: NcclLayout, every_own: Sequence[Any],
                 every_received: Sequence[Flat]) -> None:

@@ -20,10 +20,9 @@ from .replicas.replicated import Replicated, replicated
 class DeviceBroadcasts:
     """The broadcasts of a plan."""
 
-    def __init__(self, planned: Sequence[DeviceBroadcast], ranks: Communicator, memories: Any,
-                 connected: Any = communicator_of) -> None:
+    def __init__(self, planned: Sequence[DeviceBroadcast], ranks: Communicator, memories: Any) -> None:
         self._ranks, self._memories = ranks, memories
-        self._each = [(connected(each.contexts, ranks.size),
+        self._each = [(communicator_of(each.contexts, ranks.size),
                        {replicated(variable): owner for variable, owner in each.owners.items()}) for each in planned]
 
     def start(self, values: Mapping[Replicated, Any]) -> dict[Replicated, tuple[Sequence[Context], Sequence[Any]]]:

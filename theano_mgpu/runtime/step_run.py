@@ -13,7 +13,7 @@ from ..comm.collectives import broadcast_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, Context
 from ..devices.failures import FailureExplained
-from ..devices.transfers import DeviceBuffers, copy_to, fetch, is_on, own_copy, wait
+from ..devices.transfers import DeviceBuffers, copy_to, fetch, own_copy, wait
 from ..exchange.host import Sum
 from ..exchange.whole import exchanged
 from ..graph.analysis import SAME, Reduction
@@ -133,8 +133,6 @@ class StepRun:
         """Return a value where functions of a context take it."""
         if isinstance(value, Sum):
             value = value.on(context)
-        if is_on(context, value):
-            return value
         return copy_to(HOST, value) if context.kind == 'cpu' else buffers[context].send(variable, value)
 
     def launch(self, given: instructions.Launch) -> None:
@@ -183,12 +181,9 @@ class StepRun:
     def save(self, given: instructions.Save) -> None:
         """Move the values of shards to the host, and free their memory on the devices."""
         for slot in given.slots:
-            self._slots[slot] = self._on_host(self._slots[slot])
+            self._slots[slot] = copy_to(HOST, self._slots[slot])
         for buffers in [self._batch.buffers[shard] for shard in given.shards]:
             buffers.update((context, DeviceBuffers(context)) for context in buffers)
-
-    def _on_host(self, value: Any) -> Any:
-        return copy_to(HOST, value)
 
     # --- exchanges
 
