@@ -16,7 +16,7 @@ from ..devices.failures import FailureExplained
 from ..devices.transfers import DeviceBuffers, copy_to, fetch, own_copy, wait
 from ..exchange.host import Sum
 from ..exchange.whole import exchanged
-from ..graph.analysis import SAME, Reduction
+from ..graph.analysis import SAME
 from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
 from ..utils.executors import SerialExecutor
@@ -207,18 +207,15 @@ class StepRun:
         """Put values together, of this rank's own samples or of all ranks."""
         if self._underway:
             self._wait_for_exchanges()
-        values = self._gathered(given.parts, given.reductions, Alone() if given.own else self._executable.communicator)
+        with self._timings.span('device_to_host'):
+            fetched = [[fetch(self._slots[slot]) for slot in (part[:1] if reduction == SAME else part)]
+                       for part, reduction in zip(given.parts, given.reductions)]
+        ranks: Communicator = Alone() if given.own else self._executable.communicator
+        with self._timings.span('exchange'):
+            values = exchanged(fetched, given.reductions, self._split.lengths, ranks, self._split.tree)
         for slot, reduction, value in zip(given.targets, given.reductions, values):
             self._slots[slot] = value if not given.own or not self._split.idle else \
                 np.moveaxis(np.moveaxis(value, reduction.axis, 0)[:0], 0, reduction.axis)
-
-    def _gathered(self, parts: Sequence[Slots], reductions: Sequence[Reduction],
-                  communicator: Communicator) -> list[Any]:
-        with self._timings.span('device_to_host'):
-            fetched = [[fetch(self._slots[slot]) for slot in (part[:1] if reduction == SAME else part)]
-                       for part, reduction in zip(parts, reductions)]
-        with self._timings.span('exchange'):
-            return exchanged(fetched, reductions, self._split.lengths, communicator, self._split.tree)
 
     def _wait_for_exchanges(self) -> None:
         """Wait for values that devices exchange, while they compute the update: no value may stay without these."""

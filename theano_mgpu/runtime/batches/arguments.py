@@ -66,22 +66,22 @@ class Arguments:
             raise TypeError('no value was given for %s; the inputs are %s' % (', '.join(missing), self._names))
         return [values[position] for position in range(len(self._names))]
 
+    def _positions(self, item):
+        """Return the positions of inputs that a position, a variable or a name stands for."""
+        if isinstance(item, theano.Variable):
+            return [i for i, variable in enumerate(self._variables) if variable is item]
+        return [i for i, name in enumerate(self._names) if item in (i, name)]
+
     def position(self, item: Any) -> int:
         """Return the position of an input, for its position, its variable or its name; raise a TypeError for none."""
-        if isinstance(item, theano.Variable):
-            positions = [i for i, variable in enumerate(self._variables) if variable is item]
-        else:
-            positions = [i for i, name in enumerate(self._names) if item in (i, name)]
+        positions = self._positions(item)
         if len(positions) != 1:
             raise TypeError('%s is %s; the inputs are %s' % (
                 item, 'the name of several inputs' if positions else 'no input', self._names))
         return positions[0]
 
     def __contains__(self, item: Any) -> bool:
-        try:
-            return self.position(item) is not None
-        except TypeError:
-            return False
+        return len(self._positions(item)) == 1
 
     def __getitem__(self, item: Any) -> Any:
         """Return the default value of an input in the next call; None if a value has to be given."""
