@@ -20,7 +20,7 @@ from theano_mgpu.devices.context_map import HOST
 from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.devices.launcher import Launcher, Shard
 from theano_mgpu.devices.nccl import communicator_of, connect
-from theano_mgpu.devices.transfers import copy_to, fetch, is_on
+from theano_mgpu.devices.transfers import copy_to, fetch
 from theano_mgpu.errors import MgpuWarning
 from theano_mgpu.exchange import checked, devices, host, layout, memory, orders, tree_devices
 from theano_mgpu.exchange.layout import ALIGNED
@@ -301,6 +301,13 @@ def pairwise(terms):
 def on_host(value):
     """Return a sum on the host, as results are fetched."""
     return fetch(value.value if isinstance(value, host.Sum) else value)
+
+
+def is_on(context, value):
+    """Return whether functions of a context can take an array at its present place."""
+    if isinstance(value, np.ndarray):
+        return context.kind == 'cpu'
+    return context.kind != 'cpu' and value.context.ptr == gpu_context(context).ptr
 
 
 def on_context(context, value):

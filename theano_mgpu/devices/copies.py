@@ -26,13 +26,7 @@ class Piece(NamedTuple):
 
 
 class Copies:
-    """Copies in the order of what the device computes: the host waits for each block before the next one is read.
-
-    Attributes
-    ----------
-    is_beside : bool
-        Whether the device goes on meanwhile, and copies both ways at the same time.
-    """
+    """Copies in the order of what the device computes: the host waits for each block before the next one is read."""
 
     is_beside = False
 
@@ -141,13 +135,11 @@ def copies_of(context: Context, n_blocks: int) -> Copies:
 
 @functools.lru_cache(maxsize=None)
 def _streams(context):
-    """Return the streams for copies from a device, and to it."""
     with _current(context):
         return _made('cuStreamCreate', APART), _made('cuStreamCreate', APART)
 
 
 def _made(function, flag):
-    """Return the handle that a function of the driver makes."""
     handle = ctypes.c_void_p()
     load_driver().call(function, ctypes.byref(handle), flag)
     return handle

@@ -32,13 +32,7 @@ def folder() -> str:
 
 
 def announce(contexts: Iterable[Tuple[str, str]]) -> None:
-    """Write which contexts this process has opened; do nothing where the folder cannot be written.
-
-    Parameters
-    ----------
-    contexts : iterable of tuple of str
-        The name of each context, and its device, or the PCI bus id of its card.
-    """
+    """Write which contexts this process has opened; do nothing where the folder cannot be written."""
     path = os.path.join(folder(), '%d.json' % os.getpid())
     with contextlib.suppress(OSError):
         os.makedirs(folder(), mode=0o700, exist_ok=True)

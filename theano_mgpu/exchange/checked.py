@@ -17,10 +17,7 @@ from .orders import Parts
 
 
 class Checked:
-    """A channel whose first sums are compared with the host's; if they differ, or it fails, the host adds from then on.
-
-    Where the comparison `is_exact`, both have to give the same bits.
-    """
+    """A channel whose first sums are compared with the host's: if they differ, or it fails, the host adds instead."""
 
     by_host = False
 
@@ -68,7 +65,6 @@ class Checked:
         self._on_host(parts, is_read=True)
 
     def _on_host(self, parts, is_read=False):
-        """Return the sums of parts, added by the host."""
         self._host.prepare(parts, is_read)
         if self._is_idle:
             self._host.clear()

@@ -69,20 +69,7 @@ class HostReduced(NamedTuple):
 
 
 class Sent:
-    """The sums that one context reads, on its device: those that lie next to each other are one array.
-
-    Parameters
-    ----------
-    layout : Layout
-    numbers : collection of int
-    memory : OnDevice
-        It is allocated before the sums are there.
-    copies : Copies
-
-    Attributes
-    ----------
-    views : dict of int to pygpu.gpuarray.GpuArray
-    """
+    """The sums that one context reads, on its device: those that lie next to each other are one array."""
 
     def __init__(self, layout: Layout, numbers: Collection[int], memory: Any, copies: Any) -> None:
         self._copies = copies
@@ -120,28 +107,8 @@ class HostChannel:
     """A channel through memory on the host that every step uses again, and over the ranks: a pipeline of blocks.
 
     While a block comes from the devices, the one before is added, and the one before that goes over the ranks and back
-    to the devices.
-
-    Parameters
-    ----------
-    order : AnyOrder or TreeOrder
-    owners : list of int
-        The rank (and not the replica) that alone gets each sum; empty if every rank gets them.
-    half : bool
-        Whether the ranks exchange float16.
-    read_on : dict of Context to (list of int)
-        The numbers of the sums that are read on each context: they are sent there.
-    memories : Memories
-    launcher : Launcher
-    timings : Timings
-    ranks : Communicator
-
-    Attributes
-    ----------
-    views : list of ndarray
-        Each sum; valid until the next step. None for one that another rank owns.
-    by_host : bool
-        Whether it is the host that adds the sums.
+    to the devices. The ranks (and not replicas) that alone get a sum are its `owners`; without any, every rank gets
+    all. `read_on` has the numbers of the sums that are sent to each context.
     """
 
     by_host = True
@@ -160,18 +127,12 @@ class HostChannel:
         self._sent: dict[Context, Sent] = {}
         self._sent_to: set[Context] = set()
         self._every_view: list[list[Any]] = []
-        self.views: Sequence[Any] = []
+        self.views: Sequence[Any] = []  # valid until the next step; None for a sum that another rank owns
 
     def prepare(self, parts: Parts, is_read: bool = True) -> None:
         """Take parts, and memory for the sums, and begin to fetch; in a process alone, add them.
 
-        Several blocks are added on another thread.
-
-        Parameters
-        ----------
-        parts : Parts
-        is_read : bool
-            Whether the sums are sent to the devices that read them.
+        Several blocks are added on another thread. Sums that are not read are sent to no device.
         """
         if self._underway:  # an interrupted step may have left additions to the same memory
             self._end_additions()
@@ -209,7 +170,7 @@ class HostChannel:
 
     def _memory_on(self, context):
         self._sent_to.add(context)
-        with FailureExplained(list(self._read_on).index(context), context, 'exchange', None, list(self._read_on)):
+        with FailureExplained(list(self._read_on).index(context), context, 'exchange', list(self._read_on)):
             if context not in self._copies:
                 self._copies[context] = self._memories.copies(context, len(self._blocks))
             return Sent(self._layout, self._read_on[context], self._memories[context], self._copies[context])
@@ -291,7 +252,7 @@ class HostChannel:
     def _send(self, number):
         contexts = list(self._sent)
         for i, (context, sent) in enumerate(self._sent.items()):
-            with FailureExplained(i, context, 'exchange', None, contexts):
+            with FailureExplained(i, context, 'exchange', contexts):
                 sent.write(self._blocks[number], self._buffers[0].flat)
                 if number == len(self._blocks) - 1:
                     sent.written()
@@ -337,8 +298,6 @@ def _add_block(arrive, add):
 def _runs(layout: Layout, numbers: Collection[int]) -> list[list[int]]:
     """Return numbers of sums in lists of neighbours in flat memory.
 
-    Examples
-    --------
     >>> like = [((n,), np.dtype(dtype)) for n, dtype in ((3, 'f4'), (2, 'f8'), (4, 'f4'), (1, 'f4'))]
     >>> _runs(Layout(like), [0, 1, 2]), _runs(Layout(like), [0, 3])
     ([[0, 2], [1]], [[0], [3]])

@@ -66,14 +66,6 @@ class Fetcher:
 
     Small arrays are put into one array on the device first, since each copy costs tens of microseconds, whatever its
     size; for large ones the further copy would cost more than it saves (`benchmarks/choices.py transfers`).
-
-    Parameters
-    ----------
-    context : Context
-    layout : Layout
-    blocks : list of Block
-    here : Flat
-        The memory on the host.
     """
 
     def __init__(self, context: Context, layout: Layout, blocks: Sequence[Block], here: Flat) -> None:
@@ -136,13 +128,7 @@ class FetcherOnHost:
 
 
 class Memories(dict):
-    """The memory of each context, made when it is asked for.
-
-    Attributes
-    ----------
-    block : int
-        Bytes that are fetched, added and sent at a time.
-    """
+    """The memory of each context, made when it is asked for."""
 
     computes = True  # whether arrays have content
     block = BLOCK
