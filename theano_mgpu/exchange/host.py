@@ -127,21 +127,21 @@ class HostChannel:
         self._sent: dict[Context, Sent] = {}
         self._sent_to: set[Context] = set()
         self._every_view: list[list[Any]] = []
+        self._is_due = False
         self.views: Sequence[Any] = []  # valid until the next step; None for a sum that another rank owns
 
     def prepare(self, parts: Parts, is_read: bool = True) -> None:
-        """Take parts, and memory for the sums, and begin to fetch; in a process alone, add them.
+        """Take parts, and memory for the sums, and begin to fetch; several blocks are added on another thread.
 
-        Several blocks are added on another thread. Sums that are not read are sent to no device.
+        Sums that are not read are sent to no device.
         """
         if self._underway:  # an interrupted step may have left additions to the same memory
             self._end_additions()
         self._use(parts)
         self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
+        self._is_due = self._device is not None  # until `add_over`, or until the sums are taken in a process alone
         if self._memories.computes:
             (self._fetch if self._device else self._add_on_host)(parts)
-        if self._device and self._ranks.size == 1:
-            self.add_over()
 
     def _add_on_host(self, parts):
         with self._timings.span('all_reduce'):
@@ -237,7 +237,7 @@ class HostChannel:
                 raise error
             finally:
                 del error  # its traceback has this frame
-        self._underway = []
+        self._underway, self._is_due = [], False
         if self._owners:
             self.views = [view if owner == self._ranks.rank else None for view, owner in zip(self.views, self._owners)]
 
@@ -270,6 +270,8 @@ class HostChannel:
         """Return the sums for one step: copies on devices are freed with them."""
         if self._device is None:
             return self.views
+        if self._is_due:
+            self.add_over()
         reduced, self._sent = HostReduced(self.views, self._sent), {}
         return [Sum(i, reduced) for i in range(len(self.views))]
 
@@ -284,7 +286,7 @@ class HostChannel:
         for each in [*self._fetchers.values(), *self._sent.values()]:
             each.drop()
         self._fetchers.clear()
-        self._sent, self._buffers, self._every_view, self.views = {}, [], [], []
+        self._sent, self._buffers, self._every_view, self.views, self._is_due = {}, [], [], [], False
 
 
 def _add_block(arrive, add):
