@@ -210,6 +210,11 @@ def give_back(context: Context) -> None:
     _borrowed.discard(context.name)
 
 
+def own_name(context: Context) -> str:
+    """Return the name of a context as the user knows it, also of a borrowed one."""
+    return context.name.rpartition('.')[0] if context.name in _borrowed else context.name
+
+
 def gpu_context(context: Context) -> Any:
     """Return the open pygpu context of a Context; None for ``cpu``."""
     if context.kind == 'cpu':
