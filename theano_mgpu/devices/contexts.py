@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import os
@@ -13,6 +14,7 @@ from ..parsing import MOST_DEVICES
 from ..utils import mpi_environment, rank_process
 from . import discovery, occupancy, opening
 from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
+from .cuda_driver import load_driver
 
 _active: List[Context] = []   # the contexts over which functions of this process run
 _host: List[Context] = []     # the contexts of all processes of the job on this host
@@ -213,6 +215,12 @@ def give_back(context: Context) -> None:
 def own_name(context: Context) -> str:
     """Return the name of a context as the user knows it, also of a borrowed one."""
     return context.name.rpartition('.')[0] if context.name in _borrowed else context.name
+
+
+@functools.lru_cache(maxsize=None)
+def primary_context(context: Context) -> int:
+    """Return the address of the driver's context of a CUDA device, which is kept until the process ends."""
+    return load_driver().primary_context(card_of(context))
 
 
 def gpu_context(context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""Copies of flat arrays between a device and the host: in the order of what the device computes, or beside it."""
+"""Copies of flat arrays between a device and the host: in the order of its computations, or beside them."""
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Sequence
 import theano
 
 from .context_map import Context
-from .contexts import card_of, gpu_context
+from .contexts import gpu_context, primary_context
 from .cuda_contexts import stream_of
 from .cuda_driver import load_driver
 
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 
 class Copies:
-    """Copies in the order of what the device computes: the host waits for each block before the next one is read."""
+    """Copies in the order of a device's computations: the host waits for each block before the next one is read."""
 
     is_beside = False
 
@@ -63,7 +63,7 @@ class Copies:
         """Have the device compute nothing more before the pieces are written."""
 
     def drop(self) -> None:
-        """Let go of what a failed step has left, once no copy is under way."""
+        """Let go of the arrays of a failed step, once no copy is under way."""
         self._blocks = []
 
 
@@ -128,7 +128,7 @@ class CopiesBeside(Copies):
 
 
 def copies_of(context: Context, n_blocks: int) -> Copies:
-    """Return new copies of a context: beside what it computes, if it can and there are several blocks."""
+    """Return new copies of a context: beside its computations, if it can and there are several blocks."""
     is_beside = context.kind == 'cuda' and n_blocks > 1 and theano.config.gpuarray.single_stream
     return CopiesBeside(context) if is_beside else Copies()
 
@@ -154,9 +154,4 @@ def _destroy(context, event, events):
 
 def _current(context):
     """Return a ``with`` block in which a context is current, which gives the function that calls the driver."""
-    return load_driver().current(_primary(context))
-
-
-@functools.lru_cache(maxsize=None)
-def _primary(context):
-    return load_driver().primary_context(card_of(context))
+    return load_driver().current(primary_context(context))

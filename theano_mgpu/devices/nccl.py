@@ -17,7 +17,7 @@ from ..compat import cuda_libraries
 from ..errors import ExchangeError
 from ..utils.pointers import pointers
 from .context_map import Context
-from .contexts import card_of, gpu_context
+from .contexts import card_of, gpu_context, primary_context
 from .cuda_contexts import stream_of
 from .nccl_library import Nccl, load
 
@@ -95,7 +95,7 @@ class NcclCommunicator:
         self._patience = .5 if size > len(contexts) else 1.
         self._nccl, self._library = nccl, _library(nccl)
         opened = [gpu_context(context) for context in contexts]
-        primary = [nccl.driver.primary_context(card_of(context)) for context in contexts]
+        primary = list(map(primary_context, contexts))
         self._handle = self._library.mgpu_open(len(contexts), pointers(primary),
                                                pointers([stream_of(each) for each in opened]), pointers(comms))
         if not self._handle:
@@ -200,7 +200,7 @@ def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicat
 
 def _connected(nccl, contexts, first, size, ranks):
     """Return NCCL's communicators, and the text of an error."""
-    primary = [nccl.driver.primary_context(card_of(context)) for context in contexts]
+    primary = list(map(primary_context, contexts))
     if ranks.size == 1:
         devices = [nccl.driver.device_at(card_of(context)) for context in contexts]
         return _within_timeout(lambda: nccl.connect(devices, primary))

@@ -71,11 +71,11 @@ class HostReduced(NamedTuple):
 class Sent:
     """The sums that one context reads, on its device: those that lie next to each other are one array."""
 
-    def __init__(self, layout: Layout, numbers: Collection[int], memory: Any, copies: Any) -> None:
+    def __init__(self, layout: Layout, runs: Sequence[Sequence[int]], memory: Any, copies: Any) -> None:
         self._copies = copies
         self._runs: list[Any] = []  # of dtype, start, stop, array
         self.views: dict[int, Any] = {}
-        for run in _runs(layout, numbers):
+        for run in runs:
             (dtype, start, _), (_, _, stop) = [layout.places[i] for i in (run[0], run[-1])]
             array = memory.empty((stop - start,), dtype)
             self._runs.append((dtype, start, stop, array))
@@ -118,10 +118,11 @@ class HostChannel:
         self._order, self._owners, self._half, self._ranks = order, owners, half, ranks
         self._memories, self._launcher, self._timings = memories, launcher, timings
         self._read_on = {context: numbers for context, numbers in read_on.items() if context.kind != 'cpu'}
-        self._device = next(iter(self._read_on), None)
+        self._contexts = list(self._read_on)  # none if all are of the CPU
         self._layout, self._blocks = Layout([]), [Block([], {})]
         self._buffers: list[Flat] = []  # the sums, for each node that remains
         self._fetchers: dict[Any, Any] = {}
+        self._runs: dict[Context, list[list[int]]] = {}  # of the sums that each context reads
         self._copies: dict[Context, Any] = {}  # to the devices
         self._underway: list[Task] = []
         self._sent: dict[Context, Sent] = {}
@@ -139,9 +140,9 @@ class HostChannel:
             self._end_additions()
         self._use(parts)
         self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
-        self._is_due = self._device is not None  # until `add_over`, or until the sums are taken in a process alone
+        self._is_due = bool(self._contexts)  # until `add_over`, or until the sums are taken in a process alone
         if self._memories.computes:
-            (self._fetch if self._device else self._add_on_host)(parts)
+            (self._fetch if self._contexts else self._add_on_host)(parts)
 
     def _add_on_host(self, parts):
         with self._timings.span('all_reduce'):
@@ -158,22 +159,23 @@ class HostChannel:
         self._sent_to.clear()
         if is_other:
             self._layout = Layout(parts.like)
-            self._blocks = blocks_of(self._layout, sys.maxsize if self._device is None else self._memories.block)
+            self._blocks = blocks_of(self._layout, self._memories.block if self._contexts else sys.maxsize)
             self._buffers = [self._layout.allocated(self._allocate) for _ in range(n)]
             self._every_view = [[each.views[i] for i in range(len(parts.like))] for each in self._buffers]
             self._fetchers.clear()
+            self._runs = {context: _runs(self._layout, numbers) for context, numbers in self._read_on.items()}
             self._copies.clear()
         self.views = self._every_view[0]
 
     def _allocate(self, shape, dtype):
-        return self._memories.on_host(shape, dtype, list(self._read_on) or [HOST])
+        return self._memories.on_host(shape, dtype, self._contexts or [HOST])
 
     def _memory_on(self, context):
         self._sent_to.add(context)
-        with FailureExplained(list(self._read_on).index(context), context, 'exchange', list(self._read_on)):
+        with FailureExplained(self._contexts.index(context), context, 'exchange', self._contexts):
             if context not in self._copies:
                 self._copies[context] = self._memories.copies(context, len(self._blocks))
-            return Sent(self._layout, self._read_on[context], self._memories[context], self._copies[context])
+            return Sent(self._layout, self._runs[context], self._memories[context], self._copies[context])
 
     def _fetch(self, parts):
         """Begin to fetch parts, and add them as their blocks arrive; errors come here, or in `add_over`."""
@@ -250,9 +252,8 @@ class HostChannel:
         self._order.add_over(self._ranks, arrays, owners, self._half)
 
     def _send(self, number):
-        contexts = list(self._sent)
         for i, (context, sent) in enumerate(self._sent.items()):
-            with FailureExplained(i, context, 'exchange', contexts):
+            with FailureExplained(i, context, 'exchange', self._contexts):
                 sent.write(self._blocks[number], self._buffers[0].flat)
                 if number == len(self._blocks) - 1:
                     sent.written()
@@ -268,7 +269,7 @@ class HostChannel:
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step: copies on devices are freed with them."""
-        if self._device is None:
+        if not self._contexts:
             return self.views
         if self._is_due:
             self.add_over()

@@ -118,8 +118,7 @@ def remedy(driver: Version) -> str:
 
 def nccl_version(number: int) -> Version:
     """Return the version of NCCL that it writes as one number."""
-    factor = 10000 if number >= 20000 else 1000  # since NCCL 2.9
-    return number // factor, number % factor // 100
+    return _version(number, 20000)[:2]  # NCCL 2.9 began with five digits
 
 
 def cudnn_version(number: int) -> Version:
@@ -128,7 +127,12 @@ def cudnn_version(number: int) -> Version:
     >>> cudnn_version(92800), cudnn_version(8907), cudnn_version(7605)
     ((9, 28, 0), (8, 9, 7), (7, 6, 5))
     """
-    factor = 10000 if number >= 90000 else 1000
+    return _version(number, 90000)
+
+
+def _version(number, longer_from):
+    """Return the parts of a version that is one number: the first is before four digits, or three in a short number."""
+    factor = 10000 if number >= longer_from else 1000
     return number // factor, number % factor // 100, number % 100
 
 
