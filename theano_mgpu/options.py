@@ -57,6 +57,7 @@ class Internal:
     example: Sequence[Any] | None = None  # the arguments of its first call, if they are known
     length: int | None = None             # the number of samples in them
     must_divide: bool = False             # it is an error that the function cannot be divided
+    wanted: Any = None                    # a predicate: it is an error that it returns False for the program
     batch_of_rank_0: bool = False         # every process takes the arguments of rank 0; else others are an error
     whole: bool = False                   # it has no batch: one replica computes it as it is
     params: Sequence[Any] = ()            # trained: processes may exchange their gradients in half precision

@@ -160,7 +160,7 @@ class EnabledFunction:
     def _made_programs(self):
         """Return the Programs, made if there are none; an MgpuError if contexts cannot run the graph."""
         if self._programs is None:
-            self._programs = Programs(*self._definition.on_host(), self._compiled)
+            self._programs = Programs(*self._definition.on_host(), self._compiled, not self._placed)
         return self._programs
 
     def _note_failure(self, failure):
@@ -233,6 +233,8 @@ class EnabledFunction:
         return leave
 
     def _by(self, step, values):
+        if self._programs is not None:
+            self._programs.refresh()
         lent = self._in_place.lent()
         results = step.steps.compute((values, {})).outputs
         self._in_place.write(lent)

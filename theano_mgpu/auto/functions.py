@@ -14,6 +14,7 @@ from ..graph import theano_functions
 from ..graph.placement.propagation import is_placed
 from ..options import Options
 from ..utils import mpi_environment
+from .data_sets import has_data, note_updates
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, NOT_PLACED, PROFILED, EnabledFunction
 from .rank_0_function import draw_on_rank_0
@@ -117,11 +118,13 @@ class EnabledFunctions(Enabled):
     def attach(self, function: Any, arguments: dict[str, Any]) -> None:
         """Run a new function, with its arguments of `theano.function`, over the contexts, if it may have a batch.
         """
+        note_updates(function)
         if not theano_functions.is_of_user(arguments):
             return
         usage = self.report.usage(function.mgpu_name)
-        placed = is_placed(theano_functions.graph_of(function))
-        obstacle = _obstacle(arguments, placed)
+        graph = theano_functions.graph_of(function)
+        placed = is_placed(graph)
+        obstacle = _obstacle(arguments, placed, graph)
         if obstacle == OWN_SAMPLES:
             self._tell_once('with --sharded (mgpu.data=sharded) each process has samples of its own: Theano functions '
                             'are not divided, and each process computes its own results. Use mgpu.function, or leave '
@@ -145,9 +148,9 @@ def has_one_cpu(contexts: Sequence[Any]) -> bool:
     return kinds == ['cpu'] and choose_ranks(None).size == 1 and not Options().divides_always
 
 
-def _obstacle(arguments, placed):
+def _obstacle(arguments, placed, graph):
     """Return why the arguments of a `theano.function` exclude several contexts; None if they do not."""
-    if not arguments['params'] and not placed:
+    if not arguments['params'] and not placed and not has_data(graph):
         return NO_BATCH
     if arguments['profile'] or theano.config.profile:
         return PROFILED

@@ -1,6 +1,7 @@
 """The programs of a `theano.function` of `enable`: one for each way to take its arguments as a batch."""
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence
 
@@ -14,6 +15,8 @@ from ..plan import CannotCut
 from ..runtime.batches.arguments import axes_for_samples
 from ..runtime.batches.data_sets import Slices
 from ..runtime.batches.free_batch_size import written_lengths
+from ..runtime.building import NotWanted
+from .data_sets import DataSets, has_all, has_data, in_one_stage, is_apart
 from .definition import Refusal
 
 REFUSALS = 6  # ways to take the batch that are analysed
@@ -24,12 +27,13 @@ EACH = 64        # calls of which each may bring other slices; after them, calls
 class BatchWay(NamedTuple):
     """A way to take arguments as a batch of a length: the inputs that have samples, along which axis, and how many.
 
-    The `key` differs for each way that needs a program of its own.
+    The `key` differs for each way that needs a program of its own. A batch of `data` sets has no such inputs.
     """
 
     axes: dict[theano.Variable, int]
     length: int
     key: Any
+    data: Any = None
 
 
 class BatchFinder:
@@ -86,12 +90,12 @@ class BatchFinder:
             for preferred in (0, 1):
                 axes = [next((axis for axis in (preferred, 1 - preferred) if shape[axis:axis + 1] == (length,)), None)
                         for shape in shapes]
-                key = tuple(axes), tuple(i for i, each in enumerate(sliced) if each == length), self._number(length)
+                key = tuple(axes), tuple(i for i, each in enumerate(sliced) if each == length), self.number(length)
                 if length > 1 and key not in seen:
                     seen.append(key)
                     yield BatchWay({v: axis for v, axis in zip(self._inputs, axes) if axis is not None}, length, key)
 
-    def _number(self, length):
+    def number(self, length: int) -> int | None:
         """Return the length, where the graph or a state may have it as a number; else None, for any length."""
         if self._numbers is None:
             self._numbers = written_lengths(self._graph)
@@ -133,21 +137,28 @@ class Programs:
 
     A choice by the first calls does not hold for ever. Where a batch is along other axes than before, or where there is
     a batch for the first time, another program is made for it. ``make(inputs, outputs, updates, **options)`` does so.
+
+    Where no arguments can be divided, the batch are the rows of `DataSets`, if `seeks_data`. These come before
+    arguments of less memory, such as a vector of parameters, whose parts would meet before the data are read.
     """
 
     @builds_graphs
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
-                 updates: Mapping[SharedVariable, theano.Variable], make: Callable[..., ParallelFunction]) -> None:
+                 updates: Mapping[SharedVariable, theano.Variable], make: Callable[..., ParallelFunction],
+                 seeks_data: bool = True) -> None:
         self._graph, self._make = (inputs, outputs, updates), make
         self._finder = BatchFinder(inputs, [*outputs, *updates.values()], updates)
+        self._data = DataSets(inputs, [*outputs, *updates.values()], updates) if seeks_data else None
         self._steps: dict[Any, ParallelFunction] = {}  # by the key of a BatchWay
         self._refused: set[Any] = set()
+        self._unwanted: set[Any] = set()  # keys of ways in which replicas exchange too early, and of data sets
+        self._is_new = seeks_data and has_data([*outputs, *updates.values()])  # no data set was tried yet
         self.step: ParallelFunction | None = None
 
     @property
     def may_divide(self) -> bool:
         """Return whether a later call may have a batch that is divided."""
-        return bool(self._finder) and len(self._refused) < REFUSALS
+        return self._is_new or bool(self._finder) and len(self._refused) < REFUSALS
 
     def is_news(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call may show a batch that no call before has shown."""
@@ -161,6 +172,9 @@ class Programs:
         """
         if self.step is not None:
             ways = list(self._finder.ways(values))
+            if self._data and self.step in self._data.steps:
+                return not all(way.key in self._refused or (way.key, is_apart) in self._unwanted
+                               for way in ways) and self.change(values)
             own = [way.length for way in ways if self._steps.get(way.key) is self.step]
             if not own or own[0] == ways[0].length:
                 return False
@@ -180,6 +194,11 @@ class Programs:
         before, self.step = self.step, step or self.step
         return self.step is not before
 
+    def refresh(self) -> None:
+        """Compute what was made of data sets anew, where these have changed."""
+        if self._data is not None:
+            self._data.refresh()
+
     def whole(self) -> ParallelFunction:
         """Make the ParallelFunction that divides no batch."""
         return self._make(*self._graph, samples={}, whole=True)
@@ -187,24 +206,56 @@ class Programs:
     def forget_refusals(self) -> None:
         """Forget the refused ways, so that they are analysed, and refused, again."""
         self._refused.clear()
+        self._unwanted.clear()
         self._finder.forget_calls()
 
     def _step_for(self, values):
         """Return the ParallelFunction for a batch such as this one; None without one, or for a known refusal."""
-        refusal = None
-        for axes, length, key in self._finder.ways(values):
-            if key in self._refused or len(self._refused) >= REFUSALS:
+        refusal = by = None
+        for way, wanted in self._tries(values):
+            known = self._unwanted if way.data else self._refused
+            if way.key in known or (way.key, wanted) in self._unwanted or \
+                    not way.data and len(self._refused) >= REFUSALS:
                 continue
             try:
-                if key not in self._steps:
-                    self._steps[key] = self._make(*self._graph, samples=axes, length=length, example=values,
-                                                  must_divide=True)
-                return self._steps[key]
+                if way.key not in self._steps:
+                    self._steps[way.key] = self._made(way, values, wanted)
+                return self._steps[way.key]
+            except NotWanted:
+                self._unwanted.add((way.key, wanted))
             except GraphError as error:
-                refusal = refusal or error
-                self._refused.add(key)
+                if refusal is None or way.data and not by:
+                    refusal, by = error, way.data
+                known.add(way.key)
         if refusal is None:
             return None
         if isinstance(refusal.__cause__, CannotCut):  # the text says all that the errors before this one do
-            raise Refusal('it cannot be computed in parts: %s' % refusal.__cause__) from None
+            raise Refusal('it cannot be computed in parts%s: %s' % (by and ' ' + by or '', refusal.__cause__)) from None
         raise Refusal(str(refusal)) from refusal
+
+    def _tries(self, values):
+        """Yield ways to take a batch, each with a predicate for its program or None, the best one first."""
+        ways = list(self._finder.ways(values))
+        data = self._data.ways(values, self._finder.number) if self._data else []
+        self._is_new = False
+        if data and data[0].n_bytes > sum(getattr(value, 'nbytes', 0) for value in values):
+            yield from itertools.product(ways, [is_apart])
+            yield from itertools.product(data, [has_all])
+            made = self._data.ways(values, self._finder.number, of_expressions=True)
+            yield from itertools.product(made, [has_all])
+            data += made
+        yield from itertools.product(ways, [None])
+        yield from itertools.product(data, [in_one_stage])
+        yield from itertools.product(data[:1], [None])
+
+    def _made(self, way, values, wanted):
+        options = dict(length=way.length, example=values, must_divide=True,
+                       wanted=wanted and functools.partial(wanted, self._data, way))
+        if not way.data:
+            return self._make(*self._graph, samples=way.axes, **options)
+        inputs, outputs, updates = self._graph
+        graph, variables = self._data.graph(way)
+        step = self._make(inputs, graph[:len(outputs)], dict(zip(updates, graph[len(outputs):])),
+                          samples=dict.fromkeys(variables, 0), **options)
+        self._data.steps.add(step)
+        return step

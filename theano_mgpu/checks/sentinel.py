@@ -35,7 +35,7 @@ class Sentinel:
     def __init__(self, built: Any, name: str | None, every: int) -> None:
         self._built, self._name, self._every = built, name or 'a function', every
         self._ranks, self._plan = built.executable.communicator, built.executable.plan
-        self._data_sets = built.inputs.slices.data_sets()
+        self._data_sets = [*built.inputs.data, *built.inputs.slices.data_sets()]
 
     def compare(self, step: int) -> None:
         """Compare values that have to be the same on each context and rank; raise a DriftError if copies differ."""

@@ -13,6 +13,7 @@ from ..devices.launcher import Shard
 from ..devices.transfers import DeviceBuffers
 from ..plan import Choice, Part, Shares, StepPlan
 from ..plan.lowering import Division, StepProgram, divided, lowered
+from .batches.data_set_rows import DataSet
 
 
 class Split(NamedTuple):
@@ -108,8 +109,10 @@ class Splitter:
             if of_shards is None:
                 slots[program.common[variable]] = value
             else:
-                for slot, piece in zip(of_shards, split.pieces):
-                    slots[slot] = value[piece]
+                parts = map(value.__getitem__, split.pieces) if not isinstance(value, DataSet) else \
+                    value.parts(split.pieces, self._on_devices and not split.division.waits_on_host)
+                for slot, part in zip(of_shards, parts):
+                    slots[slot] = part
         if self.shapes is None:
             first, self.first = split.division.rounds[0][0], given
             of_first = {**program.common, **{v: of_shards[first] for v, of_shards in program.of_shards.items()}}

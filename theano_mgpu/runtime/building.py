@@ -33,6 +33,10 @@ from .replicas.replicated import Replicated, replicated
 Updates = Dict[SharedVariable, theano.Variable]
 
 
+class NotWanted(GraphError):
+    """A graph can be divided, but not in a way that is wanted."""
+
+
 class Definition(NamedTuple):
     """A graph over a batch, as plain Theano would compute it: the outputs, values to print last, and the new values."""
 
@@ -66,7 +70,7 @@ class Built(Divided):
     splitter: Splitter
     dry_step: DryStep            # it estimates the memory of steps
     updated: list[Replicated]    # the variables that get new values
-    data_sets: list[Replicated]  # the variables that batches are sliced from on the host
+    data_sets: list[Replicated]  # the variables whose rows are the batch, or that it is sliced from on the host
 
     @property
     def variables(self) -> list[Replicated]:
@@ -112,6 +116,8 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
                     program = drawn_once(program)
             except CannotCut as error:
                 refusal, mesh = str(error), mesh.first()
+    if options.internal.wanted is not None and not options.internal.wanted(program):
+        raise NotWanted('%s can be divided, but not as it was asked for' % (options.name or 'a function'))
     program = program._replace(given=batch.given, updated=updated)
     return Divided(batch, definition, prints, program, mesh, refusal)
 
@@ -153,8 +159,8 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     dry_step = DryStep(executable, splitter)
     built = Built(**vars(divided), number=number, executable=executable, splitter=splitter, dry_step=dry_step,
                   updated=list(map(replicated, program.updated)),
-                  data_sets=[replicated(variable) for variable in batch.slices.data_sets()]
-                  if batch.slices.on_host else [])
+                  data_sets=[replicated(variable) for variable in
+                             [*batch.data, *(batch.slices.data_sets() if batch.slices.on_host else ())]])
     share_first_values(ranks, built.alike)
     record.note(step_plan, splitter, timings, weakref.WeakMethod(dry_step.estimate))
     return built

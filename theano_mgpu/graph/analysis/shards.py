@@ -250,7 +250,9 @@ class Shards(ShardGraph):
 
 def _unknown(shards, node, values):
     """Refuse samples of an op without a rule."""
-    shards.refuse(node, 'it is not known how %s depends on single samples' % type(node.op).__name__)
+    shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there'
+                         if type(node.op).__module__.endswith('linalg') else
+                         'it is not known how %s depends on single samples') % type(node.op).__name__)
 
 
 def check_limits(op: theano.Op | None, values: list[Value]) -> None:

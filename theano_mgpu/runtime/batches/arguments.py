@@ -106,20 +106,22 @@ class Arguments:
 
 def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | None = None,
                 broadcast: Collection[theano.Variable] = ()) -> dict[theano.Variable, int]:
-    """Return the inputs that have samples, and along which axis.
+    """Return the inputs and shared variables that have samples, and along which axis.
 
     By default all inputs have samples along axis 0, except scalars and those in `broadcast`. A GraphError says where
-    `samples` or `broadcast` name something else than an input, or an axis that it does not have.
+    `samples` or `broadcast` name something else than an input, or `samples` than a shared variable, or an axis that it
+    does not have.
     """
     variables = [_input(each).variable for each in inputs]
     for keyword, named in (('samples', samples or ()), ('broadcast', broadcast)):
-        unknown = [variable for variable in named if variable not in variables]
+        unknown = [variable for variable in named if variable not in variables and
+                   not (keyword == 'samples' and isinstance(variable, SharedVariable))]
         if unknown:
             raise GraphError('%s names %s, no inputs; the inputs are %s' % (keyword, unknown, variables))
     if samples is None:
         return {variable: 0 for variable in variables if variable not in broadcast and axes_for_samples(variable)}
     for variable, axis in samples.items():
-        if axis not in range(axes_for_samples(variable)):
+        if axis not in range(1 if isinstance(variable, SharedVariable) else axes_for_samples(variable)):
             raise GraphError('samples=%r: %s of type %s has no axis %r' % (samples, variable, variable.type, axis))
     return dict(samples)
 

@@ -9,12 +9,13 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
 from ...errors import GraphError, LengthError
-from ...graph.graph import check_inputs, host_type, is_sparse, substitute
+from ...graph.graph import check_inputs, host_view, substitute
 from ...graph.partition import partition
 from ...graph.random_streams import is_random_state
 from ...options import Options
 from ...plan import CannotCut, Program, undivided
 from .arguments import Arguments, no_samples, sample_axes
+from .data_set_rows import DataSet, stand_in
 from .data_sets import Slices
 from .free_batch_size import FreeBatchSize
 from .sub_batches import batch_length
@@ -25,8 +26,10 @@ class BatchInputs:
 
     def __init__(self, inputs: Sequence[Any], options: Options, sharded: bool) -> None:
         axes = sample_axes(inputs, options.samples, options.broadcast)
+        self.data = {host_view(v): DataSet(v) for v in axes if isinstance(v, SharedVariable)}
         self.arguments = Arguments(inputs, axes, options.allow_input_downcast)
-        self.rows: dict[SharedVariable, theano.Variable] = {}  # stand-ins for states with a row a sample
+        # Stand-ins for shared variables with a row a sample: data sets, and states that a step changes.
+        self.rows: dict[SharedVariable, theano.Variable] = {v: each.stand_in for v, each in self.data.items()}
         self.only_length: int | None = None  # the graph has it as a number: batches may have no other
         self._options, self._sharded = options, sharded
 
@@ -44,7 +47,9 @@ class BatchInputs:
             self.slices.keep(())
         if options.internal.slices_on_host:
             self.slices.take_on_host()
-        if not options.internal.whole and not any(self.arguments.split) and not self.slices:
+        if not self.data.keys().isdisjoint(updates):
+            raise GraphError('samples names %s, which the function updates' % list(self.data.keys() & updates.keys()))
+        if not options.internal.whole and not any(self.arguments.split) and not self.slices and not self.data:
             raise no_samples(inputs)
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
 
@@ -65,8 +70,8 @@ class BatchInputs:
     def divide(self, outputs: list[theano.Variable], updated: list[SharedVariable]) -> Program:
         """Divide the graph, whose last outputs are new values.
         """
-        inputs = self.arguments.with_samples + list(self.slices.stand_ins.values())
-        outputs = substitute(outputs, self.slices.replacements)
+        inputs = self.arguments.with_samples + list(self.slices.stand_ins.values()) + list(self.rows.values())
+        outputs = substitute(outputs, {**self.slices.replacements, **self.rows})
         refusals: list[CannotCut] = []
         for in_indices in (False, True):
             free = FreeBatchSize(inputs, self._options.internal.length, in_indices)
@@ -79,7 +84,8 @@ class BatchInputs:
             except CannotCut as error:
                 refusals.append(error)
             else:
-                self.rows, self.only_length = rows, free.length if free.found else None
+                self.rows.update(rows)
+                self.only_length = free.length if free.found else None
                 return program
         if self._sharded or self._options.internal.must_divide:
             raise GraphError('%s%s cannot be computed in parts: %s' % (
@@ -101,7 +107,7 @@ class BatchInputs:
             return partition(inputs + list(rows.values()), substitute(outputs, rows), statistics)
 
         # Chains that go on without the batch, as in persistent contrastive divergence.
-        chains = {v: _stand_in(v) for v, new in zip(updated, outputs[n_outputs:])
+        chains = {v: stand_in(v, 'rows of %s' % v) for v, new in zip(updated, outputs[n_outputs:])
                   if v in read and not is_random_state(v) and length is not None and _rows_of(v) == length and
                   set(inputs).isdisjoint(ancestors([new]))}
         if chains:
@@ -115,7 +121,7 @@ class BatchInputs:
         rows = {}
         try:
             while not states(program).keys() <= rows.keys():
-                rows.update((v, _stand_in(v)) for v in states(program) if v not in rows)
+                rows.update((v, stand_in(v, 'rows of %s' % v)) for v in states(program) if v not in rows)
                 program = with_rows(rows)
             if states(program) != dict.fromkeys(rows, 0):
                 raise CannotCut('the states of samples, %s, do not have them along axis 0' % ', '.join(map(str, rows)))
@@ -125,19 +131,21 @@ class BatchInputs:
             return first, {}  # in which every replica has all of each state
         return program, rows
 
-    def states(self) -> dict[SharedVariable, np.ndarray]:
-        """Return the values of the states with a row a sample, by variable."""
-        return {variable: variable.get_value(borrow=True) for variable in self.rows} if self.rows else {}
+    def states(self) -> dict[SharedVariable, Any]:
+        """Return the values of the shared variables with a row a sample; of a data set the DataSet."""
+        return {variable: self.data[variable].latest() if variable in self.data else variable.get_value(borrow=True)
+                for variable in self.rows} if self.rows else {}
 
     def length(self, values: Sequence[np.ndarray],
-               states: Mapping[SharedVariable, np.ndarray] | None = None) -> int:
+               states: Mapping[SharedVariable, Any] | None = None) -> int:
         """Return the number of samples of a batch; raise a BatchError if it is not one, or arguments do not agree."""
         if self._options.internal.whole:
             return 1
         lengths, names = self.arguments.lengths(values), self.arguments.names_of_lengths
         if self.slices.stand_ins or states:
             named = [*zip(lengths, names), *self.slices.named(values),
-                     *((value.shape[0], 'the state %s' % variable) for variable, value in (states or {}).items())]
+                     *((value.shape[0], '%s%s' % ('the state ' * (variable not in self.data), variable))
+                       for variable, value in (states or {}).items())]
             lengths, names = map(list, zip(*named))
         # A process slices nothing once it is through its part of the data; the others may go on.
         length = batch_length(lengths, names, 0 if self._sharded and self.slices else 1)
@@ -145,11 +153,6 @@ class BatchInputs:
             raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
                               'number' % (length, self.only_length))
         return length
-
-
-def _stand_in(state):
-    type_ = state.type if is_sparse(state) else host_type(state)
-    return type_('rows of %s' % state)
 
 
 def _rows_of(variable):

@@ -1,0 +1,98 @@
+"""The rows of a data set inside of a function: each device has its own, which are sent once.
+
+A data set is a shared variable with a row a sample. It enters a step as an argument does, by a stand-in, and is divided
+by the same shares. On the host, a replica has a view of the variable's value. A device gets a copy of its rows when it
+first needs them, and again after the variable was set. Where a batch is in slices for lack of memory, each slice is
+sent in its turn, and no device keeps rows.
+"""
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+import theano
+
+from ...devices.context_map import HOST, Context
+from ...devices.transfers import DeviceBuffers, fetch
+from ...graph.graph import host_type, is_sparse
+from ..replicas.borrowed import is_lent
+from ..replicas.replicated import replicated
+
+
+class Rows:
+    """Some rows of a data set, where they are, and on the devices that have taken them.
+
+    They keep no reference to the variable's value, as an owner of its memory would.
+    """
+
+    def __init__(self, storage: list[Any], rows: slice) -> None:
+        self._storage, self._rows = storage, rows
+        self._buffers: dict[Context, DeviceBuffers] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Take the values anew: they have changed. The memory on devices is used again."""
+        self._on: dict[Context, Any] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the rows."""
+        value = self._storage[0]
+        return (len(range(*self._rows.indices(value.shape[0]))), *value.shape[1:])
+
+    def on(self, context: Context) -> Any:
+        """Return the rows where functions of a context take them."""
+        found = self._on.get(context)
+        if found is None:
+            found = self._storage[0][self._rows]
+            if context.kind == 'cpu':
+                found = fetch(found)
+            else:
+                found = self._buffers.setdefault(context, DeviceBuffers(context)).send(self, found)
+            if not isinstance(found, np.ndarray):  # which would be a view
+                self._on[context] = found
+        return found
+
+
+class DataSet:
+    """A shared variable with a row a sample, and the input of the replicas that stands for it."""
+
+    def __init__(self, variable: Any) -> None:
+        self._replica = replicated(variable)
+        self._storage, self._is_constant = variable.container.storage, hasattr(variable.tag, 'constant')
+        self.stand_in = stand_in(variable, str(variable))
+        self._version: int | None = None
+        self._is_lent = False
+        self._parts: dict[tuple[int, int], Rows] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the latest value."""
+        return self._storage[0].shape
+
+    def latest(self) -> DataSet:
+        """Note whether the variable has a new value, and return the data set."""
+        replica = self._replica
+        if replica.lent:
+            replica.note_edits()
+        if replica.version != self._version or replica.divided or replica.on_read:
+            replica.before_read()
+            self._version = replica.version
+            self._is_lent = not self._is_constant and is_lent(self._storage)
+            for rows in self._parts.values():
+                rows.forget()
+        return self
+
+    def parts(self, pieces: Sequence[slice], stay: bool) -> list[Any]:
+        """Return the rows of each piece: as they are on the host or, if they `stay` on devices, `Rows` to send there.
+        """
+        keys = [(piece.start, piece.stop) for piece in pieces]
+        self._parts = {key: self._parts.get(key) or Rows(self._storage, slice(*key)) for key in keys}
+        if stay and self._is_lent:
+            self._replica.lend()  # a copy on a device would miss edits of the memory
+        return [self._parts[key] if stay else self._parts[key].on(HOST) for key in keys]
+
+
+def stand_in(variable: Any, name: str) -> theano.Variable:
+    """Return an input with the rows of a variable."""
+    return (variable.type if is_sparse(variable) else host_type(variable))(name)
