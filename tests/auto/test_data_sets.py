@@ -165,7 +165,7 @@ def test_where_rows_do_not_fit_slices_are_sent(gpu2, enabled):
     step.built.splitter.slice([N], 4)
     np.testing.assert_allclose(f(np.ones(D)), expected(np.ones(D), x, y), rtol=1e-12)
     data_set, = [each for variable, each in step.inputs.data.items() if variable is x]
-    assert len(data_set._parts) == 8 and not any(rows._on for rows in data_set._parts.values())
+    assert len(data_set._parts) == 8 and not any(rows._on for rows in data_set._parts)
 
 
 def test_a_function_divides_data_sets_that_are_named(kind, contexts):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import types
+from importlib import metadata
 from pathlib import Path
 
 from theano_mgpu import compat, config
@@ -85,6 +86,7 @@ def test_patches_are_applied_once(monkeypatch):
 def needs(fix):
     """Return an expression that is true on the versions where a fix is needed."""
     return {'restore_numpy_aliases': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 24),
+            'restore_asscalar': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 23),
             'restore_getargspec': sys.version_info >= (3, 11),
             'load_yaml_without_a_loader': int(yaml.__version__.split('.')[0]) >= 6,
             'restore_collections_abcs': sys.version_info >= (3, 10)}[fix]
@@ -92,6 +94,7 @@ def needs(fix):
 
 @pytest.mark.parametrize('fix,code,symptom', [
     ('restore_numpy_aliases', 'import theano_mgpu, theano; theano.scalar.mod.impl(5, 3)', 'AttributeError'),
+    ('restore_asscalar', 'import theano_mgpu, numpy; assert numpy.asscalar(numpy.ones(1)) == 1', 'asscalar'),
     ('restore_collections_abcs', 'import theano_mgpu, keras', 'collections'),
     ('load_yaml_without_a_loader', 'import theano_mgpu, yaml; assert yaml.load("a: 1") == {"a": 1}', 'Loader'),
     ('restore_getargspec', 'import theano_mgpu, inspect; inspect.getargspec(lambda a, *b, c=2, **d: a)', 'getargspec'),
@@ -450,6 +453,21 @@ def test_a_process_whose_pymc3_imports_theano_first_finds_them_too(tmp_path):
     (tmp_path / 'pymc3.py').write_text('import theano_mgpu\n' + LIKE_PYMC3)
     done = python('import pymc3', PYTHONPATH=str(tmp_path), THEANO_FLAGS='cxx=')
     assert done.stdout.splitlines() == PRINTED, done.stderr
+
+
+@pytest.mark.parametrize('versions', [{'Theano-PyMC': '1.1.2'}, {'Theano-PyMC': '1.0.11', 'Theano': '1.0.5'}])
+def test_theano_pymc_in_place_of_theano_is_named(versions, monkeypatch):
+    def version(name):
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+    monkeypatch.setattr(metadata, 'version', version)
+    if 'Theano' in versions:
+        compat.check_fork()  # installed later, it has replaced the fork
+        return
+    with pytest.raises(MgpuError, match='Theano-PyMC 1.1.2 is installed in place of Theano 1.0.5') as caught:
+        compat.check_fork()
+    assert 'pip install --no-deps --force-reinstall Theano==1.0.5' in str(caught.value)
 
 
 def test_minibatches_of_pymc3_cut_their_data():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
 from typing import Sequence
 
 from ..errors import MgpuError
@@ -18,6 +19,20 @@ from .patches import PATCHES
 __all__ = ['PATCHES', 'before_theano', 'import_theano', 'theano_was_first']
 
 theano_was_first = False      # whether Theano was imported before theano_mgpu
+
+
+def check_fork() -> None:
+    """Raise an MgpuError if Theano-PyMC is installed in place of Theano."""
+    try:
+        fork = metadata.version('Theano-PyMC')
+    except metadata.PackageNotFoundError:
+        return
+    try:
+        metadata.version('Theano')
+    except metadata.PackageNotFoundError:
+        raise MgpuError('Theano-PyMC %s is installed in place of Theano 1.0.5, which theano_mgpu needs, and on which PyMC3 '
+                        '3.8 to 3.11 runs with it: pip uninstall Theano-PyMC, then pip install --no-deps '
+                        '--force-reinstall Theano==1.0.5' % fork) from None
 
 
 def before_theano(*tables: Sequence[Patch]) -> None:
@@ -36,10 +51,11 @@ def import_theano(*tables: Sequence[Patch]) -> None:
     Raises
     ------
     MgpuError
-        If a flag cannot be read, Theano can write no compiled code, or one of theano_mgpu's own flags has a value that
+        If Theano-PyMC is installed in its place, a flag cannot be read, Theano can write no compiled code, or one of theano_mgpu's own flags has a value that
         it cannot have.
     """
     global theano_was_first
+    check_fork()
     theano_was_first = 'theano' in sys.modules
     if not theano_was_first:
         _import_with_flags((PATCHES, *tables))

@@ -21,6 +21,13 @@ def restore_numpy_aliases() -> None:
     vars(numpy).update(missing)
 
 
+def restore_asscalar() -> None:
+    """Restore ``np.asscalar``, which NumPy 1.23 removed; PyMC3 3.8 and earlier import it."""
+    import numpy
+    if not hasattr(numpy, 'asscalar'):
+        numpy.asscalar = lambda array: array.item()  # type: ignore[attr-defined]
+
+
 def restore_collections_abcs() -> None:
     """Restore ``collections.Iterable`` and similar names, which Python 3.10 removed; Keras 2.3.1 imports them."""
     for name in collections.abc.__all__:

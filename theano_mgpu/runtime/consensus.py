@@ -23,6 +23,7 @@ from ..graph import graph
 from ..options import UPDATE_ON, Options
 from ..plan import Machine
 from ..utils import blas
+from ..utils.values import checksum
 from .replicas.replicated import Replicated
 
 
@@ -117,7 +118,8 @@ def share_first_values(ranks: Communicator, variables: Sequence[Replicated]) -> 
         some = variables[start:start + 60]
         masks = all_gather_int(ranks, sum((not variable.shared) << i for i, variable in enumerate(some)))
         new += [variable for i, variable in enumerate(some) if any(mask >> i & 1 for mask in masks)]
-    if ranks.size > 1 and new:
-        take_values_of_first(ranks, new)
+    if ranks.size > 1 and new:  # a data set is the same on each rank, as a rule
+        checksums = all_gather_object(ranks, [checksum(each.value()) for each in new])
+        take_values_of_first(ranks, [each for each, *alike in zip(new, *checksums) if len(set(alike)) > 1])
     for variable in new:
         variable.shared, variable.touched = True, False

@@ -63,7 +63,8 @@ class DataSet:
         self.stand_in = stand_in(variable, str(variable))
         self._version: int | None = None
         self._is_lent = False
-        self._parts: dict[tuple[int, int], Rows] = {}
+        self._pieces: Sequence[slice] = ()
+        self._parts: Sequence[Rows] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -79,18 +80,21 @@ class DataSet:
             replica.before_read()
             self._version = replica.version
             self._is_lent = not self._is_constant and is_lent(self._storage)
-            for rows in self._parts.values():
+            for rows in self._parts:
                 rows.forget()
         return self
 
-    def parts(self, pieces: Sequence[slice], stay: bool) -> list[Any]:
+    def parts(self, pieces: Sequence[slice], stay: bool) -> Sequence[Any]:
         """Return the rows of each piece: as they are on the host or, if they `stay` on devices, `Rows` to send there.
         """
-        keys = [(piece.start, piece.stop) for piece in pieces]
-        self._parts = {key: self._parts.get(key) or Rows(self._storage, slice(*key)) for key in keys}
+        value = self._storage[0]
+        if not stay and isinstance(value, np.ndarray):
+            return [value[piece] for piece in pieces]
+        if pieces is not self._pieces:  # rows of others are freed
+            self._pieces, self._parts = pieces, [Rows(self._storage, piece) for piece in pieces]
         if stay and self._is_lent:
             self._replica.lend()  # a copy on a device would miss edits of the memory
-        return [self._parts[key] if stay else self._parts[key].on(HOST) for key in keys]
+        return self._parts if stay else [rows.on(HOST) for rows in self._parts]
 
 
 def stand_in(variable: Any, name: str) -> theano.Variable:
