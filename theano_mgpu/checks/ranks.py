@@ -71,7 +71,7 @@ class BatchCheck:
             return [length], values
         touched = [variable for variable in self._variables if variable.touched]
         alike = [value for i, value in enumerate(values or ()) if i not in (self._own or ())]
-        ours = [length, checksum([checksum(variable.value()) for variable in touched]), sampled_checksum(alike)]
+        ours = [length, checksum([checksum(variable.peek()) for variable in touched]), sampled_checksum(alike)]
         lengths, of_variables, of_values = ranks.handshake((self._activity, self._number, self._calls), ours).T
         if self._has_one_length:
             check_lengths(ranks, self._name, lengths)

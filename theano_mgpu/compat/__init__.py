@@ -30,9 +30,9 @@ def check_fork() -> None:
     try:
         metadata.version('Theano')
     except metadata.PackageNotFoundError:
-        raise MgpuError('Theano-PyMC %s is installed in place of Theano 1.0.5, which theano_mgpu needs, and on which PyMC3 '
-                        '3.8 to 3.11 runs with it: pip uninstall Theano-PyMC, then pip install --no-deps '
-                        '--force-reinstall Theano==1.0.5' % fork) from None
+        raise MgpuError('Theano-PyMC %s is installed in place of Theano 1.0.5, with which theano_mgpu runs PyMC3, too: '
+                        'pip uninstall Theano-PyMC, then pip install --no-deps --force-reinstall Theano==1.0.5'
+                        % fork) from None
 
 
 def before_theano(*tables: Sequence[Patch]) -> None:
@@ -51,8 +51,8 @@ def import_theano(*tables: Sequence[Patch]) -> None:
     Raises
     ------
     MgpuError
-        If Theano-PyMC is installed in its place, a flag cannot be read, Theano can write no compiled code, or one of theano_mgpu's own flags has a value that
-        it cannot have.
+        If Theano-PyMC is installed in its place, a flag cannot be read, Theano can write no compiled code, or one of
+        theano_mgpu's own flags has a value that it cannot have.
     """
     global theano_was_first
     check_fork()

@@ -119,7 +119,7 @@ def share_first_values(ranks: Communicator, variables: Sequence[Replicated]) -> 
         masks = all_gather_int(ranks, sum((not variable.shared) << i for i, variable in enumerate(some)))
         new += [variable for i, variable in enumerate(some) if any(mask >> i & 1 for mask in masks)]
     if ranks.size > 1 and new:  # a data set is the same on each rank, as a rule
-        checksums = all_gather_object(ranks, [checksum(each.value()) for each in new])
+        checksums = all_gather_object(ranks, [checksum(each.peek()) for each in new])
         take_values_of_first(ranks, [each for each, *alike in zip(new, *checksums) if len(set(alike)) > 1])
     for variable in new:
         variable.shared, variable.touched = True, False

@@ -42,16 +42,13 @@ class Rows:
 
     def on(self, context: Context) -> Any:
         """Return the rows where functions of a context take them."""
-        found = self._on.get(context)
-        if found is None:
-            found = self._storage[0][self._rows]
-            if context.kind == 'cpu':
-                found = fetch(found)
-            else:
-                found = self._buffers.setdefault(context, DeviceBuffers(context)).send(self, found)
-            if not isinstance(found, np.ndarray):  # which would be a view
-                self._on[context] = found
-        return found
+        if context not in self._on:
+            value = self._storage[0][self._rows]
+            if isinstance(value, np.ndarray) and context.kind == 'cpu':
+                return value
+            self._on[context] = fetch(value) if context.kind == 'cpu' else \
+                self._buffers.setdefault(context, DeviceBuffers(context)).send(self, value)
+        return self._on[context]
 
 
 class DataSet:
@@ -87,9 +84,6 @@ class DataSet:
     def parts(self, pieces: Sequence[slice], stay: bool) -> Sequence[Any]:
         """Return the rows of each piece: as they are on the host or, if they `stay` on devices, `Rows` to send there.
         """
-        value = self._storage[0]
-        if not stay and isinstance(value, np.ndarray):
-            return [value[piece] for piece in pieces]
         if pieces is not self._pieces:  # rows of others are freed
             self._pieces, self._parts = pieces, [Rows(self._storage, piece) for piece in pieces]
         if stay and self._is_lent:

@@ -278,6 +278,11 @@ class Replicated:
                 current.setdefault(copy, context)
         return current or {self.variable: None}
 
+    def peek(self) -> Any:
+        """Return the variable's current value itself, which is not to be changed or kept."""
+        self._bring_home()
+        return self.variable.container.storage[0]
+
     def value(self) -> Any:
         """Return a copy of the variable's current value on the host."""
         self._bring_home()
