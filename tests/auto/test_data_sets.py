@@ -115,6 +115,13 @@ def test_an_edit_of_borrowed_memory_counts(kind, contexts, enabled):
         memory[50:] += 1
 
 
+@pytest.mark.cuda
+def test_memory_that_is_borrowed_later_cannot_be_edited(gpu2, enabled):
+    f, x, y = least_squares()
+    f(np.ones(D))
+    assert not x.get_value(borrow=True).flags.writeable
+
+
 def test_an_edit_of_borrowed_memory_counts_for_a_subset(cpu2, enabled):
     memory = X.copy()
     x, w = theano.shared(memory, 'X', borrow=True), T.dvector('w')

@@ -234,7 +234,7 @@ class EnabledFunction:
 
     def _by(self, step, values):
         if self._programs is not None:
-            self._programs.refresh()
+            self._programs.data.refresh(step)
         lent = self._in_place.lent()
         results = step.steps.compute((values, {})).outputs
         self._in_place.write(lent)
@@ -249,10 +249,10 @@ class EnabledFunction:
             if choose(values):
                 self._verify(programs.step, values)
         except Refusal as refusal:
-            if is_first and self._enabled.strict and not self._placed:
+            if is_first and self._enabled.strict and not self._placed and not programs.guesses:
                 programs.forget_refusals()
                 raise
-            if self._refusal is None:
+            if self._refusal is None and not programs.guesses:
                 text = '%s computes some batches on one device: %s' if not is_first else \
                     '%s runs on one replica of its devices: %s' if self._placed else '%s stays on one device: %s'
                 self._enabled.tell(text % (self._usage.name, refusal))

@@ -32,10 +32,11 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
     """Run every `theano.function` of the future over several contexts, where that is exact and faster.
 
     A function whose arguments have samples, that slices its batch from shared data sets, or whose batch is a whole data
-    set in a shared variable or a constant, is timed on its first calls, on one device by plain Theano and over the contexts, and continues in the faster way. Each of these calls
-    computes the usual results. A function whose graph is placed (see `device`) runs on its devices from the first call
-    on, with or without a batch. Everything else stays plain Theano: functions without a batch, graphs that cannot be
-    computed in parts, short calls. ``theano-mgpu run`` enables it for a whole script.
+    set in a shared variable or a constant, is timed on its first calls, on one device by plain Theano and over the
+    contexts, and continues in the faster way. Each of these calls computes the usual results. A function whose graph is
+    placed (see `device`) runs on its devices from the first call on, with or without a batch. Everything else stays
+    plain Theano: functions without a batch, graphs that cannot be computed in parts, short calls. ``theano-mgpu run``
+    enables it for a whole script.
 
     Parameters
     ----------

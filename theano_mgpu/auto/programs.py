@@ -16,7 +16,7 @@ from ..runtime.batches.arguments import axes_for_samples
 from ..runtime.batches.data_sets import Slices
 from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.building import NotWanted
-from .data_sets import DataSets, has_all, has_data, in_one_stage, is_apart
+from .data_sets import DataSets, has_all, has_data, is_apart
 from .definition import Refusal
 
 REFUSALS = 6  # ways to take the batch that are analysed
@@ -90,12 +90,12 @@ class BatchFinder:
             for preferred in (0, 1):
                 axes = [next((axis for axis in (preferred, 1 - preferred) if shape[axis:axis + 1] == (length,)), None)
                         for shape in shapes]
-                key = tuple(axes), tuple(i for i, each in enumerate(sliced) if each == length), self.number(length)
+                key = tuple(axes), tuple(i for i, each in enumerate(sliced) if each == length), self._number(length)
                 if length > 1 and key not in seen:
                     seen.append(key)
                     yield BatchWay({v: axis for v, axis in zip(self._inputs, axes) if axis is not None}, length, key)
 
-    def number(self, length: int) -> int | None:
+    def _number(self, length):
         """Return the length, where the graph or a state may have it as a number; else None, for any length."""
         if self._numbers is None:
             self._numbers = written_lengths(self._graph)
@@ -148,7 +148,7 @@ class Programs:
                  seeks_data: bool = True) -> None:
         self._graph, self._make = (inputs, outputs, updates), make
         self._finder = BatchFinder(inputs, [*outputs, *updates.values()], updates)
-        self._data = DataSets(inputs, [*outputs, *updates.values()], updates) if seeks_data else None
+        self.data = DataSets(inputs, [*outputs, *updates.values()] if seeks_data else [], updates)
         self._steps: dict[Any, ParallelFunction] = {}  # by the key of a BatchWay
         self._refused: set[Any] = set()
         self._unwanted: set[Any] = set()  # keys of ways in which replicas exchange too early, and of data sets
@@ -172,9 +172,8 @@ class Programs:
         """
         if self.step is not None:
             ways = list(self._finder.ways(values))
-            if self._data and self.step in self._data.steps:
-                return not all(way.key in self._refused or (way.key, is_apart) in self._unwanted
-                               for way in ways) and self.change(values)
+            if self.step.inputs.data:
+                return not self._refused.issuperset(way.key for way in ways) and self.change(values)
             own = [way.length for way in ways if self._steps.get(way.key) is self.step]
             if not own or own[0] == ways[0].length:
                 return False
@@ -194,14 +193,14 @@ class Programs:
         before, self.step = self.step, step or self.step
         return self.step is not before
 
-    def refresh(self) -> None:
-        """Compute what was made of data sets anew, where these have changed."""
-        if self._data is not None:
-            self._data.refresh()
-
     def whole(self) -> ParallelFunction:
         """Make the ParallelFunction that divides no batch."""
         return self._make(*self._graph, samples={}, whole=True)
+
+    @property
+    def guesses(self) -> bool:
+        """Return whether its data sets alone may be its batch, which only looks like one."""
+        return not self._finder
 
     def forget_refusals(self) -> None:
         """Forget the refused ways, so that they are analysed, and refused, again."""
@@ -236,26 +235,21 @@ class Programs:
     def _tries(self, values):
         """Yield ways to take a batch, each with a predicate for its program or None, the best one first."""
         ways = list(self._finder.ways(values))
-        data = self._data.ways(values, self._finder.number) if self._data else []
+        data = self.data.ways(values)
         self._is_new = False
         if data and data[0].n_bytes > sum(getattr(value, 'nbytes', 0) for value in values):
             yield from itertools.product(ways, [is_apart])
             yield from itertools.product(data, [has_all])
-            made = self._data.ways(values, self._finder.number, of_expressions=True)
+            made = self.data.ways(values, of_expressions=True)
             yield from itertools.product(made, [has_all])
             data += made
-        yield from itertools.product(ways, [None])
-        yield from itertools.product(data, [in_one_stage])
-        yield from itertools.product(data[:1], [None])
+        yield from itertools.product([*ways, *data[:1]], [None])
 
     def _made(self, way, values, wanted):
-        options = dict(length=way.length, example=values, must_divide=True,
-                       wanted=wanted and functools.partial(wanted, self._data, way))
-        if not way.data:
-            return self._make(*self._graph, samples=way.axes, **options)
         inputs, outputs, updates = self._graph
-        graph, variables = self._data.graph(way)
-        step = self._make(inputs, graph[:len(outputs)], dict(zip(updates, graph[len(outputs):])),
-                          samples=dict.fromkeys(variables, 0), **options)
-        self._data.steps.add(step)
+        graph, samples = self.data.graph(way) if way.data else ([*outputs, *updates.values()], way.axes)
+        step = self._make(inputs, graph[:len(outputs)], dict(zip(updates, graph[len(outputs):])), samples=samples,
+                          length=way.length, example=values, must_divide=True,
+                          wanted=wanted and functools.partial(wanted, self.data, way))
+        self.data.refresh(step)
         return step

@@ -23,16 +23,11 @@ theano_was_first = False      # whether Theano was imported before theano_mgpu
 
 def check_fork() -> None:
     """Raise an MgpuError if Theano-PyMC is installed in place of Theano."""
-    try:
-        fork = metadata.version('Theano-PyMC')
-    except metadata.PackageNotFoundError:
-        return
-    try:
-        metadata.version('Theano')
-    except metadata.PackageNotFoundError:
+    fork, theano = [next(iter(metadata.distributions(name=name)), None) for name in ('Theano-PyMC', 'Theano')]
+    if fork is not None and theano is None:
         raise MgpuError('Theano-PyMC %s is installed in place of Theano 1.0.5, with which theano_mgpu runs PyMC3, too: '
                         'pip uninstall Theano-PyMC, then pip install --no-deps --force-reinstall Theano==1.0.5'
-                        % fork) from None
+                        % fork.version)
 
 
 def before_theano(*tables: Sequence[Patch]) -> None:

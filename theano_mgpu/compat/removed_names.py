@@ -13,19 +13,16 @@ NUMPY_ALIASES = 'bool', 'int', 'float', 'complex', 'object', 'str'
 
 
 def restore_numpy_aliases() -> None:
-    """Restore ``np.bool`` and similar names, which NumPy 1.24 removed; Theano 1.0.5 raises an AttributeError."""
+    """Restore ``np.bool`` and similar names, which NumPy 1.24 removed; Theano 1.0.5 raises an AttributeError.
+
+    ``np.asscalar``, which PyMC3 3.8 and earlier import, is gone since NumPy 1.23.
+    """
     import numpy
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # NumPy 1.20 to 1.23 warn when the names are looked up
         missing = {name: getattr(builtins, name) for name in NUMPY_ALIASES if not hasattr(numpy, name)}
+        missing['asscalar'] = getattr(numpy, 'asscalar', lambda array: array.item())
     vars(numpy).update(missing)
-
-
-def restore_asscalar() -> None:
-    """Restore ``np.asscalar``, which NumPy 1.23 removed; PyMC3 3.8 and earlier import it."""
-    import numpy
-    if not hasattr(numpy, 'asscalar'):
-        numpy.asscalar = lambda array: array.item()  # type: ignore[attr-defined]
 
 
 def restore_collections_abcs() -> None:

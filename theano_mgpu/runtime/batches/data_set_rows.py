@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-import numpy as np
 import theano
 
 from ...devices.context_map import HOST, Context
@@ -27,27 +26,19 @@ class Rows:
 
     def __init__(self, storage: list[Any], rows: slice) -> None:
         self._storage, self._rows = storage, rows
-        self._buffers: dict[Context, DeviceBuffers] = {}
-        self.forget()
-
-    def forget(self) -> None:
-        """Take the values anew: they have changed. The memory on devices is used again."""
         self._on: dict[Context, Any] = {}
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the rows."""
-        value = self._storage[0]
-        return (len(range(*self._rows.indices(value.shape[0]))), *value.shape[1:])
+        return self._storage[0][self._rows].shape
 
     def on(self, context: Context) -> Any:
         """Return the rows where functions of a context take them."""
+        if context.kind == 'cpu':
+            return fetch(self._storage[0][self._rows])
         if context not in self._on:
-            value = self._storage[0][self._rows]
-            if isinstance(value, np.ndarray) and context.kind == 'cpu':
-                return value
-            self._on[context] = fetch(value) if context.kind == 'cpu' else \
-                self._buffers.setdefault(context, DeviceBuffers(context)).send(self, value)
+            self._on[context] = DeviceBuffers(context).send(self, self._storage[0][self._rows])
         return self._on[context]
 
 
@@ -59,8 +50,7 @@ class DataSet:
         self._storage, self._is_constant = variable.container.storage, hasattr(variable.tag, 'constant')
         self.stand_in = stand_in(variable, str(variable))
         self._version: int | None = None
-        self._is_lent = False
-        self._pieces: Sequence[slice] = ()
+        self._pieces: Any = None
         self._parts: Sequence[Rows] = ()
 
     @property
@@ -76,9 +66,7 @@ class DataSet:
         if replica.version != self._version or replica.divided or replica.on_read:
             replica.before_read()
             self._version = replica.version
-            self._is_lent = not self._is_constant and is_lent(self._storage)
-            for rows in self._parts:
-                rows.forget()
+            self._pieces, self._parts = None, ()
         return self
 
     def parts(self, pieces: Sequence[slice], stay: bool) -> Sequence[Any]:
@@ -86,8 +74,9 @@ class DataSet:
         """
         if pieces is not self._pieces:  # rows of others are freed
             self._pieces, self._parts = pieces, [Rows(self._storage, piece) for piece in pieces]
-        if stay and self._is_lent:
-            self._replica.lend()  # a copy on a device would miss edits of the memory
+            self._replica.is_in_parts |= stay
+            if stay and not self._is_constant and is_lent(self._storage):
+                self._replica.lend()  # a copy on a device would miss edits of the memory
         return self._parts if stay else [rows.on(HOST) for rows in self._parts]
 
 

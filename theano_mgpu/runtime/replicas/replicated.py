@@ -107,6 +107,7 @@ class Replicated:
     def __init__(self, variable: Any) -> None:
         self.variable = variable
         self.copies: dict[Context, Any] = {}
+        self.is_in_parts = False  # devices have copies of its rows
         self.touched = False  # it was set, other than by a step, since a rank last compared it with other ranks
         self.shared = False   # it has had rank 0's value
         self.version = 0      # it grows with each new value
@@ -127,7 +128,7 @@ class Replicated:
     @property
     def read_only(self) -> bool:
         """Return whether a copy would miss writes through a borrowed value."""
-        return any(replica is not self.variable for replica in self.copies.values())
+        return self.is_in_parts or any(replica is not self.variable for replica in self.copies.values())
 
     def on(self, context: Context) -> Any:
         """Return the replica on a context, made if there is none."""
