@@ -183,7 +183,26 @@ def ratios():
     return picture
 
 
-PICTURES = {'step.svg': step, 'pipeline.svg': pipeline, 'automatic.svg': automatic, 'ratios.svg': ratios}
+def data_sets():
+    """Draw the table of docs/guide/data_sets.md: calls a second of one process and of two."""
+    page = (RESULTS.parents[1] / 'docs' / 'guide' / 'data_sets.md').read_text(encoding='utf-8')
+    rows = re.findall(r'^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$', page, re.MULTILINE)
+    row, top, left, width = 52, 44, 110, 270
+    picture = Picture(top + row * len(rows) + 34, 'Calls a second, by rows and processes')
+    picture.text(14, 20, 'Calls a second of a cost and its gradient', weight='bold', anchor='start')
+    for index, (length, *calls) in enumerate(rows):
+        y, numbers = top + row * index, [float(each.replace(',', '')) for each in calls]
+        picture.text(left - 12, y + 18, length, 13, 'end')
+        for i, (text, number) in enumerate(zip(calls, numbers)):
+            picture.box(left, y + 20 * i, width * number / max(numbers), 16, fill=COLOURS[i])
+            picture.text(left + width * number / max(numbers) + 8, y + 20 * i + 8, text, 13, 'start')
+    picture.text(14, picture.height - 14, 'Blue: one process, orange: two. Each number of rows has its own scale.',
+                 12, 'start', GREY)
+    return picture
+
+
+PICTURES = {'data_sets.svg': data_sets, 'step.svg': step, 'pipeline.svg': pipeline, 'automatic.svg': automatic,
+            'ratios.svg': ratios}
 
 if __name__ == '__main__':
     for name, draw in PICTURES.items():
