@@ -191,10 +191,9 @@ def _name(variable):
         variable.name or 'a constant of %s' % ' x '.join(map(str, _shape(variable)))
 
 
-def _shape(variable):
+def _shape(v):
     """Return the shape of a shared variable or a constant; none for a value without axes."""
-    return tuple(getattr(variable.container.storage[0] if isinstance(variable, SharedVariable) else variable.data,
-                         'shape', ()))
+    return tuple(getattr(v.container.storage[0] if hasattr(v, 'container') else v.data, 'shape', ()))
 
 
 def _bytes(variable, shape):
