@@ -32,7 +32,7 @@ if _needs_theano and theano_error is None:
     from .comm.mpi import end_together as _end_together
     from .compat.patch import apply as _apply
     from .devices.context_map import Context
-    from .devices.contexts import contexts, init
+    from .devices.contexts import contexts, init, lease
     from .devices.contexts import open_named as _open_named
     from .errors import (
         BatchError,
@@ -71,5 +71,5 @@ second_import.keep()
 
 __all__ = ['BatchError', 'Checkpoint', 'Context', 'ContextError', 'DriftError', 'ExchangeError', 'GraphError',
            'MgpuError', 'MgpuWarning', 'NonFiniteError', 'PredictionError', 'Predictor', 'RankError', 'ReplicaError',
-           'Summary', 'audit', 'contexts', 'device', 'disable', 'enable', 'function', 'init', 'place', 'rank', 'size',
-           'timeline', 'training_function']
+           'Summary', 'audit', 'contexts', 'device', 'disable', 'enable', 'function', 'init', 'lease', 'place', 'rank',
+           'size', 'timeline', 'training_function']

@@ -5,19 +5,23 @@ import contextlib
 import io
 import itertools
 import os
-from typing import Any, List, Sequence, Set
+from typing import Any, Iterator, List, Sequence, Set
 
 from .. import config
+from ..compat import cuda_libraries
 from ..errors import ContextError
 from ..parsing import MOST_DEVICES
 from ..utils import mpi_environment, rank_process
-from . import discovery, occupancy, opening
+from . import discovery, leases, opening
 from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
 
 _active: List[Context] = []   # the contexts over which functions of this process run
 _host: List[Context] = []     # the contexts of all processes of the job on this host
 _borrowed: Set[str] = set()   # names of further contexts that are in use
 _opened_in: List[int] = []    # the number of the process that opened a GPU, if one is open
+ON_CPU = Context('host', 'cpu', 'cpu')
+TO_USE_GPUS = ('start processes with multiprocessing.set_start_method("spawn"), or fork before the first function over '
+               'contexts is made')
 
 
 def flagged() -> str:
@@ -43,7 +47,8 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     Returns
     -------
     list of Context
-        In a process that mpirun started, its share of them: see `share`.
+        In a process that mpirun started, its share of them: see `share`. In a process that a script of
+        ``theano-mgpu run`` has started, one of them: see `lease`.
 
     Raises
     ------
@@ -56,16 +61,81 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     >>> init('dev0->cpu')
     [Context(name='dev0', device='cpu', kind='cpu')]
     """
-    chosen = choose_contexts(contexts)
-    own = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size()) \
-        if mpi_environment.trains_together() else chosen
+    is_child = leases.is_child()
+    chosen = choose_contexts(leases.options().get('gpus') if is_child and contexts is None else contexts)
+    return _use(chosen, [_one_of(chosen)] if is_child else _own_share(chosen))
+
+
+def _own_share(chosen):
+    if not mpi_environment.trains_together():
+        return chosen
+    return share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
+
+
+def _use(chosen, own):
     for context in own:
         _open(context)
     _host[:], _active[:] = chosen, own
     on_gpus = [context for context in own if context.kind != 'cpu']
     if on_gpus:
-        occupancy.announce((context.name, card_of(context)) for context in on_gpus)
+        with contextlib.suppress(OSError):
+            leases.announce(leases.held(on_gpus))
     return list(own)
+
+
+def _one_of(chosen, wait=False):
+    """Return the context that this process takes; in a fork that cannot use GPUs, it is on the CPU."""
+    if mpi_environment.started_by_rank():
+        chosen = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
+    if not is_fork() or all(context.kind == 'cpu' for context in chosen):
+        return leases.take(chosen, opening.opened_names(), wait)
+    taken = leases.take([ON_CPU])
+    if leases.is_first():
+        rank_process.note('processes that are forked from process %d compute on the CPU, since it has used a GPU '
+                          'before. To use %s, %s' % (_opened_in[0], describe(chosen), TO_USE_GPUS))
+    return taken
+
+
+@contextlib.contextmanager
+def lease(wait: bool = False) -> Iterator[Context]:
+    """Have this process compute on one device in the ``with`` block: the one that the fewest processes have.
+
+    Processes of this user on this host count if they have opened the device by this package, and others if NVML tells
+    of them. The kernel frees the device when the process ends, however it ends. A process that a script of
+    ``theano-mgpu run`` has started has such a device in any case, until it ends.
+
+    Parameters
+    ----------
+    wait : bool
+        Whether to wait until a device is free.
+
+    Yields
+    ------
+    Context
+        `contexts` is a list of it alone in the block.
+
+    Raises
+    ------
+    ContextError
+        As for `init`.
+
+    Examples
+    --------
+    >>> with lease() as context:
+    ...     contexts() == [context]
+    True
+    """
+    if leases.is_child():
+        yield contexts()[0]
+        return
+    before = list(_host), list(_active)
+    chosen = choose_contexts(None)
+    _use(chosen, [_one_of(chosen, wait)])
+    try:
+        yield _active[0]
+    finally:
+        leases.leave()
+        _use(*before)
 
 
 def share(contexts: list[Context], rank: int, size: int) -> list[Context]:
@@ -269,13 +339,23 @@ def is_fork() -> bool:
     return bool(_opened_in) and _opened_in[0] != os.getpid()
 
 
+def _begin_fork():
+    """Have a fork choose its own device, if it takes one, and know whether its parent has used CUDA."""
+    if leases.is_child():
+        _active.clear()
+    if not _opened_in and cuda_libraries.survey.cache_info().currsize and cuda_libraries.survey().capabilities:
+        _opened_in[:] = [os.getppid()]
+
+
+os.register_at_fork(after_in_child=_begin_fork)
+
+
 def check_process() -> None:
     """Raise a ContextError where `is_fork` holds: the driver would fail, or hang."""
     if is_fork():
         raise ContextError('process %d was forked from process %d, which had opened %s: neither CUDA nor OpenCL can be '
-                           'used in the fork. Start processes with multiprocessing.get_context("spawn"), or fork '
-                           'before the first function over contexts is made'
-                           % (os.getpid(), _opened_in[0], describe(_host) or 'a GPU'))
+                           'used in the fork: %s'
+                           % (os.getpid(), _opened_in[0], describe(_host) or 'a GPU', TO_USE_GPUS))
 
 
 def is_lost(context: Context) -> bool:

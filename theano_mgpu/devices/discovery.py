@@ -169,6 +169,17 @@ def nvml_status(name: str, bus_id: str) -> DeviceStatus | None:
     return None
 
 
+def nvml_load(bus_id: str) -> tuple[list[int], int]:
+    """Return the processes that compute on an NVIDIA device, and its free memory in bytes; none, and 0, if unknown."""
+    with nvml() as library:
+        if library is not None:
+            with contextlib.suppress(library.NVMLError):
+                handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
+                processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
+                return [each.pid for each in processes], library.nvmlDeviceGetMemoryInfo(handle).free
+    return [], 0
+
+
 @contextlib.contextmanager
 def nvml() -> Iterator[Any]:
     """Yield the module pynvml, initialised; None where it or NVML is missing, or fails."""

@@ -1,0 +1,310 @@
+"""Leases: which processes of this user compute on which devices of this host, so that each new one takes a free one.
+
+Each process has a file, which it has locked: the kernel frees the lock when the process ends, however it ends. A file
+without a lock is removed by the next reader, unless the run that has started its process lives: the summary of the run
+counts the batches of such processes, too. A process reads and changes files while it has locked the folder.
+"""
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import json
+import os
+import re
+import stat
+import struct
+import tempfile
+import time
+from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+from ..utils import command_line, mpi_environment, progress, rank_process
+from . import cards, discovery
+from .context_map import Context
+
+RUN = 'MGPU_RUN'        # in the environment of processes that a run starts: its number and its file, and their options
+NAME = re.compile(r'(lease-\w+)(\.\w+)?')  # a file; of a process that a run has started, its name begins as the run's
+NUMBERS = struct.Struct('<qqq')
+LONGEST = 100000        # bytes of a file that are read
+PAUSE = 0.1             # seconds between two looks for a free device
+
+_own: Optional[Lease] = None  # of this process
+_waits = False                # whether `take` waits for a free device in any case
+
+
+class Held(NamedTuple):
+    """A context of a process: its name, its device, and the PCI bus id of the card or else the device again."""
+
+    name: str
+    device: str
+    place: str
+
+    @property
+    def key(self) -> Any:
+        """The device for which processes are counted: each context on the CPU counts as one."""
+        return self if self.place == 'cpu' else self.place
+
+
+class Occupant(NamedTuple):
+    """A process and its contexts."""
+
+    pid: int
+    rank: int
+    size: int
+    contexts: List[Held]
+
+
+class Lease:
+    """The file of a process, as this process has read it, or has locked its own.
+
+    Attributes
+    ----------
+    name : str
+    is_alive : bool
+    occupant : Occupant
+    numbers : list of int
+        Processes that have had the file, one after the other, their batches, and the samples of these.
+    is_first : bool
+        Whether no other process of the run has had these contexts.
+    """
+
+    is_first = True
+
+    def __init__(self, name: str, file: int, is_alive: bool = True, content: bytes = b'') -> None:
+        self.name, self.file, self.is_alive, self.numbers = name, file, is_alive, [0, 0, 0]
+        self.occupant = Occupant(os.getpid(), mpi_environment.rank(), mpi_environment.size(), [])
+        if content:
+            self.numbers = list(NUMBERS.unpack_from(content))
+            pid, rank, size, contexts = json.loads(content[NUMBERS.size:])
+            self.occupant = Occupant(pid, rank, size, [Held(*each) for each in contexts])
+
+    @property
+    def run(self) -> str:
+        """The name of the file of the run."""
+        return self.name.partition('.')[0]
+
+    def write(self, contexts: Sequence[Held]) -> None:
+        """Write which contexts this process has."""
+        self.occupant = self.occupant._replace(contexts=list(contexts))
+        text = NUMBERS.pack(*self.numbers) + json.dumps(self.occupant).encode()
+        os.pwrite(self.file, text, 0)
+        os.ftruncate(self.file, len(text))
+
+    def count(self, samples: int) -> None:
+        """Count a batch: at once, since the process may be killed."""
+        self.numbers[1] += 1
+        self.numbers[2] += samples
+        os.pwrite(self.file, NUMBERS.pack(*self.numbers), 0)
+
+
+def folder() -> str:
+    """Return the folder of the files of this user."""
+    return os.path.join(tempfile.gettempdir(), 'theano_mgpu-%d' % os.getuid())
+
+
+def options() -> Dict[str, Any]:
+    """Return the options of the run that has started this process; none outside of one."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(os.environ.get(RUN, '{}'))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def is_child() -> bool:
+    """Return whether this process takes one device: a run or a rank has started it, or it is ``run --one``."""
+    if command_line.own_command() is not None or mpi_environment.is_rank():
+        return False
+    return options().get('process', os.getpid()) != os.getpid() or mpi_environment.started_by_rank()
+
+
+def begin_run(one: bool, wait: bool, **more: Any) -> None:
+    """Have processes that this one starts take a device each; with `one`, so does this process.
+
+    With `wait`, it waits until no process has this device. `more` are `options` of those processes.
+    """
+    global _waits
+    os.environ[RUN] = '{}'  # where another run has started this one, its processes are its own
+    with contextlib.suppress(OSError):
+        announce([])
+    _waits = wait
+    os.environ[RUN] = json.dumps(dict(more, process=0 if one else os.getpid(), file=_own.name if _own else None))
+
+
+def announce(contexts: Sequence[Held]) -> None:
+    """Write which contexts this process has opened; an OSError where the folder cannot be written."""
+    with _alone() as files:
+        _hold(files, contexts)
+
+
+def occupants() -> list[Occupant]:
+    """Return the processes of this user that have contexts open now, by their numbers; none where that is unknown."""
+    with contextlib.suppress(OSError), _alone() as files:
+        return sorted(each.occupant for each in files if each.is_alive and each.occupant.contexts)
+    return []
+
+
+def work() -> list[Lease]:
+    """Return the files of the processes that this run has started."""
+    with contextlib.suppress(OSError), _alone() as files:
+        return [each for each in files if _own and each.run == _own.name != each.name and each.occupant.contexts]
+    return []
+
+
+def count(samples: int) -> None:
+    """Count a batch for the summary of the run that has started this process, if one has."""
+    if _own is not None and _own.run != _own.name:
+        _own.count(samples)
+
+
+def held(contexts: Sequence[Context]) -> list[Held]:
+    """Return contexts with their places; no device is opened."""
+    known = {card.device: card.bus_id for card in cards.cards()} if any(c.kind == 'cuda' for c in contexts) else {}
+    return [Held(name, device, known.get('cuda0' if device == 'cuda' else device, device))
+            for name, device, _ in contexts]
+
+
+def take(contexts: Sequence[Context], opened: Collection[str] = (), wait: bool = False) -> Context:
+    """Return the context that this process has among some, or else take one: the one that the fewest processes have.
+
+    Among equals it is one that is `opened`, by its name, then the one with the most free memory, if that is known.
+    """
+    choice, wait = held(contexts), wait or _waits
+    if _own is not None and len(_own.occupant.contexts) == 1 and _own.occupant.contexts[0] in choice:
+        return contexts[choice.index(_own.occupant.contexts[0])]
+    others = 'waiting for a free device: other processes have %s' % ', '.join('%s->%s' % each[:2] for each in choice)
+    try:
+        with progress.note_if_long(lambda: others) if wait else contextlib.nullcontext():
+            while True:
+                with _alone() as files:
+                    n, chosen = _freest(choice, files, opened)
+                    if not n or not wait:
+                        _hold(files, [choice[chosen]])
+                        return contexts[chosen]
+                time.sleep(PAUSE)
+    except OSError as error:
+        rank_process.note('processes cannot see which devices others have, and take them by their numbers: %s cannot '
+                          'be written (%s). Set TMPDIR to a folder that can' % (error.filename or 'a file of them',
+                                                                                error.strerror or error))
+        return contexts[os.getpid() % len(contexts)]
+
+
+def is_first() -> bool:
+    """Return whether no other process of the run has had the contexts of this one."""
+    return _own is None or _own.is_first
+
+
+def leave() -> None:
+    """Give back what this process has; its run still counts what it has done."""
+    if _own is not None:
+        with contextlib.suppress(OSError):
+            announce([])
+
+
+def _freest(choice, files, opened):
+    """Return the number of processes that have a device, and the number of the device in the list."""
+    own = [each.occupant for each in files if each.is_alive and each is not _own]
+    ranking = []
+    for number, each in enumerate(choice):
+        processes, free = discovery.nvml_load(each.place) if each.place != each.device else ([], 0)
+        known = {occupant.pid for occupant in own} | {os.getpid()}
+        n = sum(any(other.key == each.key for other in occupant.contexts) for occupant in own)
+        ranking.append((n + len(set(processes) - known), each.name not in opened, -free, number))
+    best = min(ranking)
+    return best[0], best[-1]
+
+
+def _hold(files, contexts):
+    """Write which contexts this process has, into its file; the first time it makes one, or takes one of the run."""
+    global _own
+    run = options().get('file') if is_child() else None
+    if _own is not None:
+        _own.write(contexts)
+        return
+    alike = [each for each in files if each.run == run != each.name and each.occupant.contexts == list(contexts)]
+    left = next((each for each in alike if not each.is_alive), None)
+    if left is None:
+        file, path = tempfile.mkstemp('', '%s.' % run if run else 'lease-', folder())
+    else:
+        path = os.path.join(folder(), left.name)
+        file = os.open(path, os.O_RDWR)
+    lease = Lease(os.path.basename(path), file)
+    lease.numbers, lease.is_first = left.numbers if left else lease.numbers, not alike
+    lease.numbers[0] += 1
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lease.write(contexts)
+    except OSError:
+        os.close(file)
+        os.remove(path)
+        raise
+    _own = lease
+    atexit.register(_end, lease, os.getpid())
+
+
+def _end(lease, process):
+    """Remove the file of a process that ends, unless its run will read it, and those that a run has read."""
+    if os.getpid() != process or lease is not _own:
+        return
+    with contextlib.suppress(OSError), _alone() as files:
+        lives = any(each.name == lease.run and each.is_alive and each is not lease for each in files)
+        for each in files:
+            if each is lease and not lives or each.run == lease.name and not each.is_alive:
+                os.remove(os.path.join(folder(), each.name))
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[List[Lease]]:
+    """Lock the folder in the ``with`` block, and yield the files in it; those that nobody needs any more are removed.
+    """
+    path = folder()
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(1, 'other users can write there, or it is theirs', path)
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        files = [each for each in map(_read, sorted(os.listdir(path))) if each]
+        alive = {each.name for each in files if each.is_alive}
+        for each in [each for each in files if not each.is_alive and each.run not in alive]:
+            files.remove(each)
+            with contextlib.suppress(OSError):
+                os.remove(os.path.join(path, each.name))
+        yield files
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # also if a fork has the descriptor
+        os.close(lock)
+
+
+def _read(name):
+    """Return the Lease that a file shows; None if the file is none."""
+    if not NAME.fullmatch(name):
+        return None
+    if _own is not None and name == _own.name:  # to close it would unlock it
+        return _own
+    with contextlib.suppress(OSError):
+        file = os.open(os.path.join(folder(), name), os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            content, is_alive = os.pread(file, LONGEST, 0), False
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                is_alive = True
+            try:
+                return Lease(name, -1, is_alive, content)
+            except (ValueError, TypeError, struct.error):  # the disk was full
+                return Lease(name, -1, is_alive)
+        finally:
+            os.close(file)
+    return None
+
+
+def _forget():
+    """Have a fork begin without a lease: the lock is of its parent alone."""
+    global _own, _waits
+    if _own is not None:
+        os.close(_own.file)
+    _own, _waits = None, False
+
+
+os.register_at_fork(after_in_child=_forget)
