@@ -1,6 +1,7 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
 from .utils import command_path, second_import, rank_process, blas  # noqa: F401, I001  in this order, before NumPy
 import gc as _gc
+import importlib as _importlib
 from . import config as _config
 from . import compat
 from .comm import patches as _of_comm
@@ -34,6 +35,7 @@ if _needs_theano and theano_error is None:
     from .devices.context_map import Context
     from .devices.contexts import contexts, init, lease
     from .devices.contexts import open_named as _open_named
+    from .devices.leases import begun_by_run as _begun_by_run
     from .errors import (
         BatchError,
         ContextError,
@@ -68,6 +70,8 @@ if _needs_theano and theano_error is None:
                 raise
             theano_error = error
 second_import.keep()
+if _needs_theano and theano_error is None and _begun_by_run():
+    _importlib.import_module('.cli.run', __name__).begin_child()  # by its name: a room above this module
 
 __all__ = ['BatchError', 'Checkpoint', 'Context', 'ContextError', 'DriftError', 'ExchangeError', 'GraphError',
            'MgpuError', 'MgpuWarning', 'NonFiniteError', 'PredictionError', 'Predictor', 'RankError', 'ReplicaError',

@@ -7,6 +7,7 @@ from typing import Any, Callable, Sequence
 import theano
 
 from ..comm.choice import choose_ranks
+from ..devices import leases
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
 from ..errors import warn
@@ -18,7 +19,7 @@ from .enabled import Enabled
 from .enabled_function import NO_BATCH, NOT_PLACED, PROFILED, EnabledFunction
 from .rank_0_function import draw_on_rank_0
 from .report import FunctionReport
-from .surrounded_function import record
+from .surrounded_function import count_calls, record
 
 OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
 ONE_CPU = 'there is one context, on the CPU'
@@ -39,7 +40,7 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
     Parameters
     ----------
     contexts : list of str or Context, or callable, optional
-        As for `mgpu.function`; all by default. A callable returns them, and is called with the first function.
+        As for `mgpu.function`; all by default. A callable returns them, and is called with each function.
     strict : bool
         Raise a GraphError for a function that has a batch and cannot be computed in parts, and at once for flags with
         which results differ from one device.
@@ -81,10 +82,10 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
         resolved = resolve_contexts(contexts)  # an error now, not with the first function
         if contexts is None and has_one_cpu(resolved) and not (always or mpi_environment.started_by_rank()):
             tell(NOTHING_DIVIDED)
-        contexts = functools.partial(resolve_contexts, contexts)
+        contexts = functools.lru_cache(None)(functools.partial(resolve_contexts, contexts))
     report = FunctionReport()
     _attach_once()
-    EnabledFunctions(functools.lru_cache(None)(contexts), report, strict, verify, always, tell).begin()
+    EnabledFunctions(contexts, report, strict, verify, always, tell).begin()
     return report
 
 
@@ -137,6 +138,8 @@ class EnabledFunctions(Enabled):
             function.mgpu_divided = EnabledFunction(self, function, usage, placed=placed)
         draw_on_rank_0(function, usage.name)
         record(function, arguments, usage.name, choose_ranks(None))
+        if leases.is_child() and arguments['params']:
+            count_calls(function)
 
 
 def has_one_cpu(contexts: Sequence[Any]) -> bool:

@@ -9,9 +9,11 @@ from ..checks.ledger import ledger
 from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
+from ..devices import leases
 from ..graph.updates import pairs
 from ..runtime.divided_function import DividedFunction
 from ..runtime.steps import Computed, Steps
+from .steps import length_of
 
 
 class SurroundedFunction:
@@ -74,6 +76,15 @@ def record(function: Function, arguments: dict[str, Any], name: str, ranks: Comm
     updated = list(dict.fromkeys([*given, *updated_by(function)]))
     if book is not None and updated:
         steps_of(function).record(book.account(name, updated, ranks, together=False))
+
+
+def count_calls(function: Function) -> None:
+    """Have each call of a function count as a batch of this process."""
+    def count(call, proceed):
+        computed = proceed(call)
+        leases.count(max([0, *(length_of([each]) for each in (*call[0], *call[1].values()))]))
+        return computed
+    steps_of(function).surround([count])
 
 
 def leave_to_plain(function: Any) -> None:

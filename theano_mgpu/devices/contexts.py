@@ -61,15 +61,13 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     >>> init('dev0->cpu')
     [Context(name='dev0', device='cpu', kind='cpu')]
     """
-    is_child = leases.is_child()
-    chosen = choose_contexts(leases.options().get('gpus') if is_child and contexts is None else contexts)
-    return _use(chosen, [_one_of(chosen)] if is_child else _own_share(chosen))
-
-
-def _own_share(chosen):
-    if not mpi_environment.trains_together():
-        return chosen
-    return share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
+    if contexts is None:
+        contexts = leases.options().get('gpus')  # of theano-mgpu run
+    if leases.is_child():
+        return _use(*_one_of(contexts))
+    chosen = choose_contexts(contexts)
+    return _use(chosen, share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
+                if mpi_environment.trains_together() else chosen)
 
 
 def _use(chosen, own):
@@ -83,17 +81,21 @@ def _use(chosen, own):
     return list(own)
 
 
-def _one_of(chosen, wait=False):
-    """Return the context that this process takes; in a fork that cannot use GPUs, it is on the CPU."""
+def _one_of(contexts, wait=False):
+    """Return the contexts that a process may take, and a list of the one that it takes.
+
+    A fork that cannot use GPUs computes on the CPU.
+    """
+    if is_fork():
+        taken = [leases.take([ON_CPU])]
+        if leases.is_first():
+            rank_process.note('processes that are forked from process %d compute on the CPU, since it has used a GPU '
+                              'before: %s' % (_opened_in[0], TO_USE_GPUS))
+        return taken, taken
+    chosen = choose_contexts(contexts)
     if mpi_environment.started_by_rank():
         chosen = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
-    if not is_fork() or all(context.kind == 'cpu' for context in chosen):
-        return leases.take(chosen, opening.opened_names(), wait)
-    taken = leases.take([ON_CPU])
-    if leases.is_first():
-        rank_process.note('processes that are forked from process %d compute on the CPU, since it has used a GPU '
-                          'before. To use %s, %s' % (_opened_in[0], describe(chosen), TO_USE_GPUS))
-    return taken
+    return chosen, [leases.take(chosen, opening.opened_names(), wait)]
 
 
 @contextlib.contextmanager
@@ -129,8 +131,7 @@ def lease(wait: bool = False) -> Iterator[Context]:
         yield contexts()[0]
         return
     before = list(_host), list(_active)
-    chosen = choose_contexts(None)
-    _use(chosen, [_one_of(chosen, wait)])
+    _use(*_one_of(None, wait))
     try:
         yield _active[0]
     finally:

@@ -117,6 +117,11 @@ def is_child() -> bool:
     return options().get('process', os.getpid()) != os.getpid() or mpi_environment.started_by_rank()
 
 
+def begun_by_run() -> bool:
+    """Return whether the script of a run has started this process."""
+    return is_child() and options().get('process', 0) != 0
+
+
 def begin_run(one: bool, wait: bool, **more: Any) -> None:
     """Have processes that this one starts take a device each; with `one`, so does this process.
 

@@ -16,6 +16,8 @@ from ...utils import mpi_environment
 
 def chosen_contexts(gpus: Any) -> list[Context]:
     """Return the contexts that `gpus` of `multi_gpu_model` stands for; a ContextError lists the existing ones."""
+    if callable(gpus):
+        return gpus()
     there = active_contexts()
     if gpus is None:
         return there

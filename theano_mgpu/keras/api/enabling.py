@@ -34,8 +34,9 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
 
     Parameters
     ----------
-    gpus : int, list of int or str, or None
-        How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
+    gpus : int, list of int or str, callable, or None
+        How many contexts to use, or which ones, as for `multi_gpu_model`; None for all. A callable returns them, and is
+        called with each model.
     strict : bool
         Raise a GraphError where there is else one warning: for a model that cannot give exactly the results of one
         device, or that cannot run over contexts; and at once for flags with which results differ from one device.
@@ -87,7 +88,8 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
         check_alone()
     report = Report()
     enabled = EnabledModels(gpus, report, strict, verify, always, tell)
-    chosen_contexts(gpus)
+    if not callable(gpus):
+        chosen_contexts(gpus)  # an error now
     _patch_keras_once()
     enabled.begin()
     return report
