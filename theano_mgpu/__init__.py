@@ -35,7 +35,7 @@ if _needs_theano and theano_error is None:
     from .devices.context_map import Context
     from .devices.contexts import contexts, init, lease
     from .devices.contexts import open_named as _open_named
-    from .devices.leases import begun_by_run as _begun_by_run
+    from .devices.leases import is_child as _is_child
     from .errors import (
         BatchError,
         ContextError,
@@ -70,7 +70,7 @@ if _needs_theano and theano_error is None:
                 raise
             theano_error = error
 second_import.keep()
-if _needs_theano and theano_error is None and _begun_by_run():
+if _needs_theano and theano_error is None and _is_child():
     _importlib.import_module('.cli.run', __name__).begin_child()  # by its name: a room above this module
 
 __all__ = ['BatchError', 'Checkpoint', 'Context', 'ContextError', 'DriftError', 'ExchangeError', 'GraphError',

@@ -60,8 +60,8 @@ def main():
         import joblib
         return joblib.Parallel(n)(joblib.delayed(work)(i) for i in range(n))
     if kind == 'subprocess':
-        started = [subprocess.Popen([sys.executable, __file__, 'worker', str(n), str(i)], stdout=subprocess.PIPE, text=True)
-                   for i in range(n)]
+        command = [sys.executable, __file__, 'worker', str(n)]
+        started = [subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, text=True) for i in range(n)]
         return [eval(each.communicate()[0]) for each in started]
     if 'kill' in sys.argv:
         context = multiprocessing.get_context(kind)
@@ -149,6 +149,36 @@ def test_a_fork_after_a_gpu_was_opened_computes_on_the_cpu(tmp_path):
     assert [device for _, device, _ in found] == ['cpu', 'cpu']
     assert err.count('compute on the CPU, since it has used a GPU before: start processes with') == 1, err
     assert summary(err) == [['host->cpu', '2', '10', '80']]
+
+
+BLAS = '''
+import multiprocessing
+
+def threads(number):
+    import theano_mgpu as mgpu
+    from threadpoolctl import threadpool_info
+    barrier.wait(60)
+    mgpu.contexts()
+    barrier.wait(60)
+    return {each['num_threads'] for each in threadpool_info() if each['user_api'] == 'blas'}
+
+def begin(shared):
+    global barrier
+    barrier = shared
+
+if __name__ == '__main__':
+    context = multiprocessing.get_context('spawn')
+    with context.Pool(2, begin, [context.Barrier(2)]) as pool:
+        print(pool.map(threads, range(2), 1))
+'''
+
+
+def test_processes_share_the_cores_for_products(tmp_path):
+    (tmp_path / 'blas.py').write_text(BLAS)
+    env = {name: value for name, value in environment(tmp_path).items() if not name.endswith('_NUM_THREADS')}
+    out, err = start(['blas.py'], tmp_path, env).communicate(timeout=60)
+    expected = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert ast.literal_eval(out) == [{expected}] * 2, err
 
 
 ONE = '''

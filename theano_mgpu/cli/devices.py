@@ -172,14 +172,16 @@ def opened_status(context: Context) -> hardware.DeviceStatus:
                                  entry['total_bytes'], entry['utilisation_percent'])
 
 
-def used_by(occupants: Sequence[leases.Occupant], place: str) -> str:
+def used_by(occupants: Sequence[leases.Lease], place: str) -> str:
     """Return the contexts on a device, with the ranks and processes that have them open, as text.
 
     Examples
     --------
-    >>> used_by([leases.Occupant(71, 1, 2, [leases.Held('dev0', 'cuda0', '0000:01:00.0')])], '0000:01:00.0')
-    'dev0 of rank 1 (process 71)'
+    >>> lease = leases.Lease('lease-x', -1)
+    >>> lease.pid, lease.contexts = 71, [leases.Held('dev0', 'cuda0', '0000:01:00.0')]
+    >>> used_by([lease], '0000:01:00.0')
+    'dev0 (process 71)'
     """
     return ', '.join('%s%s (process %d)' % (name, ' of rank %d' % occupant.rank if occupant.size > 1 else '',
                                             occupant.pid)
-                     for occupant in occupants for name, _, held in occupant.contexts if held == place) or '-'
+                     for occupant in occupants for name, *held in occupant.contexts if place in held) or '-'

@@ -139,9 +139,8 @@ def enable_all(args: argparse.Namespace, opened: Callable[[], list[Context]]) ->
 
 def begin_child() -> None:
     """Have a process that the script has started run its functions and models on one device."""
-    options = leases.options()
-    enable_all(argparse.Namespace(strict=options.get('strict', False), always=options.get('always', False),
-                                  verify=False), contexts)
+    if leases.options():  # else a rank without `run` has started it
+        enable_all(argparse.Namespace(verify=False, **leases.options()), contexts)
 
 
 def at_exit(function: Callable[..., None], *arguments: Any) -> None:
@@ -264,12 +263,11 @@ def print_summary(reports: list[Any]) -> None:
 
 def children() -> str:
     """Return a table of the devices of the processes that the script has started; '' if none has used one."""
-    rows: dict[Any, list[Any]] = {}
+    rows: dict[str, list[int]] = {}
     for lease in leases.work():
-        for held in lease.occupant.contexts:
-            row = rows.setdefault(held.key, ['%s->%s' % held[:2], 0, 0, 0])
-            row[1:] = [sum(pair) for pair in zip(row[1:], lease.numbers)]
-    lines = [[each[0], *map('{:,}'.format, each[1:])] for each in sorted(rows.values())]
+        device = describe([Context(*each) for each in lease.contexts])
+        rows[device] = [sum(pair) for pair in zip(rows.get(device, [0, 0, 0]), lease.numbers)]
+    lines = [[device, *map('{:,}'.format, rows[device])] for device in sorted(rows)]
     return rows and 'processes that the script started:\n' + table(
         [['DEVICE', 'PROCESSES', 'BATCHES', 'SAMPLES'], *lines], right={1, 2, 3}) or ''
 

@@ -11,7 +11,7 @@ from .. import config
 from ..compat import cuda_libraries
 from ..errors import ContextError
 from ..parsing import MOST_DEVICES
-from ..utils import mpi_environment, rank_process
+from ..utils import blas, mpi_environment, rank_process
 from . import discovery, leases, opening
 from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
 
@@ -74,10 +74,7 @@ def _use(chosen, own):
     for context in own:
         _open(context)
     _host[:], _active[:] = chosen, own
-    on_gpus = [context for context in own if context.kind != 'cpu']
-    if on_gpus:
-        with contextlib.suppress(OSError):
-            leases.announce(leases.held(on_gpus))
+    leases.announce(leases.held(own))
     return list(own)
 
 
@@ -86,16 +83,18 @@ def _one_of(contexts, wait=False):
 
     A fork that cannot use GPUs computes on the CPU.
     """
+    blas.share_cores()
     if is_fork():
         taken = [leases.take([ON_CPU])]
         if leases.is_first():
             rank_process.note('processes that are forked from process %d compute on the CPU, since it has used a GPU '
                               'before: %s' % (_opened_in[0], TO_USE_GPUS))
         return taken, taken
+    from theano.gpuarray.type import list_contexts
     chosen = choose_contexts(contexts)
     if mpi_environment.started_by_rank():
         chosen = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
-    return chosen, [leases.take(chosen, opening.opened_names(), wait)]
+    return chosen, [leases.take(chosen, list_contexts(), wait)]
 
 
 @contextlib.contextmanager
@@ -135,7 +134,6 @@ def lease(wait: bool = False) -> Iterator[Context]:
     try:
         yield _active[0]
     finally:
-        leases.leave()
         _use(*before)
 
 

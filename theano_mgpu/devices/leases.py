@@ -28,55 +28,47 @@ NUMBERS = struct.Struct('<qqq')
 LONGEST = 100000        # bytes of a file that are read
 PAUSE = 0.1             # seconds between two looks for a free device
 
-_own: Optional[Lease] = None  # of this process
-_waits = False                # whether `take` waits for a free device in any case
+_own: Optional[Lease] = None   # of this process
+_waits = False                 # whether `take` waits for a free device in any case
 
 
 class Held(NamedTuple):
-    """A context of a process: its name, its device, and the PCI bus id of the card or else the device again."""
+    """A context of a process: its name, its device, and the place for which processes are counted.
+
+    The place is the PCI bus id of a card, or else the device; on the CPU, it is the name.
+    """
 
     name: str
     device: str
     place: str
 
-    @property
-    def key(self) -> Any:
-        """The device for which processes are counted: each context on the CPU counts as one."""
-        return self if self.place == 'cpu' else self.place
-
-
-class Occupant(NamedTuple):
-    """A process and its contexts."""
-
-    pid: int
-    rank: int
-    size: int
-    contexts: List[Held]
-
 
 class Lease:
-    """The file of a process, as this process has read it, or has locked its own.
+    """The file of a process: locked by this process, or as this process has read it.
 
     Attributes
     ----------
     name : str
-    is_alive : bool
-    occupant : Occupant
+    pid, rank, size : int
+        The process, and its rank.
+    contexts : list of Held
     numbers : list of int
         Processes that have had the file, one after the other, their batches, and the samples of these.
+    is_alive : bool
     is_first : bool
         Whether no other process of the run has had these contexts.
     """
 
-    is_first = True
-
-    def __init__(self, name: str, file: int, is_alive: bool = True, content: bytes = b'') -> None:
-        self.name, self.file, self.is_alive, self.numbers = name, file, is_alive, [0, 0, 0]
-        self.occupant = Occupant(os.getpid(), mpi_environment.rank(), mpi_environment.size(), [])
+    def __init__(self, name: str, file: int, content: bytes = b'', is_alive: bool = True) -> None:
+        self.name, self.file, self.is_alive, self.is_first = name, file, is_alive, True
+        self.pid, self.rank, self.size = os.getpid(), mpi_environment.rank(), mpi_environment.size()
+        self.contexts: List[Held] = []
+        self.numbers = [0, 0, 0]
         if content:
-            self.numbers = list(NUMBERS.unpack_from(content))
-            pid, rank, size, contexts = json.loads(content[NUMBERS.size:])
-            self.occupant = Occupant(pid, rank, size, [Held(*each) for each in contexts])
+            with contextlib.suppress(ValueError, TypeError, struct.error):  # the disk was full
+                self.numbers = list(NUMBERS.unpack_from(content))
+                self.pid, self.rank, self.size, contexts = json.loads(content[NUMBERS.size:])
+                self.contexts = [Held(*each) for each in contexts]
 
     @property
     def run(self) -> str:
@@ -85,16 +77,10 @@ class Lease:
 
     def write(self, contexts: Sequence[Held]) -> None:
         """Write which contexts this process has."""
-        self.occupant = self.occupant._replace(contexts=list(contexts))
-        text = NUMBERS.pack(*self.numbers) + json.dumps(self.occupant).encode()
+        self.contexts = list(contexts)
+        text = NUMBERS.pack(*self.numbers) + json.dumps([self.pid, self.rank, self.size, self.contexts]).encode()
         os.pwrite(self.file, text, 0)
         os.ftruncate(self.file, len(text))
-
-    def count(self, samples: int) -> None:
-        """Count a batch: at once, since the process may be killed."""
-        self.numbers[1] += 1
-        self.numbers[2] += samples
-        os.pwrite(self.file, NUMBERS.pack(*self.numbers), 0)
 
 
 def folder() -> str:
@@ -103,11 +89,8 @@ def folder() -> str:
 
 
 def options() -> Dict[str, Any]:
-    """Return the options of the run that has started this process; none outside of one."""
-    with contextlib.suppress(ValueError):
-        found = json.loads(os.environ.get(RUN, '{}'))
-        return found if isinstance(found, dict) else {}
-    return {}
+    """Return the options of the run that this process is part of; none outside of one."""
+    return json.loads(os.environ.get(RUN, '{}'))
 
 
 def is_child() -> bool:
@@ -117,11 +100,6 @@ def is_child() -> bool:
     return options().get('process', os.getpid()) != os.getpid() or mpi_environment.started_by_rank()
 
 
-def begun_by_run() -> bool:
-    """Return whether the script of a run has started this process."""
-    return is_child() and options().get('process', 0) != 0
-
-
 def begin_run(one: bool, wait: bool, **more: Any) -> None:
     """Have processes that this one starts take a device each; with `one`, so does this process.
 
@@ -129,43 +107,47 @@ def begin_run(one: bool, wait: bool, **more: Any) -> None:
     """
     global _waits
     os.environ[RUN] = '{}'  # where another run has started this one, its processes are its own
-    with contextlib.suppress(OSError):
-        announce([])
+    announce([])
     _waits = wait
     os.environ[RUN] = json.dumps(dict(more, process=0 if one else os.getpid(), file=_own.name if _own else None))
 
 
 def announce(contexts: Sequence[Held]) -> None:
-    """Write which contexts this process has opened; an OSError where the folder cannot be written."""
-    with _alone() as files:
+    """Write which contexts this process has, if the folder can be written."""
+    with contextlib.suppress(OSError), _alone() as files:
         _hold(files, contexts)
 
 
-def occupants() -> list[Occupant]:
-    """Return the processes of this user that have contexts open now, by their numbers; none where that is unknown."""
+def occupants() -> list[Lease]:
+    """Return the processes of this user that have contexts now; none where that is unknown."""
     with contextlib.suppress(OSError), _alone() as files:
-        return sorted(each.occupant for each in files if each.is_alive and each.occupant.contexts)
+        return sorted((each for each in files if each.is_alive and each.contexts), key=lambda each: each.pid)
     return []
 
 
 def work() -> list[Lease]:
     """Return the files of the processes that this run has started."""
     with contextlib.suppress(OSError), _alone() as files:
-        return [each for each in files if _own and each.run == _own.name != each.name and each.occupant.contexts]
+        return [each for each in files if _own and each.run == _own.name != each.name]
     return []
 
 
 def count(samples: int) -> None:
-    """Count a batch for the summary of the run that has started this process, if one has."""
+    """Count a batch for the summary of the run that has started this process, if one has.
+
+    It is written at once, since the process may be killed.
+    """
     if _own is not None and _own.run != _own.name:
-        _own.count(samples)
+        _own.numbers[1] += 1
+        _own.numbers[2] += samples
+        os.pwrite(_own.file, NUMBERS.pack(*_own.numbers), 0)
 
 
 def held(contexts: Sequence[Context]) -> list[Held]:
     """Return contexts with their places; no device is opened."""
     known = {card.device: card.bus_id for card in cards.cards()} if any(c.kind == 'cuda' for c in contexts) else {}
-    return [Held(name, device, known.get('cuda0' if device == 'cuda' else device, device))
-            for name, device, _ in contexts]
+    return [Held(name, device, name if kind == 'cpu' else known.get('cuda0' if device == 'cuda' else device, device))
+            for name, device, kind in contexts]
 
 
 def take(contexts: Sequence[Context], opened: Collection[str] = (), wait: bool = False) -> Context:
@@ -174,8 +156,8 @@ def take(contexts: Sequence[Context], opened: Collection[str] = (), wait: bool =
     Among equals it is one that is `opened`, by its name, then the one with the most free memory, if that is known.
     """
     choice, wait = held(contexts), wait or _waits
-    if _own is not None and len(_own.occupant.contexts) == 1 and _own.occupant.contexts[0] in choice:
-        return contexts[choice.index(_own.occupant.contexts[0])]
+    if _own is not None and len(_own.contexts) == 1 and _own.contexts[0] in choice:
+        return contexts[choice.index(_own.contexts[0])]
     others = 'waiting for a free device: other processes have %s' % ', '.join('%s->%s' % each[:2] for each in choice)
     try:
         with progress.note_if_long(lambda: others) if wait else contextlib.nullcontext():
@@ -198,22 +180,14 @@ def is_first() -> bool:
     return _own is None or _own.is_first
 
 
-def leave() -> None:
-    """Give back what this process has; its run still counts what it has done."""
-    if _own is not None:
-        with contextlib.suppress(OSError):
-            announce([])
-
-
 def _freest(choice, files, opened):
     """Return the number of processes that have a device, and the number of the device in the list."""
-    own = [each.occupant for each in files if each.is_alive and each is not _own]
-    ranking = []
-    for number, each in enumerate(choice):
-        processes, free = discovery.nvml_load(each.place) if each.place != each.device else ([], 0)
-        known = {occupant.pid for occupant in own} | {os.getpid()}
-        n = sum(any(other.key == each.key for other in occupant.contexts) for occupant in own)
-        ranking.append((n + len(set(processes) - known), each.name not in opened, -free, number))
+    others = [each for each in files if each.is_alive and each is not _own]
+    known, ranking = {os.getpid(), *(each.pid for each in others)}, []
+    for number, (name, device, place) in enumerate(choice):
+        processes, free = discovery.nvml_load(place) if device.startswith('cuda') else ([], 0)
+        n = sum(any(held.place == place for held in each.contexts) for each in others)
+        ranking.append((n + len(set(processes) - known), name not in opened, -free, number))
     best = min(ranking)
     return best[0], best[-1]
 
@@ -225,7 +199,7 @@ def _hold(files, contexts):
     if _own is not None:
         _own.write(contexts)
         return
-    alike = [each for each in files if each.run == run != each.name and each.occupant.contexts == list(contexts)]
+    alike = [each for each in files if each.run == run != each.name and each.contexts == list(contexts)]
     left = next((each for each in alike if not each.is_alive), None)
     if left is None:
         file, path = tempfile.mkstemp('', '%s.' % run if run else 'lease-', folder())
@@ -295,10 +269,7 @@ def _read(name):
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 is_alive = True
-            try:
-                return Lease(name, -1, is_alive, content)
-            except (ValueError, TypeError, struct.error):  # the disk was full
-                return Lease(name, -1, is_alive)
+            return Lease(name, -1, content, is_alive)
         finally:
             os.close(file)
     return None

@@ -71,12 +71,6 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
     return True
 
 
-def opened_names() -> list[str]:
-    """Return the names of the contexts that are open in this process."""
-    from theano.gpuarray.type import list_contexts
-    return list_contexts()
-
-
 def _pocl_note():
     if 'POCL_DEVICES' not in os.environ:
         return ''

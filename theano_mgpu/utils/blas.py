@@ -5,8 +5,11 @@ take kernels of 2004, which are several times slower. The import of this module 
 """
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import glob
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -50,6 +53,35 @@ def _old(texts):
 def _fitting(description):
     """Return the names of the kernels that a processor can run, the newest first."""
     return [name for name, needed in KERNELS.items() if set(needed.split()) <= set(description.split())]
+
+
+def share_cores() -> None:
+    """Give the BLAS of this process its part of the cores, among the processes that its parent has started like it.
+
+    A number of threads that the user has chosen stays, by the environment, as joblib does, or by threadpoolctl.
+    """
+    from threadpoolctl import ThreadpoolController
+    cores, processes = len(os.sched_getaffinity(0)), _siblings()
+    if processes > 1 and not any(name.endswith('_NUM_THREADS') for name in os.environ):
+        for library in ThreadpoolController().lib_controllers:
+            if library.user_api == 'blas' and library.num_threads == cores:
+                library.set_num_threads(max(1, cores // processes))
+
+
+def _siblings():
+    """Return how many processes with the same command, but for numbers, the parent of this one has started."""
+    commands = []
+    with contextlib.suppress(OSError):  # not Linux, or one ends just now
+        for path in glob.glob('/proc/%d/task/*/children' % os.getppid()):
+            with open(path) as file:
+                commands += map(_command, file.read().split())
+    return commands.count(_command('self'))
+
+
+def _command(process):
+    with open('/proc/%s/cmdline' % process, errors='replace') as file:
+        words = [word for word in file.read().split('\0') if not word.startswith('-')]
+    return re.sub('[0-9]', '', ' '.join(words[:2]))
 
 
 def choose_kernels() -> None:
