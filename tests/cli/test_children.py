@@ -1,10 +1,12 @@
 """`theano-mgpu run`: processes that the script starts compute on one device each, and `--one`."""
 import ast
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import cuda_on_cpu
 import pytest
@@ -12,6 +14,7 @@ from support.launch import launch
 from support.parameters import slow_but
 from support.search_path import search_path
 
+GUIDE = Path(__file__).resolve().parents[2] / 'docs' / 'guide' / 'workers.md'
 QUICK = 'floatX=float32,cxx=,optimizer=fast_compile,'
 COMPILED = 'floatX=float32,optimizer=fast_compile'  # GPUs need a compiler
 FOUR = QUICK + 'contexts=a->cpu;b->cpu;c->cpu;d->cpu'
@@ -238,6 +241,39 @@ def test_tracebacks_of_processes_are_as_under_python(tmp_path):
     assert traces[0] == traces[1] and 'missing' in traces[0][1]
 
 
+@pytest.mark.parametrize('number', [0, 1])
+def test_recipes_of_the_guide(number, tmp_path):
+    """Each process of GridSearchCV and of joblib has its device, and has trained."""
+    pytest.importorskip('sklearn')
+    text = GUIDE.read_text(encoding='utf-8')
+    (tmp_path / 'recipe.py').write_text(re.findall('```python\n(.*?)```', text, re.DOTALL)[number])
+    process = start(['recipe.py'], tmp_path)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0 and out, err
+    rows = summary(err)
+    assert [row[:2] for row in rows] == [['a->cpu', '1'], ['b->cpu', '1']] and all(int(row[3]) for row in rows), err
+
+
+def test_xargs_and_the_like_share_a_machine(tmp_path):
+    """A run on one device waits for the next one that is free: never do two have the same one."""
+    (tmp_path / 'one.py').write_text(TAKES_TURNS)
+    command = [sys.executable, '-m', 'theano_mgpu', 'run', *'--contexts a->cpu;b->cpu --one --wait one.py {}'.split()]
+    done = subprocess.run(['xargs', '-P', '3', '-I', '{}', *command], input='1\n2\n3\n4\n', capture_output=True,
+                          text=True, cwd=str(tmp_path), env=environment(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == list('1234')
+    assert leases(tmp_path) == []
+
+
+TAKES_TURNS = '''
+import os, sys, time
+import theano_mgpu as mgpu
+name = mgpu.contexts()[0].name
+os.mkdir(name)  # fails if another process has the device
+time.sleep(.3)
+os.rmdir(name)
+sys.stdout.write('%s %s\\n' % (sys.argv[1], name))
+'''
 A_RANK = '''
 import multiprocessing
 import theano_mgpu as mgpu

@@ -26,7 +26,7 @@ def test_the_library_that_theano_links_is_told_with_its_threads():
     (2, 4, None, 2), (3, 4, None, 1), (9, 4, None, 1), (1, 4, None, 4),
     (2, 3, None, 3), (2, 4, 'OMP_NUM_THREADS', 4)])
 def test_processes_share_the_cores(siblings, chosen, variable, expected, monkeypatch):
-    """What the user has chosen, by threadpoolctl or in the environment, stays."""
+    """A number that the user has chosen, by threadpoolctl or in the environment, stays."""
     monkeypatch.setattr(os, 'sched_getaffinity', lambda process: set(range(4)))
     monkeypatch.setattr(blas, '_siblings', lambda: siblings)
     for name in list(os.environ):
