@@ -64,7 +64,7 @@ if _needs_theano and theano_error is None:
     _end_together()
     if _config.own_flag('mgpu.timeline') and not _records():
         try:
-            _start_timeline(_config.own_flag('mgpu.timeline'))
+            _start_timeline(_config.own_flag('mgpu.timeline'), apart=_is_child())
         except MgpuError as error:
             if not _is_command_line():
                 raise

@@ -56,9 +56,12 @@ def ready(number):
 def main():
     if kind == 'worker':
         return work(int(sys.argv[3]))
-    if 'first' in sys.argv:
-        import theano_mgpu
-        theano_mgpu.contexts()
+    if 'opened' in sys.argv:
+        import theano, theano.tensor as T
+        theano.function([T.matrix()], T.zeros(()), on_unused_input='ignore')
+    if 'listed' in sys.argv:
+        from theano_mgpu.devices import cards
+        cards.cards()
     if kind == 'loky':
         import joblib
         return joblib.Parallel(n)(joblib.delayed(work)(i) for i in range(n))
@@ -120,6 +123,13 @@ def test_each_process_has_its_own_device(kind, tmp_path):
     assert 'nothing was divided' not in err and leases(tmp_path) == []
 
 
+def test_each_process_writes_its_timeline(tmp_path):
+    """All wrote one file, and the last one to end won."""
+    run(['spawn', '2'], tmp_path, environment(tmp_path, FOUR + ',mgpu.timeline=trace.json'))
+    names = [re.sub('[0-9]+', 'N', path.name) for path in tmp_path.glob('trace*')]
+    assert sorted(names) == ['trace.json', 'trace.processN.json', 'trace.processN.json']
+
+
 def test_more_processes_than_devices(tmp_path):
     found, err = run(['fork', '9'], tmp_path)
     names = [name for name, *_ in found]
@@ -144,11 +154,12 @@ def test_no_process_has_a_context_on_another_device(kind, tmp_path):
 
 
 @on_standin
-def test_a_fork_after_a_gpu_was_opened_computes_on_the_cpu(tmp_path):
+@pytest.mark.parametrize('first', ['opened', 'listed'])
+def test_a_fork_after_a_gpu_was_used_computes_on_the_cpu(first, tmp_path):
     """One note says so, and what helps; processes that are started afresh use the GPUs."""
     pytest.importorskip('pygpu')
     env = cuda_on_cpu.environment(2, environment(tmp_path, COMPILED))
-    found, err = run(['fork', '2', 'first'], tmp_path, env)
+    found, err = run(['fork', '2', first], tmp_path, env)
     assert [device for _, device, _ in found] == ['cpu', 'cpu']
     assert err.count('compute on the CPU, since it has used a GPU before: start processes with') == 1, err
     assert summary(err) == [['host->cpu', '2', '10', '80']]

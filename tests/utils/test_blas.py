@@ -1,5 +1,8 @@
 """The BLAS of a process: its threads, and its version."""
 import os
+import subprocess
+import sys
+import textwrap
 
 from theano_mgpu.utils import blas
 
@@ -37,3 +40,17 @@ def test_processes_share_the_cores(siblings, chosen, variable, expected, monkeyp
     with threadpool_limits(chosen, user_api='blas'):
         blas.share_cores()
         assert all(text.endswith('threads=%d' % expected) for text in blas.loaded().values())
+
+
+def test_processes_of_another_kind_do_not_count():
+    """A parent starts three processes: the commands of two differ in a number alone."""
+    child = 'import sys; from theano_mgpu.utils import blas; input(); print(blas._siblings())  # %d'
+    parent = textwrap.dedent("""
+        import subprocess, sys
+        codes = ['input()', sys.argv[1] % 1, sys.argv[1] % 2]
+        started = [subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, text=True) for code in codes]
+        for each in started[::-1]:
+            each.communicate('\\n')
+    """)
+    done = subprocess.run([sys.executable, '-c', parent, child], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.split() == ['2', '1']

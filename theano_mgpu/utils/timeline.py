@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -111,12 +112,16 @@ def note(seconds: Dict[str, float], name: str, track: str, start: float) -> None
 
 
 class Recorder:
-    """The spans of one process, and the file for them; each rank writes its own, see `timeline`."""
+    """The spans of one process, and the file for them; each rank writes its own, see `timeline`.
 
-    def __init__(self, path: str, rank: int = 0):
+    So does a process that is `apart`, under its own number.
+    """
+
+    def __init__(self, path: str, rank: int = 0, apart: bool = False):
         root, extension = os.path.splitext(path)
-        self.path = '%s.rank%d%s' % (root, rank, extension) if rank else path
-        self.rank = rank
+        kind, self.rank = ('process', os.getpid()) if apart else ('rank', rank)
+        self.path = '%s.%s%d%s' % (root, kind, self.rank, extension) if self.rank else path
+        self._title = '%s %d' % (kind, self.rank)
         self._spans: List[Tuple[str, str, float, float]] = []
         self._left_out = 0
 
@@ -134,7 +139,7 @@ class Recorder:
         """Write the file, in Chrome's trace event format (complete events, microseconds)."""
         tracks = {track: number for number, track in
                   enumerate(dict.fromkeys([HOST] + [track for _, track, _, _ in self._spans]))}
-        events = [dict(ph='M', name='process_name', pid=self.rank, tid=0, args=dict(name='rank %d' % self.rank))]
+        events = [dict(ph='M', name='process_name', pid=self.rank, tid=0, args=dict(name=self._title))]
         events += [dict(ph='M', name='thread_name', pid=self.rank, tid=number, args=dict(name=track))
                    for track, number in tracks.items()]
         events += [dict(ph='X', name=name, cat=name, pid=self.rank, tid=tracks[track], ts=1e6 * start,
@@ -194,14 +199,14 @@ def records() -> bool:
     return _recorder is not None
 
 
-def start(path: str, rank: int | None = None) -> Recorder:
-    """Begin a timeline; `stop` ends it, and so does the end of the process."""
+def start(path: str, rank: int | None = None, apart: bool = False) -> Recorder:
+    """Begin a timeline; `stop` ends it, and so does the end of the process. See Recorder for `apart`."""
     global _recorder
     if _recorder is not None:
         raise RuntimeError('a timeline is being recorded already, to %s: end it first (the flag mgpu.timeline '
                            'records the whole script)' % _recorder.path)
     # The script may change the current folder.
-    recorder = Recorder(os.path.abspath(path) if path else path, mpi_environment.rank() if rank is None else rank)
+    recorder = Recorder(path and os.path.abspath(path), mpi_environment.rank() if rank is None else rank, apart)
     try:
         check_writable(recorder.path)  # fails now if the path cannot be written, not at the end
     except (OSError, ValueError) as error:  # ValueError: a null byte
@@ -210,6 +215,8 @@ def start(path: str, rank: int | None = None) -> Recorder:
                             'exists' % reason) from error
     _recorder = recorder
     atexit.register(stop, recorder)
+    if 'multiprocessing.util' in sys.modules:  # whose processes end without atexit
+        sys.modules['multiprocessing.util'].Finalize(None, stop, [recorder], exitpriority=0)
     return recorder
 
 
