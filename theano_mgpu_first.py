@@ -18,8 +18,9 @@ class Finder:
         if name not in ('theano', 'keras'):
             return None
         sys.meta_path.remove(Finder)
-        import theano_mgpu  # noqa: F401
         from importlib.util import find_spec
+
+        import theano_mgpu  # noqa: F401
         module = sys.modules.pop(name, None)
         # Python would go on with the finders after this one, and theano_mgpu has put its own before it.
         return ModuleSpec(name, Loaded(module)) if module else find_spec(name)
