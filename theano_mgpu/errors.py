@@ -37,13 +37,6 @@ def warn(text: str) -> None:
 def noted(error: AnyException, text: str) -> AnyException:
     """Return an exception with a note: after its text in a traceback or, before Python 3.11, at the end of its text.
 
-    Parameters
-    ----------
-    error : BaseException
-    text : str
-
-    Examples
-    --------
     >>> str(noted(ValueError('bad'), 'of replica 1')).split()[0]
     'bad'
     """
@@ -62,8 +55,6 @@ def is_of_call(error: Any) -> bool:
 def in_one_line(error: BaseException) -> str:
     """Return the class of an exception, the first line of its text, and its notes, for a message.
 
-    Examples
-    --------
     >>> in_one_line(ValueError('bad shape\\nand pages more'))
     'ValueError: bad shape'
     """
@@ -175,8 +166,6 @@ class ExchangeError(MgpuError, RuntimeError):
 def exit_code_of(error: BaseException) -> int:
     """Return 1 for the MgpuError of a failure, or 2 for an error of the user's input.
 
-    Examples
-    --------
     >>> exit_code_of(MissingError('mpirun is not on PATH')), exit_code_of(MgpuError('there is no script x.py'))
     (1, 2)
     """

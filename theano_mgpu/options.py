@@ -40,7 +40,6 @@ class Flags:
     def read(cls) -> Flags:
         """Read the flags; raise a GraphError for a value that a flag cannot have, or not beside another one."""
         values = {each.name: getattr(theano.config.mgpu, each.name) for each in dataclasses.fields(cls)}
-        values['logical_shards'] = int(values['logical_shards'])
         check_together(present_flag)
         if str(values['micro_batches']).isdigit():
             values['micro_batches'] = int(values['micro_batches'])
@@ -74,8 +73,6 @@ class Options:
 
     `executor`, `micro_batches`, `recompute` and `update_on` are never None: by default they are the flags'.
 
-    Examples
-    --------
     >>> Options.of(micro_batches=2, whole=True).internal.whole
     True
     """

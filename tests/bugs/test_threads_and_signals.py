@@ -7,7 +7,7 @@ import theano_mgpu as mgpu
 from theano_mgpu import training as training_module
 from theano_mgpu.exchange import host as host_module
 from theano_mgpu.exchange import orders as orders_module
-from theano_mgpu.exchange import sums as sums_module
+from theano_mgpu.exchange import over_ranks as sums_module
 from theano_mgpu.runtime import divided_function as divided_function_module
 from theano_mgpu.runtime import runner as runner_module
 from theano_mgpu.runtime import step_run as run_module

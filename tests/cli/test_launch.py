@@ -21,7 +21,7 @@ from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.errors import ContextError, MgpuError
 from theano_mgpu.exchange.whole import summed
 from theano_mgpu.plan import Machine, Shares
-from theano_mgpu.utils import checksums, mpi_environment, rank_process
+from theano_mgpu.utils import mpi_environment, rank_process, values
 
 import numpy as np
 import pytest
@@ -484,8 +484,8 @@ def test_samples_of_ranks():
 @pytest.mark.parametrize('change', [lambda x: x[::-1], lambda x: x + 1, lambda x: np.roll(x, 1, axis=1)])
 def test_batches_are_told_apart(change):
     x = np.random.RandomState(0).rand(100, 28, 28)
-    number = checksums.sampled_checksum(x)
-    assert checksums.sampled_checksum(change(x)) != number == checksums.sampled_checksum(x.copy())
+    number = values.sampled_checksum(x)
+    assert values.sampled_checksum(change(x)) != number == values.sampled_checksum(x.copy())
 
 
 def test_small_arrays_of_several_dtypes_are_added_at_once():

@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 
 from theano_mgpu import compat, config
-from theano_mgpu.compat import keras_imports, pymc3, theano_flags
+from theano_mgpu.compat import keras_libraries, pymc3, theano_flags
 from theano_mgpu.devices import patches as device_patches
 from theano_mgpu.errors import MgpuError
 from theano_mgpu.utils import mpi_environment
@@ -80,7 +80,7 @@ def test_patches_are_applied_once(monkeypatch):
     assert theano.compile.SharedVariable.get_value is get_value and sys.meta_path == finders
 
 
-# --- Fixes without which Theano and Keras cannot be imported -------------------------------------
+# --- Names that libraries have removed -----------------------------------------------------------
 
 def needs(fix):
     """Return an expression that is true on the versions where a fix is needed."""
@@ -117,12 +117,12 @@ def test_theano_and_keras_import_and_keras_runs_on_theano(tmp_path):
 
 def test_a_backend_that_was_chosen_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setenv('KERAS_BACKEND', 'cntk')
-    keras_imports.default_keras_backend()
+    keras_libraries.default_keras_backend()
     assert os.environ['KERAS_BACKEND'] == 'cntk'
     monkeypatch.delenv('KERAS_BACKEND')
     monkeypatch.setenv('KERAS_HOME', str(tmp_path))
     (tmp_path / 'keras.json').write_text(json.dumps({'backend': 'cntk'}))
-    keras_imports.default_keras_backend()
+    keras_libraries.default_keras_backend()
     assert 'KERAS_BACKEND' not in os.environ
 
 

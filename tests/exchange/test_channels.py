@@ -46,9 +46,11 @@ print('\\n'.join(failed or ['all cases']))
 class TestCudaDevices:
     pytestmark = ON_STANDIN
 
-    def test_nccl_and_the_host_add_for_devices(self):
+    @pytest.mark.parametrize('block', [1 << 22, pytest.param(4000, marks=pytest.mark.slow)])
+    def test_nccl_and_the_host_add_for_devices(self, block):
         """Operations that nothing orders are delayed at random; each array is an allocation."""
-        *failed, last = run(ON_DEVICES, 3, 'gpuarray.preallocate=-1', delay_us=50)
+        code = 'from theano_mgpu.exchange import memory\nmemory.Memories.block = %d\n' % block + ON_DEVICES
+        *failed, last = run(code, 3, 'gpuarray.preallocate=-1', delay_us=50)
         assert last == 'all cases', '\n'.join([*failed, last])
 
 

@@ -78,7 +78,7 @@ def test_what_the_ranks_have_begun_to_add_is_added_after_an_error_too():
     class Slow:
         by_host = True
 
-        def add_over(self, ranks):
+        def add_over(self):
             time.sleep(0.05)
             added.append(self)
 

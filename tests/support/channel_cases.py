@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from theano_mgpu.comm.alone import Alone
 from theano_mgpu.comm.tree import Tree
+from theano_mgpu.devices import copies
 from theano_mgpu.devices.context_map import HOST
 from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.devices.launcher import Launcher, Shard
 from theano_mgpu.devices.nccl import communicator_of, connect
-from theano_mgpu.devices.transfers import copy_to, fetch, is_on
+from theano_mgpu.devices.transfers import copy_to, fetch
 from theano_mgpu.errors import MgpuWarning
-from theano_mgpu.exchange import checked, devices, host, memory, orders, tree_devices
+from theano_mgpu.exchange import checked, devices, host, layout, memory, orders, tree_devices
 from theano_mgpu.exchange.layout import ALIGNED
 from theano_mgpu.exchange.over_ranks import OverRanks
 from theano_mgpu.runtime.batch import Split
@@ -34,8 +35,8 @@ import theano
 from .device_memory import peaks
 from .interrupts import interrupting_at
 
-LARGE = 9000      # elements that take more than `transfers.SMALL` bytes
-HUGE = 1 << 20    # elements of a bucket of its own
+LARGE = 9000      # elements that take more than `layout.SMALL` bytes
+HUGE = 1 << 20    # elements of a block
 CASES = {}
 
 
@@ -261,6 +262,8 @@ class Steps:
         """Check the sums on the host, and on each context that reads them."""
         expected = self.expected(parts)
         assert len(sums) == self.n
+        if all(context.kind == 'cpu' for context in self.contexts):
+            assert not any(isinstance(each, host.Sum) for each in sums), 'functions of the CPU take arrays'
         for i in self.own:
             check_same(on_host(sums[i]), expected[i], 'sum %d on the host%s' % (i, where))
         for context, numbers in self.read_on.items():
@@ -298,6 +301,13 @@ def pairwise(terms):
 def on_host(value):
     """Return a sum on the host, as results are fetched."""
     return fetch(value.value if isinstance(value, host.Sum) else value)
+
+
+def is_on(context, value):
+    """Return whether functions of a context can take an array at its present place."""
+    if isinstance(value, np.ndarray):
+        return context.kind == 'cpu'
+    return context.kind != 'cpu' and value.context.ptr == gpu_context(context).ptr
 
 
 def on_context(context, value):
@@ -811,7 +821,7 @@ def lacking_memory(device, number):
 def ctrl_c_at_any_line(order, make):
     """Ctrl-C may come at each line of a step, of two rounds; the next step has the right sums."""
     steps = Steps(order, make, 2)
-    files = [each.__file__ for each in (orders, host, memory, devices, tree_devices, checked)]
+    files = [each.__file__ for each in (orders, host, memory, layout, copies, devices, tree_devices, checked)]
     like, number, interrupted = [((3,), 'float32'), ((LARGE,), 'float32')], 1, True
     while interrupted:
         parts = steps.parts(number, like, counts_of(make, 2))

@@ -17,11 +17,11 @@ def tables():
 
 def table_of_guide():
     """Return the repairs for one device, by library and versions, as a table in Markdown."""
-    patches = tables()['compat']
+    patches = [patch for patch in tables()['compat'] if 'own_flags' not in patch.apply.__name__]  # ours, and no repair
     libraries = ['Python', 'NumPy', *(patch.library for patch in patches if patch.library != 'Theano'), 'Theano']
     rows = sorted(patches, key=lambda patch: (libraries.index(patch.library), patch.versions))
     return '\n'.join(['| library | versions | without `theano_mgpu` |', '|---|---|---|'] + [
-        '| %s |' % ' | '.join(re.sub(r'([|<>*_`\\])', r'\\\1', cell) for cell in
+        '| %s |' % ' | '.join(re.sub(r'([|<>*`\\]|\b_|_\b)', r'\\\1', cell) for cell in
                               (patch.library, about(patch), patch.symptom)) for patch in rows])
 
 

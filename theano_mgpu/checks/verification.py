@@ -9,7 +9,7 @@ import numpy as np
 import theano
 from scipy import sparse
 
-from ..devices.context_map import Context, describe
+from ..devices.context_map import HOST, Context, describe
 from ..errors import PREFIX, GraphError, MgpuError
 from ..graph.graph import host_graph, on_host, shared_variables, substitute
 from ..graph.random_streams import is_random_state
@@ -112,7 +112,8 @@ def verified(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = {},
             bar.update(1)
             with unchanged(changed):
                 many = function.locked_step((args, kwargs)) + [variable.get_value() for variable in states]
-        return _report(names, one, values, reference, many, function.contexts, tolerance or TOLERANCE[one.dtype])
+        return _report(names, one, values, reference, many, [each for each in function.contexts if each != HOST],
+                       tolerance or TOLERANCE[one.dtype])
 
 
 def is_divided_for(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

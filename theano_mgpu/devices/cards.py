@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple, Optional, Sequence, Tuple
 
 from ..compat import cuda_libraries
-from .discovery import nvml
+from .discovery import decoded, nvml
 
 PROC = '/proc/driver/nvidia/gpus'  # a folder for each card, named by its PCI bus id
 SAME_ORDER = 'CUDA_DEVICE_ORDER=PCI_BUS_ID'
@@ -49,8 +49,6 @@ def cards() -> list[Card]:
 def bus_address(bus_id: str) -> Tuple[int, ...]:
     """Return a PCI bus id as numbers: NVML writes eight digits of the domain, CUDA four.
 
-    Examples
-    --------
     >>> bus_address('0000:0A:00.0') == bus_address('00000000:0a:00.0')
     True
     """
@@ -62,12 +60,8 @@ def _bus_ids():
     with nvml() as library:
         if library is not None:
             handles = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
-            return [_text(library.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+            return [decoded(library.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
     return os.listdir(PROC) if os.path.isdir(PROC) else []
-
-
-def _text(value):
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def differ(all_cards: Sequence[Card]) -> bool:
@@ -78,8 +72,6 @@ def differ(all_cards: Sequence[Card]) -> bool:
 def order_note(all_cards: Sequence[Card]) -> str:
     """Return a sentence about cards that nvidia-smi counts in another order; '' if there are none.
 
-    Examples
-    --------
     >>> print(order_note([Card('cuda0', 'A100', '0000:81:00.0', 1), Card('cuda1', 'T4', '0000:01:00.0', 0)]))
     nvidia-smi counts cards by PCI bus, and CUDA by speed: cuda0 is GPU 1 of nvidia-smi (A100, 0000:81:00.0), cuda1 is
     GPU 0 of nvidia-smi (T4, 0000:01:00.0). CUDA_DEVICE_ORDER=PCI_BUS_ID in the environment gives both one order

@@ -11,23 +11,11 @@ from .mesh import rows_of
 
 
 def resolve_contexts(contexts: Any) -> list[Any]:
-    """Return the Contexts that a function runs over.
+    """Return the Contexts that a function runs over, for its keyword `contexts`: by default, all active ones.
 
-    Parameters
-    ----------
-    contexts : list of (str or Context), or list of lists of these, or None
-        In lists of their own: the contexts of each replica of a placed graph. None for all active ones.
-
-    Returns
-    -------
-    list of Context, or list of list of Context
-        With several processes on a host, only the contexts of this process; lists of contexts are complete, and
-        `mesh.mesh_of` selects the replicas of this process.
-
-    Raises
-    ------
-    ContextError
-        If the list is empty, names a context twice or one that is not mapped, or none of this process's own.
+    With several processes on a host, they are the contexts of this process alone. Lists of contexts, one for each
+    replica of a placed graph, are complete: `mesh.mesh_of` selects the replicas of this process. Raise a ContextError
+    if the list is empty, names a context twice or one that is not mapped, or none of this process's own.
     """
     if contexts is None:
         return active_contexts()

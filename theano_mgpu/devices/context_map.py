@@ -22,26 +22,11 @@ EXAMPLE = 'contexts=dev0->cuda0;dev1->cuda1'
 
 
 def parse_context_map(text: str) -> list[Context]:
-    """Parse a context map, more strictly than Theano does.
+    """Parse a context map, more strictly than Theano does: ``name->device`` entries, separated by ``;``.
 
-    Parameters
-    ----------
-    text : str
-        ``name->device`` entries, separated by ``;``. A device is ``cuda0``, ``opencl0:1`` or
-        ``cpu``; a name is anything that does not look like a device. Blanks around both are allowed.
+    Blanks around both are allowed. Raise a ContextError for an entry that is empty or malformed, a name that is empty,
+    repeated or looks like a device, or a device that is spelled like none.
 
-    Returns
-    -------
-    list of Context
-
-    Raises
-    ------
-    ContextError
-        For an entry that is empty or malformed, a name that is empty, repeated or looks like a
-        device, or a device whose spelling is unknown.
-
-    Examples
-    --------
     >>> parse_context_map('dev0->cuda0; dev1->cpu')
     [Context(name='dev0', device='cuda0', kind='cuda'), Context(name='dev1', device='cpu', kind='cpu')]
     """
@@ -70,8 +55,6 @@ def parse_context_map(text: str) -> list[Context]:
 def default_map(devices: Iterable[str]) -> str:
     """Return the context map for devices: dev0, dev1, and so on.
 
-    Examples
-    --------
     >>> default_map(['cuda0', 'cuda1'])
     'dev0->cuda0;dev1->cuda1'
     """

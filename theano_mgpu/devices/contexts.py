@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import os
@@ -14,6 +15,7 @@ from ..parsing import MOST_DEVICES
 from ..utils import blas, mpi_environment, rank_process
 from . import discovery, leases, opening
 from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
+from .cuda_driver import load_driver
 
 _active: List[Context] = []   # the contexts over which functions of this process run
 _host: List[Context] = []     # the contexts of all processes of the job on this host
@@ -138,33 +140,15 @@ def lease(wait: bool = False) -> Iterator[Context]:
 
 
 def share(contexts: list[Context], rank: int, size: int) -> list[Context]:
-    """Return the share of a host's contexts that one of its processes takes.
+    """Return the share of a host's contexts that a process takes, by its number on this host, and their number.
 
-    Parameters
-    ----------
-    contexts : list of Context
-        The contexts of the host.
-    rank, size : int
-        Number of the process on this host, and number of processes there.
+    It is an equal share, or as many as the flag ``mgpu.gpus_per_process`` says. Where there are fewer contexts than
+    processes, several processes take the same one. Raise a ContextError if the flag is larger than the number of
+    contexts.
 
-    Returns
-    -------
-    list of Context
-        An equal share, or as many as the flag ``mgpu.gpus_per_process`` says. Where there are fewer contexts than
-        processes, several processes take the same one.
-
-    Raises
-    ------
-    ContextError
-        If the flag is larger than the number of contexts.
-
-    Examples
-    --------
     >>> four = parse_context_map('a->cuda0;b->cuda1;c->cuda2;d->cuda3')
-    >>> describe(share(four, 1, 2))
-    'c->cuda2;d->cuda3'
-    >>> describe(share(four, 5, 8))
-    'b->cuda1'
+    >>> describe(share(four, 1, 2)), describe(share(four, 5, 8))
+    ('c->cuda2;d->cuda3', 'b->cuda1')
     """
     n, per_process = len(contexts), config.own_flag('mgpu.gpus_per_process')
     if per_process > n:
@@ -243,31 +227,18 @@ def get(name: str) -> Context:
 
 
 def open_named(name: str) -> bool:
-    """Open the device of a context when Theano asks for the context by its name.
+    """Open the device of a context that Theano asks for by its name; return whether it has arrays of a GPU.
 
-    Parameters
-    ----------
-    name : str
-
-    Returns
-    -------
-    bool
-        Whether the context has arrays of a GPU.
-
-    Raises
-    ------
-    theano.gpuarray.type.ContextNotDefined
-        If neither `init`, nor THEANO_FLAGS or .theanorc, maps the name.
-    ContextError
-        If the device cannot be opened.
+    Raise Theano's ContextNotDefined if neither `init`, nor THEANO_FLAGS or .theanorc, maps the name, and a ContextError
+    if the device cannot be opened.
     """
     from theano.gpuarray.type import ContextNotDefined
     known = _host or (configured() if flagged() else [])
-    if all(context.name != name for context in known):
+    context = next((each for each in known if each.name == name), None)
+    if context is None:
         raise ContextNotDefined('context name %s not defined; %s. Map it in THEANO_FLAGS, e.g. contexts=%s->cuda0'
                                 % (name, 'known contexts: %s' % describe(known) if known else 'no contexts are mapped',
                                    name))
-    context = _lookup(name, known)
     _open(context)
     return context.kind != 'cpu'
 
@@ -293,14 +264,7 @@ def _open(context, preallocated=True):
 def borrow(context: Context) -> Context:
     """Open another context of the same device, for another thread: Theano and pygpu use a context from one thread only.
 
-    Parameters
-    ----------
-    context : Context
-
-    Returns
-    -------
-    Context
-        Its name is derived from the first one's: ``dev0.1``. `give_back` frees it for the next call.
+    Its name is derived from the first one's: ``dev0.1``. `give_back` frees it for the next call.
     """
     taken = _borrowed | {known.name for known in host_contexts()}
     names = ('%s.%d' % (context.name, number) for number in itertools.count(1))
@@ -317,6 +281,17 @@ def give_back(context: Context) -> None:
     _borrowed.discard(context.name)
 
 
+def own_name(context: Context) -> str:
+    """Return the name of a context as the user knows it, also of a borrowed one."""
+    return context.name.rpartition('.')[0] if context.name in _borrowed else context.name
+
+
+@functools.lru_cache(maxsize=None)
+def primary_context(context: Context) -> int:
+    """Return the address of the driver's context of a CUDA device, which is kept until the process ends."""
+    return load_driver().primary_context(card_of(context))
+
+
 def gpu_context(context: Context) -> Any:
     """Return the open pygpu context of a Context; None for ``cpu``."""
     if context.kind == 'cpu':
@@ -327,10 +302,7 @@ def gpu_context(context: Context) -> Any:
 
 def card_of(context: Context) -> str:
     """Return the PCI bus id of the card of an open CUDA context; for another context its device."""
-    if context.kind != 'cuda':
-        return context.device
-    bus_id = gpu_context(context).unique_id
-    return bus_id.decode() if isinstance(bus_id, bytes) else bus_id
+    return discovery.decoded(gpu_context(context).unique_id) if context.kind == 'cuda' else context.device
 
 
 def is_fork() -> bool:

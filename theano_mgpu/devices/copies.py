@@ -1,15 +1,16 @@
-"""Copies of flat arrays between a device and the host: in the order of what the device computes, or beside it."""
+"""Copies of flat arrays between a device and the host: in the order of its computations, or beside them."""
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
+import weakref
 from typing import Any, NamedTuple, Sequence
 
 import theano
 
 from .context_map import Context
-from .contexts import card_of, gpu_context
+from .contexts import gpu_context, primary_context
 from .cuda_contexts import stream_of
 from .cuda_driver import load_driver
 
@@ -25,13 +26,7 @@ class Piece(NamedTuple):
 
 
 class Copies:
-    """Copies in the order of what the device computes: the host waits for each block before the next one is read.
-
-    Attributes
-    ----------
-    is_beside : bool
-        Whether the device goes on meanwhile, and copies both ways at the same time.
-    """
+    """Copies in the order of a device's computations: the host waits for each block before the next one is read."""
 
     is_beside = False
 
@@ -68,7 +63,7 @@ class Copies:
         """Have the device compute nothing more before the pieces are written."""
 
     def drop(self) -> None:
-        """Let go of what a failed step has left, once no copy is under way."""
+        """Let go of the arrays of a failed step, once no copy is under way."""
         self._blocks = []
 
 
@@ -85,9 +80,10 @@ class CopiesBeside(Copies):
         super().__init__()
         self._context, (self._out, self._in) = context, _streams(context)
         self._computes = stream_of(gpu_context(context))
-        self._events: list[Any] = []
         with _current(context):
             self._event = _made('cuEventCreate', UNTIMED)
+        self._events: list[Any] = []  # of the blocks
+        weakref.finalize(self, _destroy, context, self._event, self._events).atexit = False
 
     def follow(self) -> None:
         with _current(self._context) as call:
@@ -124,37 +120,38 @@ class CopiesBeside(Copies):
             call('cuStreamWaitEvent', self._computes, self._event, 0)
 
     def drop(self) -> None:
-        with _current(self._context) as call, contextlib.suppress(RuntimeError):  # a lost device copies nothing more
+        with _current(self._context) as call:
             for stream in (self._out, self._in):
-                call('cuStreamSynchronize', stream)
+                with contextlib.suppress(RuntimeError):  # a lost device copies nothing more
+                    call('cuStreamSynchronize', stream)
         super().drop()
 
 
 def copies_of(context: Context, n_blocks: int) -> Copies:
-    """Return new copies of a context: beside what it computes, if it can and there are several blocks."""
+    """Return new copies of a context: beside its computations, if it can and there are several blocks."""
     is_beside = context.kind == 'cuda' and n_blocks > 1 and theano.config.gpuarray.single_stream
     return CopiesBeside(context) if is_beside else Copies()
 
 
 @functools.lru_cache(maxsize=None)
 def _streams(context):
-    """Return the streams for copies from a device, and to it."""
     with _current(context):
         return _made('cuStreamCreate', APART), _made('cuStreamCreate', APART)
 
 
 def _made(function, flag):
-    """Return the handle that a function of the driver makes."""
     handle = ctypes.c_void_p()
     load_driver().call(function, ctypes.byref(handle), flag)
     return handle
 
 
+def _destroy(context, event, events):
+    """Give events back to the driver, which frees each once its copies are done."""
+    with _current(context) as call, contextlib.suppress(RuntimeError):
+        for each in [event, *events]:
+            call('cuEventDestroy_v2', each)
+
+
 def _current(context):
     """Return a ``with`` block in which a context is current, which gives the function that calls the driver."""
-    return load_driver().current(_primary(context))
-
-
-@functools.lru_cache(maxsize=None)
-def _primary(context):
-    return load_driver().primary_context(card_of(context))
+    return load_driver().current(primary_context(context))

@@ -33,14 +33,9 @@ SOURCE = Path(__file__).with_suffix('.cpp')
 
 
 def protect(gpu_context: Any) -> None:
-    """Patch one context; does nothing for OpenCL, or for a context that is patched already.
+    """Patch one context, unless it is of OpenCL, or patched already; raise a ContextError for another libgpuarray.
 
     Call it on the thread that opened the context, before other threads use it.
-
-    Raises
-    ------
-    ContextError
-        If this version of libgpuarray cannot be patched.
     """
     if gpu_context.kind != b'cuda':
         return

@@ -6,6 +6,7 @@ import ctypes
 import functools
 from typing import Any, Iterator, Sequence
 
+from ..compat.cuda_libraries.search import address
 from ..errors import ExchangeError
 
 INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
@@ -18,19 +19,18 @@ FUNCTIONS: dict[str, list[Any]] = {
     'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS], 'cuCtxSynchronize': [],
     'cuMemcpyDtoHAsync_v2': [ADDRESS, SIZE, SIZE, ADDRESS], 'cuMemcpyHtoDAsync_v2': [SIZE, ADDRESS, SIZE, ADDRESS],
     'cuStreamCreate': [ADDRESS, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
-    'cuStreamSynchronize': [ADDRESS], 'cuEventSynchronize': [ADDRESS],
+    'cuStreamSynchronize': [ADDRESS], 'cuEventSynchronize': [ADDRESS], 'cuEventDestroy_v2': [ADDRESS],
 }
 
 
 class Driver:
-    """The functions of the driver."""
+    """The functions of the driver; an ExchangeError says if it cannot be loaded, or lacks a function."""
 
     def __init__(self) -> None:
         self._library = declared('libcuda.so', FUNCTIONS)
 
     def address(self, name: str) -> int:
-        """Return the address of a function."""
-        return ctypes.cast(getattr(self._library, name), ADDRESS).value or 0
+        return address(self._library, name) or 0
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise a RuntimeError for another code than 0, as Theano's own calls do."""
@@ -94,13 +94,7 @@ def load_driver() -> Driver:
 
 
 def declared(path: str, functions: dict[str, list[Any]]) -> ctypes.CDLL:
-    """Return a library with the types of its functions.
-
-    Raises
-    ------
-    ExchangeError
-        If it cannot be loaded, or lacks a function.
-    """
+    """Return a library with the types of its functions; raise an ExchangeError if it cannot be used."""
     try:
         library = ctypes.CDLL(path)
         for name, types in functions.items():

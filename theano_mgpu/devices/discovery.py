@@ -29,8 +29,6 @@ class DeviceStatus(NamedTuple):
 def kind_of(device: str) -> str | None:
     """Return the kind of a device: ``'cuda'``, ``'opencl'`` or ``'cpu'``; None if it is spelled like no device.
 
-    Examples
-    --------
     >>> kind_of('cuda0'), kind_of('opencl0:1'), kind_of('cpu'), kind_of('gpu0')
     ('cuda', 'opencl', 'cpu', None)
     """
@@ -42,28 +40,21 @@ def kind_of(device: str) -> str | None:
 def reason(error: BaseException) -> str:
     """Return the text of an exception; pygpu's carry bytes.
 
-    Examples
-    --------
     >>> reason(ValueError(b'Device ID out of range'))
     'Device ID out of range'
     """
-    text = error.args[0] if error.args else type(error).__name__
+    return decoded(error.args[0] if error.args else type(error).__name__)
+
+
+def decoded(text: Any) -> str:
+    """Return a text; pygpu and NVML give bytes, in some versions."""
     return text.decode('utf8', 'replace') if isinstance(text, bytes) else str(text)
 
 
 def discover(kind: str) -> tuple[list[str], str]:
-    """Find the devices of one kind with pygpu.
+    """Find the devices of one kind with pygpu, such as ``['cuda0', 'cuda1']``.
 
-    Parameters
-    ----------
-    kind : {'cuda', 'opencl', 'cpu'}
-
-    Returns
-    -------
-    devices : list of str
-        For example ``['cuda0', 'cuda1']``; may be empty.
-    why_none : str
-        If `devices` is empty, pygpu's own reason, or the problem with CUDA's libraries; else the empty string.
+    Return them and, if there are none, pygpu's own reason, or the problem with CUDA's libraries.
     """
     if kind == 'cpu':
         return ['cpu'], ''
@@ -85,18 +76,7 @@ def discover(kind: str) -> tuple[list[str], str]:
 
 
 def type_of(device: str) -> str | None:
-    """Return the type of a device: ``'GPU'``, ``'CPU'`` or ``'accelerator'``; None if OpenCL reports none of these.
-
-    Parameters
-    ----------
-    device : str
-        A device that `discover` found.
-
-    Examples
-    --------
-    >>> type_of('cuda0'), type_of('cpu')
-    ('GPU', 'CPU')
-    """
+    """Return the type of a device: ``'GPU'``, ``'CPU'`` or ``'accelerator'``; None if OpenCL reports none of these."""
     indices = re.fullmatch(r'opencl(\d+):(\d+)', device)
     if indices is None:
         return 'CPU' if device == 'cpu' else 'GPU'
@@ -122,7 +102,7 @@ def opencl_cpus() -> list[str]:
 def discover_best() -> list[str]:
     """Return the devices to use by default: all CUDA devices, else all OpenCL devices but CPUs, else ``cpu``.
 
-    Warns about CUDA devices that cannot be used.
+    Warn about CUDA devices that cannot be used.
     """
     devices, why_none = discover('cuda')
     if not devices and cuda_libraries.survey().capabilities:
@@ -131,26 +111,13 @@ def discover_best() -> list[str]:
 
 
 def status(device: str, gpu_context: Any) -> DeviceStatus:
-    """Return the name, memory and utilisation of a device.
-
-    Parameters
-    ----------
-    device : str
-    gpu_context : pygpu.gpuarray.GpuContext or None
-        The open device; None for ``cpu``.
-
-    Returns
-    -------
-    DeviceStatus
-        Bytes; utilisation in percent for NVIDIA devices where nvidia-ml-py is installed, else None.
-    """
+    """Return the status of a device, by its open pygpu context, which is None for ``cpu``."""
     if gpu_context is None:
         memory = _proc_fields('/proc/meminfo')
         free, total = (int(memory[key].split()[0]) * 1024 if key in memory else None
                        for key in ('MemAvailable', 'MemTotal'))
         return DeviceStatus(_proc_fields('/proc/cpuinfo').get('model name', 'host'), free, total, None)
-    name = gpu_context.devname
-    name = name.decode('utf8', 'replace') if isinstance(name, bytes) else name
+    name = decoded(gpu_context.devname)
     seen = nvml_status(name, gpu_context.unique_id) if device.startswith('cuda') else None
     return DeviceStatus(name.strip(), gpu_context.free_gmem, gpu_context.total_gmem, seen and seen.utilisation)
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Sequence
+from typing import Sequence
 
 from ..errors import NOT_DIVISIBLE, BatchError, ReplicaError, noted
 from .context_map import Context, describe
@@ -15,27 +15,17 @@ OUT_OF_MEMORY = re.compile('CUDA_ERROR_OUT_OF_MEMORY|CL_MEM_OBJECT_ALLOCATION_FA
                            'Invalid buffer size|out of memory|(fail|could not|can ?not|unable)[a-z ]* alloc', re.I)
 
 
-def error_of(cause: BaseException, replica: int, context: Context, where: str,
-             samples: tuple[int, int] | None = None, contexts: Sequence[Context] = ()) -> BaseException:
+def error_of(cause: BaseException, replica: int, context: Context, task: str,
+             contexts: Sequence[Context] = (), samples: tuple[int, int] | None = None) -> BaseException:
     """Return the error to raise for an exception of a replica.
 
     An error of the graph (an Assert, a wrong shape, an op of the user's) is raised as it is, as plain Theano does, with
     a note that names the replica. An error of the device becomes a ReplicaError, with advice. A check of the analysis,
     that the batch can be divided, becomes a BatchError.
-
-    Parameters
-    ----------
-    cause : Exception
-    replica : int
-    context : Context
-    where : str
-        What the replica was doing.
-    samples : (int, int), optional
-    contexts : list of Context
-        Those that ran at the same time.
     """
     if isinstance(cause, ReplicaError):  # it has the name of a replica, maybe of another one
         return cause
+    where = 'samples %d to %d' % (samples[0], samples[1] - 1) if samples else task
     failed = 'replica %d (context %s, %s) failed, nothing was changed' % (replica, describe([context]), where)
     error: BaseException
     if isinstance(cause, AssertionError) and str(cause).startswith(NOT_DIVISIBLE):
@@ -55,17 +45,12 @@ class FailureExplained:
     """A ``with`` block in which the error of a device that lacks memory, or is lost, becomes a ReplicaError.
 
     It is a class, since contextlib's generators take twice as long, several times a step.
-
-    Parameters
-    ----------
-    replica, context, where, samples, contexts
-        As for `error_of`.
     """
 
     __slots__ = '_arguments',
 
-    def __init__(self, replica: int, context: Context, where: str, samples: Any = None, contexts: Any = ()):
-        self._arguments = replica, context, where, samples, contexts
+    def __init__(self, replica: int, context: Context, task: str, contexts: Sequence[Context] = ()):
+        self._arguments = replica, context, task, contexts
 
     def __enter__(self) -> None:
         pass

@@ -10,18 +10,12 @@ SETTINGS = ('MALLOC_TRIM_THRESHOLD_', 'MALLOC_TOP_PAD_', 'MALLOC_MMAP_MAX_', 'MA
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc's malloc keep large blocks that are freed, instead of giving them back to the system.
+    """Make glibc's malloc keep large blocks that are freed; return whether it has accepted that.
 
-    Theano frees each intermediate array as soon as it is used up. By default glibc returns an array of megabytes to
-    the system at once and asks for it again in the next step, when each of its pages is cleared and mapped anew: in
-    the small CNN of the benchmarks that is two fifths of the time. The process then keeps the memory of its peak.
-
-    Does nothing without glibc, or where the user has settings of malloc in the environment.
-
-    Returns
-    -------
-    bool
-        Whether malloc has accepted the settings.
+    Theano frees each intermediate array as soon as it is used up. By default glibc returns an array of megabytes to the
+    system at once and asks for it again in the next step, when each of its pages is cleared and mapped anew: in the
+    small CNN of the benchmarks that is two fifths of the time. The process then keeps the memory of its peak. Nothing
+    is done without glibc, or where the user has settings of malloc in the environment.
     """
     mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
     if mallopt is None or any(name in os.environ for name in SETTINGS):

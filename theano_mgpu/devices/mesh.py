@@ -12,21 +12,11 @@ CPU = 'cpu'     # the place of values that are computed on the host
 
 
 class Mesh(NamedTuple):
-    """The contexts that a function runs on.
+    """The contexts that a function runs on."""
 
-    Attributes
-    ----------
-    places : list of str
-        The names of the columns: the contexts of the first replica by which the graph is placed, or `UNPLACED`.
-    replicas : list of tuple of Context
-        For each replica, the context of each place.
-    placement : dict of SharedVariable to str
-        The place of each shared variable; empty for a graph that is not placed.
-    """
-
-    places: List[str]
-    replicas: List[Tuple[Context, ...]]
-    placement: Mapping[Any, str] = {}
+    places: List[str]                    # the columns: names of contexts by which the graph is placed, or `UNPLACED`
+    replicas: List[Tuple[Context, ...]]  # for each replica, the context of each place
+    placement: Mapping[Any, str] = {}    # of each shared variable; empty for a graph that is not placed
 
     @property
     def contexts(self) -> list[Context]:
@@ -49,30 +39,12 @@ class Mesh(NamedTuple):
 
 
 def mesh_of(contexts: Sequence[Any], places: Sequence[str] = (), own: Sequence[Context] | None = None) -> Mesh:
-    """Lay out contexts for a graph.
+    """Lay out contexts, or a list of contexts for each replica, for a graph that is placed on `places`, if any.
 
-    Parameters
-    ----------
-    contexts : list of Context, or list of list of Context
-        Lists have the contexts of each replica.
-    places : list of str
-        Names of contexts by which the graph is placed, maybe with `CPU`; none for a graph that is not placed.
-    own : list of Context, optional
-        The contexts of this process, if `places` or `contexts` may name contexts of other processes.
+    The named contexts make the first replica. The others make further ones, in their order. In a process that has other
+    contexts of its `own` than the named ones, these take their place. Raise a ContextError if there are too few
+    contexts for one replica, or a replica lacks one.
 
-    Returns
-    -------
-    Mesh
-        The named contexts make the first replica. The others make further ones, in their order. In a process that has
-        other contexts than the named ones, its contexts take their place.
-
-    Raises
-    ------
-    ContextError
-        If there are too few contexts for one replica, or a replica lacks one.
-
-    Examples
-    --------
     >>> from theano_mgpu.devices.context_map import parse_context_map
     >>> four = parse_context_map('a->cuda0;b->cuda1;c->cuda2;d->cuda3')
     >>> [describe(replica) for replica in mesh_of(four, ['a', 'b']).replicas]

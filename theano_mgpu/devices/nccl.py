@@ -17,7 +17,7 @@ from ..compat import cuda_libraries
 from ..errors import ExchangeError
 from ..utils.pointers import pointers
 from .context_map import Context
-from .contexts import card_of, gpu_context
+from .contexts import card_of, gpu_context, primary_context
 from .cuda_contexts import stream_of
 from .nccl_library import Nccl, load
 
@@ -84,22 +84,8 @@ class NcclCommunicator:
     several processes wait for each other). Then the communicators of this process are aborted, so that no device waits
     for ever.
 
-    Parameters
-    ----------
-    contexts : list of Context
-        Each on another CUDA device.
-    nccl : Nccl
-    comms : list of int
-        The communicator that NCCL has made for each.
-    first, size : int
-        The place of the first device among the devices of all processes, and their number.
-
-    Attributes
-    ----------
-    contexts : list of Context
-    first : int
-    is_verified : bool
-        Whether an exchange has given the same result as the host. The user of the communicator sets it.
+    It `is_verified` once an exchange has given the same result as the host; its user sets that. The `first` of its
+    devices has this place among the devices of all processes.
     """
 
     def __init__(self, contexts: Sequence[Context], nccl: Nccl, comms: Sequence[int], first: int,
@@ -109,7 +95,7 @@ class NcclCommunicator:
         self._patience = .5 if size > len(contexts) else 1.
         self._nccl, self._library = nccl, _library(nccl)
         opened = [gpu_context(context) for context in contexts]
-        primary = [nccl.driver.primary_context(card_of(context)) for context in contexts]
+        primary = list(map(primary_context, contexts))
         self._handle = self._library.mgpu_open(len(contexts), pointers(primary),
                                                pointers([stream_of(each) for each in opened]), pointers(comms))
         if not self._handle:
@@ -121,17 +107,7 @@ class NcclCommunicator:
         return self._library.mgpu_wait(self._handle, 0.) == FAILED
 
     def exchange(self, copies: Copies, collectives: Collectives) -> None:
-        """Enqueue copies and then collectives on each device.
-
-        Parameters
-        ----------
-        copies : Copies
-        collectives : Collectives
-
-        Raises
-        ------
-        ExchangeError
-        """
+        """Enqueue copies and then collectives on each device; raise an ExchangeError if that fails."""
         given = _Exchange(copies.bytes.size, collectives.counts.size, *[
             array.ctypes.data for array in (copies.to, copies.source, copies.bytes, *collectives)])
         timeout = theano.config.mgpu.timeout * self._patience
@@ -141,10 +117,7 @@ class NcclCommunicator:
     def wait(self) -> None:
         """Wait until the latest exchange has ended on all devices of this process.
 
-        Raises
-        ------
-        ExchangeError
-            If it has failed. If a device was lost, the error names its context.
+        Raise an ExchangeError if it has failed; if a device was lost, the error names its context.
         """
         state = UNDER_WAY
         while state == UNDER_WAY:
@@ -174,15 +147,7 @@ class NcclCommunicator:
 
 
 def reason_against(contexts: Sequence[Context], flag: str) -> str:
-    """Return why this process cannot reduce values between contexts by NCCL, one of `REASONS`; empty if it can.
-
-    Parameters
-    ----------
-    contexts : list of Context
-        One for each replica.
-    flag : str
-        The flag ``mgpu.collectives``.
-    """
+    """Return why this process cannot reduce values of these contexts by NCCL, one of `REASONS`; empty if it can."""
     _, by_flag, not_cuda, one_device, missing, two_streams, blocking, failed = REASONS
     if any(context.kind != 'cuda' for context in contexts):
         return not_cuda
@@ -235,7 +200,7 @@ def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicat
 
 def _connected(nccl, contexts, first, size, ranks):
     """Return NCCL's communicators, and the text of an error."""
-    primary = [nccl.driver.primary_context(card_of(context)) for context in contexts]
+    primary = list(map(primary_context, contexts))
     if ranks.size == 1:
         devices = [nccl.driver.device_at(card_of(context)) for context in contexts]
         return _within_timeout(lambda: nccl.connect(devices, primary))
@@ -272,7 +237,6 @@ class _Exchange(ctypes.Structure):
 
 @functools.lru_cache(maxsize=None)
 def _library(nccl: Nccl) -> ctypes.CDLL:
-    """Return the compiled code of nccl.cpp, over the functions of the driver and of NCCL."""
     from ..utils import native
     library = ctypes.CDLL(native.build(SOURCE, ['-pthread']))
     library.mgpu_use(pointers([nccl.address(name) for name in FUNCTIONS]))

@@ -5,6 +5,8 @@ import ctypes
 import functools
 from typing import Any, Sequence
 
+from ..compat.cuda_libraries.search import address
+from ..compat.cuda_libraries.versions import dotted, nccl_version
 from ..errors import ExchangeError
 from .cuda_driver import ADDRESS, INTEGER, SIZE, Driver, declared, load_driver
 
@@ -34,36 +36,23 @@ OF_NCCL: dict[str, list[Any]] = {
 
 
 class Nccl:
-    """The functions of a libnccl.so.2.
-
-    Parameters
-    ----------
-    path : str
-        The file of NCCL, or a name by which it is loaded.
-    driver : Driver
-
-    Raises
-    ------
-    ExchangeError
-        If it cannot be loaded, lacks a function, or is too old.
-    """
+    """The functions of a libnccl.so.2; an ExchangeError says if it cannot be loaded, lacks one, or is too old."""
 
     def __init__(self, path: str, driver: Driver):
-        self._nccl, self.driver, number = declared(path, {}), driver, INTEGER()
-        self._check('ncclGetVersion', self._nccl.ncclGetVersion(ctypes.byref(number)))
-        factor = 10000 if number.value >= 20000 else 1000  # since NCCL 2.9
-        self.version = number.value // factor, number.value % factor // 100
-        if self.version < OLDEST:
-            raise ExchangeError('%s is NCCL %d.%d; %d.%d is the oldest that can be used'
-                                % (path, *self.version, *OLDEST))
-        self._nccl = declared(path, OF_NCCL)  # not above: an older one lacks functions
+        number = INTEGER()
+        declared(path, {}).ncclGetVersion(ctypes.byref(number))
+        version = nccl_version(number.value)
+        if version < OLDEST:
+            raise ExchangeError('%s is NCCL %s; %s is the oldest that can be used'
+                                % (path, dotted(version), dotted(OLDEST)))
+        self._nccl, self.driver = declared(path, OF_NCCL), driver  # not above: an older one lacks functions
         self._nccl.ncclGetErrorString.restype = ctypes.c_char_p
 
     def address(self, name: str) -> int:
         """Return the address of a function of NCCL, or of the driver."""
         if name not in OF_NCCL:
             return self.driver.address(name)
-        return ctypes.cast(getattr(self._nccl, name), ADDRESS).value or 0
+        return address(self._nccl, name) or 0
 
     def text_of(self, code: int) -> str:
         """Return the text of a code of NCCL, and what NCCL says about its latest error, if anything."""
@@ -80,15 +69,7 @@ class Nccl:
         return bytes(unique)
 
     def connect(self, devices: Sequence[int], contexts: Sequence[int]) -> list[int]:
-        """Return a communicator for each device of a clique in this process.
-
-        Parameters
-        ----------
-        devices : list of int
-            Numbers of the driver, each once.
-        contexts : list of int
-            Their primary contexts.
-        """
+        """Return a communicator for each device of a clique in this process, by their numbers and primary contexts."""
         comms = (ADDRESS * len(devices))()
         with self.driver.current(contexts[0]):
             code = self._nccl.ncclCommInitAll(comms, len(devices), (INTEGER * len(devices))(*devices))
@@ -98,14 +79,8 @@ class Nccl:
     def connect_ranks(self, contexts: Sequence[int], first: int, size: int, unique_id: bytes) -> list[int]:
         """Return a communicator for each device of this process in a clique of several; wait for all of them.
 
-        Parameters
-        ----------
-        contexts : list of int
-            Primary contexts of the devices.
-        first, size : int
-            Rank of the first device among the devices of all processes, and their number.
-        unique_id : bytes
-            The same in each process, see `unique_id`.
+        `first` is the place of the first device among the `size` devices of all processes, whose `unique_id` is the
+        same.
         """
         comms, unique = (ADDRESS * len(contexts))(), UniqueId.from_buffer_copy(unique_id)
         self._check('ncclGroupStart', self._nccl.ncclGroupStart())
@@ -126,5 +101,4 @@ class Nccl:
 
 @functools.lru_cache(maxsize=None)
 def load(path: str) -> Nccl:
-    """Return the functions of a file, loaded once."""
     return Nccl(path, load_driver())

@@ -12,23 +12,10 @@ from .patches import EACH_GPU, PATCHES
 
 
 def open_device(context: Context, preallocated: bool = True) -> bool:
-    """Open the device of a context and register its name with Theano; does nothing the second time.
+    """Open the device of a context and register its name with Theano; do nothing the second time.
 
-    Parameters
-    ----------
-    context : Context
-    preallocated : bool
-        Whether memory is reserved on it as the flag ``gpuarray.preallocate`` says.
-
-    Returns
-    -------
-    bool
-        Whether a GPU was opened by this call.
-
-    Raises
-    ------
-    ContextError
-        If the device cannot be opened, or the context is open on another one.
+    Memory is reserved as the flag ``gpuarray.preallocate`` says, if `preallocated`. Return whether a GPU was opened by
+    this call. Raise a ContextError if the device cannot be opened, or the context is open on another one.
     """
     if context.kind == 'cpu':
         host_memory.keep_freed_memory()

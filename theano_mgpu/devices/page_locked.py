@@ -8,7 +8,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from .context_map import Context
-from .contexts import card_of
+from .contexts import primary_context
 from .cuda_driver import load_driver
 
 
@@ -22,7 +22,7 @@ def zeros(shape: int | tuple[int, ...], dtype: Any, contexts: Sequence[Context])
     size = n * dtype.itemsize
     if size and all(context.kind == 'cuda' for context in contexts):
         driver = load_driver()
-        primary = [driver.primary_context(card_of(context)) for context in contexts]
+        primary = list(map(primary_context, contexts))
         address = driver.allocate_host(primary[-1], size)
         if address:
             memory = (ctypes.c_char * size).from_address(address)

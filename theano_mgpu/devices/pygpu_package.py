@@ -20,13 +20,7 @@ def _system(path: str) -> tuple[str, str]:
 
 
 def how_to_install(path: str = '/etc/os-release') -> str:
-    """Return the way to install pygpu 0.7.6 here, as text.
-
-    Parameters
-    ----------
-    path : str
-        The file that describes the distribution (freedesktop.org, os-release).
-    """
+    """Return the way to install pygpu 0.7.6 here, as text; the file describes the distribution."""
     if os.environ.get('CONDA_PREFIX'):
         text = 'conda install -c conda-forge pygpu=0.7.6 (%s)' % (PAGE % 'conda')
         return text if sys.version_info < (3, 11) else text + '; conda-forge has it for Python 3.8 to 3.10'

@@ -32,17 +32,12 @@ class _Uses(NamedTuple):
 
 
 def watch(variable: Any, watcher: Any) -> None:
-    """Call a watcher at each use of a shared variable.
+    """Call a watcher, which the caller keeps alive, at each use of a shared variable.
 
-    Parameters
-    ----------
-    variable : theano.compile.SharedVariable
-    watcher : object
-        Its ``before_read()`` is called before the variable's value is read, ``before_write()`` and
-        ``after_write()`` around a change, by get_value, set_value, or any Theano function over the variable; its
-        ``step_locks`` are held during the change, see `add_step_lock`; ``read_only`` says that there are copies, which
-        would miss a write to a borrowed value: an array on the host is then made read-only, and ``lend()`` is called
-        before one on a device is given away. The caller keeps the watcher alive.
+    ``before_read()`` is called before the variable's value is read, ``before_write()`` and ``after_write()`` around a
+    change, by get_value, set_value, or any Theano function over the variable. ``step_locks`` are held during the
+    change, see `add_step_lock`. ``read_only`` says that there are copies, which would miss a write to a borrowed value:
+    an array on the host is then made read-only, and ``lend()`` is called before one on a device is given away.
     """
     global _generation
     with _adding:
@@ -65,7 +60,6 @@ def add_step_lock(watcher: Any, lock: Any) -> None:
 
 
 def _living(references: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Return the objects of weak references that still exist."""
     return [each for each in [reference() for reference in references] if each is not None]
 
 
@@ -76,7 +70,6 @@ def _locks_of(watchers):
 
 
 def _holding(locks, call):
-    """Return the result of ``call()``, which runs with locks held."""
     if not locks:
         return call()
     # One line, because Ctrl-C may raise between two lines, after the lock is taken and before `with` can free it.
@@ -145,7 +138,6 @@ def _wrap_container(cls):
 
 
 def _uses_of(function):
-    """Return the _Uses of a compiled function."""
     uses, generation = function.__dict__.get('_mgpu_uses'), _generation
     if uses is None or uses.generation != generation:
         specs = [(_watchers.get(id(container.storage)), spec.update)

@@ -54,12 +54,8 @@ def open_contexts_on_demand(open_context: Callable[[str], bool]) -> None:
     """Open the device of a mapped context when Theano first asks for the context by its name.
 
     Theano opens all devices of the flag ``contexts`` when it is imported; `hide_contexts` prevents that.
-
-    Parameters
-    ----------
-    open_context : callable
-        ``open_context(name)`` opens the device of a context and returns whether the context has arrays of a GPU. It
-        raises ``ContextNotDefined`` for a name that is not mapped.
+    ``open_context(name)`` returns whether the context has arrays of a GPU; it raises ``ContextNotDefined`` for a name
+    that is not mapped.
     """
     from theano import compile, tensor
     from theano.gpuarray import type as gpuarray_type

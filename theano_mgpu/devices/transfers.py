@@ -38,13 +38,7 @@ class DeviceMemory:
 
 
 class DeviceBuffers:
-    """Memory on a context's device that arrays are sent to again and again; none for a ``cpu`` context.
-
-    Attributes
-    ----------
-    arrays : dict
-        The memory of each key.
-    """
+    """Memory on a context's device that arrays are sent to again and again; none for a ``cpu`` context."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -53,11 +47,7 @@ class DeviceBuffers:
     def send(self, key: Any, value: Any) -> Any:
         """Return an array on the device; valid until the next one of the key is sent.
 
-        Parameters
-        ----------
-        key : hashable
-        value : ndarray or pygpu.gpuarray.GpuArray
-            One that is on the device stays as it is; one of another device is copied, see `copy_to`.
+        One that is on the device stays as it is; one of another device is copied, see `copy_to`.
         """
         if not isinstance(value, np.ndarray):
             return copy_to(self._context, value)
@@ -73,13 +63,6 @@ class DeviceBuffers:
         return buffer
 
 
-def is_on(context: Context, value: Any) -> bool:
-    """Return whether functions of a context can take an array at its present place."""
-    if isinstance(value, np.ndarray):
-        return context.kind == 'cpu'
-    return context.kind != 'cpu' and value.context.ptr == gpu_context(context).ptr
-
-
 def copy_to(context: Context, value: Any) -> Any:
     """Return a device's array in another context, copied directly between the devices where libgpuarray can.
 
@@ -87,22 +70,8 @@ def copy_to(context: Context, value: Any) -> Any:
     then still run when the call returns: the next computation of the destination waits for it, and so does the next
     write of the source's device, into the same memory, too. So the source may be changed or freed at once.
 
-    Parameters
-    ----------
-    context : Context
-        The destination; for a ``cpu`` context the array is fetched.
-    value : pygpu.gpuarray.GpuArray
-        Of any shape, strides and dtype. Anything that is not on a device is returned as it is.
-
-    Returns
-    -------
-    pygpu.gpuarray.GpuArray or ndarray
-        `value` itself if it is in the context, in its own strides; else new memory, C-contiguous.
-
-    Raises
-    ------
-    pygpu.gpuarray.GpuArrayException
-        If the device has too little free memory, or has failed.
+    The copy is C-contiguous. A value that is in the context already, or on no device, is returned as it is. pygpu
+    raises a GpuArrayException if the device has too little free memory, or has failed.
     """
     if not hasattr(value, 'context'):
         return value
@@ -115,8 +84,6 @@ def copy_to(context: Context, value: Any) -> Any:
         value = value.copy(order='C')  # on its own device: transfer() takes no other arrays, or keeps Fortran order
     value.sync()  # transfer() would wait, too, but block all calls of other threads to the destination meanwhile
     return value.transfer(there)
-
-
 
 
 def concatenated(parts: Sequence[Any], axis: int) -> Any:
@@ -134,14 +101,7 @@ def wait(values: Iterable[Any]) -> None:
 
 
 def own_copy(variable: Any, value: Any) -> Any:
-    """Return a value of a variable's type in memory of its own, on the host.
-
-    Parameters
-    ----------
-    variable : theano.Variable
-    value : object
-        An array of a tensor, here or on a device; or a value of another type of Theano.
-    """
+    """Return a value of a variable's type, maybe an array on a device, in memory of its own, on the host."""
     if isinstance(value, np.ndarray):
         return np.array(value)
     is_tensor = isinstance(variable.type, (TensorType, GpuArrayType))
@@ -151,17 +111,7 @@ def own_copy(variable: Any, value: Any) -> Any:
 def fetch(value: Any, out: np.ndarray | None = None) -> Any:
     """Return an array on the host: a device's array is read into `out` (C-contiguous) if given.
 
-    Parameters
-    ----------
-    value : ndarray or pygpu.gpuarray.GpuArray
-        Values of other types, such as sparse matrices, are returned as they are.
-    out : ndarray, optional
-        Of the value's shape and dtype.
-
-    Returns
-    -------
-    ndarray
-        `out`; without it, a host array is returned as it is.
+    A host array, and a value of another type, such as a sparse matrix, is returned as it is.
     """
     if out is None:
         return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, 'sync') else value

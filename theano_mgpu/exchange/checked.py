@@ -17,10 +17,7 @@ from .orders import Parts
 
 
 class Checked:
-    """A channel whose first sums are compared with the host's; if they differ, or it fails, the host adds from then on.
-
-    Where the comparison `is_exact`, both have to give the same bits.
-    """
+    """A channel whose first sums are compared with the host's: if they differ, or it fails, the host adds instead."""
 
     by_host = False
 
@@ -68,13 +65,12 @@ class Checked:
         self._on_host(parts, is_read=True)
 
     def _on_host(self, parts, is_read=False):
-        """Return the sums of parts, added by the host."""
         self._host.prepare(parts, is_read)
         if self._is_idle:
             self._host.clear()
         if self._ranks.size > 1:
             self._ranks.handshake((ADD,))
-            self._host.add_over()
+        self._host.add_over()
         return self._host.views
 
     def _verified(self, parts):
@@ -87,6 +83,7 @@ class Checked:
             errors = all_gather_object(self._ranks, next(filter(None, self._differences(parts)), ''))
         error = next(filter(None, errors), '')
         self._channel.settle(not error)
+        self._host.drop()  # it may not be needed again
         return error
 
     def _differences(self, parts):
@@ -118,3 +115,4 @@ class Checked:
         """Free the arrays that a failed step has left on the devices."""
         self._parts = None
         self._channel.drop()
+        self._host.drop()

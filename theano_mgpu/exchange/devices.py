@@ -19,22 +19,10 @@ from .orders import Parts
 
 
 class NcclLayout(Layout):
-    """A layout whose large sums lie apart, as NCCL is told of it; each of the small ones is for every device.
+    """A layout whose large sums lie apart, as NCCL is told of it; each small sum is for every device.
 
-    Parameters
-    ----------
-    like : list of (shape, dtype)
-    owners : list of (int or None)
-        The device that alone gets a large sum, by its place among the devices of all ranks; None for every device.
-
-    Attributes
-    ----------
-    owners : dict of int to int
-        The device that alone gets a sum.
-    dtypes : list of dtype
-        Of each array that is exchanged: of the flat ones, then of the large ones.
-    bytes, lengths, numbers, ops, roots : ndarray
-        As for `Copies` and `Collectives`.
+    An owner is the device that alone gets a large sum, by its place among the devices of all ranks. The arrays that are
+    exchanged are the flat ones, then the large ones; their numbers are as in `Copies` and `Collectives`.
     """
 
     def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]], owners: Sequence[int | None] = ()) -> None:
@@ -76,17 +64,7 @@ class NcclLayout(Layout):
 
 
 class Reduced:
-    """Sums of one step, on each device of some contexts.
-
-    Parameters
-    ----------
-    layout : NcclLayout
-    every_received : list of Flat
-        The sums of each context.
-    communicator : NcclCommunicator
-    shards : dict of Context to Shard
-        They name the samples of a device that is lost.
-    """
+    """Sums of one step, on each device of some contexts; the shards name the samples of a device that is lost."""
 
     def __init__(self, layout: NcclLayout, every_received: Sequence[Flat], communicator: NcclCommunicator,
                  shards: Mapping[Context, Shard]):
@@ -128,28 +106,13 @@ class Reduced:
         return self._on_host[number]
 
     def wait(self) -> None:
-        """Wait until every device of this process has the sums.
-
-        Raises
-        ------
-        ReplicaError
-            If a device is lost.
-        ExchangeError
-            If the exchange has failed otherwise.
-        """
+        """Wait until the devices have the sums; raise an ExchangeError, or a ReplicaError for a lost device."""
         with LossExplained(self._communicator, self._shards):
             self._communicator.wait()
 
 
 class LossExplained:
-    """A ``with`` block in which the ExchangeError of a lost device becomes a ReplicaError.
-
-    Parameters
-    ----------
-    communicator : NcclCommunicator
-    shards : dict of Context to Shard
-        What the devices work on.
-    """
+    """A ``with`` block in which the ExchangeError of a lost device becomes a ReplicaError, with its shard."""
 
     __slots__ = '_contexts', '_shards'
 
@@ -163,9 +126,8 @@ class LossExplained:
         if not isinstance(error, ExchangeError) or error.context is None:
             return
         contexts, context, shard = self._contexts, error.context, self._shards.get(error.context)
-        where = 'samples %d to %d' % (shard.span[0], shard.span[1] - 1) if shard else 'exchange'
-        raise error_of(error, contexts.index(context), context, where, shard.span if shard else None,
-                       contexts) from error.__cause__
+        raise error_of(error, contexts.index(context), context, 'exchange', contexts,
+                       shard.span if shard else None) from error.__cause__
 
 
 class Reduction:
@@ -189,34 +151,17 @@ class Reduction:
 
 
 class NcclChannel:
-    """A channel between the devices of all replicas, of all ranks.
-
-    Parameters
-    ----------
-    communicator : NcclCommunicator
-        Over the contexts that have parts, one for each replica.
-    owners : list of (int or None)
-        See `NcclLayout`.
-    adder : Reduction or InTree
-    memories : Memories
-    timings : Timings
-
-    Attributes
-    ----------
-    communicator : NcclCommunicator
-    reduced : Reduced or None
-        The sums of a step, until it waits for them for the last time.
-    """
+    """A channel between the devices of all replicas, of all ranks."""
 
     def __init__(self, communicator: NcclCommunicator, owners: Sequence[int | None], adder: Any, memories: Any,
                  timings: Timings) -> None:
         self.communicator, self._owners, self._adder = communicator, owners, adder
         self._memories, self._timings = memories, timings
         self._layout = NcclLayout([])
-        self._own: list[Any] = []             # what every context of the communicator sends
+        self._own: list[Any] = []         # what every context of the communicator sends
         self._received: list[Flat] = []   # memory for the sums
         self._shards: dict[Context, Shard] = {}
-        self.reduced: Reduced | None = None
+        self.reduced: Reduced | None = None  # until a step waits for them for the last time
         self._is_taken = False
 
     @property
@@ -230,19 +175,13 @@ class NcclChannel:
         return self.communicator.is_verified
 
     def prepare(self, parts: Parts) -> None:
-        """Take parts, and memory for their sums, before other ranks begin to wait for this one.
-
-        Raises
-        ------
-        ReplicaError
-            If a device has too little memory.
-        """
+        """Take parts, and memory for their sums (or raise a ReplicaError), before other ranks begin to wait."""
         self.drop()
         if self._layout.like != parts.like:
             self._layout = NcclLayout(parts.like, self._owners)
         self._shards = dict(zip(parts.contexts, parts.shards))
         for i, context in enumerate(self.communicator.contexts):
-            with FailureExplained(i, context, 'exchange', None, self.communicator.contexts):
+            with FailureExplained(i, context, 'exchange', self.communicator.contexts):
                 memory, place = self._memories[context], self.communicator.first + i
                 self._own.append(self._adder.own(self._layout, parts, context, place, memory))
                 self._received.append(self._layout.received(memory, place))

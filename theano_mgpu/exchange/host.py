@@ -69,26 +69,13 @@ class HostReduced(NamedTuple):
 
 
 class Sent:
-    """The sums that one context reads, on its device: those that lie next to each other are one array.
+    """The sums that one context reads, on its device: those that lie next to each other are one array."""
 
-    Parameters
-    ----------
-    layout : Layout
-    numbers : collection of int
-    memory : OnDevice
-        It is allocated before the sums are there.
-    copies : Copies
-
-    Attributes
-    ----------
-    views : dict of int to pygpu.gpuarray.GpuArray
-    """
-
-    def __init__(self, layout: Layout, numbers: Collection[int], memory: Any, copies: Any) -> None:
+    def __init__(self, layout: Layout, runs: Sequence[Sequence[int]], memory: Any, copies: Any) -> None:
         self._copies = copies
         self._runs: list[Any] = []  # of dtype, start, stop, array
         self.views: dict[int, Any] = {}
-        for run in _runs(layout, numbers):
+        for run in runs:
             (dtype, start, _), (_, _, stop) = [layout.places[i] for i in (run[0], run[-1])]
             array = memory.empty((stop - start,), dtype)
             self._runs.append((dtype, start, stop, array))
@@ -120,28 +107,8 @@ class HostChannel:
     """A channel through memory on the host that every step uses again, and over the ranks: a pipeline of blocks.
 
     While a block comes from the devices, the one before is added, and the one before that goes over the ranks and back
-    to the devices.
-
-    Parameters
-    ----------
-    order : AnyOrder or TreeOrder
-    owners : list of int
-        The rank that alone gets each sum; empty if every rank gets them.
-    half : bool
-        Whether the ranks exchange float16.
-    read_on : dict of Context to (list of int)
-        The numbers of the sums that are read on each context: they are sent there.
-    memories : Memories
-    launcher : Launcher
-    timings : Timings
-    ranks : Communicator
-
-    Attributes
-    ----------
-    views : list of ndarray
-        Each sum; valid until the next step. None for one that another rank owns.
-    by_host : bool
-        Whether it is the host that adds the sums.
+    to the devices. The ranks (and not replicas) that alone get a sum are its `owners`; without any, every rank gets
+    all. `read_on` has the numbers of the sums that are sent to each context.
     """
 
     by_host = True
@@ -151,35 +118,31 @@ class HostChannel:
         self._order, self._owners, self._half, self._ranks = order, owners, half, ranks
         self._memories, self._launcher, self._timings = memories, launcher, timings
         self._read_on = {context: numbers for context, numbers in read_on.items() if context.kind != 'cpu'}
-        self._device = next(iter(self._read_on), None)
+        self._contexts = list(self._read_on)  # none if all are of the CPU
         self._layout, self._blocks = Layout([]), [Block([], {})]
         self._buffers: list[Flat] = []  # the sums, for each node that remains
         self._fetchers: dict[Any, Any] = {}
+        self._runs: dict[Context, list[list[int]]] = {}  # of the sums that each context reads
+        self._copies: dict[Context, Any] = {}  # to the devices
         self._underway: list[Task] = []
         self._sent: dict[Context, Sent] = {}
         self._sent_to: set[Context] = set()
         self._every_view: list[list[Any]] = []
-        self.views: Sequence[Any] = []
+        self._is_due = False
+        self.views: Sequence[Any] = []  # valid until the next step; None for a sum that another rank owns
 
     def prepare(self, parts: Parts, is_read: bool = True) -> None:
-        """Take parts, and memory for the sums, and begin to fetch; in a process alone, add them.
+        """Take parts, and memory for the sums, and begin to fetch; several blocks are added on another thread.
 
-        Several blocks are added on another thread.
-
-        Parameters
-        ----------
-        parts : Parts
-        is_read : bool
-            Whether the sums are sent to the devices that read them.
+        Sums that are not read are sent to no device.
         """
         if self._underway:  # an interrupted step may have left additions to the same memory
             self._end_additions()
         self._use(parts)
         self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
+        self._is_due = bool(self._contexts)  # until `add_over`, or until the sums are taken in a process alone
         if self._memories.computes:
-            (self._fetch if self._device else self._add_on_host)(parts)
-        if self._device and self._ranks.size == 1:
-            self.add_over()
+            (self._fetch if self._contexts else self._add_on_host)(parts)
 
     def _add_on_host(self, parts):
         with self._timings.span('all_reduce'):
@@ -196,20 +159,23 @@ class HostChannel:
         self._sent_to.clear()
         if is_other:
             self._layout = Layout(parts.like)
-            self._blocks = blocks_of(self._layout, sys.maxsize if self._device is None else self._memories.block)
+            self._blocks = blocks_of(self._layout, self._memories.block if self._contexts else sys.maxsize)
             self._buffers = [self._layout.allocated(self._allocate) for _ in range(n)]
             self._every_view = [[each.views[i] for i in range(len(parts.like))] for each in self._buffers]
             self._fetchers.clear()
+            self._runs = {context: _runs(self._layout, numbers) for context, numbers in self._read_on.items()}
+            self._copies.clear()
         self.views = self._every_view[0]
 
     def _allocate(self, shape, dtype):
-        return self._memories.on_host(shape, dtype, list(self._read_on) or [HOST])
+        return self._memories.on_host(shape, dtype, self._contexts or [HOST])
 
     def _memory_on(self, context):
         self._sent_to.add(context)
-        with FailureExplained(list(self._read_on).index(context), context, 'exchange', None, list(self._read_on)):
-            return Sent(self._layout, self._read_on[context], self._memories[context],
-                        self._memories.copies(context, len(self._blocks)))
+        with FailureExplained(self._contexts.index(context), context, 'exchange', self._contexts):
+            if context not in self._copies:
+                self._copies[context] = self._memories.copies(context, len(self._blocks))
+            return Sent(self._layout, self._runs[context], self._memories[context], self._copies[context])
 
     def _fetch(self, parts):
         """Begin to fetch parts, and add them as their blocks arrive; errors come here, or in `add_over`."""
@@ -273,7 +239,7 @@ class HostChannel:
                 raise error
             finally:
                 del error  # its traceback has this frame
-        self._underway = []
+        self._underway, self._is_due = [], False
         if self._owners:
             self.views = [view if owner == self._ranks.rank else None for view, owner in zip(self.views, self._owners)]
 
@@ -286,9 +252,8 @@ class HostChannel:
         self._order.add_over(self._ranks, arrays, owners, self._half)
 
     def _send(self, number):
-        contexts = list(self._sent)
         for i, (context, sent) in enumerate(self._sent.items()):
-            with FailureExplained(i, context, 'exchange', None, contexts):
+            with FailureExplained(i, context, 'exchange', self._contexts):
                 sent.write(self._blocks[number], self._buffers[0].flat)
                 if number == len(self._blocks) - 1:
                     sent.written()
@@ -304,8 +269,10 @@ class HostChannel:
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step: copies on devices are freed with them."""
-        if self._device is None:
+        if not self._contexts:
             return self.views
+        if self._is_due:
+            self.add_over()
         reduced, self._sent = HostReduced(self.views, self._sent), {}
         return [Sum(i, reduced) for i in range(len(self.views))]
 
@@ -314,13 +281,13 @@ class HostChannel:
         self._underway = []
 
     def drop(self) -> None:
-        """Free the arrays that a failed step has left on the devices."""
+        """Free all memory, also the arrays that a failed step has left on the devices."""
         if self._underway:
             self._end_additions()
         for each in [*self._fetchers.values(), *self._sent.values()]:
             each.drop()
         self._fetchers.clear()
-        self._sent = {}
+        self._sent, self._buffers, self._every_view, self.views, self._is_due = {}, [], [], [], False
 
 
 def _add_block(arrive, add):
@@ -334,8 +301,6 @@ def _add_block(arrive, add):
 def _runs(layout: Layout, numbers: Collection[int]) -> list[list[int]]:
     """Return numbers of sums in lists of neighbours in flat memory.
 
-    Examples
-    --------
     >>> like = [((n,), np.dtype(dtype)) for n, dtype in ((3, 'f4'), (2, 'f8'), (4, 'f4'), (1, 'f4'))]
     >>> _runs(Layout(like), [0, 1, 2]), _runs(Layout(like), [0, 3])
     ([[0, 2], [1]], [[0], [3]])

@@ -13,26 +13,14 @@ SMALL = 1 << 15  # bytes of an array that is copied together with others
 
 
 class Range(NamedTuple):
-    """Some elements of an array.
+    """Some elements of an array, and a place for them in the memory for a list of ranges."""
 
-    Attributes
-    ----------
-    number : int
-        Of the array.
-    dtype : numpy.dtype
-    start, stop : int
-    place : int
-        Where they begin in the memory for a list of ranges, among the elements of their dtype.
-    owner : int
-        The place that adds them, or `EVERY`.
-    """
-
-    number: int
+    number: int         # of the array
     dtype: Any
     start: int
     stop: int
-    place: int = 0
-    owner: int = EVERY
+    place: int = 0      # where they begin, among elements of their dtype
+    owner: int = EVERY  # the place of the device that adds them
 
     @property
     def bytes(self) -> int:
@@ -50,32 +38,17 @@ class Flat(NamedTuple):
 class Layout:
     """The places of sums in flat arrays, one a dtype: scalars first, then small sums, then large ones.
 
-    Parameters
-    ----------
-    like : list of (shape, dtype)
-    apart : bool
-        Whether large sums have no place there, since they are copied, and added, from where they are.
-
-    Attributes
-    ----------
-    sizes : dict of dtype to int
-        Elements of each flat array.
-    scalars, packed : dict of dtype to int
-        Elements that the scalars, and all small sums, take at its beginning.
-    places : dict of int to (dtype, start, stop)
-        The place of each sum in its flat array, in the order of the places.
-    small, large : list of int
-        Numbers of the small sums that have elements, and of the large ones.
+    Large sums that are `apart` have no place there: they are copied, and added, from where they are.
     """
 
     def __init__(self, like: Sequence[tuple[tuple[int, ...], np.dtype]], apart: bool = False) -> None:
         self.like = list(like)
         self.counts = [int(np.prod(shape, dtype='int64')) for shape, _ in like]
         self.large = [i for i, (_, dtype) in enumerate(like) if self.counts[i] * dtype.itemsize > SMALL]
-        self.sizes: dict[Any, int] = {}
-        self.scalars: dict[Any, int] = {}
-        self.packed: dict[Any, int] = {}
-        self.places: dict[int, tuple[Any, int, int]] = {}
+        self.sizes: dict[Any, int] = {}    # elements of each flat array, by dtype
+        self.scalars: dict[Any, int] = {}  # elements that the scalars take at its beginning,
+        self.packed: dict[Any, int] = {}   # and all small sums
+        self.places: dict[int, tuple[Any, int, int]] = {}  # of each sum: dtype, start, stop; in their order
         small = [i for i in range(len(like)) if i not in self.large]
         self.small = [i for i in small if self.counts[i]]
         for i in sorted(small, key=lambda i: bool(like[i][0])) + ([] if apart else self.large):
@@ -128,18 +101,10 @@ def cut(ranges: Iterable[Range], limit: int) -> Iterator[list[Range]]:
 
 
 class Block(NamedTuple):
-    """A block of flat memory, which is fetched, added and sent while others are.
+    """A block of flat memory, which is fetched, added and sent while others are."""
 
-    Attributes
-    ----------
-    ranges : list of Range
-        Of the sums in it.
-    spans : dict of dtype to slice
-        Its elements of each flat array.
-    """
-
-    ranges: Sequence[Range]
-    spans: dict[Any, slice]
+    ranges: Sequence[Range]  # of the sums in it
+    spans: dict[Any, slice]  # its elements of each flat array, by dtype
 
     def of(self, memory: Flat) -> list[Any]:
         """Return its part of each flat array."""
@@ -150,7 +115,7 @@ def blocks_of(layout: Layout, limit: int) -> list[Block]:
     """Return blocks of at most `limit` bytes, at least one: consecutive elements of all flat arrays."""
     whole = [Range(i, dtype, 0, stop - start) for i, (dtype, start, stop) in layout.places.items()]
     blocks = []
-    for ranges in cut(whole, limit):
+    for ranges in cut(whole, max(limit, 16 * ALIGNED)):
         spans: dict[Any, slice] = {}
         for dtype, start, stop in map(layout.place, ranges):
             spans[dtype] = slice(spans[dtype].start if dtype in spans else start, stop)

@@ -66,21 +66,13 @@ class Fetcher:
 
     Small arrays are put into one array on the device first, since each copy costs tens of microseconds, whatever its
     size; for large ones the further copy would cost more than it saves (`benchmarks/choices.py transfers`).
-
-    Parameters
-    ----------
-    context : Context
-    layout : Layout
-    blocks : list of Block
-    here : Flat
-        The memory on the host.
     """
 
     def __init__(self, context: Context, layout: Layout, blocks: Sequence[Block], here: Flat) -> None:
         self._layout, self.here = layout, here
         self._memory, self._copies = DeviceMemory(context), copies_of(context, len(blocks))
         self.is_beside = self._copies.is_beside
-        self._there = Layout(layout.like, apart=True).allocated(self._memory.empty)
+        self._there = Layout(layout.like, apart=True).allocated(self._memory.zeros)
         self._blocks = [list(self._places(block)) for block in blocks]
 
     def _places(self, block):
@@ -136,13 +128,7 @@ class FetcherOnHost:
 
 
 class Memories(dict):
-    """The memory of each context, made when it is asked for.
-
-    Attributes
-    ----------
-    block : int
-        Bytes that are fetched, added and sent at a time.
-    """
+    """The memory of each context, made when it is asked for."""
 
     computes = True  # whether arrays have content
     block = BLOCK

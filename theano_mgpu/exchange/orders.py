@@ -17,41 +17,17 @@ from ..errors import GraphError
 
 
 class Parts(NamedTuple):
-    """The parts of sums that replicas have once all shards are computed.
+    """The parts of sums that replicas have once all shards are computed."""
 
-    Attributes
-    ----------
-    like : list of (shape, dtype)
-        Of the sums.
-    arrays : list of list
-        For each part its arrays, one for each sum.
-    shards : list of Shard
-    contexts : list of Context
-    nodes : list of Node
-        The places of the parts in the tree, if that is the order.
-    """
-
-    like: Sequence[Any]
-    arrays: Sequence[Sequence[Any]]
+    like: Sequence[Any]              # the shape and dtype of each sum
+    arrays: Sequence[Sequence[Any]]  # of each part, one for each sum
     shards: Sequence[Shard]
     contexts: Sequence[Context]
-    nodes: Sequence[Node] = ()
+    nodes: Sequence[Node] = ()       # the places of the parts in the tree, if that is the order
 
 
 class Order:
-    """An order: the base of `AnyOrder` and `TreeOrder`.
-
-    Parameters
-    ----------
-    memories : Memories
-    launcher : Launcher
-
-    Attributes
-    ----------
-    is_any : bool
-    tree : Tree or None
-        Of the batch.
-    """
+    """An order: the base of `AnyOrder` and `TreeOrder`."""
 
     is_any = True
 
@@ -63,23 +39,9 @@ class Order:
 
     def add(self, split: Any, number: int, contexts: Sequence[Context],
             parts: Sequence[Sequence[Any]]) -> Parts | None:
-        """Add the parts of some shards where they are; return what replicas have after the last round.
+        """Add the parts of the shards of a round where they are; return what replicas have after the last round.
 
-        Parameters
-        ----------
-        split : Split
-            Of the batch.
-        number : int
-            The number of the round whose shards have computed their parts.
-        contexts : list of Context
-            The context that each of the shards has its part on.
-        parts : list of list of (ndarray or pygpu.gpuarray.GpuArray)
-            For each of the shards its part of each sum.
-
-        Raises
-        ------
-        GraphError
-            If the parts have different shapes.
+        A shard has a context, and a part of each sum. A GraphError says if the parts have different shapes.
         """
         shards, n_rounds = split.rounds[number], len(split.rounds)
         if number == 0:
@@ -104,7 +66,7 @@ class Order:
 
     @property
     def n_nodes(self) -> int:
-        """The number of nodes, each with a part of all sums, that the parts of this rank come to."""
+        """Return the number of nodes, each with a part of all sums, that the parts of this rank come to."""
         return 1
 
     def _take(self, shard, context, part):
@@ -124,31 +86,15 @@ class AnyOrder(Order):
 
     def add_up(self, parts: Parts, arrays: Sequence[Sequence[np.ndarray]],
                targets: Sequence[Sequence[np.ndarray]]) -> None:
-        """Write the sums of arrays of the parts, which are on the host.
-
-        Parameters
-        ----------
-        parts : Parts
-        arrays : list of list of ndarray
-            For each part its arrays, or a block of them.
-        targets : list of list of ndarray
-            For each of the `n_nodes` nodes that remain, memory for these sums.
-        """
+        """Write the sums of arrays of the parts, or of blocks of them, to the arrays of each node that remains."""
         all_reduce_each(arrays, targets[0])
 
     def add_over(self, ranks: Communicator, nodes: Sequence[Sequence[np.ndarray]], owners: Sequence[int],
                  half: bool) -> None:
         """Add a block of sums over the ranks, which have just had a handshake, in the memory of the first node.
 
-        Parameters
-        ----------
-        ranks : Communicator
-        nodes : list of list of ndarray
-            For each node that remains, its arrays with one axis.
-        owners : list of int
-            The rank that alone gets each array; empty if every rank gets them.
-        half : bool
-            Whether the ranks exchange float16.
+        The ranks that alone get an array are its `owners`; without any, every rank gets all. If `half`, they exchange
+        float16.
         """
         arrays = nodes[0]
         if owners:
@@ -166,11 +112,6 @@ class TreeOrder(Order):
 
     An addition has the same bits on the host and on devices, as IEEE 754 has it. Large products of shards on the host
     are computed and added last, see `add_products`.
-
-    Attributes
-    ----------
-    tree : Tree
-        Of the batch.
     """
 
     is_any = False

@@ -14,28 +14,15 @@ from .host import HostChannel
 class OverRanks:
     """The addition of sums over the ranks, in place: in order, or each while the next part of a stage is computed.
 
-    The sums of an idle rank, which has no samples, are 0.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    timings : Timings
-    overlaps : bool
-        Whether `start` adds on a thread of its own. The ranks exchange a handshake before, in the thread that calls.
-        So an error of one rank is found as in a step without overlap.
-
-    Attributes
-    ----------
-    overlaps : bool
-    underway : dict of HostChannel to Task
-        Sums of a later boundary may be among them.
+    If it `overlaps`, `start` adds on a thread of its own, after a handshake in the thread that calls. So an error of
+    one rank is found as in a step without overlap.
     """
 
     def __init__(self, ranks: Communicator, timings: Timings, overlaps: bool):
         self._ranks, self._timings = ranks, timings
         self.overlaps = overlaps and ranks.size > 1
         self._threads = WorkerThreads([_add_over] * self.overlaps, 'theano_mgpu exchange')
-        self.underway: dict[HostChannel, Task] = {}
+        self.underway: dict[HostChannel, Task] = {}  # sums of a later boundary may be among them
 
     def wait(self) -> None:
         """Wait for the sums under way; also after an error, since the other ranks add, too."""

@@ -20,24 +20,13 @@ PIECE = 1 << 24  # bytes of each node that devices send each other at a time
 
 
 class OwnNode(NamedTuple):
-    """A node of the tree on the device that has computed it.
+    """A node of the tree on the device that has computed it."""
 
-    Attributes
-    ----------
-    sources : list
-        Its arrays, one for each sum.
-    packed : Flat
-        Memory that the small ones are copied into, and the large ones.
-    arrays : list
-        The arrays that are sent, as by `NcclLayout.arrays`.
-    """
-
-    sources: Sequence[Any]
-    packed: Flat
-    arrays: Sequence[Any]
+    sources: Sequence[Any]  # its arrays, one for each sum
+    packed: Flat            # memory that the small ones are copied into, and the large ones
+    arrays: Sequence[Any]   # the arrays that are sent, as by `NcclLayout.arrays`
 
     def part(self, elements: Range) -> Any:
-        """Return some elements."""
         return self.arrays[elements.number][elements.start:elements.stop]
 
 
@@ -47,7 +36,6 @@ class ReceivedNode(NamedTuple):
     memory: dict[Any, Any]
 
     def part(self, elements: Range) -> Any:
-        """Return the memory for some elements."""
         length = elements.stop - elements.start
         return self.memory[elements.dtype][elements.place:elements.place + length]
 
@@ -59,12 +47,6 @@ class InTree:
     little memory. Of each piece, a device receives its own block of all nodes, adds them by one kernel, and sends
     the sum to all devices while they exchange the next piece. A sum that one device alone gets is in its blocks, and
     stays there. A few bytes are not worth a second message: every device receives and adds them.
-
-    Parameters
-    ----------
-    order : TreeOrder
-    memories : Memories
-    launcher : Launcher
     """
 
     def __init__(self, order: TreeOrder, memories: Any, launcher: Launcher) -> None:
@@ -89,7 +71,8 @@ class InTree:
         own = iter([part for part, other in zip(parts.arrays, parts.contexts) if other == context])
         for dtype in set(layout.dtypes):
             memory.kernel(dtype, self._order, len(self._devices))  # compiled before other ranks begin to wait
-        return [self._own(memory, next(own)) if device == place else self._of_another(memory)
+        return [self._own(memory, next(own)) if device == place else
+                ReceivedNode({dtype: memory.empty((size,), dtype) for dtype, size in self._room.items()})
                 for device in self._devices]
 
     def cleared(self, own: list[Any], memory: Any) -> list[Any]:
@@ -100,9 +83,6 @@ class InTree:
         sources = list(map(memory.contiguous, part))
         packed = self._layout.allocated(memory.empty, {i: sources[i] for i in self._layout.large})
         return OwnNode(sources, packed, self._layout.arrays(packed))
-
-    def _of_another(self, memory):
-        return ReceivedNode({dtype: memory.empty((size,), dtype) for dtype, size in self._room.items()})
 
     def enqueue(self, communicator: NcclCommunicator, layout: NcclLayout, every_own: Sequence[Any],
                 every_received: Sequence[Flat]) -> None:
@@ -129,10 +109,7 @@ class InTree:
         return Copies(to, source, np.tile(self._layout.bytes, most // max(1, len(copied))))
 
     def _collectives(self, places, arrays, piece, totals, before):
-        """Return what sends a piece of every node to the devices that add it, and the sums of the piece before to all.
-
-        A node stays in place on the device that has it, as a sum does on the device that has added it.
-        """
+        """Return what sends a piece of every node to its adders, and the sums of the piece before to all devices."""
         rows, columns = [], []
         for each in piece:
             for i, source in enumerate(self._devices):
@@ -154,7 +131,6 @@ class InTree:
                            ops, roots, targets)
 
     def _add_nodes(self, place, context, nodes, totals, piece):
-        """Add the block that a device has of a piece of all nodes."""
         for each in piece:
             if each.owner in (place, EVERY):
                 kernel = self._memories[context].kernel(each.dtype, self._order, len(nodes))
@@ -165,13 +141,6 @@ class InTree:
 def order_of(counts: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
     """Return the device of each node, from left to right, and the order in which nodes are added, as an expression.
 
-    Parameters
-    ----------
-    counts : tuple of int
-        The number of logical shards that each device computes.
-
-    Examples
-    --------
     >>> order_of((4, 0, 4)), order_of((3, 2))
     (((0, 2), '(n0 + n1)'), ((0, 0, 1, 1), '((n0 + (n1 + n2)) + n3)'))
     """

@@ -18,18 +18,10 @@ from .layout import Layout
 
 def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], lengths: Sequence[int],
               ranks: Communicator, tree: Tree | None = None) -> list[Any]:
-    """Return the whole of each value, the same on every rank.
+    """Return the whole of each value, the same on every rank, of the parts of the replicas of this process.
 
-    Parameters
-    ----------
-    parts : list of list of ndarray
-        For each value, the parts of the replicas of this process, in the order of their samples.
-    reductions : list of Reduction
-    lengths : list of int
-        Samples of each rank. The parts of a rank without samples do not count.
-    ranks : Communicator
-    tree : Tree, optional
-        The order in which the parts of logical shards are reduced.
+    The lengths are the samples of each rank; the parts of a rank without any do not count. The parts of logical shards
+    are reduced in the order of a tree.
     """
     if tree is not None:
         return [_by_tree(each, reduction, tree, ranks) if isinstance(reduction, Elementwise) else
@@ -61,7 +53,6 @@ def summed(ranks: Communicator, arrays: Sequence[np.ndarray]) -> Sequence[np.nda
 
 
 def _by_tree(parts, reduction, tree, ranks):
-    """Return the parts of all logical shards, reduced in the order of a tree."""
     if ranks.size > 1:
         parts = all_gather_rows(ranks, np.stack(parts), tree.counts)
     return np.asarray(tree.reduced(parts, reduction.ufunc), parts[0].dtype)

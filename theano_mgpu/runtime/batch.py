@@ -16,40 +16,18 @@ from ..plan.lowering import Division, StepProgram, divided, lowered
 
 
 class Split(NamedTuple):
-    """The way in which batches of some lengths are split.
+    """The way in which batches of some lengths are split."""
 
-    Attributes
-    ----------
-    shards : list of Shard
-        In the order of their samples.
-    rounds : list of list of Shard
-        One list a micro-batch, each with a shard for each replica that has samples.
-    samples : int
-        Samples of all ranks together.
-    lengths : list of int
-        Samples that each rank works on.
-    idle : bool
-        Whether this rank has none, and takes part with a sample that does not count.
-    division : Division
-    tree : Tree or None
-        The order in which the parts of logical shards are added.
-    program : StepProgram
-    slots : list
-        Of a batch without arguments: with the numbers that the program takes, see `Program.numbers`.
-    pieces : list of slice
-        The samples of each shard.
-    """
-
-    shards: Sequence[Shard]
-    rounds: Sequence[Sequence[Shard]]
-    samples: int
-    lengths: Sequence[int]
-    idle: bool
+    shards: Sequence[Shard]            # in the order of their samples
+    rounds: Sequence[Sequence[Shard]]  # a list a micro-batch, with a shard for each replica with samples
+    samples: int                       # of all ranks together
+    lengths: Sequence[int]             # the samples that each rank works on
+    idle: bool                         # this rank has no samples, and takes part with one that does not count
     division: Division
-    tree: Tree | None
+    tree: Tree | None                  # the order in which the parts of logical shards are added
     program: StepProgram
-    slots: Sequence[Any]
-    pieces: Sequence[slice]
+    slots: Sequence[Any]               # of a batch without arguments: with the numbers in `Program.numbers`
+    pieces: Sequence[slice]            # the samples of each shard
 
 
 def of_one_replica(plan: StepPlan, replica: int, compiled: Mapping[Part, Any]) -> Split:
@@ -60,47 +38,17 @@ def of_one_replica(plan: StepPlan, replica: int, compiled: Mapping[Part, Any]) -
 
 
 class Batch(NamedTuple):
-    """A batch that is split.
-
-    Attributes
-    ----------
-    split : Split
-    slots : list
-        The values that are known in the course of a step; at first, the inputs.
-    buffers : list of (dict of Context to DeviceBuffers)
-        For each shard, the memory that its values are sent to.
-    """
+    """A batch that is split."""
 
     split: Split
-    slots: list[Any]
-    buffers: list[dict[Context, DeviceBuffers]]
+    slots: list[Any]  # the values that are known in the course of a step; at first, the inputs
+    buffers: list[dict[Context, DeviceBuffers]]  # of each shard: the memory that its values are sent to
 
 
 class Splitter:
     """A splitter of batches by the shares of a plan. It keeps the memory on the devices for their inputs.
 
-    Parameters
-    ----------
-    plan : StepPlan
-    split : list of theano.Variable
-        Inputs that have samples along axis 0; every replica gets the others whole.
-    compiled : dict of Part to CompiledPart, optional
-        See `lowered`.
-
-    Attributes
-    ----------
-    shapes : dict of theano.Variable to tuple of int, or None
-        The shapes of the first replica's inputs in the first batch.
-    shares : Shares
-        The shares of the plan, at first.
-    first : tuple of int
-        Samples that each rank was given of the first batch: of its own, or the whole batch.
-    whole_numbers : dict of theano.Variable to int
-        The values of its inputs that are a whole number, such as Keras's learning phase.
-    with_samples : frozenset of theano.Variable
-        Inputs that have samples along axis 0.
-    slices : dict of tuple of int to int
-        The number of slices by the `key` of a batch, where a device had too little memory for the number of the plan.
+    Inputs `with_samples` have them along axis 0; every replica gets the others whole.
     """
 
     def __init__(self, plan: StepPlan, split: Collection[theano.Variable], compiled: Mapping[Part, Any] | None = None):
@@ -108,7 +56,9 @@ class Splitter:
         self._on_devices = plan.mesh.on_devices
         self._programs: dict[Division, StepProgram] = {}
         self.use(plan.shares)
-        self.slices: dict[tuple[int, ...], int] = {}
+        self.slices: dict[tuple[int, ...], int] = {}  # by `key`, where a device had too little memory for the plan's
+        # Of the first batch: the shapes of the first replica's inputs, the samples that each rank was given, and the
+        # values of inputs that are a whole number, such as Keras's learning phase.
         self.shapes: dict[theano.Variable, tuple[int, ...]] | None = None
         self.first: tuple[int, ...] = ()
         self.whole_numbers: dict[theano.Variable, int] = {}
@@ -117,14 +67,7 @@ class Splitter:
         self._turns = 2 if sum(len(stage.parts) for stage in plan.stages) == 1 else None
 
     def use(self, shares: Shares, measured: Sequence[int] = ()) -> None:
-        """Split further batches by other shares.
-
-        Parameters
-        ----------
-        shares : Shares
-        measured : list of int, optional
-            Samples that each rank was given in the steps by whose times the shares were chosen.
-        """
+        """Split further batches by other shares, chosen by the times of steps with so many samples for each rank."""
         self.shares, self.measured = shares, measured
         self._splits: dict[Any, Split] = {}
 
@@ -142,26 +85,18 @@ class Splitter:
 
     def changes(self) -> list[Choice]:
         """Return the choices of the plan that its steps have changed: shares by speed, slices for lack of memory."""
-        shares = self.shares
         changed = []
         if self.measured:
-            changed.append(Choice('shares', ' + '.join(map(str, shares.sizes(self.measured))), 'mgpu.shares=auto: by '
-                                  'measured speeds, for batches of %d samples' % sum(self.measured)))
+            changed.append(Choice('shares', ' + '.join(map(str, self.shares.sizes(self.measured))),
+                                  'mgpu.shares=auto: by measured speeds, for batches of %d samples'
+                                  % sum(self.measured)))
         for key, number in sorted(self.slices.items()):
             changed.append(Choice('slices', '%d for batches of %d samples' % (number, sum(key)),
                                   'a device had too little memory for fewer'))
         return changed
 
     def split(self, values: Iterable[tuple[theano.Variable, Any]], lengths: Sequence[int]) -> Batch:
-        """Split a batch.
-
-        Parameters
-        ----------
-        values : iterable of (theano.Variable, ndarray)
-            The inputs of this process.
-        lengths : list of int
-            Samples that each rank was given: of its own, or the whole batch.
-        """
+        """Split a batch, by its inputs and the samples that each rank was given: of its own, or the whole batch."""
         given = self.key(lengths)
         key = given, self.slices.get(given)
         split = self._splits.get(key)
@@ -188,7 +123,6 @@ class Splitter:
         return Batch(split, slots, [self._buffers_of(shard.replica, turns) for shard in split.shards])
 
     def _split(self, lengths: Sequence[int], slices: int | None) -> Split:
-        """Return the way in which batches of some lengths are split."""
         shares, machine, given = self.shares, self.shares.machine, self.key(lengths)
         total, before, own = lengths[0], 0, lengths[0]
         if shares.is_sharded:

@@ -47,41 +47,26 @@ class Definition(NamedTuple):
 
 @dataclass(frozen=True)
 class Divided:
-    """A graph over a batch as a program, before it is planned.
-
-    The `prints` are the ops that print the last outputs, and the `refusal` says why the graph cannot be divided, if so.
-    """
+    """A graph over a batch as a program, before it is planned."""
 
     inputs: BatchInputs
     definition: Definition
-    prints: list[Print]
+    prints: list[Print]  # the ops that print the last outputs
     program: Program
     mesh: Mesh
-    refusal: str | None
+    refusal: str | None  # why the graph cannot be divided, if so
 
 
 @dataclass(frozen=True)
 class Built(Divided):
-    """A function over a batch that is planned and compiled.
+    """A function over a batch that is planned and compiled."""
 
-    Attributes
-    ----------
-    number : int
-        The number of the function, the same on all ranks.
-    dry_step : DryStep
-        It estimates the memory of steps.
-    updated : list of Replicated
-        The variables that get new values.
-    data_sets : list of Replicated
-        The variables that batches are sliced from on the host.
-    """
-
-    number: int
+    number: int                  # of the function, the same on all ranks
     executable: Executable
     splitter: Splitter
-    dry_step: DryStep
-    updated: list[Replicated]
-    data_sets: list[Replicated]
+    dry_step: DryStep            # it estimates the memory of steps
+    updated: list[Replicated]    # the variables that get new values
+    data_sets: list[Replicated]  # the variables that batches are sliced from on the host
 
     @property
     def variables(self) -> list[Replicated]:
@@ -90,8 +75,7 @@ class Built(Divided):
 
     @property
     def alike(self) -> list[Replicated]:
-        """The variables that are the same on each replica and rank: those that are read, and those that a step changes.
-        """
+        """The variables that are the same on each replica and rank: a step reads them, or changes them."""
         plan = self.executable.plan
         read = [each for each in self.executable.variables + self.data_sets
                 if each.variable not in plan.program.own]
@@ -133,7 +117,6 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
 
 
 def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:
-    """Return the plan of a divided graph."""
     is_divided, flag = divided.program.is_divided, options.flags.shares
     logical_shards = options.flags.logical_shards if is_divided else 0
     if logical_shards % machine.size and options.is_sharded(machine.size):

@@ -47,32 +47,12 @@ def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Se
                 mode: str | theano.Mode | None = None, name: str | None = None, like: Sequence[Any] = ()) -> Any:
     """Compile a graph for one context; its shared variables are replaced by that context's replicas.
 
-    The function changes nothing: the new values of its updates are further outputs, and it is for
-    the caller to store them. Outputs stay on the context's device.
-
-    Parameters
-    ----------
-    context : Context
-    inputs : list of theano.Variable
-    outputs : list of theano.Variable
-    updates : dict of SharedVariable to theano.Variable
-    replicas : dict of SharedVariable to SharedVariable
-        The graph's shared variables and their replicas on `context`.
-    mode : str or theano.Mode, optional
-    name : str, optional
-        For profiles and error messages.
-    like : list of theano.compile.function_module.Function
-        Functions of the same graph that were compiled for other contexts. If one of them is for a device of the same
-        type, its optimised graph serves this context, too; see `retarget.link`.
-
-    Returns
-    -------
-    theano.compile.function_module.Function
-        Takes host arrays, and arrays on the device for inputs that are used there alone (`mgpu_takes` says
-        which, see `transfers.send`); trusts its caller that they have the inputs' types. Returns the outputs, and
-        the updates' new values where the updated replicas lie: `mgpu_order` has the positions of these results in
-        the list of both. Without updates, the outputs are returned in their order. ``mgpu_call(*values)`` is the
-        shortest way to call it.
+    The function takes host arrays, and arrays on the device for inputs that are used there alone: `mgpu_takes` says
+    which. It trusts its caller that they have the inputs' types. It changes nothing: the new values of its updates,
+    which lie where the updated replicas do, are further results. `mgpu_order` has the positions of the results among
+    the outputs and then the updates; without updates, outputs keep their order. Outputs stay on the device.
+    ``mgpu_call(*values)`` is the shortest way to call it. If one of the functions `like` it, of the same graph, is for
+    a device of the same type, its optimised graph serves this context, too; see `retarget.link`.
     """
     whole = list(outputs) + list(updates.values())
     order = list(by_depth(dict(enumerate(whole))) if updates else range(len(whole)))
@@ -154,7 +134,6 @@ def _compile(context, inputs, outputs, updates, replicas, order, mode, name):
 
 
 def _local_input(variable, context):
-    """Return the input on a context, see `taken_on_device`."""
     if context.kind == 'cpu' or not taken_on_device(variable):
         local = variable.type(variable.name)
         local.tag = copy.copy(variable.tag)
@@ -167,7 +146,6 @@ def _local_input(variable, context):
 
 
 def _compile_mode(context, outputs, mode):
-    """Return a Theano Mode for a graph on one context."""
     mode = theano.compile.get_mode(mode)
     if not theano.config.cxx:
         # Fused elementwise ops are interpreted element by element; single ones are NumPy's.

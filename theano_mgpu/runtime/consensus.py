@@ -42,7 +42,8 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
         raise ContextError('the ranks have different numbers of logical shards: mgpu.logical_shards is %s on the ranks '
                            '0 to %d. Give every rank the same one'
                            % (', '.join(map(str, logical)), ranks.size - 1))
-    reason = _reason_of_ranks(against)
+    reason = next((nccl.REASONS[number] + ' (rank %d)' % rank * (ranks.size > 1)
+                   for rank, number in enumerate(against) if number), '')
     if sum(replicas) > 1 and not reason:
         reason = next(filter(None, [nccl.connect(column, ranks) for column in columns]), '')
     if sum(replicas) > 1 and reason and any(must):
@@ -93,14 +94,6 @@ def check_algorithms():
             raise ContextError('dnn.conv.%s=%s, but with mgpu.logical_shards bits must not depend on times, or on the '
                                'order in which threads add. Set it to deterministic, or leave it out'
                                % (name, value))
-
-
-def _reason_of_ranks(numbers):
-    """Return the reason of the first rank that cannot use NCCL; empty if all can."""
-    for rank, number in enumerate(numbers):
-        if number:
-            return nccl.REASONS[number] + (' (rank %d)' % rank if len(numbers) > 1 else '')
-    return ''
 
 
 def check_same_graph(ranks: Communicator, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],

@@ -18,36 +18,18 @@ from .replicas.replicated import Replicated, replicated
 
 
 class DeviceBroadcasts:
-    """The broadcasts of a plan.
+    """The broadcasts of a plan."""
 
-    Parameters
-    ----------
-    planned : list of DeviceBroadcast
-    ranks : Communicator
-    memories : Memories
-    connected : callable
-        ``connected(contexts, n_ranks)`` returns their NcclCommunicator.
-    """
-
-    def __init__(self, planned: Sequence[DeviceBroadcast], ranks: Communicator, memories: Any,
-                 connected: Any = communicator_of) -> None:
+    def __init__(self, planned: Sequence[DeviceBroadcast], ranks: Communicator, memories: Any) -> None:
         self._ranks, self._memories = ranks, memories
-        self._each = [(connected(each.contexts, ranks.size),
+        self._each = [(communicator_of(each.contexts, ranks.size),
                        {replicated(variable): owner for variable, owner in each.owners.items()}) for each in planned]
 
     def start(self, values: Mapping[Replicated, Any]) -> dict[Replicated, tuple[Sequence[Context], Sequence[Any]]]:
-        """Begin to send new values, if NCCL works on every rank. Each rank has to call it.
+        """Begin to send new values, some of other processes, if NCCL works on every rank. Each rank has to call it.
 
-        Parameters
-        ----------
-        values : dict of Replicated to pygpu.gpuarray.GpuArray
-            Those that this process has computed, at least.
-
-        Returns
-        -------
-        dict of Replicated to (list of Context, list of pygpu.gpuarray.GpuArray)
-            For each variable the devices of this process, and the value on each. It may still be under way. Empty if
-            NCCL does not work.
+        Return for each variable the contexts of this process, and the value on each, which may still be under way. The
+        dict is empty if NCCL does not work.
         """
         works = all(communicator.is_verified and not communicator.has_failed for communicator, _ in self._each)
         # Memory is allocated before other ranks begin to wait for this one.
@@ -70,15 +52,7 @@ class DeviceBroadcasts:
             communicator.exchange(NO_COPIES, collectives)
 
     def finish(self) -> None:
-        """Wait until all devices have the values.
-
-        Raises
-        ------
-        ReplicaError
-            If a device is lost.
-        ExchangeError
-            If a broadcast has failed otherwise.
-        """
+        """Wait until all devices have the values; raise an ExchangeError, or a ReplicaError for a lost device."""
         for communicator, _ in self._each:
             with LossExplained(communicator, {}):
                 communicator.wait()

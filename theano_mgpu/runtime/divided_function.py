@@ -40,35 +40,19 @@ Arguments = Tuple[Sequence[Any], Dict[str, Any]]
 class DividedFunction:
     """A graph over a batch, computed in one sub-batch per context, with the result of one device.
 
-    Its inputs have values as items, ``f['rate'] = 0.7``, as in a `theano.function`. With the flag ``mgpu.verify``
-    it compares the first call that several contexts compute with plain Theano.
+    Its inputs have values as items, ``f['rate'] = 0.7``, as in a `theano.function`. With the flag ``mgpu.verify`` it
+    compares the first call that several contexts compute with plain Theano.
 
     Attributes
     ----------
     plan : StepPlan
         The parts, their contexts, the exchanges, and the reasons. Print it.
-    built : Built
-        It is replaced by another one where a device has too little memory.
-    ranks : Communicator
-        The processes that call it together.
     timings : Timings
         Seconds that the calls spent in each phase, see `timeline.PHASES`.
-    mesh : Mesh
-        The contexts of each replica; of the first replica alone if the graph cannot be divided.
     contexts : list of Context
-        The contexts that it runs on.
-    n_replicas : int
-        Replicas on all ranks.
-    sharded : bool
-        Whether each process is given samples of its own.
+        The contexts that it runs on: of the first replica alone if the graph cannot be divided.
     refused : str or None
         Why the graph cannot be divided, if that is so.
-    updated : list of Replicated
-        The variables that get new values.
-    functions : list of theano.compile.function_module.Function
-        One per part and context.
-    steps : Steps
-        Those that surround each call.
     calls : int
         The calls so far, the present one among them.
     samples : int
@@ -143,13 +127,10 @@ class DividedFunction:
     # --- the values of inputs
 
     def __contains__(self, item: Any) -> bool:
-        """Return whether something is an input, by its position, its variable or its name."""
         return item in self.arguments
 
     def __getitem__(self, item: Any) -> Any:
         """Return the value that an input, by position, name or variable, has in the next call without it; None if none.
-
-        A TypeError says if there is no such input, or several.
         """
         return self.arguments[item]
 
@@ -164,10 +145,8 @@ class DividedFunction:
             outputs = self.locked_step(arguments)
         finally:
             self.arguments.assigned.clear()
-        if self.built.prints:
-            outputs = self._printed(outputs)
         assert outputs is not None
-        return Computed(outputs[:self._n_outputs], self.samples, self.contexts, self)
+        return Computed(self._printed(outputs)[:self._n_outputs], self.samples, self.contexts, self)
 
     def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         """Compute a batch, and return the outputs and the values to print.
@@ -259,14 +238,12 @@ class DividedFunction:
     def _check(self, outputs: list[np.ndarray]) -> None:
         """Raise an error where outputs show that the new values are not to be stored."""
 
-    def _printed(self, outputs: list[np.ndarray] | None) -> list[np.ndarray] | None:
+    def _printed(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
         """Print the last outputs, if the graph has them printed, and return the others."""
-        prints = self.built.prints
-        if not prints or outputs is None:
-            return outputs
+        n = len(outputs) - len(self.built.prints)
         if self.sharded or self.ranks.rank == 0:
-            print_values(prints, outputs[-len(prints):])
-        return outputs[:-len(prints)]
+            print_values(self.built.prints, outputs[n:])
+        return outputs[:n]
 
     # --- calls of processes with samples of their own
 
@@ -281,12 +258,13 @@ class DividedFunction:
     def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
         """Do as `join`, and yield the outputs and the number of samples of each call."""
         while self.sharded:
-            outputs = self._printed(self.locked_step(None))
+            outputs = self.locked_step(None)
             if outputs is None:
                 return
+            printed = self._printed(outputs)
             if self.steps.account is not None:
                 self.steps.account.note()
-            yield outputs, self.samples
+            yield printed, self.samples
 
     # --- comparisons with one device
 

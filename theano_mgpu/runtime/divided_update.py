@@ -17,13 +17,7 @@ class UpdateOwners:
     """The processes that have the new values of a divided update.
 
     Values that the next step of every process needs, such as parameters, are sent in the step. The others, such as the
-    state of the optimizer, stay where they were computed. They are sent once one of them is read: by `gather`, on
-    every process.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    divided : DividedUpdate
+    state of the optimizer, stay where they were computed, until one of them is read: by `gather`, on every process.
     """
 
     def __init__(self, ranks: Communicator, divided: DividedUpdate):
@@ -59,7 +53,6 @@ class UpdateOwners:
         self._ranks.divided.remove(self.gather)
 
     def _gathered(self, owned: Sequence[tuple[Replicated, int]], values: dict[Replicated, Any]):
-        """Return the values of the variables of other processes."""
         outdated = [variable.variable.container.storage[0] for variable, _ in owned]  # they have the right shape
         arrays = [_checked(variable, values[variable], value) if owner == self._ranks.rank else value
                   for (variable, owner), value in zip(owned, outdated)]

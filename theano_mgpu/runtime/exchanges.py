@@ -18,34 +18,15 @@ from ..utils.timeline import Timings
 
 
 class Exchange(NamedTuple):
-    """The exchange of the sums of a group.
+    """The exchange of the sums of a group."""
 
-    Attributes
-    ----------
-    order : AnyOrder or TreeOrder
-        It adds the parts of each round where they are.
-    channel : HostChannel, Checked or Stays
-        It adds what all replicas have.
-    """
-
-    order: Any
-    channel: Any
+    order: Any    # AnyOrder or TreeOrder: it adds the parts of each round where they are
+    channel: Any  # HostChannel, Checked or Stays: it adds the parts that all replicas have
 
 
 def exchanges_of(plan: StepPlan, ranks: Communicator, memories: Any, launcher: Any, timings: Timings,
                  connected: Any = communicator_of) -> dict[SumGroup, Exchange]:
-    """Return the exchange of each group of sums.
-
-    Parameters
-    ----------
-    plan : StepPlan
-    ranks : Communicator
-    memories : Memories
-    launcher : Launcher
-    timings : Timings
-    connected : callable
-        ``connected(contexts, n_ranks)`` returns their NcclCommunicator.
-    """
+    """Return the exchange of each group of sums; ``connected(contexts, n_ranks)`` returns a NcclCommunicator."""
     read_on: dict[Context, set[theano.Variable]] = {context: set() for context in [*plan.mesh.contexts, HOST]}
     for part in plan.parts:
         for context in part.contexts:

@@ -13,6 +13,7 @@ from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
 from ..comm.tree_products import Product
 from ..devices.context_map import Context
+from ..devices.contexts import own_name
 from ..devices.failures import FailureExplained
 from ..devices.launcher import Launcher
 from ..devices.transfers import DeviceBuffers
@@ -37,32 +38,14 @@ from .replicas.replicated import Replicated, Storages, replicated, storages_of
 class CompiledPart:
     """A part of a plan, with a function for each of its contexts.
 
-    Parameters
-    ----------
-    part : Part
-    replicas : dict of SharedVariable to Replicated
-        At least for the variables that it reads and updates.
-    communicator : Communicator
-        The processes that compile the same part.
-    mode : str or theano.Mode, optional
-    factored : collection of theano.Variable
-        Outputs that it makes as a `Product`, where they are products.
-
-    Attributes
-    ----------
-    functions : list of theano.compile.function_module.Function
-        One a context.
-    variables : list of Replicated
-        Those that it reads and updates.
-    updated : list of Replicated
-        The variables whose new values follow the outputs.
+    The ranks of the communicator compile the same part. Products among the `factored` outputs are made as a `Product`.
     """
 
     def __init__(self, part: Part, replicas: Mapping[SharedVariable, Replicated], communicator: Communicator, mode: Any,
                  factored: Collection[theano.Variable] = ()):
         self.part, shared = part, variables_of(part)
         self.variables = [replicas[variable] for variable in shared]
-        self.updated = [replicas[variable] for variable in part.updates]
+        self.updated = [replicas[variable] for variable in part.updates]  # their new values follow the outputs
         graph.check_inputs(part.inputs, [*part.graphs, *part.updates.values()])
         factors = [factors_of(each) if variable in factored else None
                    for variable, each in zip(part.outputs, part.graphs)]
@@ -82,15 +65,9 @@ class CompiledPart:
     def function_of(self, place: int) -> tuple[Any, Sequence[bool], Sequence[int]]:
         """Return how to compute the part on its context of a number.
 
-        Returns
-        -------
-        object
-            Its ``mgpu_call(*values)`` takes arrays where the function takes them, and returns the outputs and the
-            new values on the context's device. Factored outputs are products that are not computed yet.
-        list of bool
-            Whether the function takes each of the given values on its device.
-        list of int
-            For each result, its number among the outputs and the new values.
+        The function's ``mgpu_call(*values)`` returns the outputs and the new values on the context's device; factored
+        outputs are products that are not computed yet. Return with it whether it takes each value on its device, and
+        for each result its number among the outputs and the new values.
         """
         function: Any = self.functions[place]
         if not any(self._factors):
@@ -139,41 +116,7 @@ class Factored:
 
 
 class Executable:
-    """A compiled plan.
-
-    Parameters
-    ----------
-    plan : StepPlan
-    communicator : Communicator
-        The processes that run it together.
-    executor : str
-        See `choose_executor`.
-    timings : Timings
-    mode : str or theano.Mode, optional
-
-    Attributes
-    ----------
-    parts : dict of Part to CompiledPart
-        In the order of the plan's parts.
-    exchanges : dict of SumGroup to Exchange
-    by_devices : list of Checked
-        The channels by which devices add sums.
-    variables : list of Replicated
-        The variables that the parts of all ranks read and update; each once, the same on all ranks.
-    functions : list of theano.compile.function_module.Function
-        Each once: several replicas may have the same one on the host.
-    owners : UpdateOwners or None
-        If ranks divide the update.
-    broadcasts : DeviceBroadcasts or None
-        If devices send each other new values.
-    of_rank_0 : bool
-        Whether the outputs and new values of rank 0 count, since an op may give other results on each rank.
-    launcher : Launcher
-    on_devices : bool
-        Whether any context is on a device other than the CPU.
-    update_buffers : dict of Context to DeviceBuffers
-        The memory that the arguments of updates are sent to.
-    """
+    """A compiled plan."""
 
     def __init__(self, plan: StepPlan, communicator: Communicator, executor: str, timings: Timings,
                  mode: Any = None):
@@ -188,7 +131,7 @@ class Executable:
         shared = list(dict.fromkeys(sum(read, [])))
         _check_same_program(communicator, program, shared)
         replicas = {variable: replicated(variable) for variable in shared}
-        self.variables = list(dict.fromkeys(replicas.values()))
+        self.variables = list(dict.fromkeys(replicas.values()))  # the same on all ranks
         self._seen: int | None = None  # the `changes` when all replicas were up to date
         share_first_values(communicator, [each for each in self.variables if each.variable not in program.own])
         by_tree, self.on_devices = plan.shares.logical_shards > 0, plan.mesh.on_devices
@@ -204,6 +147,7 @@ class Executable:
         self.over_ranks = OverRanks(communicator, timings, plan.overlaps)
         self.owners = UpdateOwners(communicator, plan.divided) if plan.divided else None
         self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator, memories) if plan.broadcasts else None
+        # The outputs and new values of rank 0 count where an op may give other results on each rank.
         self.of_rank_0 = communicator.size > 1 and not plan.shares.is_divided and \
             draws([each for part in plan.parts for each in [*part.graphs, *part.updates.values()]])
         self.update_buffers = {context: DeviceBuffers(context) for part in plan.update for context in part.contexts}
@@ -248,11 +192,10 @@ def compiling(name: str | None, inputs: Sequence[theano.Variable], contexts: Seq
     """Return a context manager that shows the progress of compiling a function for some contexts."""
     names = [variable.name for variable in inputs if variable.name]
     shown = 'a function' + ' of ' * bool(names) + ', '.join(names[:3]) + ', ...' * (len(names) > 3)
-    return progress.compiling('compiling %s for %s' % (name or shown, ', '.join(each.name for each in contexts)))
+    return progress.compiling('compiling %s for %s' % (name or shown, ', '.join(map(own_name, contexts))))
 
 
 def _check_same_program(ranks: Communicator, program: Program, shared: Sequence[SharedVariable]) -> None:
-    """Raise a RankError unless all ranks have the same program over variables of the same shapes."""
     if ranks.size == 1:
         return
     outputs = [variable for stage in program.stages for variable in stage.outputs]
@@ -264,15 +207,10 @@ def _check_same_program(ranks: Communicator, program: Program, shared: Sequence[
 
 
 def choose_executor(name: str, functions: Sequence[Any], n_replicas: int) -> Executor:
-    """Return an executor for compiled functions.
+    """Return an executor for compiled functions of some replicas.
 
-    Parameters
-    ----------
-    name : str
-        ``'serial'`` or ``'threads'``; ``'auto'``, and ``'mpi'`` in each of its processes, takes threads where
-        functions of two or more GPUs block inside, because ops of theirs fall to the host.
-    functions : list of theano.compile.function_module.Function
-    n_replicas : int
+    For 'auto', and for 'mpi' in each of its processes, it takes threads where functions of two or more GPUs block
+    inside, because ops of theirs fall to the host.
     """
     if name in ('auto', 'mpi'):
         blocking = {f.mgpu_context for f in functions if f.mgpu_context.kind == 'cuda' and _blocks(f)}

@@ -34,22 +34,7 @@ class CannotRetarget(Exception):
 
 def optimise(context: Context, inputs: list[theano.Variable], outputs: list[theano.Variable],
              replicas: dict[SharedVariable, SharedVariable], mode: theano.Mode, name: str | None = None) -> Optimised:
-    """Optimise a graph on one context.
-
-    Parameters
-    ----------
-    context : Context
-    inputs, outputs : list of theano.Variable
-        On that context.
-    replicas : dict of SharedVariable to SharedVariable
-        The user's shared variables, and their replicas on that context.
-    mode : theano.Mode
-    name : str, optional
-
-    Returns
-    -------
-    Optimised
-    """
+    """Optimise a graph, with replicas of the shared variables, on one context."""
     specs = [theano.In(variable) for variable in inputs]
     specs += [_shared_input(variable) for variable in dict.fromkeys(ancestors(outputs))
               if isinstance(variable, SharedVariable)]
@@ -64,27 +49,9 @@ def link(optimised: Optimised, context: Context, replicas: dict[SharedVariable, 
 
     The graph is built anew with the same ops on variables of the context, and linked; nothing is optimised a second
     time, which is most of the cost of a compilation. The same ops run on the same values, so that results are bitwise
-    the same as after a compilation for that context.
-
-    Parameters
-    ----------
-    optimised : Optimised
-    context : Context
-        See `contexts.alike`.
-    replicas : dict of SharedVariable to SharedVariable
-        As for `optimise`, but on `context`.
-    name : str, optional
-
-    Returns
-    -------
-    theano.compile.function_module.Function
-        With `optimised` in ``mgpu_optimised``. An input on the device that ops of the host need is an input on the host
-        instead.
-
-    Raises
-    ------
-    CannotRetarget
-        If an op holds something of its context that is not understood: an inner graph on a GPU.
+    the same as after a compilation for that context. An input on the device that ops of the host need is an input on
+    the host instead. Raise a CannotRetarget if an op holds something of its context that is not understood: an inner
+    graph on a GPU.
     """
     maker = optimised.maker
     others = {own.container: replicas[variable] for variable, own in optimised.replicas.items()}
@@ -113,11 +80,6 @@ def _shared_input(replica):
 
 class _Move:
     """A move of a graph to another context, node by node.
-
-    Attributes
-    ----------
-    variables : dict of theano.Variable to theano.Variable
-        The variables that have been moved, to the new ones.
     """
 
     def __init__(self, source, target):
@@ -149,7 +111,6 @@ class _Move:
         return [self._variable(output) for output in outputs]
 
     def _new(self, variable):
-        """Return a variable without an owner, to stand for another one."""
         new = self._type(variable.type)(variable.name)
         keep_trace([new], variable)
         return new

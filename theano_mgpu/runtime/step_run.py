@@ -13,10 +13,10 @@ from ..comm.collectives import broadcast_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, Context
 from ..devices.failures import FailureExplained
-from ..devices.transfers import DeviceBuffers, copy_to, fetch, is_on, own_copy, wait
+from ..devices.transfers import DeviceBuffers, copy_to, fetch, own_copy, wait
 from ..exchange.host import Sum
 from ..exchange.whole import exchanged
-from ..graph.analysis import SAME, Reduction
+from ..graph.analysis import SAME
 from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
 from ..utils.executors import SerialExecutor
@@ -29,27 +29,13 @@ from .transaction import Transaction
 
 
 class StepResult(NamedTuple):
-    """The results of a step.
+    """The results of a step."""
 
-    Attributes
-    ----------
-    outputs : list of ndarray
-        The results of the plan.
-    new_values : Transaction
-        The new values are stored; they stay once it is committed, and are undone once it is rolled back.
-    samples : int
-        Samples of the batch, on all ranks.
-    ended : float
-        The `time.perf_counter` when the new values were stored, before outputs with a row a sample are gathered.
-    timed : float
-        Seconds in which the replica that was to be timed has computed its stages.
-    """
-
-    outputs: list[np.ndarray]
-    new_values: Transaction
-    samples: int
-    ended: float
-    timed: float
+    outputs: list[np.ndarray]  # the results of the plan
+    new_values: Transaction    # they are stored; they stay once it is committed
+    samples: int               # of the batch, on all ranks
+    ended: float               # the `time.perf_counter` of the store, before outputs with a row a sample are gathered
+    timed: float               # seconds in which the replica that was to be timed has computed its stages
 
 
 class NewValues(NamedTuple):
@@ -69,14 +55,8 @@ class NewValues(NamedTuple):
 class StepRun:
     """One step, in two halves: between them, the devices compute, and the next batch can be prepared.
 
-    Each class of instructions has a method of its name, see `plan.instructions`.
-
-    Parameters
-    ----------
-    executable : Executable
-    batch : Batch
-    timed : int, optional
-        A replica of this process whose time is measured: it is launched last, and waited for.
+    Each class of instructions has a method of its name, see `plan.instructions`. A replica of this process that is to
+    be `timed` is launched last, and waited for.
     """
 
     def __init__(self, executable: Executable, batch: Batch, timed: int | None = None):
@@ -153,8 +133,6 @@ class StepRun:
         """Return a value where functions of a context take it."""
         if isinstance(value, Sum):
             value = value.on(context)
-        if is_on(context, value):
-            return value
         return copy_to(HOST, value) if context.kind == 'cpu' else buffers[context].send(variable, value)
 
     def launch(self, given: instructions.Launch) -> None:
@@ -171,7 +149,6 @@ class StepRun:
                 wait(self._slots[slot] for work in works for slot in work.made)
 
     def _compute(self, work: PartOnContext) -> None:
-        """Run a part on one context."""
         slots = self._slots
         results = work.function.mgpu_call(*map(slots.__getitem__, work.given))
         for slot, result in zip(work.results, results):
@@ -204,12 +181,9 @@ class StepRun:
     def save(self, given: instructions.Save) -> None:
         """Move the values of shards to the host, and free their memory on the devices."""
         for slot in given.slots:
-            self._slots[slot] = self._on_host(self._slots[slot])
+            self._slots[slot] = copy_to(HOST, self._slots[slot])
         for buffers in [self._batch.buffers[shard] for shard in given.shards]:
             buffers.update((context, DeviceBuffers(context)) for context in buffers)
-
-    def _on_host(self, value: Any) -> Any:
-        return copy_to(HOST, value)
 
     # --- exchanges
 
@@ -233,18 +207,15 @@ class StepRun:
         """Put values together, of this rank's own samples or of all ranks."""
         if self._underway:
             self._wait_for_exchanges()
-        values = self._gathered(given.parts, given.reductions, Alone() if given.own else self._executable.communicator)
+        with self._timings.span('device_to_host'):
+            fetched = [[fetch(self._slots[slot]) for slot in (part[:1] if reduction == SAME else part)]
+                       for part, reduction in zip(given.parts, given.reductions)]
+        ranks: Communicator = Alone() if given.own else self._executable.communicator
+        with self._timings.span('exchange'):
+            values = exchanged(fetched, given.reductions, self._split.lengths, ranks, self._split.tree)
         for slot, reduction, value in zip(given.targets, given.reductions, values):
             self._slots[slot] = value if not given.own or not self._split.idle else \
                 np.moveaxis(np.moveaxis(value, reduction.axis, 0)[:0], 0, reduction.axis)
-
-    def _gathered(self, parts: Sequence[Slots], reductions: Sequence[Reduction],
-                  communicator: Communicator) -> list[Any]:
-        with self._timings.span('device_to_host'):
-            fetched = [[fetch(self._slots[slot]) for slot in (part[:1] if reduction == SAME else part)]
-                       for part, reduction in zip(parts, reductions)]
-        with self._timings.span('exchange'):
-            return exchanged(fetched, reductions, self._split.lengths, communicator, self._split.tree)
 
     def _wait_for_exchanges(self) -> None:
         """Wait for values that devices exchange, while they compute the update: no value may stay without these."""

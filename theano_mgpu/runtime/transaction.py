@@ -8,7 +8,7 @@ from theano.compile.sharedvalue import SharedVariable
 
 from ..devices.context_map import Context
 from ..devices.shared_variables import watcher_of
-from ..devices.transfers import copy_to, own_copy, wait
+from ..devices.transfers import copy_to, own_copy
 
 
 class Transaction:
@@ -35,10 +35,6 @@ class Transaction:
     def has_replaced(self, shared: SharedVariable) -> bool:
         """Return whether the step has given a shared variable a new value."""
         return any(storage is shared.container.storage for storage, _ in self._old)
-
-    def wait(self) -> None:
-        """Wait until devices have computed the new values."""
-        wait(storage[0] for storage, _ in self._old)
 
     def then(self, action: Callable[..., Any], *arguments: Any) -> None:
         """Add a call that is made once the new values are to stay."""

@@ -22,7 +22,6 @@ class Number(NamedTuple):
         return '%sa number of %s, at least %d' % (self.word and '%s, or ' % self.word, self.of, self.least)
 
     def parse(self, value: Any) -> Any:
-        """Return the value of the flag; None if it cannot have this one."""
         number = whole_number(str(value), self.least)
         return value if number is None and value == (self.word or None) else number
 
@@ -36,7 +35,6 @@ class Ratio(NamedTuple):
         return '%s, or numbers such as 3:1' % ', '.join(self.words)
 
     def parse(self, value: Any) -> Any:
-        """Return the value of the flag; None if it cannot have this one."""
         return value if value in self.words or ratio(value) else None
 
 
@@ -47,10 +45,8 @@ OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {}
 def parse_flags(text: str) -> dict[str, str]:
     """Parse a THEANO_FLAGS string, as ``theano.configparser.parse_config_string`` does: the last of a key wins.
 
-    Raises an MgpuError if a quotation is not closed.
+    Raise an MgpuError if a quotation is not closed.
 
-    Examples
-    --------
     >>> parse_flags('floatX=float32,contexts=dev0->cuda0;dev1->cuda1')
     {'floatX': 'float32', 'contexts': 'dev0->cuda0;dev1->cuda1'}
     """
@@ -68,8 +64,6 @@ def parse_flags(text: str) -> dict[str, str]:
 def join_flags(flags: Mapping[str, str]) -> str:
     """Join a dict of flags into a THEANO_FLAGS string that `parse_flags` reads back.
 
-    Examples
-    --------
     >>> join_flags({'floatX': 'float32', 'gcc.cxxflags': '-O2 -g'})
     "floatX=float32,gcc.cxxflags='-O2 -g'"
     """
@@ -86,10 +80,7 @@ def theanorc_files() -> list[str]:
 
 
 def read_theanorc() -> dict[str, str]:
-    """Read the .theanorc files into a flat dict: ``[global] x`` is ``x``, ``[a] b`` is ``a.b``.
-
-    Raises an MgpuError if a file is malformed.
-    """
+    """Read .theanorc files: ``[global] x`` is ``x``, ``[a] b`` is ``a.b``; raise an MgpuError for a malformed one."""
     parser = configparser.RawConfigParser()
     for path in theanorc_files():
         try:

@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 from ...errors import ContextError
 from . import cudnn, nvrtc, search, shims
 from .search import Library, candidates
-from .versions import architecture_for, as_number, cublas_problem, dotted, nvrtc_problem, remedy
+from .versions import architecture_for, as_number, cublas_problem, dotted, nccl_version, nvrtc_problem, remedy
 
 LIBRARIES = ('libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so')
 REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for sums between devices
@@ -30,12 +30,8 @@ class Survey(NamedTuple):
 def provide() -> None:
     """Make NVIDIA's libraries known by the names that libgpuarray opens; call it before libgpuarray uses CUDA.
 
-    Without a driver it does nothing, and libgpuarray gives its own reason. Only the first call does any work.
-
-    Raises
-    ------
-    ContextError
-        If the driver has no device, or NVRTC or cuBLAS is missing or does not suit.
+    Without a driver it does nothing, and libgpuarray gives its own reason. Raise a ContextError if the driver has no
+    device, or NVRTC or cuBLAS is missing or does not suit.
     """
     for name in REQUIRED:
         library = survey().libraries.get(name)
@@ -44,12 +40,9 @@ def provide() -> None:
 
 
 def require(device: str) -> None:
-    """Provide the libraries, and check that NVRTC supports a device.
+    """Provide the libraries, and raise a ContextError if NVRTC does not support a device any more.
 
-    Raises
-    ------
-    ContextError
-        As `provide`, or if NVRTC does not support the device any more.
+    It is left for libgpuarray to report that a device does not exist.
     """
     provide()
     capabilities, architectures, libraries = survey()
@@ -128,7 +121,6 @@ def _devices(driver):
 
 
 def _provide_cublas(driver, capabilities):
-    """Choose, load and name cuBLAS; return a Library."""
     def rank(candidate):
         return (not cublas_problem(candidate.path, driver, capabilities), candidate.by_user,
                 search.file_version(candidate.path))
@@ -166,9 +158,7 @@ def _provide_nccl():
         try:
             nccl = ctypes.CDLL(candidate.path)
             nccl.ncclGetVersion(ctypes.byref(number))
-            factor = 10000 if number.value >= 20000 else 1000  # since NCCL 2.9
-            version = (number.value // factor, number.value % factor // 100)
-            return _named('libnccl.so', candidate.path, version, nccl, 'ncclGetUniqueId')
+            return _named('libnccl.so', candidate.path, nccl_version(number.value), nccl, 'ncclGetUniqueId')
         except (OSError, AttributeError) as error:
             problem = str(error)
     return Library(None, (), None, problem)

@@ -51,8 +51,6 @@ class Cudnn(NamedTuple):
 
     def trial(self, handle: int, gpu_context: Any) -> str:
         """Compute a small convolution and its two gradients on a device, by cuDNN's handle for the context.
-
-        Return why cuDNN cannot be used on this device; '' if the values are right.
         """
         import numpy as np
         from pygpu import gpuarray
@@ -110,7 +108,6 @@ def _candidates(flags):
 
 
 def _try_library(path, driver, capabilities, flags):
-    """Return the Cudnn of a file."""
     try:
         library = ctypes.CDLL(path)
         for function in (library.cudnnGetVersion, library.cudnnGetCudartVersion):
@@ -154,7 +151,6 @@ def _build_check(cudnn, cuda_include):
 
 
 def _include_folders(path: str, flags: Flags) -> Iterator[str]:
-    """Yield the folders where the headers of a library may be."""
     if flags.include:
         yield flags.include
     for name in (path, os.path.realpath(path)):

@@ -13,12 +13,8 @@ def provide(driver: Any, driver_version: tuple[int, ...],
             capabilities: Sequence[tuple[int, int]]) -> tuple[Library, Sequence[int]]:
     """Choose and load NVRTC, and make ``dlopen('libnvrtc.so')`` return the shim.
 
-    Returns
-    -------
-    library : Library
-        It has a problem if it suits the driver, or every device, not at all.
-    architectures : sequence of int
-        The architectures that it compiles for; empty if there is none.
+    Return the Library, which has a problem if it suits the driver, or every device, not at all; and the architectures
+    that it compiles for.
     """
     there = search.loaded('libnvrtc.so')
     if there is not None and not hasattr(there, 'theano_mgpu_connect'):

@@ -31,7 +31,7 @@ class Library(NamedTuple):
 
 
 def candidates(name: str) -> list[Candidate]:
-    """Return the files that may be a library, in the order of preference."""
+    """Return the files that may be a library, such as ``libnvrtc.so``, each once, in the order of preference."""
     unique: dict[str, Candidate] = {}
     for path in on_library_path(name):
         unique.setdefault(os.path.realpath(path), Candidate(path, True))
@@ -62,7 +62,6 @@ def files_in(folder: str, name: str) -> list[str]:
 
 
 def _linker_cache(name):
-    """Return the paths that the dynamic linker's cache has for a library, of any version."""
     for ldconfig in ('/sbin/ldconfig', '/usr/sbin/ldconfig'):
         if os.path.exists(ldconfig):
             text = subprocess.run([ldconfig, '-p'], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -72,7 +71,6 @@ def _linker_cache(name):
 
 
 def _folders():
-    """Return the folders where pip, conda, NVIDIA and distributions install libraries."""
     return _places('lib', 'lib64', ['/usr/lib/wsl/lib', '/run/opengl-driver/lib', '/usr/lib/' + MULTIARCH,
                                     '/usr/lib64', '/usr/lib'])
 
@@ -120,8 +118,6 @@ def file_of(library: Any, function: str) -> str | None:
 def file_version(path: str) -> tuple[int, ...]:
     """Return the version in the name of a file, or of the file that it is a link to; empty if neither has one.
 
-    Examples
-    --------
     >>> file_version('/lib/libcublas.so.12'), file_version('/lib/libcublas.so')
     ((12,), ())
     """

@@ -48,23 +48,10 @@ def folder() -> str:
 
 
 def build(name: str, text: str, linked_with: str | None = None, options: Sequence[str] = ('-x', 'c')) -> str:
-    """Compile a library, or find it compiled.
+    """Compile a library of this file name and SONAME in `folder`, or find it compiled; return its path.
 
-    Parameters
-    ----------
-    name : str
-        File name and SONAME: ``libcublas.so``.
-    text : str
-        C, unless the options name another language.
-    options : sequence of str
-        Of the compiler, among them the language.
-    linked_with : str or None
-        Path of a library that it needs.
-
-    Raises
-    ------
-    Unbuildable
-        If there is no compiler, it fails, or the folder cannot be written.
+    The text is C, unless the options name another language. Several processes may build it at once. Raise Unbuildable
+    if there is no compiler, it fails, or the folder cannot be written.
     """
     stamp = os.stat(linked_with).st_mtime_ns if linked_with else 0
     key = hashlib.sha256(repr((name, text, linked_with, stamp, *options)).encode()).hexdigest()[:24]
@@ -84,12 +71,9 @@ def build(name: str, text: str, linked_with: str | None = None, options: Sequenc
 def link_folder(path: str, name: str) -> str:
     """Return a folder that has a library under another name, for a linker: ``-lcudnn`` finds ``libcudnn.so`` alone.
 
-    An empty library that is linked with it, as `build` makes for libgpuarray, is no help: linkers may leave it out.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
+    An empty library that is linked with it, as `build` makes for libgpuarray, is no help: linkers may leave it out. The
+    folder has the library under its own name, too, which compiled code asks for. Raise an OSError if it cannot be
+    written.
     """
     real = os.path.realpath(path)
     links = os.path.join(folder(), hashlib.sha256(repr((real, name)).encode()).hexdigest()[:24])

@@ -22,8 +22,6 @@ ARCHITECTURES = (30, 32, 35, 37, 50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86)
 def architectures_of(nvrtc: Version) -> list[int]:
     """Return the architectures that an NVRTC before CUDA 11.2 compiles for.
 
-    Examples
-    --------
     >>> architectures_of((11, 0))
     [35, 37, 50, 52, 53, 60, 61, 62, 70, 72, 75, 80]
     """
@@ -36,8 +34,6 @@ def is_newer(nvrtc: Version, driver: Version) -> bool:
 
     Each version of CUDA has a version of PTX of its own, but for 12.6, which has the one of 12.5.
 
-    Examples
-    --------
     >>> is_newer((12, 9), (12, 8)), is_newer((12, 6), (12, 5)), is_newer((12, 9), (13, 0))
     (True, False, False)
     """
@@ -48,8 +44,6 @@ def nvrtc_problem(path: str | None, nvrtc: Version, architectures: Sequence[int]
                   capabilities: Sequence[Version]) -> str:
     """Return why NVRTC does not suit the driver, or one of the devices; '' if it does.
 
-    Examples
-    --------
     >>> nvrtc_problem('/lib/libnvrtc.so.12', (12, 9), [50, 90], (12, 9), [(8, 6)])
     ''
     >>> nvrtc_problem('/lib/libnvrtc.so.12', (12, 9), [50, 90], (12, 4), [(8, 6)])
@@ -73,8 +67,6 @@ def nvrtc_problem(path: str | None, nvrtc: Version, architectures: Sequence[int]
 def architecture_for(capability: Version, architectures: Sequence[int]) -> int:
     """Return the newest architecture that a device of a compute capability runs, as the shim of NVRTC chooses it.
 
-    Examples
-    --------
     >>> architecture_for((12, 0), [75, 90, 120]), architecture_for((12, 0), [75, 80, 90])
     (120, 90)
     """
@@ -84,8 +76,6 @@ def architecture_for(capability: Version, architectures: Sequence[int]) -> int:
 def cublas_problem(path: str, driver: Version, capabilities: Sequence[Version]) -> str:
     """Return why cuBLAS, by the version in its file name, does not suit the driver or a device; '' if it does.
 
-    Examples
-    --------
     >>> cublas_problem('/lib/libcublas.so.13', (12, 4), [(8, 6)])
     '/lib/libcublas.so.13 needs a driver that supports CUDA 13; this one supports CUDA 12.4'
     >>> cublas_problem('/lib/libcublas.so.13', (13, 0), [(8, 6), (6, 1)])
@@ -105,8 +95,6 @@ def cublas_problem(path: str, driver: Version, capabilities: Sequence[Version]) 
 def remedy(driver: Version) -> str:
     """Return a command that helps where NVRTC or cuBLAS is missing or does not suit.
 
-    Examples
-    --------
     >>> remedy((13, 0))
     "python -m pip install 'theano_mgpu[cuda12]'"
     >>> remedy((12, 4))
@@ -128,23 +116,29 @@ def remedy(driver: Version) -> str:
             % dotted(driver))
 
 
+def nccl_version(number: int) -> Version:
+    """Return the version of NCCL that it writes as one number."""
+    return _version(number, 20000)[:2]  # NCCL 2.9 began with five digits
+
+
 def cudnn_version(number: int) -> Version:
     """Return the version of cuDNN that it writes as one number.
 
-    Examples
-    --------
     >>> cudnn_version(92800), cudnn_version(8907), cudnn_version(7605)
     ((9, 28, 0), (8, 9, 7), (7, 6, 5))
     """
-    factor = 10000 if number >= 90000 else 1000
+    return _version(number, 90000)
+
+
+def _version(number, longer_from):
+    """Return the parts of a version that is one number: the first is before four digits, or three in a short number."""
+    factor = 10000 if number >= longer_from else 1000
     return number // factor, number % factor // 100, number % 100
 
 
 def cudnn_problem(path: str, version: Version, runtime: int, driver: Version, capabilities: Sequence[Version]) -> str:
     """Return why cuDNN does not suit Theano, the driver or a device; '' if it does.
 
-    Examples
-    --------
     >>> cudnn_problem('/lib/libcudnn.so.9', (9, 28, 0), 12, (13, 0), [(12, 0)])
     ''
     >>> cudnn_problem('/lib/libcudnn.so.9', (9, 28, 0), 13, (12, 4), [(8, 6)])
@@ -167,8 +161,6 @@ def cudnn_problem(path: str, version: Version, runtime: int, driver: Version, ca
 def cudnn_remedy(driver: Version) -> str:
     """Return a command that installs a cuDNN for a driver.
 
-    Examples
-    --------
     >>> cudnn_remedy((13, 0))
     "python -m pip install 'theano_mgpu[cudnn12]'"
     >>> cudnn_remedy((11, 8))

@@ -13,21 +13,7 @@ from ...graph.graph import host_type, is_sparse
 
 
 class Arguments:
-    """The inputs of a function, to which the arguments of calls are bound.
-
-    Attributes
-    ----------
-    inputs : list of theano.Variable
-        The inputs of replicas. Samples are along axis 0 of each that has samples.
-    split : list of bool
-        Which inputs have samples.
-    names_of_lengths : list of str
-        The name of each argument that `lengths` returns the length of.
-    assigned : dict of int to object
-        Values in place of defaults, by position; for one call.
-    replacements : dict of theano.Variable to theano.Variable
-        Original inputs whose samples are along another axis, as expressions of `inputs`.
-    """
+    """The inputs of a function, to which the arguments of calls are bound."""
 
     def __init__(self, inputs: Sequence[Any], axes: Mapping[theano.Variable, int],
                  allow_downcast: bool | None = None) -> None:
@@ -35,12 +21,13 @@ class Arguments:
         self._variables = [spec.variable for spec in specs]
         self._names = [spec.name or str(spec.variable) for spec in specs]
         self._defaults = {i: spec.value for i, spec in enumerate(specs) if spec.value is not None}
-        self.assigned: dict[int, Any] = {}
+        self.assigned: dict[int, Any] = {}  # values in place of defaults, by position; for one call
         self._axes = [axes.get(variable) for variable in self._variables]
         self._allow_downcast = allow_downcast
         self.split = [axis is not None for axis in self._axes]
         self._with_samples = [i for i, split in enumerate(self.split) if split]
         self.names_of_lengths = [self._names[i] for i in self._with_samples]
+        # The inputs of replicas have samples along axis 0; the others are expressed by these.
         self.inputs = [host_type(moved(variable, axis, 0))(variable.name) if axis else variable
                        for variable, axis in zip(self._variables, self._axes)]
         self.replacements = {variable: moved(new, 0, axis)
@@ -79,23 +66,22 @@ class Arguments:
             raise TypeError('no value was given for %s; the inputs are %s' % (', '.join(missing), self._names))
         return [values[position] for position in range(len(self._names))]
 
+    def _positions(self, item):
+        """Return the positions of inputs that a position, a variable or a name stands for."""
+        if isinstance(item, theano.Variable):
+            return [i for i, variable in enumerate(self._variables) if variable is item]
+        return [i for i, name in enumerate(self._names) if item in (i, name)]
+
     def position(self, item: Any) -> int:
         """Return the position of an input, for its position, its variable or its name; raise a TypeError for none."""
-        if isinstance(item, theano.Variable):
-            positions = [i for i, variable in enumerate(self._variables) if variable is item]
-        else:
-            positions = [i for i, name in enumerate(self._names) if item in (i, name)]
+        positions = self._positions(item)
         if len(positions) != 1:
             raise TypeError('%s is %s; the inputs are %s' % (
                 item, 'the name of several inputs' if positions else 'no input', self._names))
         return positions[0]
 
     def __contains__(self, item: Any) -> bool:
-        """Return whether something is an input, by its position, its variable or its name."""
-        try:
-            return self.position(item) is not None
-        except TypeError:
-            return False
+        return len(self._positions(item)) == 1
 
     def __getitem__(self, item: Any) -> Any:
         """Return the default value of an input in the next call; None if a value has to be given."""
@@ -104,7 +90,6 @@ class Arguments:
         return None if value is None else converted(self._variables[position], value, self._allow_downcast)
 
     def __setitem__(self, item: Any, value: Any) -> None:
-        """Set another default value of an input for the next call."""
         position = self.position(item)
         value = converted(self._variables[position], value, self._allow_downcast)
         if position in self._defaults:
@@ -169,19 +154,14 @@ def moved(variable: theano.Variable, source: int, target: int) -> theano.Variabl
 def _input(spec):
     """Return the theano.In of an input; raise a GraphError for one that cannot be scattered."""
     if not isinstance(spec, theano.In):
-        return theano.In(check_input(spec))
+        if not isinstance(spec, theano.Variable) or isinstance(spec, (SharedVariable, theano.Constant)):
+            raise GraphError('input %r is no plain Theano variable. Shared variables are found in the '
+                             'graph by themselves; leave them out of the inputs' % (spec,))
+        return theano.In(spec)
     if spec.update is not None or isinstance(spec.value, (SharedVariable, theano.gof.Container)):
         raise GraphError('theano.In(%s) keeps a value from call to call: make it a shared variable, and give its new '
                          'value by updates' % spec.variable)
     return spec
-
-
-def check_input(variable: Any) -> theano.Variable:
-    """Return an input; raise a GraphError unless it is a plain Theano variable."""
-    if not isinstance(variable, theano.Variable) or isinstance(variable, (SharedVariable, theano.Constant)):
-        raise GraphError('input %r is no plain Theano variable. Shared variables are found in the '
-                         'graph by themselves; leave them out of the inputs' % (variable,))
-    return variable
 
 
 def converted(variable: theano.Variable, value: Any, allow_downcast: bool | None) -> Any:

@@ -21,21 +21,13 @@ from .sub_batches import batch_length
 
 
 class BatchInputs:
-    """The variables by which the samples of a batch enter a graph.
-
-    Attributes
-    ----------
-    rows : dict of SharedVariable to theano.Variable
-        States with a row a sample, and the variable that stands for each in the divided graph.
-    only_length : int or None
-        The one length that batches may have, since the graph has it as a number.
-    """
+    """The variables by which the samples of a batch enter a graph."""
 
     def __init__(self, inputs: Sequence[Any], options: Options, sharded: bool) -> None:
         axes = sample_axes(inputs, options.samples, options.broadcast)
         self.arguments = Arguments(inputs, axes, options.allow_input_downcast)
-        self.rows: dict[SharedVariable, theano.Variable] = {}
-        self.only_length: int | None = None
+        self.rows: dict[SharedVariable, theano.Variable] = {}  # stand-ins for states with a row a sample
+        self.only_length: int | None = None  # the graph has it as a number: batches may have no other
         self._options, self._sharded = options, sharded
 
     def find_slices(self, outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable]
@@ -72,8 +64,6 @@ class BatchInputs:
 
     def divide(self, outputs: list[theano.Variable], updated: list[SharedVariable]) -> Program:
         """Divide the graph, whose last outputs are new values.
-
-        Where replicas cannot compute it in parts, raise a CannotCut; a GraphError if they have to.
         """
         inputs = self.arguments.with_samples + list(self.slices.stand_ins.values())
         outputs = substitute(outputs, self.slices.replacements)
@@ -141,10 +131,7 @@ class BatchInputs:
 
     def length(self, values: Sequence[np.ndarray],
                states: Mapping[SharedVariable, np.ndarray] | None = None) -> int:
-        """Return the number of samples of a batch, by its arguments and the values of states.
-
-        Raise a BatchError if these and the slices do not agree, or the graph is one of batches of another length.
-        """
+        """Return the number of samples of a batch; raise a BatchError if it is not one, or arguments do not agree."""
         if self._options.internal.whole:
             return 1
         lengths, names = self.arguments.lengths(values), self.arguments.names_of_lengths

@@ -37,21 +37,13 @@ class Slices:
     By default, a replica takes its own part of the slice, on its device, where it has a copy of the data set: nothing
     is sent in a step but the numbers that the slice is made of. If `sharded`, each process has a part of the data sets,
     and slices its own samples from that.
-
-    Attributes
-    ----------
-    stand_ins : dict of theano.Variable to theano.Variable
-        For each slice, an input that stands for it, with samples along axis 0.
-    replacements : dict of theano.Variable to theano.Variable
-        For each slice, the same as an expression of its stand-in.
-    on_host : list of theano.Variable
-        The slices that are taken on the host.
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], updated: Collection[Any],
                  sharded: bool = False) -> None:
         self._inputs, self._outputs, self._updated, self._sharded = list(inputs), outputs, updated, sharded
         slices = _slices(inputs, outputs, updated)
+        # For each slice an input with samples along axis 0, and the slice as an expression of it.
         self.stand_ins = {v: (v.type if is_sparse(v) else host_type(moved(v, axis, 0)))(
             '%s of the batch' % (v.owner.inputs[0].name or 'rows')) for v, (_, axis) in slices.items()}
         self.replacements = {v: moved(self.stand_ins[v], 0, axis) for v, (_, axis) in slices.items()}
@@ -62,7 +54,7 @@ class Slices:
         self._own = shared_ancestors([v.owner.inputs[0] for v in slices]).difference(
             shared_ancestors(substitute(outputs, self.replacements)), updated) if sharded else ()
         self._length_function: Any = None
-        self.on_host: list[theano.Variable] = []
+        self.on_host: list[theano.Variable] = []  # the slices that are taken there
 
     def __bool__(self) -> bool:
         return bool(self.stand_ins)
@@ -162,10 +154,7 @@ def _indices(node):
 
 
 def _never_empty(variable, number):
-    """Return a slice that has at least one row.
-
-    A process whose part of the data has ended takes part with one sample that does not count.
-    """
+    """Return a slice with at least one row, for a process whose data has ended: a sample that does not count."""
     data, indices = variable.owner.inputs[0], _indices(variable.owner)
     start, stop = indices[number].start, indices[number].stop
     start = T.minimum(0 if start is None else start, Shape_i(number)(data) - 1)

@@ -23,19 +23,12 @@ ADVANCED = (subtensor.AdvancedSubtensor, subtensor.AdvancedSubtensor1, subtensor
 class FreeBatchSize:
     """A rewrite that replaces the length of a batch, where a graph has it as a number, by the length of each batch.
 
-    The number is looked for where it is the first size: of the images of a convolution, of a new shape of samples,
-    of an array that is filled, and of random numbers, whose first rows are then taken. Elsewhere it stays. With
+    The number is looked for where it is the first size: of the images of a convolution, of a new shape of samples, of
+    an array that is filled, and of random numbers, whose first rows are then taken. Elsewhere it stays. With
     `in_indices` it is looked for in indices of samples, too, where it is more often another number: in
     ``x[arange(20), labels]``, and in slices of batches that have been joined, such as ``x[20:40]``. A length of 1 is no
-    such number: it may be any size.
+    such number: it may be any size. Whether there was such a number is `found`, and `found_in_indices`.
 
-    Attributes
-    ----------
-    found, found_in_indices : bool
-        Whether there was such a number.
-
-    Examples
-    --------
     >>> x = T.dmatrix('x')
     >>> free = FreeBatchSize([x], 4)
     >>> y, = free([x.reshape((4, 2, 3))])

@@ -9,10 +9,7 @@ from ...errors import BatchError, LengthError
 
 
 def batch_length(lengths: Sequence[int], names: Sequence[str], least: int = 1) -> int:
-    """Return the number of samples of a batch: the length of all arguments that are split, at least `least`.
-
-    Raise a LengthError if they are not equal, or below that.
-    """
+    """Return the length of all arguments that are split; raise a LengthError if they differ, or have too few."""
     if len(set(lengths)) > 1:
         odd = names[next(i for i, length in enumerate(lengths) if length != max(lengths))]
         each = ', '.join('%s has %d' % pair for pair in zip(names, lengths))
@@ -44,8 +41,7 @@ class Rows:
         self._whole: list[np.ndarray] = []        # an array an output
 
     def add(self, outputs: Sequence[np.ndarray]) -> int:
-        """Add a batch's outputs; return their number of rows. Raise a BatchError if they do not have one row a sample.
-        """
+        """Add a batch's outputs; return the number of rows. Raise a BatchError if they do not have one a sample."""
         numbers = [output.shape[0] if output.ndim else None for output in outputs]
         stop = self._rows + (numbers[0] or 0)
         if None in numbers or len(set(numbers)) > 1 or (self._length is not None and stop > self._length):

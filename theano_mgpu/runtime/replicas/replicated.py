@@ -52,38 +52,19 @@ def _check_turn(variable):
 
 
 def replicated(variable: Any) -> Replicated:
-    """Return the Replicated of a shared variable; all functions over the variable share it.
-
-    Parameters
-    ----------
-    variable : theano.compile.SharedVariable
-    """
+    """Return the Replicated of a shared variable; all functions over the variable share it."""
     variable = getattr(variable.tag, 'stands_for', variable)
     return watcher_of(variable) or Replicated(variable)
 
 
 class Storages(NamedTuple):
-    """The places of the values of some variables: on some contexts, and maybe on others.
-
-    Attributes
-    ----------
-    variables : list of Replicated
-    copies : list of tuple of SharedVariable
-        For each variable, its copies on the contexts, each once.
-    cells : list of list
-        The storages of the copies, each with the value as its only item: of all variables on the first context, then on
-        the next one.
-    others : list of (int, Context, SharedVariable)
-        The copies on other contexts, each with the number of the variable.
-    everywhere : bool
-        Whether no variable has further copies.
-    """
+    """The places of the values of some variables: on some contexts, and maybe on others."""
 
     variables: Sequence[Replicated]
-    copies: Sequence[tuple[Any, ...]]
-    cells: Sequence[list[Any]]
-    others: Sequence[tuple[int, Context, Any]]
-    everywhere: bool
+    copies: Sequence[tuple[Any, ...]]           # for each variable, its copies on the contexts, each once
+    cells: Sequence[list[Any]]                  # of the copies: of all variables on the first context, then on the next
+    others: Sequence[tuple[int, Context, Any]]  # copies on other contexts, by the number of the variable
+    everywhere: bool                            # no variable has further copies
 
 
 def storages_of(variables: Sequence[Replicated], contexts: Sequence[Context],
@@ -118,42 +99,24 @@ class Replicated:
     when it is needed, and not before. On the host (contexts of kind ``cpu``, and values of others that stay there) the
     variable is itself the replica: nothing is copied, and edits of borrowed memory count for every replica, as in plain
     Theano.
-
-    Attributes
-    ----------
-    changes : int
-        Of all variables: it grows with each new value, and each other event after which steps have to look at them.
-    variable : SharedVariable
-    copies : dict of Context to SharedVariable
-    touched : bool
-        Whether it was set, other than by a step, since a rank last compared it with other ranks.
-    shared : bool
-        Whether it has had rank 0's value.
-    version : int
-        Grows with every new value.
-    latest_in : tuple of SharedVariable
-        The copies, and the variable, that have the latest value.
-    divided : callable or None
-        A function that sends the latest value to every process, while one process alone has it; see `divide`.
-    on_read : callable or None
-        See `ask`.
-    step_locks : list of weak references to threading.RLock
-        Held during the steps of functions over the variable, and while it is set, so that a new value counts from the
-        next step on, for every replica.
     """
 
+    # Of all variables: it grows with each new value, and each other event after which steps have to look at them.
     changes = 0
 
     def __init__(self, variable: Any) -> None:
         self.variable = variable
         self.copies: dict[Context, Any] = {}
-        self.touched = self.shared = False
-        self.version = 0
-        self.divided: Callable[[], None] | None = None
+        self.touched = False  # it was set, other than by a step, since a rank last compared it with other ranks
+        self.shared = False   # it has had rank 0's value
+        self.version = 0      # it grows with each new value
+        self.divided: Callable[[], None] | None = None  # while one process alone has the latest value, see `divide`
         self.on_read: Callable[[Any], object] | None = None  # see `ask`
+        # Weak references to locks that are held during the steps of functions over the variable, and while it is set:
+        # so a new value counts from the next step on, for every replica.
         self.step_locks: list[Any] = []
         self.lent: Lent | None = None  # while the user may edit the value in place, unseen by copies on devices
-        self.latest_in: tuple[Any, ...] = (variable,)
+        self.latest_in: tuple[Any, ...] = (variable,)  # the copies, and the variable, with the latest value
         watch(variable, self)
 
     def __del__(self):
@@ -173,14 +136,7 @@ class Replicated:
         return self.copies[context]
 
     def refresh(self, context: Context, own: bool = False) -> None:
-        """Bring the copy on a context up to date.
-
-        Parameters
-        ----------
-        context : Context
-        own : bool
-            Whether the reader is this process's part of the update that has divided the variable.
-        """
+        """Bring the copy on a context up to date; `own` is the part of this process of a divided update."""
         if self.divided and not own:
             self.divided()
         replica = self.copies[context]
@@ -215,23 +171,20 @@ class Replicated:
                     if not lock.acquire(blocking=False):
                         return
                     stack.callback(lock.release)
-            self._evict()
+            _note_change()
+            self._bring_home()
+            for copy in self.copies.values():
+                if copy is not self.variable and isinstance(copy.type, GpuArrayType):
+                    self.latest_in = tuple(each for each in self.latest_in if each is not copy)
+                    value = copy.container.storage[0]
+                    copy.container.unwatched = value[tuple(slice(0, 1 if fixed else 0) for fixed in
+                                                           copy.type.broadcastable)].copy()
 
     def is_evicted(self, context: Context) -> bool:
         """Return whether the memory of the copy on a context was freed, and the copy was not read since."""
         copy = self.copies.get(context)
         return copy is not None and isinstance(copy.type, GpuArrayType) and \
             copy.container.storage[0].size == 0 != self.variable.container.storage[0].size
-
-    def _evict(self):
-        _note_change()
-        self._bring_home()
-        for copy in self.copies.values():
-            if copy is not self.variable and isinstance(copy.type, GpuArrayType):
-                self.latest_in = tuple(each for each in self.latest_in if each is not copy)
-                value = copy.container.storage[0]
-                copy.container.unwatched = value[tuple(slice(0, 1 if fixed else 0) for fixed in
-                                                       copy.type.broadcastable)].copy()
 
     def lend(self) -> None:
         """Watch the variable's value for edits in place: the user is about to refer to it."""
@@ -251,13 +204,8 @@ class Replicated:
     def divide(self, gather: Callable[[], None], is_here: bool) -> None:
         """Note that a step has left the new value on one process: this one, whose copy is current, or another.
 
-        Parameters
-        ----------
-        gather : callable
-            Sends the latest value to every process; all of them have to read the variable at the same place. Until
-            then something has to keep this object alive.
-        is_here : bool
-            Whether it is on this process.
+        ``gather()`` sends it to every process; all have to read the variable at the same place. Until then something
+        has to keep this object alive.
         """
         if not is_here:
             self._new_version()
@@ -277,8 +225,7 @@ class Replicated:
         self.divided = None
 
     def take(self, value: Any) -> None:
-        """Set the value that every rank sets, in the variable's memory if it fits: the user may have lent the memory.
-        """
+        """Set the value of all ranks, in the variable's memory if it fits: the user may have lent the memory."""
         here = self.variable.container.storage[0]
         if isinstance(here, np.ndarray) and here.flags.writeable and \
                 (here.shape, here.dtype) == (np.shape(value), getattr(value, 'dtype', None)):

@@ -137,7 +137,6 @@ class Saved:
             raise
 
     def check(self, variables: Sequence[Replicated]) -> None:
-        """Raise a ValueError if the file has other variables."""
         saved, wanted = list(self._arrays['names']), list(map(_name, variables))
         if unnumbered(saved) != unnumbered(wanted):
             raise ValueError('%s holds the variables %s, but this function has %s: load it into a function of the '

@@ -161,7 +161,7 @@ def all_rows(shards: Shards, values: list[Value], axis: int, outer: theano.Varia
 def aligned(shards: Shards, node: theano.Apply, values: list[Value]) -> tuple[list[Value], State]:
     """Return the values, with the replica's rows of each constant that has all rows, and the state of the rows.
 
-    The values have as many dimensions as the output.
+    The values have as many dimensions as the output: a vector beside a matrix would be cut along the wrong axis.
     """
     # Each sample meets each other sample, as in x - x.dimshuffle(1, 0): replicas get all samples of the other value.
     first = min((value.axis for value in values if value.kind == ROWS), default=None)
