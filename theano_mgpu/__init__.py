@@ -36,6 +36,7 @@ if _needs_theano and theano_error is None:
     from .devices.contexts import contexts, init, lease
     from .devices.contexts import open_named as _open_named
     from .devices.leases import is_child as _is_child
+    from .devices.leases import run as _run
     from .errors import (
         BatchError,
         ContextError,
@@ -64,7 +65,7 @@ if _needs_theano and theano_error is None:
     _end_together()
     if _config.own_flag('mgpu.timeline') and not _records():
         try:
-            _start_timeline(_config.own_flag('mgpu.timeline'), apart=_is_child())
+            _start_timeline(_config.own_flag('mgpu.timeline'), parent=_run() if _is_child() else 0)
         except MgpuError as error:
             if not _is_command_line():
                 raise

@@ -1,5 +1,6 @@
 """`theano-mgpu run`: processes that the script starts compute on one device each, and `--one`."""
 import ast
+import json
 import os
 import re
 import signal
@@ -123,11 +124,20 @@ def test_each_process_has_its_own_device(kind, tmp_path):
     assert 'nothing was divided' not in err and leases(tmp_path) == []
 
 
-def test_each_process_writes_its_timeline(tmp_path):
-    """All wrote one file, and the last one to end won."""
-    run(['spawn', '2'], tmp_path, environment(tmp_path, FOUR + ',mgpu.timeline=trace.json'))
-    names = [re.sub('[0-9]+', 'N', path.name) for path in tmp_path.glob('trace*')]
-    assert sorted(names) == ['trace.json', 'trace.processN.json', 'trace.processN.json']
+@on_standin
+@pytest.mark.parametrize('kind', ['spawn', 'fork'])
+def test_the_timeline_has_the_tracks_of_all_processes(kind, tmp_path):
+    """All wrote one file, and the last one to end won; the process that is killed has its tracks, too."""
+    pytest.importorskip('pygpu')
+    env = environment(tmp_path, COMPILED + ',mgpu.timeline=trace.json')
+    found, _ = run([kind, '2', 'kill'], tmp_path, cuda_on_cpu.environment(2, env))
+    assert sorted(found) == [-signal.SIGKILL, 0] and [path.name for path in tmp_path.glob('trace*')] == ['trace.json']
+    events = json.loads((tmp_path / 'trace.json').read_text())['traceEvents']
+    names = {event['pid']: event['args']['name'] for event in events if event['name'] == 'process_name'}
+    tracks = [(names[event['pid']][:7], event['args']['name']) for event in events if event['name'] == 'thread_name']
+    spans = {names[event['pid']] for event in events if event['ph'] == 'X'}
+    assert {('process', 'batches on dev0'), ('process', 'batches on dev1')} <= set(tracks), tracks
+    assert sum(name.startswith('process') for name in spans) == 2
 
 
 def test_more_processes_than_devices(tmp_path):

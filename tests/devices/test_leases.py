@@ -179,15 +179,15 @@ def test_the_children_of_a_killed_run_are_forgotten(folder):
 
 
 def test_batches_are_counted_at_once(folder, monkeypatch):
-    leases.count(7)  # no lease: nothing to do
+    leases.count(7, 0.1)  # no lease: nothing to do
     leases.announce([])
-    leases.count(7)  # no run has started this process
+    leases.count(7, 0.1)  # no run has started this process
     assert leases._own.numbers == [1, 0, 0]
     leases._forget()
     monkeypatch.setenv(leases.RUN, json.dumps({'process': 1, 'file': 'lease-run'}))
     leases.take(FOUR)
     for samples in (7, 5):
-        leases.count(samples)
+        leases.count(samples, 0.1)
     content = (folder / leases._own.name).read_bytes()
     assert leases.NUMBERS.unpack_from(content) == (1, 2, 12)
 

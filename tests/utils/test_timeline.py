@@ -138,7 +138,6 @@ def test_each_rank_writes_a_file_of_its_own(tmp_path):
     path = str(tmp_path / 'a.json')
     assert timeline_module.Recorder(path).path == path
     assert timeline_module.Recorder(path, 3).path == str(tmp_path / 'a.rank3.json')
-    assert timeline_module.Recorder(path, apart=True).path == str(tmp_path / ('a.process%d.json' % os.getpid()))
 
 
 SCRIPT = """

@@ -45,7 +45,7 @@ class Usage:
 
     def add(self, kind: str, samples: int, seconds: float, contexts: Sequence[Context] = ()) -> None:
         """Count a call of a function."""
-        leases.count(samples)
+        leases.count(samples, seconds)
         if contexts is not self._added:  # most often they are
             self.contexts += [context for context in contexts if context not in self.contexts]
             self._added = contexts

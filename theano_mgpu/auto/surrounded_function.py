@@ -1,6 +1,7 @@
 """A `theano.function` with steps that surround each call: the ledger, and checkpoints."""
 from __future__ import annotations
 
+import time
 from typing import Any, Callable
 
 from theano.compile.function_module import Function
@@ -81,8 +82,9 @@ def record(function: Function, arguments: dict[str, Any], name: str, ranks: Comm
 def count_calls(function: Function) -> None:
     """Have each call of a function count as a batch of this process."""
     def count(call, proceed):
-        computed = proceed(call)
-        leases.count(max([0, *(length_of([each]) for each in (*call[0], *call[1].values()))]))
+        began, computed = time.perf_counter(), proceed(call)
+        samples = max([0, *(length_of([each]) for each in (*call[0], *call[1].values()))])
+        leases.count(samples, time.perf_counter() - began)
         return computed
     steps_of(function).surround([count])
 

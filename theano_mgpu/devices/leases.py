@@ -18,7 +18,7 @@ import tempfile
 import time
 from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from ..utils import command_line, mpi_environment, progress, rank_process
+from ..utils import command_line, mpi_environment, progress, rank_process, timeline
 from . import cards, discovery
 from .context_map import Context
 
@@ -100,6 +100,11 @@ def is_child() -> bool:
     return options().get('process', os.getpid()) != os.getpid() or mpi_environment.started_by_rank()
 
 
+def run() -> int:
+    """Return the number of the process of the run, or of the rank, that has started this process."""
+    return options().get('run', os.getppid())
+
+
 def begin_run(one: bool, wait: bool, **more: Any) -> None:
     """Have processes that this one starts take a device each; with `one`, so does this process.
 
@@ -109,7 +114,8 @@ def begin_run(one: bool, wait: bool, **more: Any) -> None:
     os.environ[RUN] = '{}'  # where another run has started this one, its processes are its own
     announce([])
     _waits = wait
-    os.environ[RUN] = json.dumps(dict(more, process=0 if one else os.getpid(), file=_own.name if _own else None))
+    os.environ[RUN] = json.dumps(dict(more, process=0 if one else os.getpid(), run=os.getpid(),
+                                     file=_own.name if _own else None))
 
 
 def announce(contexts: Sequence[Held]) -> None:
@@ -132,8 +138,8 @@ def work() -> list[Lease]:
     return []
 
 
-def count(samples: int) -> None:
-    """Count a batch for the summary of the run that has started this process, if one has.
+def count(samples: int, seconds: float) -> None:
+    """Count a batch for the summary and the timeline of the run that has started this process, if one has.
 
     It is written at once, since the process may be killed.
     """
@@ -141,6 +147,8 @@ def count(samples: int) -> None:
         _own.numbers[1] += 1
         _own.numbers[2] += samples
         os.pwrite(_own.file, NUMBERS.pack(*_own.numbers), 0)
+        timeline.note({}, 'batch', 'batches on ' + ', '.join(each.name for each in _own.contexts),
+                      time.perf_counter() - seconds)
 
 
 def held(contexts: Sequence[Context]) -> list[Held]:
