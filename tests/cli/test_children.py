@@ -262,10 +262,10 @@ def test_tracebacks_of_processes_are_as_under_python(tmp_path):
     assert traces[0] == traces[1] and 'missing' in traces[0][1]
 
 
-@pytest.mark.parametrize('number', [0, 1])
-def test_recipes_of_the_guide(number, tmp_path):
-    """Each process of GridSearchCV and of joblib has its device, and has trained."""
-    pytest.importorskip('sklearn')
+@pytest.mark.parametrize('number,library', enumerate(['sklearn', 'joblib', 'optuna']))
+def test_recipes_of_the_guide(number, library, tmp_path):
+    """Each process of GridSearchCV, joblib and a study of Optuna has its device, and has trained."""
+    pytest.importorskip(library)
     text = GUIDE.read_text(encoding='utf-8')
     (tmp_path / 'recipe.py').write_text(re.findall('```python\n(.*?)```', text, re.DOTALL)[number])
     process = start(['recipe.py'], tmp_path)
