@@ -11,11 +11,11 @@ import time
 import types
 from pathlib import Path
 
-from theano_mgpu import compat, config
+from theano_mgpu import compat
 from theano_mgpu.compat import keras_libraries, pymc3, theano_flags
 from theano_mgpu.devices import patches as device_patches
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.utils import mpi_environment
+from theano_mgpu.utils import flags, mpi_environment
 from theano_mgpu.utils.command_line import own_command
 
 import numpy as np
@@ -180,7 +180,7 @@ def test_a_flag_that_does_not_exist_is_an_error(flag, nearest, monkeypatch, tmp_
     monkeypatch.setenv(where, flag)
     for _ in range(2):
         with pytest.raises(MgpuError) as raised:
-            config.check_own_names()
+            flags.check_own_names()
         assert str(raised.value).startswith('there is no flag %s, which %s sets to %s. %s' % (
             name, where, value, nearest))
         where = str(tmp_path / 'theanorc')
@@ -235,7 +235,7 @@ def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):
     (tmp_path / 'mpi4py' / 'MPI.py').write_text('raise RuntimeError("cannot load MPI library")')
     done = python('import theano_mgpu, theano; print("fine")', PYTHONPATH=str(tmp_path))
     assert done.stdout.strip() == 'fine', done.stderr
-    assert 'RuntimeError' in python('import theano', PYTHONPATH=str(tmp_path)).stderr or not config.flag('blas.ldflags')
+    assert 'RuntimeError' in python('import theano', PYTHONPATH=str(tmp_path)).stderr or not flags.flag('blas.ldflags')
 
 
 @pytest.mark.skipif(not shutil.which('g++'), reason='without g++ Theano does not try to compile')

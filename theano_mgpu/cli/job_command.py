@@ -8,12 +8,12 @@ import socket
 import sys
 from typing import Mapping, NamedTuple
 
-from .. import config
 from ..comm import mpi_library
 from ..comm.allocation import DEFAULT_HOSTFILE, HOSTFILE, SLURM, Allocation
 from ..errors import MgpuError, MissingError
 from ..parsing import bare, is_host, whole_number
 from ..utils import blas, mpi_environment
+from ..utils.flags import environment_flags, join_flags, own_flag
 from .launcher_output import OWN_DESCRIPTOR
 
 COMMAND = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '__main__.py')
@@ -165,10 +165,10 @@ def rank_environment(start: Start, settings: Mapping[str, object] = {}) -> dict[
     `settings` has values of flags, by their names without ``mgpu.``.
     """
     environment = starting_environment()
-    flags = dict(config.environment_flags(), **{'mgpu.executor': 'mpi'})
+    flags = dict(environment_flags(), **{'mgpu.executor': 'mpi'})
     flags.update(('mgpu.' + name, str(value)) for name, value in settings.items())
-    environment['THEANO_FLAGS'] = config.join_flags(flags)
-    if config.own_flag('mgpu.overlap') == 'True':
+    environment['THEANO_FLAGS'] = join_flags(flags)
+    if own_flag('mgpu.overlap') == 'True':
         # The thread that exchanges gradients would take half of the core that computes the next ones.
         environment.setdefault('OMPI_MCA_mpi_yield_when_idle', '1')
     if start.by_mpirun and start.on_this_host:

@@ -43,6 +43,7 @@ from ..devices.contexts import chosen, init
 from ..errors import MgpuError, exit_code_of
 from ..utils import mpi_environment, rank_process
 from ..utils.files import whole_text
+from ..utils.flags import environment_flags, own_flag, set_environment_flags
 from . import processes
 from .config import devices
 from .devices import context_map
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         if n_processes > 1:
             return processes.start(n_processes, args)
     if args.ledger:
-        config.set_environment_flags({**config.environment_flags(), 'mgpu.ledger': args.ledger})
+        set_environment_flags({**environment_flags(), 'mgpu.ledger': args.ledger})
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
@@ -100,10 +101,10 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     draw_alike()
     if args.ledger:
         use_ledger(args.ledger)
-    flags = config.environment_flags()
+    flags = environment_flags()
     if args.contexts:
         flags['contexts'] = describe(args.contexts)
-        config.set_environment_flags(flags)
+        set_environment_flags(flags)
     # Devices are opened, and Keras is imported, when the script first needs them.
     opened = functools.lru_cache(None)(functools.partial(open_contexts, args, flags))
     reports = [enable(opened, args.strict, args.verify, args.always, note)]
@@ -127,7 +128,7 @@ def at_exit(function: Callable[..., None], *arguments: Any) -> None:
 def draw_alike() -> None:
     """Seed the processes of a job alike, for a script that sets no seed, unless each process has its own data."""
     seed = os.environ.get(mpi_environment.SEED)
-    if seed is not None and mpi_environment.trains_together() and config.own_flag('mgpu.data') != 'sharded':
+    if seed is not None and mpi_environment.trains_together() and own_flag('mgpu.data') != 'sharded':
         import numpy as np
         random.seed(int(seed))
         np.random.seed(int(seed))
@@ -193,8 +194,8 @@ def take_flags(before: dict[str, str]) -> None:
     that the script does not set keep their values.
     """
     import theano
-    own = config.environment_flags()
-    config.set_environment_flags(dict(before, **own))
+    own = environment_flags()
+    set_environment_flags(dict(before, **own))
     late = []
     for name, value in own.items():
         if before.get(name) == value or name in ('contexts', 'floatX'):  # handled by us and by Keras

@@ -8,10 +8,10 @@ import itertools
 import os
 from typing import Any, List, Sequence, Set
 
-from .. import config
 from ..errors import ContextError
 from ..parsing import MOST_DEVICES
 from ..utils import mpi_environment, rank_process
+from ..utils.flags import flag, own_flag
 from . import discovery, occupancy, opening
 from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
 from .cuda_driver import load_driver
@@ -24,7 +24,7 @@ _opened_in: List[int] = []    # the number of the process that opened a GPU, if 
 
 def flagged() -> str:
     """Return the context map of THEANO_FLAGS or .theanorc; the empty string where they have none."""
-    return config.flag('contexts', '').strip()
+    return flag('contexts', '').strip()
 
 
 def configured() -> list[Context]:
@@ -81,7 +81,7 @@ def share(contexts: list[Context], rank: int, size: int) -> list[Context]:
     >>> describe(share(four, 1, 2)), describe(share(four, 5, 8))
     ('c->cuda2;d->cuda3', 'b->cuda1')
     """
-    n, per_process = len(contexts), config.own_flag('mgpu.gpus_per_process')
+    n, per_process = len(contexts), own_flag('mgpu.gpus_per_process')
     if per_process > n:
         raise ContextError('%d contexts for each process were asked for; this host has %d: %s. Lower '
                            'mgpu.gpus_per_process (launch --gpus-per-process), or map more'

@@ -6,11 +6,11 @@ import os
 import shutil
 from typing import NamedTuple, Sequence
 
-from ... import config
 from ...comm.allocation import allocation
 from ...devices import discovery
 from ...devices.contexts import flagged
 from ...utils import mpi_environment
+from ...utils.flags import theanorc_files
 from . import device_checks
 from .host_checks import FAIL, WARN, Finding, Setup
 
@@ -58,7 +58,7 @@ def next_steps(setup: Setup) -> list[Step]:
     check = Step('theano-mgpu doctor', 'begin here: ' + wrong if wrong else 'check that each context computes')
     if setup.needs('cuda', 'opencl') and not flagged():
         last = Step('theano-mgpu config > ~/.theanorc', 'use these devices, with float32, from now on')
-        if any(map(os.path.exists, config.theanorc_files())):
+        if any(map(os.path.exists, theanorc_files())):
             last = Step('theano-mgpu config', 'lines for your .theanorc: these devices, with float32')
     else:
         last = Step('theano-mgpu bench --model cnn', 'measure how a model scales here')
