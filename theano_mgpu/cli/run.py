@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         at_exit(explain, record(), args)
     if not args.quiet:
         at_exit(print_summary, reports)
-    import_hooks.after_import('keras', lambda keras: reports.extend(enable_in(args, opened)))
+    import_hooks.at_import('after', 'keras', lambda keras: reports.extend(enable_in(args, opened)))
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)

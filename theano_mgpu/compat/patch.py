@@ -19,11 +19,6 @@ class AtImport(NamedTuple):
     def __str__(self) -> str:
         return '%s import of %s' % (self.side, ', '.join(self.modules))
 
-    def hook(self, function: Callable[..., Any]) -> None:
-        """Have a function called by the imports."""
-        for module in self.modules:
-            getattr(import_hooks, self.side + '_import')(module, function)
-
 
 def before(*modules: str) -> AtImport:
     """Return the time before one of some modules is imported: ``apply()`` is called once."""
@@ -74,7 +69,8 @@ def apply(table: Sequence[Patch], when: Union[str, Type[AtImport]], *arguments: 
             if patch in _applied or not patch.is_needed() or when not in (patch.when, type(patch.when)):
                 continue
             if isinstance(patch.when, AtImport):
-                patch.when.hook(patch.apply)
+                for module in patch.when.modules:
+                    import_hooks.at_import(patch.when.side, module, patch.apply)
             else:
                 patch.apply(*arguments)
             if not again:
