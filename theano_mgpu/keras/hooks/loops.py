@@ -24,7 +24,7 @@ from ...comm.rank_0 import on_rank_0
 from ...compat import keras_versions
 from ...runtime.state.random_states import random_states, set_random_states
 from ...utils import mpi_environment
-from ...utils.spare import wait_until_needed
+from ...utils.rank_process import wait_until_needed
 from ..models import members
 from .checkpoint import Checkpoint
 from .feed import fed
