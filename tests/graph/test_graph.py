@@ -292,7 +292,7 @@ def test_each_patch_is_needed(gpu2, monkeypatch, name):
     elif name == 'graph_to_gpu':
         monkeypatch.setattr(opt.GraphToGPU, 'apply', opt.GraphToGPU.apply.__wrapped__)
     elif name == 'mrg':
-        monkeypatch.setattr(rng_mrg.GPUA_mrg_uniform, 'new', rng_mrg.GPUA_mrg_uniform.original_new)
+        monkeypatch.setattr(rng_mrg.GPUA_mrg_uniform, 'new', staticmethod(rng_mrg.GPUA_mrg_uniform.new.__wrapped__))
     elif name == 'legacy_convolution':
         monkeypatch.setattr(opt.gpu_seqopt['replace_legacy_convolutions'], 'apply', lambda fgraph: None)
     else:

@@ -51,7 +51,7 @@ class Patch(NamedTuple):
     symptom: str                # the behaviour without the patch
     when: Union[str, AtImport]  # a time of this module, or one that the table's module defines
     apply: Callable[..., Any]
-    test: str                   # a test that fails without the patch
+    test: str                   # the name of a test that fails without the patch
 
     def is_needed(self) -> bool:
         """Return whether the installed library may need the patch."""
