@@ -201,14 +201,11 @@ def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicat
 def _connected(nccl, contexts, first, size, ranks):
     """Return NCCL's communicators, and the text of an error."""
     primary = list(map(primary_context, contexts))
-    if ranks.size == 1:
-        devices = [nccl.driver.device_at(card_of(context)) for context in contexts]
-        return _within_timeout(lambda: nccl.connect(devices, primary))
-    unique_id, error = _outcome(nccl.unique_id) if ranks.rank == 0 else (None, '')
-    unique_id, error = broadcast_object(ranks, (unique_id, error))
+    made = _outcome(lambda: nccl.unique_id(primary[0])) if ranks.rank == 0 else None
+    unique_id, error = broadcast_object(ranks, made)
     if error:
         return [], error
-    return _within_timeout(lambda: nccl.connect_ranks(primary, first, size, unique_id))
+    return _within_timeout(lambda: nccl.connect(primary, first, size, unique_id))
 
 
 def _within_timeout(work: Callable[[], Any]) -> tuple[Any, str]:

@@ -25,7 +25,7 @@ class UniqueId(ctypes.Structure):
 # The arguments of each function that is called here, or from nccl.cpp.
 OF_NCCL: dict[str, list[Any]] = {
     'ncclGetVersion': [ADDRESS], 'ncclGetUniqueId': [ADDRESS],
-    'ncclCommInitAll': [ADDRESS, INTEGER, ADDRESS], 'ncclCommInitRank': [ADDRESS, INTEGER, UniqueId, INTEGER],
+    'ncclCommInitRank': [ADDRESS, INTEGER, UniqueId, INTEGER],
     'ncclCommAbort': [ADDRESS], 'ncclCommGetAsyncError': [ADDRESS, ADDRESS], 'ncclGroupStart': [], 'ncclGroupEnd': [],
     'ncclAllReduce': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
     'ncclReduce': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, INTEGER, ADDRESS, ADDRESS],
@@ -62,22 +62,15 @@ class Nccl:
             texts.append(self._nccl.ncclGetLastError(None))
         return 'error %d, %s' % (code, ': '.join(text.decode(errors='replace').strip() for text in texts if text))
 
-    def unique_id(self) -> bytes:
+    def unique_id(self, context: int) -> bytes:
         """Return the identity of a new clique."""
         unique = UniqueId()
-        self._check('ncclGetUniqueId', self._nccl.ncclGetUniqueId(ctypes.byref(unique)))
+        with self.driver.current(context):
+            self._check('ncclGetUniqueId', self._nccl.ncclGetUniqueId(ctypes.byref(unique)))
         return bytes(unique)
 
-    def connect(self, devices: Sequence[int], contexts: Sequence[int]) -> list[int]:
-        """Return a communicator for each device of a clique in this process, by their numbers and primary contexts."""
-        comms = (ADDRESS * len(devices))()
-        with self.driver.current(contexts[0]):
-            code = self._nccl.ncclCommInitAll(comms, len(devices), (INTEGER * len(devices))(*devices))
-        self._check('ncclCommInitAll', code)
-        return list(comms)
-
-    def connect_ranks(self, contexts: Sequence[int], first: int, size: int, unique_id: bytes) -> list[int]:
-        """Return a communicator for each device of this process in a clique of several; wait for all of them.
+    def connect(self, contexts: Sequence[int], first: int, size: int, unique_id: bytes) -> list[int]:
+        """Return a communicator for each device of this process, by primary contexts; wait for all of the clique.
 
         `first` is the place of the first device among the `size` devices of all processes, whose `unique_id` is the
         same.
