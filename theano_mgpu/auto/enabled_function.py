@@ -26,7 +26,6 @@ NO_BATCH = 'no batch enters it'
 NO_BATCH_YET = 'no call has shown a batch of more than one sample'
 NOT_TIMED = 'it was not called often enough to be timed'
 PROFILED = 'it is profiled'
-NOT_COMPUTED = 'no call of it has succeeded'
 NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
 
 
@@ -50,7 +49,6 @@ class EnabledFunction:
         self._whole: ParallelFunction | None = None  # of a placed graph: the function that divides no batch
         self._divides = True  # set with the programs of a placed graph: it may have one replica, and no micro-batches
         self._chooser = Chooser(State.SEVERAL if enabled.always or placed else State.TIMES_ONE, self._ranks)
-        self._is_called = False
 
     @property
     def step(self) -> ParallelFunction | None:
@@ -58,9 +56,6 @@ class EnabledFunction:
         return self._programs and self._programs.step or self._whole
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
-        if not self._is_called:
-            self._is_called = True
-            self._usage.run_on([], NOT_COMPUTED)
         if self._chooser.state is State.SEVERAL:
             return self._over_contexts(args, kwargs)
         return self._by_chosen_way(args, kwargs)

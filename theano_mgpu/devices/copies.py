@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     here: Any
 
 
-class Copies:
+class HostCopies:
     """Copies in the order of a device's computations: the host waits for each block before the next one is read."""
 
     is_beside = False
@@ -67,7 +67,7 @@ class Copies:
         self._blocks = []
 
 
-class CopiesBeside(Copies):
+class CopiesBeside(HostCopies):
     """Copies of a CUDA device on two streams, which libgpuarray does not know.
 
     It uses freed memory again in the order of its own stream. So an array that is read has to live until it arrives,
@@ -125,10 +125,10 @@ class CopiesBeside(Copies):
         super().drop()
 
 
-def copies_of(context: Context, n_blocks: int) -> Copies:
+def copies_of(context: Context, n_blocks: int) -> HostCopies:
     """Return new copies of a context: beside its computations, if it can and there are several blocks."""
     is_beside = context.kind == 'cuda' and n_blocks > 1 and theano.config.gpuarray.single_stream
-    return CopiesBeside(context, n_blocks) if is_beside else Copies()
+    return CopiesBeside(context, n_blocks) if is_beside else HostCopies()
 
 
 @functools.lru_cache(maxsize=None)
