@@ -60,10 +60,9 @@ class TwoRanks(Alone):
         return np.array([integers, 2 * np.array(integers)])
 
 
-@pytest.mark.parametrize('together', [True, False])
-def test_the_slowest_rank_counts(together, calls):
+def test_the_slowest_rank_counts(calls):
     ranks = TwoRanks()
-    chooser = Chooser(State.TIMES_SEVERAL, ranks, together)
+    chooser = Chooser(State.TIMES_SEVERAL, ranks)
     calls(chooser, LONGEST * .9, 1, CALLS)
     assert chooser.state is State.SEVERAL and chooser.seconds[Way.SEVERAL] == pytest.approx(LONGEST * 1.8)
-    assert ranks.shared == ([1] * CALLS if together else [CALLS])
+    assert ranks.shared == [CALLS]

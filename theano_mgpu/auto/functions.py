@@ -84,13 +84,14 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
         contexts = functools.partial(resolve_contexts, contexts)
     report = FunctionReport()
     _attach_once()
-    EnabledFunctions(functools.lru_cache(None)(contexts), report, strict, verify, always, tell).begin()
+    EnabledFunctions.in_force = EnabledFunctions(functools.lru_cache(None)(contexts), report, strict, verify, always,
+                                                 tell)
     return report
 
 
 def disable() -> None:
     """Leave functions that are made from now on to plain Theano; those that were made before stay as they are."""
-    EnabledFunctions.end()
+    EnabledFunctions.in_force = None
 
 
 @functools.lru_cache(None)
@@ -108,7 +109,7 @@ def _attach(function, arguments):
 class EnabledFunctions(Enabled):
     """The arguments of an `enable` of Theano functions; ``contexts()`` returns the list of Context to run over."""
 
-    in_force: EnabledFunctions | None = None
+    in_force: EnabledFunctions | None = None  # the one that takes part in the making of functions at present
 
     def __init__(self, contexts: Callable[[], Sequence[Context]], *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -60,8 +60,8 @@ def use_ledger(path: str) -> None:
 
 
 def account_of(step: Any, variables: Iterable[Any]) -> Account | None:
-    """Return the account of a DividedFunction with some Replicated, if it is to have one; else None."""
-    book = ledger(step.ranks) if step.options.internal.in_ledger else None
+    """Return the account of a DividedFunction with some Replicated; None without a ledger."""
+    book = ledger(step.ranks)
     return book.account(step.options.name, [each.variable for each in variables], step.ranks) if book else None
 
 

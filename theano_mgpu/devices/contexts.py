@@ -260,11 +260,7 @@ def is_lost(context: Context) -> bool:
         return True
 
 
-def alike(one: Context, other: Context) -> bool:
-    """Return whether the devices of two contexts are of one type, so that a graph optimised for one suits the other."""
-    return type_name(one) == type_name(other)
-
-
 def type_name(context: Context) -> str:
-    """Return the name of the type of a context's device."""
+    """Return the name of the type of a context's device; a graph that is optimised for one suits another of this type.
+    """
     return context.kind if context.kind == 'cpu' else '%s %s' % (context.kind, gpu_context(context).devname)

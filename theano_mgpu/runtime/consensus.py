@@ -16,7 +16,7 @@ from ..comm.activities import BUILD, SHARE
 from ..comm.collectives import all_gather_int, all_gather_object
 from ..comm.communicator import Communicator
 from ..devices import nccl
-from ..devices.contexts import alike, type_name
+from ..devices.contexts import type_name
 from ..devices.mesh import CPU, Mesh
 from ..errors import ContextError, RankError, warn
 from ..graph import graph
@@ -73,7 +73,7 @@ def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
         raise ContextError('mgpu.logical_shards gives the same bits only where all processors round alike, and those '
                            'of the ranks do not: %s. Set OPENBLAS_CORETYPE=Haswell and gcc.cxxflags=-march=haswell on '
                            'every rank' % '; '.join('%s: %s' % (ranks.name(i), text) for i, text in enumerate(hosts)))
-    if len(set(devices)) > 1 or not all(alike(mesh.contexts[0], context) for context in mesh.contexts):
+    if len({*devices, *map(type_name, mesh.contexts)}) > 1:
         warn('the devices are of several types: the bits of results depend on the samples that each one computes, in '
              'spite of mgpu.logical_shards')
 

@@ -6,7 +6,7 @@ import glob
 import warnings
 
 from ...compat import cuda_libraries
-from ...devices import cards, cuda_contexts, discovery, pygpu_package
+from ...devices import cards, cuda_contexts, discovery
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
 from ...utils.values import wrong
@@ -38,16 +38,15 @@ def nvidia_gpu_present() -> bool:
 def check_pygpu(setup: Setup) -> Finding:
     """Check that pygpu can be imported, in a version for Theano 1.0.5."""
     gpu = setup.needs('cuda', 'opencl')
-    remedy = pygpu_package.how_to_install()
     try:
         import pygpu
         from pygpu.gpuarray import api_version
     except Exception as error:  # ImportError; ValueError where it was built for another NumPy
-        return (Finding(FAIL, 'cannot be imported: ' + first_line(error), remedy) if gpu else
+        return (Finding(FAIL, 'cannot be imported: ' + first_line(error), discovery.INSTALL_PYGPU) if gpu else
                 Finding(SKIP, 'not available; needed for GPUs only (%s)' % first_line(error)))
     version = '%s, API %d' % (pygpu.__version__, api_version()[0])
     if version_tuple(pygpu.__version__) != (0, 7) or api_version()[0] != 2:
-        return broken(gpu, version + '; Theano 1.0.5 works with 0.7, API 2', remedy)
+        return broken(gpu, version + '; Theano 1.0.5 works with 0.7, API 2', discovery.INSTALL_PYGPU)
     return Finding(OK, version)
 
 

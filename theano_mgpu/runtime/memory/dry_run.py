@@ -10,7 +10,7 @@ from theano.gpuarray.type import GpuArrayType
 from ...comm.alone import Alone
 from ...comm.tree_products import Product
 from ...devices.context_map import HOST, Context
-from ...devices.copies import Copies
+from ...devices.copies import HostCopies
 from ...devices.launcher import Launcher
 from ...devices.nccl import communicator_of
 from ...devices.transfers import DeviceBuffers
@@ -188,7 +188,7 @@ class _Memories(Memories):
     computes = False
 
     def copies(self, context, n_blocks):
-        return Copies()
+        return HostCopies()
 
     def on_host(self, shape, dtype, contexts):
         return self[HOST].array(shape, dtype)
