@@ -48,10 +48,13 @@ class DryRun:
         self._host = host = Memory()
         self.memory = _Memories((context, host if context.kind == 'cpu' else Memory())
                                 for context in [*self._plan.mesh.contexts, HOST])
-        self._copies = {id(copy.container.storage): self.memory[context].array(value.shape, value.dtype)
-                        for variable in executable.variables for context, copy in variable.copies.items()
-                        for value in copy.container.storage
-                        if context in self.memory and isinstance(copy.type, GpuArrayType) and hasattr(value, 'dtype')}
+        self._copies: dict[int, Array] = {}  # of variables, by the storage
+        for variable in executable.variables:
+            for context, copy in variable.copies.items():
+                if context in self.memory and isinstance(copy.type, GpuArrayType):
+                    value, whole = copy.container.storage[0], variable.variable.container.storage[0]
+                    shape = value.shape if value.size else whole.shape  # the memory of a copy may have been freed
+                    self._copies[id(copy.container.storage)] = self.memory[context].array(shape, value.dtype)
         self._old: list[Array] = []  # they stay until the step is committed
         self._left: dict[tuple[Part, Context], Any] = {}
         self._buffers = {context: DeviceBuffers(context) for context in self._plan.mesh.contexts}

@@ -19,7 +19,7 @@ from ...devices.contexts import is_fork
 from ...devices.shared_variables import watch, watcher_of
 from ...errors import MgpuError
 from ...utils.values import checksum
-from .borrowed import Lent, is_lent
+from .borrowed import is_lent, warn_if_large
 from .copies import copy_on, current_value, host_value, lies_on_device
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions
@@ -115,7 +115,8 @@ class Replicated:
         # Weak references to locks that are held during the steps of functions over the variable, and while it is set:
         # so a new value counts from the next step on, for every replica.
         self.step_locks: list[Any] = []
-        self.lent: Lent | None = None  # while the user may edit the value in place, unseen by copies on devices
+        # The checksum of the value, while the user may edit it in place, unseen by copies on devices.
+        self.lent: int | None = None
         self.latest_in: tuple[Any, ...] = (variable,)  # the copies, and the variable, with the latest value
         watch(variable, self)
 
@@ -180,25 +181,20 @@ class Replicated:
                     copy.container.unwatched = value[tuple(slice(0, 1 if fixed else 0) for fixed in
                                                            copy.type.broadcastable)].copy()
 
-    def is_evicted(self, context: Context) -> bool:
-        """Return whether the memory of the copy on a context was freed, and the copy was not read since."""
-        copy = self.copies.get(context)
-        return copy is not None and isinstance(copy.type, GpuArrayType) and \
-            copy.container.storage[0].size == 0 != self.variable.container.storage[0].size
-
     def lend(self) -> None:
         """Watch the variable's value for edits in place: the user is about to refer to it."""
         if self.lent is None:
-            self.lent = Lent(self.variable)
+            self.lent = checksum(self.variable.container.storage[0])
+            warn_if_large(self.variable)
             _note_change()
 
     def note_edits(self) -> None:
         """Take an edit in place of the variable's value, which is `lent`, as a new version."""
-        assert self.lent is not None
-        if self.variable in self.latest_in and self.lent.is_edited():
+        storage = self.variable.container.storage
+        if self.variable in self.latest_in and checksum(storage[0]) != self.lent:
             self._new_version(self.variable)
             self.touched = True
-        elif not is_lent(self.variable.container.storage):
+        elif not is_lent(storage):
             self.lent = None
 
     def divide(self, gather: Callable[[], None], is_here: bool) -> None:
