@@ -28,8 +28,7 @@ from ..runtime import Executable, StepRun
 from ..runtime.batch import Batch, of_one_replica
 from ..runtime.batches.arguments import Arguments, converted, no_samples, sample_axes
 from ..runtime.batches.sub_batches import batch_length
-from ..runtime.replicas.copies import copy_on
-from ..runtime.replicas.replicated import replicated
+from ..runtime.replicas.replicated import copy_on, replicated
 from ..utils.timeline import PHASES, Timings
 
 

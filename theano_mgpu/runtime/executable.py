@@ -28,9 +28,8 @@ from ..utils import progress
 from ..utils.executors import Executor, make_executor
 from ..utils.timeline import Timings
 from . import compiler
-from .consensus import check_same_graph, share_first_values
-from .device_broadcast import DeviceBroadcasts
-from .divided_update import UpdateOwners
+from .consensus import check_same_graph
+from .divided_update import DeviceBroadcasts, UpdateOwners
 from .exchanges import exchanges_of
 from .replicas.replicated import Replicated, Storages, replicated, storages_of
 
@@ -133,7 +132,6 @@ class Executable:
         replicas = {variable: replicated(variable) for variable in shared}
         self.variables = list(dict.fromkeys(replicas.values()))  # the same on all ranks
         self._seen: int | None = None  # the `changes` when all replicas were up to date
-        share_first_values(communicator, [each for each in self.variables if each.variable not in program.own])
         by_tree, self.on_devices = plan.shares.logical_shards > 0, plan.mesh.on_devices
         factored = {each.source for part in plan.parts for group in part.sums for each in group.exchanges} \
             .difference(plan.kept) if by_tree and not self.on_devices else ()
@@ -168,13 +166,13 @@ class Executable:
         for variable in self.variables:  # all of them: another function may have divided some otherwise
             if variable.divided and (self.owners is None or variable.divided != self.owners.gather):
                 variable.divided()
-            if variable.lent:
+            if variable.lent is not None:
                 variable.note_edits()
             if variable.on_read is not None:
                 variable.on_read(variable.variable)
         for compiled in self.parts.values():
             compiled.refresh()
-        looks = any(variable.divided or variable.lent or variable.on_read for variable in self.variables)
+        looks = any(variable.divided or variable.lent is not None or variable.on_read for variable in self.variables)
         self._seen = None if looks else seen  # each step looks at such variables
 
     def note_new_values(self) -> None:

@@ -128,7 +128,7 @@ class StepRun:
             if slots[target] is None:  # else it was sent ahead
                 slots[target] = self._sent(variable, slots[source], context, buffers)
 
-    def _sent(self, variable: theano.Variable, value: Any, context: Context,
+    def _sent(self, variable: theano.Variable | None, value: Any, context: Context,
               buffers: dict[Context, DeviceBuffers]) -> Any:
         """Return a value where functions of a context take it."""
         if isinstance(value, Sum):
@@ -181,7 +181,7 @@ class StepRun:
     def save(self, given: instructions.Save) -> None:
         """Move the values of shards to the host, and free their memory on the devices."""
         for slot in given.slots:
-            self._slots[slot] = copy_to(HOST, self._slots[slot])
+            self._slots[slot] = self._sent(None, self._slots[slot], HOST, {})
         for buffers in [self._batch.buffers[shard] for shard in given.shards]:
             buffers.update((context, DeviceBuffers(context)) for context in buffers)
 

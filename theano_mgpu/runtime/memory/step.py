@@ -64,8 +64,6 @@ class DryStep:
 
     def _counted(self, samples, slices):
         """Return the peaks, and the bytes of each value; None as for `peaks`."""
-        if self._has_evicted():
-            return None
         key = samples, slices, self._like.shares.weights
         try:
             if key not in self._known:
@@ -77,11 +75,6 @@ class DryStep:
             warn('the memory of %s cannot be estimated: %s: %s' % (self._plan.name or 'a function',
                                                                   type(error).__name__, error))
             return None
-
-    def _has_evicted(self):
-        """Return whether the memory of a copy that a part reads was freed: its shape is not known before a step."""
-        return any(variable.is_evicted(context) for compiled in self._executable.parts.values()
-                   for context in compiled.part.contexts for variable in compiled.variables)
 
     def _run(self, samples, slices):
         shares, lengths = self._plan.shares, self._lengths(samples)
