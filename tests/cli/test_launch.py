@@ -14,8 +14,8 @@ from theano_mgpu.cli.doctor import mpi_checks
 from theano_mgpu.cli.launch import COMMAND
 from theano_mgpu.cli.launcher_output import OwnMessages
 from theano_mgpu.cli.supervise import Event, History, Next, decide
-from theano_mgpu.comm.alone import Alone
-from theano_mgpu.comm.mpi import import_mpi
+from theano_mgpu.comm.communicator import Communicator
+from theano_mgpu.comm.mpi_library import import_mpi
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.errors import ContextError, MgpuError
@@ -462,7 +462,7 @@ def test_an_mpi_that_is_not_there(rank_1_of_2, monkeypatch):
 def test_an_mpi_of_another_mpirun():
     """The environment tells of two processes, and MPI finds itself alone."""
     pytest.importorskip('mpi4py')
-    code = 'from theano_mgpu.comm.mpi import import_mpi; import_mpi()'
+    code = 'from theano_mgpu.comm.mpi_library import import_mpi; import_mpi()'
     env = dict(os.environ, **dict(zip(mpi_environment.HYDRA.variables, '0202')), THEANO_FLAGS='mgpu.executor=serial')
     done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
     assert re.search('mpiexec of MPICH or Intel MPI started 2 processes, but the MPI library of mpi4py, [^,]*, finds '
@@ -489,7 +489,7 @@ def test_batches_are_told_apart(change):
 
 
 def test_small_arrays_of_several_dtypes_are_added_at_once():
-    class Twice(Alone):
+    class Twice(Communicator):
         calls = []
 
         def __init__(self):

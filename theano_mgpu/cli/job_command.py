@@ -69,7 +69,8 @@ def _without_scheduler(ranks, text):
                         % DEFAULT_HOSTFILE)
     hosts = parse_hosts(text, ranks) if text is not None else {'localhost': ranks}
     per_host = max(hosts.values())
-    words = [find_mpirun()] + ranks_option(ranks) + ['--host', _slots(hosts)] + KEEPALIVE * (text is not None)
+    slots = ','.join('%s:%d' % (_by_name(host), n) for host, n in hosts.items())
+    words = [find_mpirun()] + ranks_option(ranks) + ['--host', slots] + KEEPALIVE * (text is not None)
     usable = len(os.sched_getaffinity(0))
     words += binding(usable, os.cpu_count() or usable, per_host)
     return Start(words, max(1, usable // per_host), True, text is None)
@@ -116,11 +117,6 @@ def _threads(ranks, allocation, per_host, cores):
     if allocation.cpus_per_task and ranks == sum(allocation.tasks):
         return allocation.cpus_per_task
     return max(1, min(allocation.cpus or [cores]) // per_host)
-
-
-def _slots(hosts):
-    """Return the value of mpirun's option ``--host``."""
-    return ','.join('%s:%d' % (_by_name(host), slots) for host, slots in hosts.items())
 
 
 def _by_name(host):

@@ -99,7 +99,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
                 if code == 0 or signals.received or job.output.failures:
                     return code
             text = '%s after %.0f s' % (killed or 'the job ended with exit code %d' % code, job.seconds)
-            following, text, history = decide(Event(text, stepped, killed == GROWS, reserve.has_any), history)
+            following, text, history = decide(Event(text, stepped, killed == GROWS, bool(reserve.jobs)), history)
             note(text)
             if following == Next.END:
                 return code
@@ -225,7 +225,7 @@ class Reserve:
 
     def __init__(self, make: Callable[..., Job], size: int) -> None:
         self._make, self._size = make, size
-        self._jobs: list[Job] = []  # the oldest first
+        self.jobs: list[Job] = []  # the oldest first
         self._not_before, self._pause = 0.0, SOONEST
 
     def look(self, job: Job, may_restart: bool) -> bool:
@@ -236,37 +236,32 @@ class Reserve:
         """
         if not may_restart and not job.is_small:
             return False
-        for each in self._jobs[:]:
+        for each in self.jobs[:]:
             if each.process.poll() is not None:
-                self._jobs.remove(each)
+                self.jobs.remove(each)
                 self._report_failed(each, job.is_small)
             elif not each.is_ready and each.has(READY):
                 each.is_ready = True
                 note('the spare processes are ready, after %.0f s' % each.seconds)
-        if len(self._jobs) < self._size and all(each.is_ready for each in self._jobs) \
+        if len(self.jobs) < self._size and all(each.is_ready for each in self.jobs) \
                 and job.has(STEP, CHECKPOINT) and time.monotonic() >= self._not_before:
             try:
-                self._jobs.append(self._make(is_spare=True))
+                self.jobs.append(self._make(is_spare=True))
             except OSError as error:  # such as for lack of memory: the job itself goes on
                 self._size = 0
                 note('spare processes cannot be started: %s; a restart begins anew' % error)
-        return any(each.is_ready for each in self._jobs)
-
-    @property
-    def has_any(self) -> bool:
-        """True if `take` returns a job."""
-        return bool(self._jobs)
+        return any(each.is_ready for each in self.jobs)
 
     def take(self) -> Job | None:
         """Return a spare job, which continues from now on, or as soon as it is ready; None if there is none."""
-        job = self._jobs.pop(0) if self._jobs else None
+        job = self.jobs.pop(0) if self.jobs else None
         if job:
             job.release()
         return job
 
     def close(self) -> None:
         """End the spare jobs."""
-        for job in self._jobs:
+        for job in self.jobs:
             job.kill()
             job.close()
 

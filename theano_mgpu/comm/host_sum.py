@@ -62,21 +62,16 @@ def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
     return list(map(_description, arrays))
 
 
-def _add(out, buffers):
-    """Write the sum of buffers, in their order."""
-    first, others, dtype = buffers[0], buffers[1:], out.dtype
-    if not others or first.dtype != dtype:  # NumPy would convert both terms of a sum in new memory
-        np.copyto(out, first, casting='same_kind')
-        first = out
-    for buffer in others:
-        first = np.add(first, buffer, out, dtype=dtype)
-
-
 def add_by_numpy(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
-    """Write the sum of flat buffers by NumPy."""
+    """Write the sum of flat buffers, in their order, by NumPy."""
     dtype = np.promote_types(out.dtype, 'float32')  # float16 is summed in float32
     total = out if out.dtype == dtype else np.empty(out.shape, dtype)
-    _add(total, buffers)
+    first, *others = buffers
+    if not others or first.dtype != dtype:  # NumPy would convert both terms of a sum in new memory
+        np.copyto(total, first, casting='same_kind')
+        first = total
+    for buffer in others:
+        first = np.add(first, buffer, total, dtype=dtype)
     if total is not out:
         out[...] = total
 

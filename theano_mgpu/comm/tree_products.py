@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
@@ -13,7 +14,7 @@ from theano.tensor.blas import ldflags
 from ..utils import native
 from ..utils.pointers import pointers_to
 from . import host_reduce
-from .tree import Node, Tree
+from .tree import Node, Tree, folded
 
 SOURCE = Path(__file__).with_name('tree_products.cpp')
 SMALL = 1 << 15  # elements of a product that is not worth being kept for later
@@ -55,7 +56,8 @@ def add_products(tree: Tree, products: Sequence[tuple[int, Product]], sums: Sequ
     """
     library = compiled(theano.config.cxx)
     if library is None:
-        nodes = tree.merged([Node(0, number, product.computed()) for number, product in products], _add)
+        nodes = tree.merged([Node(0, number, product.computed()) for number, product in products],
+                            lambda values, level, place: folded(values, operator.add))
         for node, out in zip(nodes, sums):
             out[...] = node.value
         return
@@ -66,10 +68,6 @@ def add_products(tree: Tree, products: Sequence[tuple[int, Product]], sums: Sequ
     threads = max(1, min(host_reduce.threads(), int(np.prod(sums[0].shape)) // SHARE))
     function(threads, n, pointers_to(every_left), pointers_to(every_right), samples, additions, *sums[0].shape,
              len(sums), pointers_to(sums))
-
-
-def _add(values: list[Any], level: int, place: int) -> np.ndarray:
-    return functools.reduce(lambda total, other: other + total, reversed(values))
 
 
 def _additions(tree, products):

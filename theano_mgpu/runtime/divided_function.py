@@ -13,7 +13,7 @@ from theano.compile.sharedvalue import SharedVariable
 
 from ..checks import verification
 from ..checks.ranks import BatchCheck
-from ..comm.choice import choose_ranks
+from ..comm.mpi import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..devices.contexts import check_process
 from ..devices.shared_variables import add_step_lock

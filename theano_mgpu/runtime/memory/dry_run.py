@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from theano.gpuarray.type import GpuArrayType
 
-from ...comm.alone import Alone
+from ...comm.communicator import Communicator
 from ...comm.tree_products import Product
 from ...devices.context_map import HOST, Context
 from ...devices.copies import Copies
@@ -57,7 +57,7 @@ class DryRun:
         self._buffers = {context: DeviceBuffers(context) for context in self._plan.mesh.contexts}
         timings = Timings()
         self._exchanges = exchanges_of(
-            self._plan, Alone(), self.memory, Launcher(SerialExecutor(), timings), timings,
+            self._plan, Communicator(), self.memory, Launcher(SerialExecutor(), timings), timings,
             lambda contexts, _: _idle(communicator_of(contexts, executable.communicator.size)))
         self.sizes: dict[int, int] = {}
 
