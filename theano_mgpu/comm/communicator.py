@@ -31,7 +31,8 @@ class Communicator:
     n_failures : int
         Errors so far that a rank has announced, and all ranks have raised.
     lost : str or None
-        Why nothing can be exchanged any more, see `lose`.
+        Why nothing can be exchanged any more, since the progress of the other ranks is not known: if it is set, every
+        later handshake raises a RankError.
     single_thread : context manager
         A block of one thread at a time, as often within another block as it likes. A handshake and the collectives
         after it belong into one block. Where there are several ranks, a second thread that enters a block gets an
@@ -145,7 +146,3 @@ class Communicator:
 
         They are C-contiguous, of any shape, and any dtype without objects; on the root they may be read-only.
         """
-
-    def lose(self, reason: str) -> None:
-        """Make every later handshake raise a RankError, since the progress of the other ranks is not known any more."""
-        self.lost = reason

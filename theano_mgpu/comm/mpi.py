@@ -177,7 +177,7 @@ class MpiCommunicator(Communicator):
                     reported = waited
                     self._tell_who_is_missing(activity, waited, limit * (PATIENT if activity[0] in SLOW else 1))
         except BaseException as error:
-            self.lose(self.lost or str(error) or type(error).__name__)
+            self.lost = self.lost or str(error) or type(error).__name__
             raise
 
     def _tell_who_is_missing(self, activity, waited, limit):
@@ -191,7 +191,7 @@ class MpiCommunicator(Communicator):
             rank_process.say(text + ', and goes on waiting')
             return
         text += ', which did not come'
-        self.lose(text)
+        self.lost = text
         raise unanswered(text)
 
     def _raise_difference(self):

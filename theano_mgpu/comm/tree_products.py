@@ -13,7 +13,7 @@ from theano.tensor.blas import ldflags
 
 from ..utils import native
 from ..utils.pointers import pointers_to
-from . import host_reduce
+from .host_sum import threads
 from .tree import Node, Tree, folded
 
 SOURCE = Path(__file__).with_name('tree_products.cpp')
@@ -65,8 +65,8 @@ def add_products(tree: Tree, products: Sequence[tuple[int, Product]], sums: Sequ
     n = len(products)
     samples, additions = (ctypes.c_int * n)(*map(len, every_left)), (ctypes.c_int * n)(*_additions(tree, products))
     function = getattr(library, 'add_%s' % sums[0].dtype)
-    threads = max(1, min(host_reduce.threads(), int(np.prod(sums[0].shape)) // SHARE))
-    function(threads, n, pointers_to(every_left), pointers_to(every_right), samples, additions, *sums[0].shape,
+    n_threads = max(1, min(threads(), int(np.prod(sums[0].shape)) // SHARE))
+    function(n_threads, n, pointers_to(every_left), pointers_to(every_right), samples, additions, *sums[0].shape,
              len(sums), pointers_to(sums))
 
 
