@@ -89,8 +89,6 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         n_processes = processes.number_of(args)
         if n_processes > 1:
             return processes.start(n_processes, args)
-    if args.ledger:
-        config.set_environment_flags({**config.environment_flags(), 'mgpu.ledger': args.ledger})
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
@@ -99,6 +97,7 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     os.environ['KERAS_BACKEND'] = 'theano'
     draw_alike()
     if args.ledger:
+        config.set_environment_flags({**config.environment_flags(), 'mgpu.ledger': args.ledger})
         use_ledger(args.ledger)
     flags = config.environment_flags()
     if args.contexts:

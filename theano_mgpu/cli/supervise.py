@@ -33,15 +33,6 @@ class Next(enum.Enum):
     RESTART, SMALLER, END = range(3)
 
 
-class Event(NamedTuple):
-    """The end of a job: in words; whether it has done a step; whether it is to grow; whether a spare one continues."""
-
-    text: str
-    stepped: bool
-    grows: bool = False
-    has_spare: bool = False
-
-
 class History(NamedTuple):
     """The restarts and smaller numbers of processes that are allowed, and how many of each were tried.
 
@@ -54,25 +45,26 @@ class History(NamedTuple):
     stuck: int = 0
 
 
-def decide(event: Event, history: History) -> tuple[Next, str, History]:
+def decide(history: History, end: str, stepped: bool, grows: bool = False, has_spare: bool = False
+           ) -> tuple[Next, str, History]:
     """Return what follows the end of a job, a note about it, and the history from then on.
 
-    Jobs that come to no step are tried with fewer processes each time, if that is allowed, else once more.
+    `end` tells of the end in words; further, the job has done a step, it is to grow, a spare one continues. Jobs that
+    come to no step are tried with fewer processes each time, if that is allowed, else once more.
     """
-    history = history._replace(stuck=0 if event.stepped else history.stuck + 1)
+    history = history._replace(stuck=0 if stepped else history.stuck + 1)
     if 0 < history.stuck <= len(history.fewer):
         return Next.SMALLER, '%s, before the first step was done: it is tried with -n %d' % (
-            event.text, history.fewer[history.stuck - 1]), history
-    if event.grows:
-        return Next.RESTART, '%s: it continues with all of them%s' % (
-            event.text, ', the spare ones' * event.has_spare), history
+            end, history.fewer[history.stuck - 1]), history
+    if grows:
+        return Next.RESTART, '%s: it continues with all of them%s' % (end, ', the spare ones' * has_spare), history
     if history.restart == history.restarts:
-        return Next.END, event.text, history
+        return Next.END, end, history
     if history.stuck > 1:
-        return Next.END, event.text + ', again before the first step was done: it is not started once more', history
+        return Next.END, end + ', again before the first step was done: it is not started once more', history
     history = history._replace(restart=history.restart + 1)
-    return Next.RESTART, '%s: restart %d of %d%s' % (event.text, history.restart, history.restarts,
-                                                     ', by the spare processes' * event.has_spare), history
+    return Next.RESTART, '%s: restart %d of %d%s' % (end, history.restart, history.restarts,
+                                                     ', by the spare processes' * has_spare), history
 
 
 def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int, spares: int = 0,
@@ -99,7 +91,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
                 if code == 0 or signals.received or job.output.failures:
                     return code
             text = '%s after %.0f s' % (killed or 'the job ended with exit code %d' % code, job.seconds)
-            following, text, history = decide(Event(text, stepped, killed == GROWS, bool(reserve.jobs)), history)
+            following, text, history = decide(history, text, stepped, killed == GROWS, bool(reserve.jobs))
             note(text)
             if following == Next.END:
                 return code

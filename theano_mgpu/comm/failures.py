@@ -27,9 +27,9 @@ def common_error(ranks: Communicator, error: BaseException, of_step: bool = Fals
         return error
 
 
-def raise_common(ranks: Communicator, error: BaseException, of_step: bool = False) -> NoReturn:
+def raise_common(ranks: Communicator, error: BaseException) -> NoReturn:
     """Raise the `common_error` of all ranks; `error` is the exception that is being handled."""
-    raise_error(common_error(ranks, error, of_step), error)
+    raise_error(common_error(ranks, error), error)
 
 
 def raise_error(common: BaseException, error: BaseException) -> NoReturn:

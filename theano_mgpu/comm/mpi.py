@@ -247,7 +247,8 @@ class MpiCommunicator(Communicator):
         # MPI counts no more than 2**31 of a type.
         row = self._mpi.BYTE.Create_contiguous(out[:1].nbytes).Commit()
         with self._watchdog(self._activity):
-            self._comm.Allgatherv([_bytes_of(rows), lengths[self.rank], row], [_bytes_of(out), lengths, None, row])
+            self._comm.Allgatherv([rows.reshape(-1).view('uint8'), lengths[self.rank], row],
+                                  [out.reshape(-1).view('uint8'), lengths, None, row])
         row.Free()
 
     def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
@@ -276,7 +277,7 @@ class MpiCommunicator(Communicator):
     def broadcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
         with self._watchdog(self._activity):
             for array in arrays:
-                flat = _bytes_of(array)
+                flat = array.reshape(-1).view('uint8')
                 for start in range(0, flat.size, LONGEST):
                     self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], root)
 
@@ -320,11 +321,6 @@ def _sum(own, received):
         return own
     sum_of_buffers([received[0], own, *received[1:]], received[0])
     return received[0]
-
-
-def _bytes_of(array):
-    """Return the bytes of a contiguous array, as a one-dimensional view."""
-    return array.reshape(-1).view('uint8') if array.size else np.empty(0, 'uint8')
 
 
 def _integers_of(array):

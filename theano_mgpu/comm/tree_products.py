@@ -62,25 +62,13 @@ def add_products(tree: Tree, products: Sequence[tuple[int, Product]], sums: Sequ
             out[...] = node.value
         return
     every_left, every_right = ([np.ascontiguousarray(each[i]) for _, each in products] for i in (0, 1))
-    n = len(products)
-    samples, additions = (ctypes.c_int * n)(*map(len, every_left)), (ctypes.c_int * n)(*_additions(tree, products))
+    n, nodes = len(products), []
+    additions = [tree.merge(nodes, Node(0, number, None), lambda *_: None) for number, _ in products]
     function = getattr(library, 'add_%s' % sums[0].dtype)
+    integers = ctypes.c_int * n
     n_threads = max(1, min(threads(), int(np.prod(sums[0].shape)) // SHARE))
-    function(n_threads, n, pointers_to(every_left), pointers_to(every_right), samples, additions, *sums[0].shape,
-             len(sums), pointers_to(sums))
-
-
-def _additions(tree, products):
-    """Return after each product the number of additions that follow."""
-    additions: list[int] = []
-
-    def note(values: list[Any], level: int, place: int) -> None:
-        additions[-1] = len(values) - 1
-    nodes: list[Node] = []
-    for number, _ in products:
-        additions.append(0)
-        tree.merge(nodes, Node(0, number, None), note)
-    return additions
+    function(n_threads, n, pointers_to(every_left), pointers_to(every_right), integers(*map(len, every_left)),
+             integers(*additions), *sums[0].shape, len(sums), pointers_to(sums))
 
 
 @functools.lru_cache(maxsize=None)
