@@ -410,7 +410,7 @@ def in_parts(output, data):
     """Yield the data that an Output lets through if they arrive a byte at a time, in sevens, or at once."""
     for step in (1, 7, 1000):
         one = output()
-        yield b''.join(one.passed(data[start:start + step]) for start in range(0, len(data), step)) + one.rest()
+        yield b''.join(one.passed(data[start:start + step]) for start in range(0, len(data), step)) + one.unfinished
 
 
 def test_what_mpirun_adds_is_left_out_but_nothing_else():

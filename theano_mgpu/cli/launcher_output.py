@@ -34,6 +34,7 @@ class OwnMessages:
 
     `internal` has single lines that were left out: the only reason there is, if nothing else was printed. Once another
     job runs, `job` is a name of this one: of its messages, only the signal that has ended a rank is shown.
+    `unfinished` has bytes that are held back until more arrive.
 
     Examples
     --------
@@ -43,19 +44,15 @@ class OwnMessages:
     """
 
     def __init__(self) -> None:
-        self.internal, self.job, self._unfinished = b'', '', b''
+        self.internal, self.job, self.unfinished = b'', '', b''
 
     def passed(self, data: bytes) -> bytes:
         """Return the bytes to print after `data` has arrived."""
-        shown, data = b'', self._unfinished + data
+        shown, data = b'', self.unfinished + data
         while match := PART.match(data):
             shown, data = shown + self._shown(match[0]), data[match.end():]
-        self._unfinished = data
+        self.unfinished = data
         return shown
-
-    def rest(self) -> bytes:
-        """Return the bytes that are still held back when no more arrive."""
-        return self._unfinished
 
     def _shown(self, part):
         is_message = part.startswith(RULE)
@@ -123,7 +120,7 @@ class JobOutput:
                     poll.unregister(source)
                     is_last = is_last or not self.is_held
             if is_last and messages:
-                data += messages.rest()
+                data += messages.unfinished
             if not self.is_held:
                 self._write(target, data)
                 data = bytearray()

@@ -101,7 +101,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
             if spares and stepped and not has_checkpoint:
                 note('it has no spare processes, since the script keeps no checkpoints: see step.checkpoint and '
                      'theano_mgpu.keras.Checkpoint')
-            job = reserve.take() or make()
+            job = reserve.take() if reserve.jobs else make()
 
 
 def watch(job: Job, reserve: Reserve, signals: Signals, may_restart: bool) -> str:
@@ -244,11 +244,10 @@ class Reserve:
                 note('spare processes cannot be started: %s; a restart begins anew' % error)
         return any(each.is_ready for each in self.jobs)
 
-    def take(self) -> Job | None:
-        """Return a spare job, which continues from now on, or as soon as it is ready; None if there is none."""
-        job = self.jobs.pop(0) if self.jobs else None
-        if job:
-            job.release()
+    def take(self) -> Job:
+        """Return the oldest spare job, which continues from now on, or as soon as it is ready."""
+        job = self.jobs.pop(0)
+        job.release()
         return job
 
     def close(self) -> None:

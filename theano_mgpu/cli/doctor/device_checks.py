@@ -148,10 +148,9 @@ def check_libgpuarray(setup: Setup) -> Finding:
     if left:
         return Finding(FAIL, '%s leaves a context current, and the patch does not help: several CUDA contexts in one '
                        'process will fail' % version, 'Use one process for each device: theano-mgpu launch')
-    if leaked:
-        return Finding(OK, '%s leaves a context current when it has a kernel already; with the patch of theano_mgpu '
-                       'it does not, on %s and %s' % (version, *used))
-    return Finding(OK, '%s leaves contexts as they were, on %s and %s' % (version, *used))
+    found = 'leaves a context current when it has a kernel already; with the patch of theano_mgpu it does not' \
+        if leaked else 'leaves contexts as they were'
+    return Finding(OK, '%s %s, on %s and %s' % (version, found, *used))
 
 
 def check_cudnn(setup: Setup) -> Finding:
