@@ -15,7 +15,6 @@ from .communicator import Communicator
 
 # The processor converts eight numbers at a time; NumPy takes ten times as long. Both round to the nearest.
 SOURCE = Path(__file__).with_name('half_precision.cpp')
-SMALLEST = 1 << 12  # elements from which the call of compiled code pays
 
 EXPONENT = 15  # arrays are scaled to have their largest element below 2**15; float16 ends at 65504
 
@@ -98,8 +97,7 @@ def _from_half(out, message, exponent, add):
 
 def _library_for(array, exponent):
     """Return the compiled code if it applies, else None; it multiplies by 2**exponent, which has to be normal."""
-    applies = array.size >= SMALLEST and array.dtype == 'float32' and abs(exponent) < 126
-    return _compiled(theano.config.cxx) if applies else None
+    return _compiled(theano.config.cxx) if array.dtype == 'float32' and abs(exponent) < 126 else None
 
 
 @functools.lru_cache(maxsize=None)
