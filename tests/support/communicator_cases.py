@@ -16,7 +16,7 @@ from theano_mgpu.comm import collectives, half_precision, rank_0
 from theano_mgpu.comm.activities import ADD, AGREE, CALL, GATHER, READ, SHARE, describe
 from theano_mgpu.comm.communicator import WIDTH
 from theano_mgpu.comm.compilation import first_compiler
-from theano_mgpu.comm.failures import common_error, failing_together, raise_common
+from theano_mgpu.comm.failures import common_error, failing_together, raise_error
 from theano_mgpu.comm.mpi import mpi_communicator
 from theano_mgpu.exchange.whole import summed
 
@@ -311,7 +311,7 @@ def of_several_errors_all_ranks_raise_the_first(ranks):
         try:
             raise ValueError(text)
         except ValueError as error:
-            raise_common(ranks, error, of_step=True)
+            raise_error(common_error(ranks, error, of_step=True), error)
     raised = raised_by(lambda: step('rank %d' % ranks.rank))
     assert type(raised) is ValueError and has_text(raised, 'rank 0')
     assert ranks.size == 1 or raised.known_to_all and raised.of_step
