@@ -1,6 +1,6 @@
 """Each kind of op, compiled for a CPU and for a GPU context: the results of Theano, and no op on a wrong context."""
 import theano_mgpu as mgpu
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.errors import GraphError
 from theano_mgpu.graph import graph
 from theano_mgpu.graph.audit import ON_HOST
@@ -195,7 +195,7 @@ def shapes():
 def compile_for(context, inputs, outputs, mode=None):
     part = Part(tuple(inputs), tuple(inputs), tuple(outputs), tuple(outputs), {}, (context,))
     replicas = {variable: replicated(variable) for variable in variables_of(part)}
-    return CompiledPart(part, replicas, Alone(), mode).functions[0]
+    return CompiledPart(part, replicas, Communicator(), mode).functions[0]
 
 
 def marks_of(name):

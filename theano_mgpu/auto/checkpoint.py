@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Sequence
 import numpy as np
 
 from ..checks import settings
-from ..comm.choice import choose_ranks
+from ..comm.mpi import choose_ranks
 from ..comm.rank_0 import on_rank_0
 from ..errors import MgpuError, warn
 from ..options import Options

@@ -5,7 +5,7 @@ import functools
 import threading
 from typing import Any
 
-from ..comm.choice import choose_ranks
+from ..comm.mpi import choose_ranks
 from ..errors import GraphError, LengthError, MgpuError, in_one_line
 from ..options import Options
 from ..parallel_function import ParallelFunction

@@ -6,7 +6,7 @@ from typing import Any, Callable, Sequence
 
 import theano
 
-from ..comm.choice import choose_ranks
+from ..comm.mpi import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
 from ..errors import warn

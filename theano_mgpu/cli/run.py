@@ -90,8 +90,6 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         n_processes = processes.number_of(args)
         if n_processes > 1:
             return processes.start(n_processes, args)
-    if args.ledger:
-        set_environment_flags({**environment_flags(), 'mgpu.ledger': args.ledger})
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
@@ -100,6 +98,7 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     os.environ['KERAS_BACKEND'] = 'theano'
     draw_alike()
     if args.ledger:
+        set_environment_flags({**environment_flags(), 'mgpu.ledger': args.ledger})
         use_ledger(args.ledger)
     flags = environment_flags()
     if args.contexts:
@@ -234,11 +233,8 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     explanations = [explanation(each.plan, each.splitter.changes(), each.estimate())
                     for each in recorded]
     if args.json:
-        try:
-            with whole_text(args.json) as file:
-                json.dump(explanations, file, indent=1)
-        except OSError as error:
-            raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
+        with whole_text(args.json) as file:
+            json.dump(explanations, file, indent=1)
     if args.explain and sys.stderr is not None:
         texts = list(map(as_text, explanations)) or ['nothing was divided, so there is no plan: the summary says why']
         print('\n' + '\n\n'.join(texts), file=sys.stderr)

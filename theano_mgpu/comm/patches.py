@@ -20,8 +20,8 @@ def hidden_mpi() -> ContextManager[None]:
 
 def _has_working_mpi():
     try:
-        mpi_library.started()
-    except (ImportError, RuntimeError, MgpuError):  # reported when the ranks are needed: see distributed/mpi.py
+        mpi_library.import_mpi()
+    except MgpuError:  # it is raised again when the ranks are needed
         return False
     return True
 

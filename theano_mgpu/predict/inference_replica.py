@@ -9,7 +9,7 @@ from typing import Any, Iterator, Sequence
 import numpy as np
 import theano
 
-from ..comm.alone import Alone
+from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, describe
 from ..devices.discovery import reason
 from ..devices.launcher import Shard
@@ -81,7 +81,7 @@ class InferenceGraph:
             step_plan = plan(undivided(outputs)._replace(given=self.inputs + self.states),
                              mesh._replace(placement=placement), self._options, machine,
                              Shares(machine, is_divided=False))
-            self.executable = Executable(step_plan, Alone(), 'serial', Timings(PHASES), self._options.mode)
+            self.executable = Executable(step_plan, Communicator(), 'serial', Timings(PHASES), self._options.mode)
         self.replicas += [InferenceReplica(self, number) for number in range(len(mesh.replicas))]
 
     def take(self, weights: list[Any]) -> None:

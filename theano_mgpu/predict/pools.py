@@ -138,7 +138,7 @@ class RankPool:
             if limit and waited > limit:
                 text = '%s has had %s for %.0f s and does not answer' % (
                     ', '.join(map(self._ranks.name, owing())), task, waited)
-                self._ranks.lose(text)
+                self._ranks.lost = text
                 raise unanswered(text)
             time.sleep(NAP)
 

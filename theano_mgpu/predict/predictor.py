@@ -11,10 +11,10 @@ import theano
 
 from ..checks.ranks import check_lengths
 from ..comm.activities import CALL
-from ..comm.choice import choose_ranks
 from ..comm.collectives import all_gather_int, broadcast_object
 from ..comm.compilation import first_compiler
 from ..comm.failures import failing_together
+from ..comm.mpi import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
 from ..devices.contexts import borrow, check_process, give_back
@@ -105,7 +105,7 @@ class Predictor:
         self.inputs, self._name = self._graph.inputs, name or 'a Predictor'
         sharded = theano.config.mgpu.data == 'sharded'
         self._ranks = choose_ranks('threads' if sharded and mpi_environment.size() > 1 else executor)
-        self._number = self._ranks.functions.add(name or 'predict')
+        self._number = self._ranks.add_function(name or 'predict')
         self._variables = list(map(replicated, self._graph.variables))
         self._states = [getattr(stream.tag, 'stands_for', stream).get_value() for stream in self._graph.streams]
         self.refresh()

@@ -15,8 +15,8 @@ from ..checks import verification
 from ..checks.ranks import BatchCheck
 from ..checks.sentinel import Sentinel
 from ..comm.activities import AGREE
-from ..comm.choice import choose_ranks
 from ..comm.collectives import broadcast_object
+from ..comm.mpi import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..devices.contexts import check_process
 from ..devices.shared_variables import add_step_lock

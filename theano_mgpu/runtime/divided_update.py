@@ -43,7 +43,7 @@ class UpdateOwners:
         """Note that a step is committed: each process alone has the latest values of its share."""
         for variable, owner in self._left:
             variable.divide(self.gather, owner == self._ranks.rank)
-        self._ranks.divided.add(self.gather)
+        self._ranks.divided[self.gather] = None
 
     def gather(self) -> None:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""
@@ -55,7 +55,7 @@ class UpdateOwners:
         of_others = self._gathered(self._left, values)
         for variable, _ in self._left:
             variable.give(of_others.get(variable))
-        self._ranks.divided.remove(self.gather)
+        self._ranks.divided.pop(self.gather, None)
 
     def _gathered(self, owned: Sequence[tuple[Replicated, int]], values: dict[Replicated, Any]):
         outdated = [variable.variable.container.storage[0] for variable, _ in owned]  # they have the right shape

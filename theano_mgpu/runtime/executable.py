@@ -8,7 +8,6 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
-from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
 from ..comm.tree_products import Product
@@ -135,8 +134,8 @@ class Executable:
         by_tree, self.on_devices = plan.shares.logical_shards > 0, plan.mesh.on_devices
         factored = {each.source for part in plan.parts for group in part.sums for each in group.exchanges} \
             .difference(plan.kept) if by_tree and not self.on_devices else ()
-        self.parts = {part: CompiledPart(part, replicas, Alone() if part.is_share else communicator, mode, factored)
-                      for part in plan.parts}
+        self.parts = {part: CompiledPart(part, replicas, Communicator() if part.is_share else communicator, mode,
+                                         factored) for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
         memories = Memories()

@@ -8,7 +8,6 @@ from typing import Any, Callable, Collection, Iterator, NamedTuple, Sequence
 import numpy as np
 import theano
 
-from ..comm.alone import Alone
 from ..comm.collectives import broadcast_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, Context
@@ -210,7 +209,7 @@ class StepRun:
         with self._timings.span('device_to_host'):
             fetched = [[fetch(self._slots[slot]) for slot in (part[:1] if reduction == SAME else part)]
                        for part, reduction in zip(given.parts, given.reductions)]
-        ranks: Communicator = Alone() if given.own else self._executable.communicator
+        ranks: Communicator = Communicator() if given.own else self._executable.communicator
         with self._timings.span('exchange'):
             values = exchanged(fetched, given.reductions, self._split.lengths, ranks, self._split.tree)
         for slot, reduction, value in zip(given.targets, given.reductions, values):

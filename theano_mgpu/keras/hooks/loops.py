@@ -254,7 +254,7 @@ class RankSync(keras_callbacks.Callback):
         self._tested = self._on('test', ModelFunction.join)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self.ranks.divided.consolidate()  # a script may save the model on rank 0 alone
+        self.ranks.consolidate()  # a script may save the model on rank 0 alone
 
     def on_predict_end(self, logs: Any = None) -> None:
         self._on('predict', ModelFunction.join)

@@ -6,7 +6,7 @@ from typing import Any
 
 from theano.gpuarray.type import GpuArrayType
 
-from ...comm.alone import Alone
+from ...comm.communicator import Communicator
 from ...comm.tree_products import Product
 from ...devices.context_map import HOST, Context
 from ...devices.copies import HostCopies
@@ -57,7 +57,7 @@ class DryRun(StepRun):
         self._old: list[Array] = []  # they stay until the step is committed
         self._left: dict[tuple[Part, Context], Any] = {}
         launcher: Any = SimpleNamespace(run=lambda phase, tasks, *others: [task() for task in tasks])
-        timings, alone = Timings(), Alone()
+        timings, alone = Timings(), Communicator()
         exchanges = exchanges_of(plan, alone, self.memory, launcher, timings, lambda contexts, _: _idle(
             communicator_of(contexts, executable.communicator.size)))
         self._dry: Any = SimpleNamespace(
