@@ -9,7 +9,7 @@ from ...devices.context_map import HOST, Context
 from ...devices.contexts import gpu_context
 from ...errors import warn
 from ...plan.memory import MemoryEstimate
-from ...plan.shares import sub_batch_sizes, weighted_sizes
+from ...plan.shares import equal_sizes, weighted_sizes
 from ..batch import Splitter
 from ..executable import Executable
 from .dry_run import DryRun
@@ -50,7 +50,7 @@ class DryStep:
         in_slices = self.largest(totals, SLICES) if devices and shares.grows and shares.is_divided else None
         part = in_slices and max(self._like.shares.sizes(self._lengths(in_slices)))
         return MemoryEstimate(samples, {context: peaks[context] for context in devices}, totals, largest,
-                              part and sub_batch_sizes(part, SLICES)[0],
+                              part and equal_sizes(part, SLICES)[0],
                               not any(each.has_dnn for each in self._functions.values()), peaks[HOST], sizes)
 
     def peaks(self, samples: int, slices: int | None = None) -> dict[Context, int] | None:
