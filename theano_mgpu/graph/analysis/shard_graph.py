@@ -119,17 +119,9 @@ class ShardGraph:
             return min(alike + [variable], key=lambda v: self.stages.get(v, FREE if v.owner is None else 0))
         return variable
 
-    def portions(self) -> Value:
-        """Return the portion of the whole batch that each shard has: a vector of float64, as a CONSTANT."""
-        return self.exchange(self._own_portion, STACK)
-
     @functools.cached_property
-    def _own_portion(self):
-        return self._noted(self.portion, WHOLE, 0)
-
-    @property
     def portion(self) -> theano.Variable:
-        """The portion of the samples of the whole batch that the replica has."""
+        """The portion of the samples of the whole batch that the replica has, as float64."""
         return T.cast(self.own, 'float64') / T.cast(self.total, 'float64')
 
     def exchange(self, value: Value, reduction: Reduction) -> Value:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Collection, NamedTuple, NoReturn
+from typing import Any, Callable, Collection, Mapping, NamedTuple, NoReturn, Sequence
 
 import theano
 import theano.tensor as T
@@ -71,6 +71,11 @@ class Shards(ShardGraph):
         Variables to exchange as soon as they are partial, because something needs their whole value anyway.
     statistics : {'exact', 'local'}
         Whether batch normalisation uses the statistics of the whole batch, or of the shard.
+    around : Shards, optional
+        Of the graph around a loop, where `outputs` are of the graph inside of it, which has no `inputs`: its leaves are
+        `known`. `sources` maps a leaf to the variable around the loop that holds it, and to the number of axes which
+        this variable has ahead. `recurrences` maps a state to the variable around it that it begins with, and to its
+        next values.
 
     Attributes
     ----------
@@ -78,51 +83,36 @@ class Shards(ShardGraph):
         PARTIAL ones are to be reduced, and ROWS to be gathered, by the caller.
     """
 
-    def __init__(self, inputs: list[theano.Variable], outputs: list[theano.Variable],
-                 exchanged: Collection[theano.Variable] = (), statistics: str = 'exact') -> None:
-        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged, statistics)
-        self.inputs = set(inputs)
-        self._walk(outputs)
-
-    @classmethod
-    def of_loop(cls, around: Shards, known: dict[theano.Variable, Value], outputs: list[theano.Variable],
-                sources: dict[theano.Variable, tuple[theano.Variable, int]],
-                recurrences: dict[theano.Variable, tuple[theano.Variable, list[theano.Variable]]]) -> Shards:
-        """Return the Shards of the graph inside of a loop, whose inputs have known Values.
-
-        `sources` maps an input to the variable around the loop that holds it, and to the number of axes which this
-        variable has ahead. `recurrences` maps a state to the variable around it that it begins with, and to its next
-        values.
-        """
-        inside = cls.__new__(cls)
-        inside._begin(known, numbers=around.numbers)
-        inside.around, inside.sources, inside.recurrences = around, sources, recurrences
-        inside._walk(outputs)
-        return inside
-
-    def _begin(self, known, exchanged=(), statistics='exact', numbers=None):
-        ShardGraph.__init__(self, numbers)
-        self._at_once = set(exchanged)
-        self._traced = set()      # variables of the new graph that have the lines of the given ones
-        self.compared = set()     # variables of the new graph that other ones are compared with, bit by bit
-        self._values = {}
-        self._used_partial, self._used_whole = set(), set()  # variables of the given graph
-        self._copied = {}         # scaled or reshaped copies of shares, to the shares
-        self._copies = {}         # shares, to their exchanged copies
+    def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+                 exchanged: Collection[theano.Variable] = (), statistics: str = 'exact', around: Shards | None = None,
+                 known: Mapping[theano.Variable, Value] = {},
+                 sources: Mapping[theano.Variable, tuple[theano.Variable, int]] = {},
+                 recurrences: Mapping[theano.Variable, tuple[theano.Variable, list[theano.Variable]]] = {}) -> None:
+        super().__init__(around.numbers if around else None)
+        self.inputs, self.around, self.sources, self.recurrences = set(inputs), around, sources, recurrences
         self.statistics = statistics
-        self.of_shard = {}        # statistics in the given graph, to Values of the shard's own ones
-        self.averages = set()     # variables of the given graph that are made of averages of such statistics
-        self._given = {}          # variables of the new graph, to the variables of the given graph
+        # Of the given graph.
+        self._values: dict[Any, Value] = {}
+        self._at_once = set(exchanged)
+        self._used_partial: set[Any] = set()
+        self._used_whole: set[Any] = set()
+        self._copied: dict[Any, Any] = {}       # scaled or reshaped copies of shares, to the shares
+        self._copies: dict[Any, set[Any]] = {}  # shares, to their exchanged copies
+        self.of_shard: dict[Any, Value] = {}    # statistics, to Values of the shard's own ones
+        self.averages: set[Any] = set()         # variables that are made of averages of such statistics
+        # Outputs of loops, to the Shards inside, the variable there, and its first value.
+        self.loops: dict[Any, tuple[Shards, Any, Any]] = {}
+        self.rows_of_each: dict[Any, Any] = {}  # results of `rules.rows`
+        self.uniform: dict[Any, bool] = {}
+        # Of the new graph.
+        self._traced: set[Any] = set()          # variables that have the lines of the given ones
+        self.compared: set[Any] = set()         # variables that other ones are compared with, bit by bit
+        self._given: dict[Any, Any] = {}        # variables, to the variables of the given graph
+        known = {**known, **{variable: Value(variable, rows(), 0) for variable in inputs}}
         self._everywhere.update(value.variable for value in known.values())
-        self._known, self.inputs = list(known), set()
-        self.around, self.sources, self.recurrences = None, {}, {}  # of the graph inside of a loop, see `of_loop`
-        self.loops = {}           # outputs of loops, to the Shards inside, the variable there, and its first value
-        self.rows_of_each, self.uniform = {}, {}  # results of `rules.rows`
         for variable, value in known.items():
             self.keep(variable, value)
-
-    def _walk(self, outputs):
-        for node in io_toposort(self._known, list(outputs)):
+        for node in io_toposort(list(known), list(outputs)):
             with placed_on(place_of_node(node)):
                 self._convert(node)
         self.outputs = [self._usable(output) for output in outputs]

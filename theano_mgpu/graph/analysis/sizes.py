@@ -9,6 +9,7 @@ import theano.tensor as T
 from theano.compile import ops as compile_ops
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, opt, subtensor
+from theano.tensor.type_other import NoneTypeT
 
 from .states import COUNT, NUMBER
 
@@ -63,13 +64,10 @@ def _picked(node, sizes):
         return sizes[0]
     if not isinstance(sizes[0], tuple) or any(size is not None for size in sizes[1:]):
         return sizes[0] if sizes[0] == COUNT and node.inputs[0].ndim == 1 else NUMBER
-    entry, = subtensor.get_idx_list(node.inputs, node.op.idx_list)
-    bounds = (entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)
-    numbers = [bound if bound is None else number(bound) for bound in bounds]
-    if any(known is None and bound is not None for known, bound in zip(numbers, bounds)):
+    entry, = entries_of(node)
+    if not are_numbers([entry]):
         return NUMBER
-    numbers = [known if known is None else int(known) for known in numbers]
-    return _vector(sizes[0][slice(*numbers)]) if isinstance(entry, slice) else sizes[0][numbers[0]]
+    return _vector(sizes[0][entry]) if isinstance(entry, slice) else sizes[0][int(entry)]
 
 
 def _elementwise(node, sizes):
@@ -134,6 +132,26 @@ def length_of(vector: theano.Variable) -> int | None:
     return max(lengths) if isinstance(node.op, elemwise.Elemwise) else sum(lengths)
 
 
+def entries_of(node: theano.Apply, skip: int = 1) -> list[Any]:
+    """Return the entries of a basic index, numbers where they are known; `skip` inputs of the node are no entries."""
+    return [slice(*map(known, (entry.start, entry.stop, entry.step))) if isinstance(entry, slice) else known(entry)
+            for entry in subtensor.get_idx_list(node.inputs[skip - 1:], node.op.idx_list)]
+
+
+def are_numbers(entries: Iterable[Any]) -> bool:
+    """Return whether all of an index is known."""
+    return not any(isinstance(part, theano.Variable) for entry in entries for part in
+                   ((entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)))
+
+
+def known(part: Any) -> Any:
+    """Return a part of an index: None, a number where it is known, else the variable."""
+    if part is None or isinstance(part, theano.Variable) and isinstance(part.type, NoneTypeT):
+        return None
+    value = number(part)
+    return part if value is None else value
+
+
 def number(variable: Any) -> Any:
     """Return the number that a scalar is known to be, else None. A number is returned as it is."""
     if not isinstance(variable, theano.Variable):
@@ -150,8 +168,8 @@ def _whole_number(variable):
     if isinstance(node.op, (opt.Assert, basic.ScalarFromTensor, basic.TensorFromScalar)):
         return number(node.inputs[0])
     if isinstance(node.op, subtensor.Subtensor) and node.inputs[0].ndim == 1 and node.inputs[0].owner:
-        place = number(subtensor.get_idx_list(node.inputs, node.op.idx_list)[0])
-        return None if place is None else _known_element(node.inputs[0], int(place))
+        place, = entries_of(node)
+        return _known_element(node.inputs[0], int(place)) if are_numbers([place]) else None
     if not isinstance(node.op, elemwise.Elemwise) or np.dtype(variable.dtype).kind not in 'biu':
         return None
     if isinstance(node.op.scalar_op, scalar.Switch):

@@ -7,11 +7,10 @@ import numpy as np
 import theano
 import theano.tensor as T
 from theano.scalar import basic as scalar
-from theano.tensor import basic, elemwise, subtensor
-from theano.tensor.type_other import NoneTypeT
+from theano.tensor import basic, elemwise
 
 from ..shards import Shards
-from ..sizes import number
+from ..sizes import known
 from ..states import CONSTANT, PARTIAL, ROWS, State, Value, partial, rows
 
 
@@ -55,25 +54,11 @@ def widens(node: theano.Apply, i: int = 0) -> bool:
 
 # --- Indices -------------------------------------------------------------------------------------
 
-def entries_of(node: theano.Apply, skip: int = 1) -> list[Any]:
-    """Return the entries of a basic index, numbers where they are known; `skip` inputs of the node are no entries."""
-    return [slice(*map(_known, (entry.start, entry.stop, entry.step))) if isinstance(entry, slice) else _known(entry)
-            for entry in subtensor.get_idx_list(node.inputs[skip - 1:], node.op.idx_list)]
-
-
 def slice_of(variable: theano.Variable) -> slice | None:
     """Return a variable that is a slice as one, with numbers where they are known; None for other variables."""
     if isinstance(variable, theano.Constant):
         return variable.data
-    return slice(*map(_known, variable.owner.inputs)) if variable.owner else None
-
-
-def _known(part):
-    """Return a part of a slice: a number where it is known, else the variable."""
-    if part is None or isinstance(part, theano.Variable) and isinstance(part.type, NoneTypeT):
-        return None
-    value = number(part)
-    return part if value is None else value
+    return slice(*map(known, variable.owner.inputs)) if variable.owner else None
 
 
 def is_whole(entry: Any) -> bool:

@@ -11,7 +11,7 @@ from theano.tensor.nnet import bn
 
 from ..reductions import STACK
 from ..shards import rule
-from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, State, has_rows, partial
+from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, State, Value, has_rows, partial
 from .base import aligned
 
 
@@ -105,10 +105,11 @@ def _moments(shards, node, values):
     if x.kind != ROWS or x.axis not in axes:
         return [shards.converted(expression) for expression in moments(node.inputs[0], axes)]
     parts = shards.exchange(shards.make(lambda v: T.stack(_of_shard(v, axes)), [x], State(ROWS)), STACK)
+    portions = shards.exchange(Value(shards.portion, WHOLE, 0), STACK)
 
     def merged(parts, portions):
         return [T.patternbroadcast(new, old.broadcastable) for new, old in zip(_merged(parts, portions), node.outputs)]
-    return shards.make_all(merged, [parts, shards.portions()], [DEPENDENT] * 2)
+    return shards.make_all(merged, [parts, portions], [DEPENDENT] * 2)
 
 
 def _of_shard(x, axes):

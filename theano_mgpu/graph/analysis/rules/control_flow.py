@@ -109,7 +109,7 @@ class _Loop:
             for v in group:
                 known[v] = Value(v, state, 0)
                 recurrences[v] = first, [op.outputs[i] for i in results]
-        self.inside = Shards.of_loop(self.shards, known, op.outputs, sources, recurrences)
+        self.inside = Shards([], op.outputs, (), 'exact', self.shards, known, sources, recurrences)
         return self._new_states()
 
     def _find_rows(self):

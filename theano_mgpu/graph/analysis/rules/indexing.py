@@ -8,10 +8,10 @@ from theano.tensor.type_other import NoneTypeT, SliceType
 
 from ..reductions import SUM
 from ..shards import rule
-from ..sizes import elements, number
+from ..sizes import are_numbers, elements, entries_of, number
 from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, has_rows, partial, rows
 from . import base
-from .base import aligned, constants, entries_of, entry_at, is_scalar_op, is_whole, is_zero, own_rows, sliced_axes
+from .base import aligned, constants, entry_at, is_scalar_op, is_whole, is_zero, own_rows, sliced_axes
 from .control_flow import last, turned
 from .rows import has_row_each, is_made_for_each, is_total, is_uniform, rows_of_each, takes_all
 from .shapes import whole_length
@@ -47,7 +47,8 @@ def _subtensor(shards, node, values):
         return shards.constant(node, [x] + numbers)
     entries = entries_of(node)
     if _takes_block(shards, node, x, entries, x.axis):
-        return _block(shards, node, x, entries)
+        state = rows(sliced_axes(entries, node.inputs[0].ndim).index(x.axis))
+        return [_of_block(shards, node, x, entries, lambda part: part, [], state)]
     entry = entry_at(entries, x.axis)
     if entry in (0, -1) and is_uniform(shards, node.inputs[0], x.axis):
         return shards.apply(node, [x] + numbers, WHOLE)
@@ -72,7 +73,8 @@ def _inc_subtensor(shards, node, values):
         shards.refuse(node, PLACES)
     own, entry = axes.index(axis) - shift, entry_at(entries, axis)  # own: the axis of y
     if _takes_block(shards, node, x, entries, axis) and (y.kind == CONSTANT or y.state == rows(own)):
-        return _write_block(shards, node, x, own_rows(shards, y, own), entries)
+        write = T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor
+        return [_of_block(shards, node, x, entries, write, [own_rows(shards, y, own)], x.state)]
     y = base.beside(shards, node, y, own, outer, widens=False)
     if x.kind == CONSTANT and not is_whole(entry):
         return _written_into_zeros(shards, node, x, y, entries, axis)
@@ -84,7 +86,7 @@ def _written_into_zeros(shards, node, x, y, entries, axis):
     """Return each replica's share of the gradient of ``weights[:n]``, which has a row of each sample at its place."""
     entry, others = entries[axis], entries[:axis] + entries[axis + 1:]
     if not is_whole(slice(entry.start, None, entry.step)) \
-            or y.state.outer is not None or not is_zero(node.inputs[0]) or not _are_numbers(others) \
+            or y.state.outer is not None or not is_zero(node.inputs[0]) or not are_numbers(others) \
             or node.outputs[0].dtype == 'bool':
         shards.refuse(node, PLACES)
 
@@ -391,20 +393,8 @@ def _takes_block(shards, node, x, entries, axis):
         and entry.step in (None, 1) \
         and all(bound in (None, 0) or isinstance(bound, theano.Variable) and shards.value(bound).state.size == COUNT
                 for bound in (entry.start, entry.stop)) \
-        and _are_numbers(entries[:axis] + entries[axis + 1:]) \
+        and are_numbers(entries[:axis] + entries[axis + 1:]) \
         and not (entry.start in (None, 0) and takes_all(node.inputs[0], axis, entry.stop))
-
-
-def _block(shards, node, x, entries):
-    """Return the Value of a basic index that takes one block of rows."""
-    axis = sliced_axes(entries, node.inputs[0].ndim).index(x.axis)
-    return [_of_block(shards, node, x, entries, lambda part: part, [], rows(axis))]
-
-
-def _write_block(shards, node, x, y, entries):
-    """Return the Value of rows of which one block is written."""
-    write = T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor
-    return [_of_block(shards, node, x, entries, write, [y], x.state)]
 
 
 def _of_block(shards, node, x, entries, function, others, state):
@@ -427,9 +417,3 @@ def _of_block(shards, node, x, entries, function, others, state):
         return function(variable[tuple(index)], *more[:len(others)])
     bounds = [shards.value(bound) for bound in (entry.start, entry.stop) if isinstance(bound, theano.Variable)]
     return shards.make(local, [x] + shards.outer(x) + others + bounds, state, like=node.outputs[0])
-
-
-def _are_numbers(entries):
-    """Return whether all of an index is known."""
-    return not any(isinstance(part, theano.Variable) for entry in entries for part in
-                   ((entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)))

@@ -17,9 +17,9 @@ from theano.tensor.signal.pool import Pool
 
 from ...random_streams import DRAWS
 from ..shards import Shards
-from ..sizes import CASTS, element, number
+from ..sizes import CASTS, element, entries_of, number
 from ..states import COUNT, ROWS, rows
-from .base import entries_of, entry_at, is_scalar_op, is_whole, number_everywhere, sliced_axes
+from .base import entry_at, is_scalar_op, is_whole, number_everywhere, sliced_axes
 
 # Ops whose output has the rows of their first input.
 OF_THE_FIRST = (nnet.Softmax, nnet.SoftmaxWithBias, nnet.LogSoftmax, compile_ops.Rebroadcast, compile_ops.ViewOp,
