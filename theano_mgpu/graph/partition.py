@@ -11,8 +11,8 @@ from theano.tensor.basic import AllocEmpty
 from theano.tensor.nnet import bn
 
 from .analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, Gather, Reduction, Shards
+from .analysis.known import number
 from .analysis.rules.batch_norm import elementary
-from .analysis.sizes import number
 from .graph import substitute
 from .random_streams import DRAWS
 from .rewrites import inlined, merged, rebuilt

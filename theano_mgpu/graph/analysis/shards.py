@@ -102,7 +102,7 @@ class Shards(ShardGraph):
         self.averages: set[Any] = set()         # variables that are made of averages of such statistics
         # Outputs of loops, to the Shards inside, the variable there, and its first value.
         self.loops: dict[Any, tuple[Shards, Any, Any]] = {}
-        self.rows_of_each: dict[Any, Any] = {}  # results of `rules.rows`
+        self.rows_of_each: dict[Any, Any] = {}  # results of `rows`
         self.uniform: dict[Any, bool] = {}
         # Of the new graph.
         self._traced: set[Any] = set()          # variables that have the lines of the given ones

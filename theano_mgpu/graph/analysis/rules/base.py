@@ -1,16 +1,14 @@
 """Helpers of several families of rules."""
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import theano
 import theano.tensor as T
-from theano.scalar import basic as scalar
-from theano.tensor import basic, elemwise
+from theano.tensor import elemwise
 
 from ..shards import Shards
-from ..sizes import known
 from ..states import CONSTANT, PARTIAL, ROWS, State, Value, partial, rows
 
 
@@ -25,55 +23,11 @@ def shares_of(values: list[Value]) -> list[int]:
     return [i for i, value in enumerate(values) if value.kind == PARTIAL]
 
 
-def is_scalar_op(node: theano.Apply | None, *classes: type) -> bool:
-    """Return whether a node computes one of these scalar ops, element by element."""
-    return node is not None and isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, classes)
-
-
-def is_zero(variable: theano.Variable) -> bool:
-    """Return whether all elements of a variable are known to be 0."""
-    if is_scalar_op(variable.owner, scalar.Mul):
-        return any(map(is_zero, variable.owner.inputs))
-    return number_everywhere(variable) == 0
-
-
-def number_everywhere(variable: theano.Variable) -> float | None:
-    """Return the number that all elements of a variable are known to be, else None."""
-    try:
-        return float(basic.get_scalar_constant_value(variable, elemwise=True))
-    except (basic.NotScalarConstantError, TypeError, ValueError):
-        return None
-
-
 def widens(node: theano.Apply, i: int = 0) -> bool:
     """Return whether an output can hold all numbers of an input, so that a sum over replicas stays right."""
     before, after = (np.dtype(v.dtype) for v in (node.inputs[i], node.outputs[0]))
     # A sum of small integers wraps around when it is too large.
     return before == after or np.can_cast(before, after, 'safe') and (before.kind not in 'iu' or before.itemsize == 8)
-
-
-# --- Indices -------------------------------------------------------------------------------------
-
-def slice_of(variable: theano.Variable) -> slice | None:
-    """Return a variable that is a slice as one, with numbers where they are known; None for other variables."""
-    if isinstance(variable, theano.Constant):
-        return variable.data
-    return slice(*map(known, variable.owner.inputs)) if variable.owner else None
-
-
-def is_whole(entry: Any) -> bool:
-    """Return whether an entry of an index takes a whole axis."""
-    return isinstance(entry, slice) and entry.start in (None, 0) and entry.stop is None and entry.step in (None, 1)
-
-
-def entry_at(entries: list[Any], axis: int) -> Any:
-    """Return the entry of an index for an axis."""
-    return entries[axis] if axis < len(entries) else slice(None)
-
-
-def sliced_axes(entries: list[Any], ndim: int) -> list[int]:
-    """Return the axes that an index does not drop: axis i of the result is axis ``sliced_axes(...)[i]`` before."""
-    return [i for i in range(ndim) if isinstance(entry_at(entries, i), slice)]
 
 
 # --- Values whose samples must lie along one axis ------------------------------------------------

@@ -15,9 +15,10 @@ from theano.tensor.basic import AllocEmpty
 from theano.tensor.subtensor import IncSubtensor
 
 from ...rewrites import inner_graph
+from ..known import is_scalar_op, is_zero
 from ..shards import Shards, check_limits, refusal_of, rule
 from ..states import BACKWARDS, CONSTANT, DEPENDENT, LAST, PARTIAL, ROWS, WHOLE, Value, has_rows, partial, rows
-from .base import aligned, is_scalar_op, is_zero, refuse_rows, same_order, same_rows, share
+from .base import aligned, refuse_rows, same_order, same_rows, share
 from .shapes import whole_length
 
 LOOPS = 'it loops over samples, and '

@@ -5,8 +5,8 @@ import theano.tensor as T
 from theano.sandbox.multinomial import MultinomialFromUniform
 
 from ...random_streams import DRAWS
+from ..known import number
 from ..shards import rule
-from ..sizes import number
 from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, rows
 from .base import all_rows, constants, only_rows_on
 

@@ -6,11 +6,12 @@ from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, extra_ops, opt
 from theano.tensor.nnet import bn
 
+from ..known import is_scalar_op, is_zero
 from ..reductions import MAX, MIN, SUM
+from ..rows import is_least_count, is_quotient_of_rows
 from ..shards import rule
 from ..states import CONSTANT, COUNT, NUMBER, PARTIAL, ROWS, State, has_rows, partial
-from .base import aligned, is_scalar_op, is_zero, refuse_rows, shares_of, widens
-from .rows import is_least_count, is_quotient_of_rows
+from .base import aligned, refuse_rows, shares_of, widens
 
 LINEAR = scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast
 OPPOSITE = {MAX: MIN, MIN: MAX}

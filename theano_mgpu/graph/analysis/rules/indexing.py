@@ -6,14 +6,15 @@ from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
+from ..known import are_numbers, entries_of, entry_at, is_scalar_op, is_whole, is_zero, number, slice_of, sliced_axes
 from ..reductions import SUM
+from ..rows import has_row_each, is_made_for_each, is_total, is_uniform, rows_of_each, takes_all
 from ..shards import rule
-from ..sizes import are_numbers, elements, entries_of, number
+from ..sizes import elements
 from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, has_rows, partial, rows
 from . import base
-from .base import aligned, constants, entry_at, is_scalar_op, is_whole, is_zero, own_rows, sliced_axes
+from .base import aligned, constants, own_rows
 from .control_flow import last, turned
-from .rows import has_row_each, is_made_for_each, is_total, is_uniform, rows_of_each, takes_all
 from .shapes import whole_length
 
 MADE_OF_SAMPLES = 'its index is made of samples'
@@ -135,7 +136,7 @@ class _Indexed:
         return self.array_ndim - self.index[i].ndim
 
     def _is_whole(self, axis):
-        return axis not in self.arrays and (axis >= len(self.index) or is_whole(base.slice_of(self.index[axis])))
+        return axis not in self.arrays and (axis >= len(self.index) or is_whole(slice_of(self.index[axis])))
 
     def axis(self, axis):
         """Return where an axis of x comes to lie, which must be whole."""

@@ -6,8 +6,9 @@ import theano.tensor as T
 from theano.compile import ops as compile_ops
 from theano.tensor import basic, elemwise
 
+from ..known import number
 from ..shards import Shards, rule
-from ..sizes import elements, number
+from ..sizes import elements
 from ..states import CONSTANT, COUNT, PARTIAL, ROWS, WHOLE, State, rows
 from .base import constants, refuse_rows
 

@@ -15,11 +15,10 @@ from theano.tensor import basic, blas, elemwise, extra_ops, opt, subtensor
 from theano.tensor.nnet import abstract_conv, nnet
 from theano.tensor.signal.pool import Pool
 
-from ...random_streams import DRAWS
-from ..shards import Shards
-from ..sizes import CASTS, element, entries_of, number
-from ..states import COUNT, ROWS, rows
-from .base import entry_at, is_scalar_op, is_whole, number_everywhere, sliced_axes
+from ..random_streams import DRAWS
+from .known import CASTS, element, entries_of, entry_at, is_scalar_op, is_whole, number, number_everywhere, sliced_axes
+from .shards import Shards
+from .states import COUNT, ROWS, rows
 
 # Ops whose output has the rows of their first input.
 OF_THE_FIRST = (nnet.Softmax, nnet.SoftmaxWithBias, nnet.LogSoftmax, compile_ops.Rebroadcast, compile_ops.ViewOp,
