@@ -3,12 +3,13 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+import numpy as np
 import theano
 
 from ..devices.context_map import describe
 from ..graph.analysis import SUM
 from ..graph.graph import shared_variables
-from ..graph.value_sizes import bytes_of, bytes_of_all
+from ..graph.value_sizes import bytes_of_all
 from ..utils.tables import bytes_text, counted, table
 from .buckets import bytes_of_gradients
 from .listing import listed
@@ -131,7 +132,7 @@ def _sizes_of_exchanges(plan: Any, known: Mapping[theano.Variable, int]) -> dict
         if alike in known:
             sizes[variable] = known[alike]
         elif all(getattr(variable.type, 'broadcastable', [False])):
-            sizes[variable] = bytes_of(variable, ())
+            sizes[variable] = np.dtype(variable.type.dtype).itemsize
         else:
             sizes[variable] = int(of_gradients[source]) if source in of_gradients else None
     return sizes

@@ -1,8 +1,6 @@
 """Helpers of several families of rules."""
 from __future__ import annotations
 
-from typing import NoReturn
-
 import numpy as np
 import theano
 import theano.tensor as T
@@ -10,6 +8,9 @@ from theano.tensor import elemwise
 
 from ..shards import Shards
 from ..states import CONSTANT, PARTIAL, ROWS, State, Value, partial, rows
+
+DIFFERENT_AXES = 'samples lie along different axes of its inputs'
+OTHER_AXIS = 'the samples do not lie along axis %d'
 
 
 def share(shards: Shards, value: Value) -> Value:
@@ -52,13 +53,8 @@ def same_rows(shards: Shards, node: theano.Apply, values: list[Value]) -> State:
     if not states:
         shards.refuse(node, 'samples are where none are expected')
     if len({(state.axis, state.outer is not None) for state in states}) > 1:
-        refuse_different_axes(shards, node)
+        shards.refuse(node, DIFFERENT_AXES)
     return states[0]
-
-
-def refuse_different_axes(shards: Shards, node: theano.Apply) -> NoReturn:
-    """Refuse a node whose inputs have samples along different axes."""
-    shards.refuse(node, 'samples lie along different axes of its inputs')
 
 
 def in_order(shards: Shards, node: theano.Apply, value: Value, outer: theano.Variable | None) -> Value:
@@ -88,7 +84,7 @@ def beside(shards: Shards, node: theano.Apply, y: Value, axis: int, outer: thean
            widens: bool = True) -> Value:
     """Return the replica's rows of a value that is written into rows, which lie along this axis of the value."""
     if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (outer is None)):
-        refuse_different_axes(shards, node)
+        shards.refuse(node, DIFFERENT_AXES)
     return own_rows(shards, in_order(shards, node, y, outer), axis, outer, widens)
 
 
@@ -115,17 +111,12 @@ def rows_along(shards: Shards, node: theano.Apply, values: list[Value], axis: in
     """Return the values, whose rows must all lie along one axis in one order, and the state of the rows."""
     state = same_rows(shards, node, values)
     if state.axis != axis:
-        refuse_axis(shards, node, axis)
+        shards.refuse(node, OTHER_AXIS % axis)
     return same_order(shards, node, values), state
 
 
 def only_rows_on(shards: Shards, node: theano.Apply, values: list[Value], axis: int) -> State:
     """Check that the samples of all rows lie along one axis, unmerged, and return the state."""
     if any(value.kind == ROWS and (value.axis != axis or value.state.outer is not None) for value in values):
-        refuse_axis(shards, node, axis)
+        shards.refuse(node, OTHER_AXIS % axis)
     return rows(axis)
-
-
-def refuse_axis(shards: Shards, node: theano.Apply, axis: int) -> NoReturn:
-    """Refuse a node whose samples do not lie along this axis."""
-    shards.refuse(node, 'the samples do not lie along axis %d' % axis)

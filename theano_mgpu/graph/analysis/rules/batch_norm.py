@@ -1,7 +1,7 @@
 """Batch normalisation: by the statistics of the whole batch, or of each replica's own samples."""
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable
+from typing import Callable, Iterable
 
 import theano
 import theano.tensor as T
@@ -25,9 +25,6 @@ class Moments(theano.Op):
 
     def make_node(self, x: theano.Variable) -> theano.Apply:
         return theano.Apply(self, [x], [v.type() for v in moments(x, self.axes)])
-
-    def perform(self, node: theano.Apply, inputs: Any, storage: Any) -> None:
-        raise NotImplementedError('Moments is expanded by its rule')
 
 
 def elementary(node: theano.Apply, inputs: list[theano.Variable]) -> list[theano.Variable]:

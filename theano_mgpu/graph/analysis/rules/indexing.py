@@ -348,8 +348,7 @@ def _join(shards, node, values):
 @rule(basic.Split, of=ROWS)
 def _split(shards, node, values):
     x, axis = values[0], number(node.inputs[1])
-    if has_rows(values[1:]):
-        shards.refuse(node, 'its lengths are made of samples')
+    base.refuse_rows(shards, node, values[1:], 'its lengths are made of samples')
     if axis is None or int(axis) % node.inputs[0].ndim == x.axis:
         sizes = elements(node.inputs[2], values[2].state.size) or ()
         if axis is None or x.state.outer is None or COUNT not in sizes:
