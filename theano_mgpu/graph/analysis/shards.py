@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import Any, Callable, Collection, Mapping, NamedTuple, NoReturn, Sequence
 
 import theano
@@ -94,10 +95,6 @@ class Shards(ShardGraph):
         # Of the given graph.
         self._values: dict[Any, Value] = {}
         self._at_once = set(exchanged)
-        self._used_partial: set[Any] = set()
-        self._used_whole: set[Any] = set()
-        self._copied: dict[Any, Any] = {}       # scaled or reshaped copies of shares, to the shares
-        self._copies: dict[Any, set[Any]] = {}  # shares, to their exchanged copies
         self.of_shard: dict[Any, Value] = {}    # statistics, to Values of the shard's own ones
         self.averages: set[Any] = set()         # variables that are made of averages of such statistics
         # Outputs of loops, to the Shards inside, the variable there, and its first value.
@@ -142,28 +139,30 @@ class Shards(ShardGraph):
             values = self._computed(node, [self._usable(variable) for variable in node.inputs])
         except CannotCut as error:  # not raised: the node may be unused
             values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
-        if any(value.kind == PARTIAL for value in values):
-            self._note_shares(node)
         new = [value.variable for value in values if value.variable is not None]
         keep_trace_above(new, node.outputs[0], self._traced)
         for variable, value in zip(node.outputs, values):
             self.keep(variable, self.whole(value) if variable in self._at_once else value)
 
-    def _note_shares(self, node):
-        """Record which inputs remain shares of a sum, and which variable the output is a scaled or reshaped copy of."""
-        shares = {variable for variable in node.inputs if self.value(variable).kind == PARTIAL}
-        self._used_partial |= shares
-        if len(shares) == 1 and isinstance(node.op, (Elemwise, DimShuffle)):
-            share, = shares
-            self._copied[node.outputs[0]] = self._copied.get(share, share)
-
     def exchanged_twice(self) -> set[theano.Variable]:
         """Return the variables of the given graph that are better exchanged at once.
 
         These are variables that are needed whole while their shares are used further, and variables of which several
-        copies are exchanged.
+        scaled or reshaped copies are exchanged.
         """
-        return self._used_partial & self._used_whole | {v for v, copies in self._copies.items() if len(copies) > 1}
+        used: set[theano.Variable] = set()
+        copied: dict[theano.Variable, theano.Variable] = {}  # scaled or reshaped copies of shares, to the shares
+        for variable, value in self._values.items():
+            if variable.owner and (value.kind == PARTIAL or variable in self._at_once):
+                shares = {v for v in variable.owner.inputs if self.value(v).kind == PARTIAL}
+                used |= shares
+                if len(shares) == 1 and isinstance(variable.owner.op, (Elemwise, DimShuffle)):
+                    share, = shares
+                    copied[variable] = copied.get(share, share)
+        given = {self._given.get(source) for source, _ in self.exchanges.values()}
+        exchanged = {v for v in given if v is not None and self.value(v).kind == PARTIAL}
+        originals = Counter(copied.get(v, v) for v in exchanged)
+        return used & exchanged | {v for v, count in originals.items() if count > 1}
 
     def converted(self, expression: theano.Variable) -> Value:
         """Return the Value of an expression of variables of the given graph."""
@@ -217,13 +216,7 @@ class Shards(ShardGraph):
 
     def whole(self, value: Value) -> Value:
         """Return a partial value as a CONSTANT, reduced over all replicas. Any other value stays as it is."""
-        if value.kind != PARTIAL:
-            return value
-        variable = self._given.get(value.variable)
-        if variable is not None:
-            self._used_whole.add(variable)
-            self._copies.setdefault(self._copied.get(variable, variable), set()).add(variable)
-        return self.exchange(value, value.state.reduction)
+        return self.exchange(value, value.state.reduction) if value.kind == PARTIAL else value
 
     def gathered(self, value: Value) -> Value:
         """Return rows as a CONSTANT: the rows of all replicas. Any other value stays as it is."""
