@@ -22,7 +22,7 @@ from ..repeatable import unrepeatable
 from ..traces import keep_trace_above, line_of
 from .reductions import Gather
 from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
-from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
+from .states import BACKWARDS, CONSTANT, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
 
 COMPARISONS = EQ, NEQ, LT, GT, LE, GE
 ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
@@ -105,9 +105,10 @@ class Shards(ShardGraph):
         self._traced: set[Any] = set()          # variables that have the lines of the given ones
         self.compared: set[Any] = set()         # variables that other ones are compared with, bit by bit
         self._given: dict[Any, Any] = {}        # variables, to the variables of the given graph
-        known = {**known, **{variable: Value(variable, rows(), 0) for variable in inputs}}
-        self._everywhere.update(value.variable for value in known.values())
+        known = {**known, **{variable: Value(variable, rows()) for variable in inputs}}
         for variable, value in known.items():
+            self._everywhere.add(value.variable)
+            self.stages[value.variable] = 0
             self.keep(variable, value)
         for node in io_toposort(list(known), list(outputs)):
             with placed_on(place_of_node(node)):
@@ -119,7 +120,7 @@ class Shards(ShardGraph):
 
     def value(self, variable: theano.Variable) -> Value:
         """Return the Value of a variable of the given graph."""
-        return self._values.get(variable) or Value(variable, WHOLE, FREE)
+        return self._values.get(variable) or Value(variable, WHOLE)
 
     def _usable(self, variable):
         value = self.value(variable)
@@ -131,14 +132,13 @@ class Shards(ShardGraph):
         """Set the Value of a variable of the given graph."""
         self._values[variable] = value
         if value.kind != REFUSED:
-            self.stages.setdefault(value.variable, value.stage)
             self._given.setdefault(value.variable, variable)
 
     def _convert(self, node):
         try:
             values = self._computed(node, [self._usable(variable) for variable in node.inputs])
         except CannotCut as error:  # not raised: the node may be unused
-            values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
+            values = [Value(None, State(REFUSED, reason=str(error)))] * len(node.outputs)
         new = [value.variable for value in values if value.variable is not None]
         keep_trace_above(new, node.outputs[0], self._traced)
         for variable, value in zip(node.outputs, values):
@@ -225,7 +225,7 @@ class Shards(ShardGraph):
         axis = value.axis
         if value.state.outer is None:
             return self.exchange(value, Gather(axis))
-        apart = self.make(lambda v, blocks: split_axis(v, axis, blocks), [value, self.length(value.state.outer)],
+        apart = self.make(lambda v, blocks: split_axis(v, axis, blocks), [value, Value(value.state.outer, WHOLE)],
                           rows(axis + 1))
         whole = self.exchange(apart, Gather(axis + 1))
         return self.make(lambda v: merge_axis(v, axis), [whole], whole.state, like=value.variable)

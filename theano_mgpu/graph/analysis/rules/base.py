@@ -7,7 +7,7 @@ import theano.tensor as T
 from theano.tensor import elemwise
 
 from ..shards import Shards
-from ..states import CONSTANT, PARTIAL, ROWS, State, Value, partial, rows
+from ..states import CONSTANT, PARTIAL, ROWS, WHOLE, State, Value, partial, rows
 
 DIFFERENT_AXES = 'samples lie along different axes of its inputs'
 OTHER_AXIS = 'the samples do not lie along axis %d'
@@ -61,7 +61,7 @@ def in_order(shards: Shards, node: theano.Apply, value: Value, outer: theano.Var
     """Return a value; samples that are merged into another axis are checked to lie as in rows with this `outer`."""
     if value.kind != ROWS or value.state.outer is outer:
         return value
-    both = [shards.length(value.state.outer), shards.length(outer)]
+    both = [Value(value.state.outer, WHOLE), Value(outer, WHOLE)]
     return shards.make(lambda v, a, b: shards.check(node, 'samples lie in different orders', v, T.eq(a, b)),
                        [value] + both, value.state._replace(outer=outer))
 

@@ -102,7 +102,7 @@ def _moments(shards, node, values):
     if x.kind != ROWS or x.axis not in axes:
         return [shards.converted(expression) for expression in moments(node.inputs[0], axes)]
     parts = shards.exchange(shards.make(lambda v: T.stack(_of_shard(v, axes)), [x], State(ROWS)), STACK)
-    portions = shards.exchange(Value(shards.portion, WHOLE, 0), STACK)
+    portions = shards.exchange(Value(shards.portion, WHOLE), STACK)
 
     def merged(parts, portions):
         return [T.patternbroadcast(new, old.broadcastable) for new, old in zip(_merged(parts, portions), node.outputs)]

@@ -102,13 +102,13 @@ class _Loop:
         sources = {v: (outer, 1) for v, outer in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))}
         sources.update((v, (outer, 0)) for v, outer in zip(op.inner_non_seqs(op.inputs) + op.inner_shared(op.inputs),
                                                            op.outer_non_seqs(node) + op.outer_shared(node)))
-        known = {v: Value(v, self._inside(self.values[outer]) if is_slice else self.values[outer].state, 0)
+        known = {v: Value(v, self._inside(self.values[outer]) if is_slice else self.values[outer].state)
                  for v, (outer, is_slice) in sources.items()}
         self._refuse_merged(known.values())
         recurrences = {}
         for first, group, results, state in zip(self.outer, self.taken, self.results, self.states):
             for v in group:
-                known[v] = Value(v, state, 0)
+                known[v] = Value(v, state)
                 recurrences[v] = first, [op.outputs[i] for i in results]
         self.inside = Shards([], op.outputs, (), 'exact', self.shards, known, sources, recurrences)
         return self._new_states()

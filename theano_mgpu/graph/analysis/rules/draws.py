@@ -21,8 +21,7 @@ def _draw(shards, node, values):
     drawn = shards.apply(node, [state, size] + list(map(shards.gathered, parameters)),
                          DEPENDENT if of_samples else WHOLE)
     # Numbers are drawn once, in the first stage, and saved for the stages that need them.
-    drawn = [value._replace(stage=max(0, value.stage)) for value in drawn]
-    shards.stages.update((value.variable, value.stage) for value in drawn)
+    shards.stages.update((variable, max(0, shards.stage(variable))) for variable, _ in drawn)
     return drawn
 
 

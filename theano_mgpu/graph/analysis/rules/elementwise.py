@@ -109,7 +109,8 @@ def _stays_partial(shards, node, values):
     if not shares or has_rows(values) or any(
             values[i].state.reduction != SUM or _grows(node, i) or not widens(node, i) for i in shares):
         return False
-    if max(value.stage for value in values) > min(values[i].stage for i in shares):
+    stages = [shards.stage(value.variable) for value in values]
+    if max(stages) > min(stages[i] for i in shares):
         return False  # the sum has been exchanged by that stage
     if is_scalar_op(node, *LINEAR):
         return all(value.kind == PARTIAL or is_zero(v) for value, v in zip(values, node.inputs))

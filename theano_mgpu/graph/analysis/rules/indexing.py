@@ -61,7 +61,7 @@ def _subtensor(shards, node, values):
 @rule(subtensor.IncSubtensor)
 def _inc_subtensor(shards, node, values):
     x, y, numbers = values[0], values[1], constants(shards, node, values[2:], MADE_OF_SAMPLES)
-    if _adds_to_zero(node, x, y):
+    if _adds_to_zero(shards, node, x, y):
         return shards.apply(node, [x, y] + numbers, y.state)
     x, y = shards.wholes([x, y])
     if x.kind == y.kind == CONSTANT:
@@ -102,10 +102,10 @@ def _written_into_zeros(shards, node, x, y, entries, axis):
     return [shards.make(local, [x, y] + stops, partial(), like=node.outputs[0])]
 
 
-def _adds_to_zero(node, x, y):
+def _adds_to_zero(shards, node, x, y):
     """Return whether a share of a sum is written into zeros, so that the output is a share, too."""
     return y.kind == PARTIAL and y.state.reduction == SUM and x.kind == CONSTANT and is_zero(node.inputs[0]) \
-        and x.stage <= y.stage
+        and shards.stage(x.variable) <= shards.stage(y.variable)
 
 
 # --- Indexing by arrays ---------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def _slices_of_sparse(shards, node, values):
 def _advanced_inc_subtensor(shards, node, values):
     x, y, index = values[0], values[1], shards.wholes(values[2:])
     constant = not has_rows(index)
-    if constant and _adds_to_zero(node, x, y):
+    if constant and _adds_to_zero(shards, node, x, y):
         return shards.apply(node, [x, y] + index, y.state)
     x, y = shards.wholes([x, y])
     if constant and x.kind == y.kind == CONSTANT:
