@@ -69,7 +69,7 @@ def largest_text(memory: MemoryEstimate, grows: bool) -> str:
 
     Examples
     --------
-    >>> largest_text(MemoryEstimate(64, {}, {'dev0': 1 << 30}, {'dev0': 5312, 'dev1': 5400}, 1200), True)
+    >>> largest_text(MemoryEstimate({}, {'dev0': 1 << 30}, {'dev0': 5312, 'dev1': 5400}, 1200), True)
     'Batches of up to 5312 samples fit at once; larger ones are computed in slices, of up to 1200 samples on a device.'
     """
     if not memory.totals:

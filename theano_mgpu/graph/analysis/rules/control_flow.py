@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 import theano
 import theano.tensor as T
@@ -263,16 +262,3 @@ def _own_part(shards, value, state):
 
 def _turn(variable):
     return variable[::-1]
-
-
-def turned(shards: Shards, node: theano.Apply, x: Value, reason: str) -> Value:
-    """Return rows whose samples an index turns round, as a value that still has their first order."""
-    only = None if x.state.only == BACKWARDS else BACKWARDS
-    return x._replace(state=x.state._replace(only=only, reason=only and refusal_of(node, reason)))
-
-
-def last(shards: Shards, node: theano.Apply, x: Value, numbers: list[Value], entries: list[Any]) -> list[Value]:
-    """Return the Value of the last of the sums that grow with each sample: a share of the sum over all of them."""
-    if entries[:1] != [-1]:
-        check_limits(None, [x])
-    return shards.apply(node, [x] + numbers, partial())

@@ -8,7 +8,7 @@ from theano.tensor.nnet import bn
 
 from ..known import is_scalar_op, is_zero
 from ..reductions import MAX, MIN, SUM
-from ..rows import is_least_count, is_quotient_of_rows
+from ..rows import is_least_count, rows_of_size
 from ..shards import rule
 from ..states import CONSTANT, COUNT, NUMBER, PARTIAL, ROWS, State, has_rows, partial
 from .base import aligned, refuse_rows, shares_of, widens
@@ -67,7 +67,7 @@ def _elemwise(shards, node, values):
     if is_scalar_op(node, scalar.Second):
         return _filled(shards, node, values)
     if is_scalar_op(node, scalar.IntDiv) and sizes[0] == COUNT and values[1].kind == CONSTANT \
-            and is_quotient_of_rows(shards, node) \
+            and rows_of_size(shards, node.outputs[0]) is not None \
             or is_scalar_op(node, scalar.Minimum) and set(sizes) == {COUNT, NUMBER} and node.outputs[0].ndim == 0 \
             and is_least_count(shards, node):
         return shards.apply(node, values, State(CONSTANT, size=COUNT))

@@ -9,12 +9,11 @@ from theano.tensor.type_other import NoneTypeT, SliceType
 from ..known import are_numbers, entries_of, entry_at, is_scalar_op, is_whole, is_zero, number, slice_of, sliced_axes
 from ..reductions import SUM
 from ..rows import has_row_each, is_made_for_each, is_total, is_uniform, rows_of_each, takes_all
-from ..shards import rule
+from ..shards import check_limits, refusal_of, rule
 from ..sizes import elements
-from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, has_rows, partial, rows
+from ..states import BACKWARDS, CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, has_rows, partial, rows
 from . import base
 from .base import aligned, constants, own_rows
-from .control_flow import last, turned
 from .shapes import whole_length
 
 MADE_OF_SAMPLES = 'its index is made of samples'
@@ -37,11 +36,19 @@ def _all_along(shards, node, x, entry):
     return shards.make(checked, [x, shards.value(entry.stop)], x.state)
 
 
+def _turned(node, x):
+    """Return rows that an index turns round as a value that still has their first order."""
+    only = None if x.state.only == BACKWARDS else BACKWARDS
+    return x._replace(state=x.state._replace(only=only, reason=only and refusal_of(node, PLACES)))
+
+
 @rule(subtensor.Subtensor)
 def _subtensor(shards, node, values):
     x, numbers = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)
-    if x.state.only == LAST:
-        return last(shards, node, x, numbers, entries_of(node))
+    if x.state.only == LAST:  # sums that grow with each sample: the last one is a share of the sum over all of them
+        if entries_of(node)[:1] != [-1]:
+            check_limits(None, [x])
+        return shards.apply(node, [x] + numbers, partial())
     if x.kind == PARTIAL:
         return shards.apply(node, [x] + numbers, x.state)
     if x.kind == CONSTANT:
@@ -53,7 +60,7 @@ def _subtensor(shards, node, values):
     entry = entry_at(entries, x.axis)
     if entry in (0, -1) and is_uniform(shards, node.inputs[0], x.axis):
         return shards.apply(node, [x] + numbers, WHOLE)
-    x = turned(shards, node, x, PLACES) if entry == slice(None, None, -1) else _all_along(shards, node, x, entry)
+    x = _turned(node, x) if entry == slice(None, None, -1) else _all_along(shards, node, x, entry)
     axis = sliced_axes(entries, node.inputs[0].ndim).index(x.axis)
     return shards.apply(node, [x] + numbers, x.state._replace(axis=axis))
 
