@@ -40,7 +40,7 @@ class ShardGraph:
         The placeholder of a value in a later stage, to the value in the stage that computes it.
     """
 
-    def __init__(self, numbers: list[theano.Variable] | None = None) -> None:
+    def __init__(self, numbers: list[theano.Variable] | None) -> None:
         self.numbers = numbers or [T.lscalar(name) for name in ('samples', 'own samples', 'first sample')]
         self.total, self.own, self.first = self.numbers
         self.exchanges: dict[theano.Variable, tuple[theano.Variable, Reduction]] = {}

@@ -109,7 +109,8 @@ class _Loop:
             for v in group:
                 known[v] = Value(v, state)
                 recurrences[v] = first, [op.outputs[i] for i in results]
-        self.inside = Shards([], op.outputs, (), 'exact', self.shards, known, sources, recurrences)
+        self.inside = Shards([], op.outputs, around=self.shards, known=known, sources=sources,
+                             recurrences=recurrences)
         return self._new_states()
 
     def _find_rows(self):
