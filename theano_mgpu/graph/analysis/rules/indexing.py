@@ -132,8 +132,11 @@ class _Indexed:
             shards.refuse(node, PLACES)
         self.array_ndim = max(index[i].ndim for i in self.arrays)
         self.first = self.arrays[0] if self.arrays[-1] - self.arrays[0] + 1 == len(self.arrays) else 0
-        self.others = [i for i in range(x.ndim) if i not in self.arrays]
-        self.ndim = len(self.others) + self.array_ndim
+        others = [i for i in range(x.ndim) if i not in self.arrays]
+        self.ndim = len(others) + self.array_ndim
+        # Where the axes of x come to lie that are whole.
+        self.places = {axis: i if i < self.first else i + self.array_ndim for i, axis in enumerate(others)
+                       if axis >= len(index) or is_whole(slice_of(index[axis]))}
 
     def _refuse(self):
         self.shards.refuse(self.node, PLACES)
@@ -142,22 +145,16 @@ class _Indexed:
         """Return how many dimensions the arrays together have ahead of the dimensions of one of them."""
         return self.array_ndim - self.index[i].ndim
 
-    def _is_whole(self, axis):
-        return axis not in self.arrays and (axis >= len(self.index) or is_whole(slice_of(self.index[axis])))
-
     def axis(self, axis):
         """Return where an axis of x comes to lie, which must be whole."""
-        if not self._is_whole(axis):
+        if axis not in self.places:
             self._refuse()
-        place = self.others.index(axis)
-        return place if place < self.first else place + self.array_ndim
+        return self.places[axis]
 
     def source(self, axis):
         """Return the axis of x that comes to lie at this one."""
-        for each in self.others:
-            if self._is_whole(each) and self.axis(each) == axis:
-                return each
-        return self._refuse()
+        sources = [each for each, place in self.places.items() if place == axis]
+        return sources[0] if sources else self._refuse()
 
     def rows(self, values):
         """Return the arrays with the replica's rows, and the state of x[index]."""
