@@ -318,3 +318,13 @@ def test_transfers_to_the_device_of_the_flag_are_left_out(gpu2, monkeypatch):
     found, = graph.host_graph([host_from_gpu(there(T.tanh(host_from_gpu(there(x))))) * 2])
     assert not any(isinstance(variable.type, gpu_type.GpuArrayType) for variable in ancestors([found]))
     np.testing.assert_allclose(found.eval({x: np.ones(2, 'float32')}), 2 * np.tanh(np.ones(2)), rtol=1e-6)
+
+
+def test_the_checksum_tells_graphs_apart():
+    def number(constant, shape=(5, 3), op=T.tanh):
+        x, w = T.matrix('x'), shared(np.ones(shape), 'w')
+        outputs = [op(T.dot(x, w)) + T.sum(constant)]
+        return graph.checksum([x], outputs, graph.shared_variables(outputs))
+    graphs = [(1,), (2,), (1, (5, 4)), (1, (5, 3), T.exp), (np.ones((2, 3)),), (np.ones((3, 2)),)]
+    numbers = [number(*each) for each in graphs]
+    assert len(set(numbers)) == len(graphs) and numbers == [number(*each) for each in graphs]
