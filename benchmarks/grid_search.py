@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 
 from turns import make_parser, ratio, spread, take_turns
 
@@ -47,8 +46,8 @@ if __name__ == '__main__':
 def run(jobs, folder):
     """Return the seconds of the search, and its scores."""
     flags = os.environ.get('THEANO_FLAGS', 'floatX=float32') + ',base_compiledir=' + folder
-    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', '-q', os.path.join(folder, 'search.py'), str(jobs)],
-                          check=True, stdout=subprocess.PIPE, text=True, cwd=HERE,
+    command = [sys.executable, '-m', 'theano_mgpu', 'run', '-q', os.path.join(folder, 'search.py'), str(jobs)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=HERE,
                           env=dict(os.environ, THEANO_FLAGS=flags, PYTHONPATH=HERE))
     return json.loads(done.stdout.splitlines()[-1])
 

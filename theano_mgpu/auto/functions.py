@@ -6,7 +6,7 @@ from typing import Any, Callable, Sequence
 
 import theano
 
-from ..comm.choice import choose_ranks
+from ..comm.mpi import choose_ranks
 from ..devices import leases
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
@@ -85,13 +85,13 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
         contexts = functools.lru_cache(None)(functools.partial(resolve_contexts, contexts))
     report = FunctionReport()
     _attach_once()
-    EnabledFunctions(contexts, report, strict, verify, always, tell).begin()
+    EnabledFunctions.in_force = EnabledFunctions(contexts, report, strict, verify, always, tell)
     return report
 
 
 def disable() -> None:
     """Leave functions that are made from now on to plain Theano; those that were made before stay as they are."""
-    EnabledFunctions.end()
+    EnabledFunctions.in_force = None
 
 
 @functools.lru_cache(None)
@@ -109,7 +109,7 @@ def _attach(function, arguments):
 class EnabledFunctions(Enabled):
     """The arguments of an `enable` of Theano functions; ``contexts()`` returns the list of Context to run over."""
 
-    in_force: EnabledFunctions | None = None
+    in_force: EnabledFunctions | None = None  # the one that takes part in the making of functions at present
 
     def __init__(self, contexts: Callable[[], Sequence[Context]], *arguments: Any) -> None:
         super().__init__(*arguments)

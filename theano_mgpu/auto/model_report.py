@@ -74,10 +74,6 @@ class Report(UsageSummary):
 
     usage_class, noun = Usage, 'model'
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[str] = []
-
     def __bool__(self):
         return bool(self.notes or any(usage.is_used for usage in self.usages))
 

@@ -6,8 +6,8 @@ import functools
 import threading
 from typing import Any
 
-from ..comm.choice import choose_ranks
 from ..comm.communicator import Communicator
+from ..comm.mpi import choose_ranks
 from ..comm.rank_0 import done_by_rank_0
 from ..devices.shared_variables import watcher_of
 from ..devices.transfers import fetch

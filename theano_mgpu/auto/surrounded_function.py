@@ -7,7 +7,6 @@ from typing import Any, Callable
 from theano.compile.function_module import Function
 
 from ..checks.ledger import ledger
-from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
 from ..devices import leases
@@ -72,7 +71,7 @@ def divide_always(function: Any) -> None:
 def record(function: Function, arguments: dict[str, Any], name: str, ranks: Communicator) -> None:
     """Have the calls of a new function write to the ledger, if there is one, and if they update shared variables."""
     with failing_together(ranks):  # a function that is not divided may be made on some ranks only
-        book = ledger(Alone())
+        book = ledger(Communicator())
     given = [variable for variable, _ in pairs(arguments['updates'])]
     updated = list(dict.fromkeys([*given, *updated_by(function)]))
     if book is not None and updated:

@@ -49,6 +49,7 @@ from ..devices.contexts import choose_contexts, chosen, contexts, flagged, init
 from ..errors import MgpuError, exit_code_of
 from ..utils import mpi_environment, rank_process
 from ..utils.files import whole_text
+from ..utils.flags import environment_flags, own_flag, set_environment_flags
 from ..utils.tables import table
 from . import processes
 from .config import devices
@@ -98,8 +99,6 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         n_processes = processes.number_of(args)
         if n_processes > 1:
             return processes.start(n_processes, args)
-    if args.ledger:
-        config.set_environment_flags({**config.environment_flags(), 'mgpu.ledger': args.ledger})
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
@@ -107,11 +106,12 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     os.environ['KERAS_BACKEND'] = 'theano'
     draw_alike()
     if args.ledger:
+        set_environment_flags({**environment_flags(), 'mgpu.ledger': args.ledger})
         use_ledger(args.ledger)
-    flags = args.flags = config.environment_flags()
+    flags = args.flags = environment_flags()
     if args.contexts:
         flags['contexts'] = describe(args.contexts)
-        config.set_environment_flags(flags)
+        set_environment_flags(flags)
     elif args.gpus and flagged():
         choose_contexts(args.gpus)  # an error now
     leases.begin_run(args.one, args.wait, gpus=args.gpus, strict=args.strict, always=args.always)
@@ -133,7 +133,7 @@ def enable_all(args: argparse.Namespace, opened: Callable[[], list[Context]]) ->
     own when it is imported."""
     from ..auto.functions import enable  # imports Theano, see `run`
     reports = [enable(opened, args.strict, args.verify, args.always, note)]
-    import_hooks.after_import('keras', lambda keras: reports.extend(enable_in(args, opened)))
+    import_hooks.at_import('after', 'keras', lambda keras: reports.extend(enable_in(args, opened)))
     return reports
 
 
@@ -152,7 +152,7 @@ def at_exit(function: Callable[..., None], *arguments: Any) -> None:
 def draw_alike() -> None:
     """Seed the processes of a job alike, for a script that sets no seed, unless each process has its own data."""
     seed = os.environ.get(mpi_environment.SEED)
-    if seed is not None and mpi_environment.trains_together() and config.own_flag('mgpu.data') != 'sharded':
+    if seed is not None and mpi_environment.trains_together() and own_flag('mgpu.data') != 'sharded':
         import numpy as np
         random.seed(int(seed))
         np.random.seed(int(seed))
@@ -185,7 +185,7 @@ def open_contexts(args: argparse.Namespace) -> list[Context]:
         note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
              % (describe(before), describe(opened)))
     if args.one:  # processes that the script starts from now on share its device
-        config.set_environment_flags({**config.environment_flags(), 'contexts': describe(opened)})
+        set_environment_flags({**environment_flags(), 'contexts': describe(opened)})
     elif has_one_cpu(opened) and not args.quiet:
         note(NOTHING_DIVIDED)
     at_exit(note_other_contexts, opened)
@@ -225,8 +225,8 @@ def take_flags(before: dict[str, str]) -> None:
     that the script does not set keep their values. In the end, `before` has all.
     """
     import theano
-    own = config.environment_flags()
-    config.set_environment_flags(dict(before, **own))
+    own = environment_flags()
+    set_environment_flags(dict(before, **own))
     late = []
     for name, value in own.items():
         if before.get(name) == value or name in ('contexts', 'floatX'):  # handled by us and by Keras
@@ -280,11 +280,8 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     explanations = [explanation(each.plan, each.splitter.changes(), each.estimate())
                     for each in recorded]
     if args.json:
-        try:
-            with whole_text(args.json) as file:
-                json.dump(explanations, file, indent=1)
-        except OSError as error:
-            raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
+        with whole_text(args.json) as file:
+            json.dump(explanations, file, indent=1)
     if args.explain and sys.stderr is not None:
         texts = list(map(as_text, explanations)) or ['nothing was divided, so there is no plan: the summary says why']
         print('\n' + '\n\n'.join(texts), file=sys.stderr)

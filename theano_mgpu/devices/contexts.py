@@ -8,11 +8,11 @@ import itertools
 import os
 from typing import Any, Iterator, List, Sequence, Set
 
-from .. import config
 from ..compat import cuda_libraries
 from ..errors import ContextError
 from ..parsing import MOST_DEVICES
 from ..utils import blas, mpi_environment, rank_process
+from ..utils.flags import flag, own_flag
 from . import discovery, leases, opening
 from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
 from .cuda_driver import load_driver
@@ -28,7 +28,7 @@ TO_USE_GPUS = ('start processes with multiprocessing.set_start_method("spawn"), 
 
 def flagged() -> str:
     """Return the context map of THEANO_FLAGS or .theanorc; the empty string where they have none."""
-    return config.flag('contexts', '').strip()
+    return flag('contexts', '').strip()
 
 
 def configured() -> list[Context]:
@@ -150,7 +150,7 @@ def share(contexts: list[Context], rank: int, size: int) -> list[Context]:
     >>> describe(share(four, 1, 2)), describe(share(four, 5, 8))
     ('c->cuda2;d->cuda3', 'b->cuda1')
     """
-    n, per_process = len(contexts), config.own_flag('mgpu.gpus_per_process')
+    n, per_process = len(contexts), own_flag('mgpu.gpus_per_process')
     if per_process > n:
         raise ContextError('%d contexts for each process were asked for; this host has %d: %s. Lower '
                            'mgpu.gpus_per_process (launch --gpus-per-process), or map more'
@@ -339,11 +339,7 @@ def is_lost(context: Context) -> bool:
         return True
 
 
-def alike(one: Context, other: Context) -> bool:
-    """Return whether the devices of two contexts are of one type, so that a graph optimised for one suits the other."""
-    return type_name(one) == type_name(other)
-
-
 def type_name(context: Context) -> str:
-    """Return the name of the type of a context's device."""
+    """Return the name of the type of a context's device; a graph that is optimised for one suits another of this type.
+    """
     return context.kind if context.kind == 'cpu' else '%s %s' % (context.kind, gpu_context(context).devname)

@@ -12,6 +12,10 @@ from ..errors import ContextError, warn
 DEVICE_PATTERN = re.compile('cpu|cuda[0-9]{0,4}|opencl[0-9]{1,4}:[0-9]{1,4}')
 KINDS = ('cuda', 'opencl', 'cpu')
 LOADER = 'libOpenCL.so.1'
+INSTALL_PYGPU = ('on Debian 12 and Ubuntu 22.04, apt-get install python3-pygpu libgpuarray-dev, and a virtual '
+                 'environment that sees it: /usr/bin/python3 -m venv --system-site-packages .venv; with conda, for '
+                 'Python 3.8 to 3.10, conda install -c conda-forge pygpu=0.7.6; elsewhere, use an image of Debian 12 '
+                 'by Docker or podman (docs/guide/install.md)')
 # From cl.h.
 ALL_TYPES, DEVICE_TYPE = 0xFFFFFFFF, 0x1000
 OPENCL_TYPES = {2: 'CPU', 4: 'GPU', 8: 'accelerator'}

@@ -136,9 +136,9 @@ class BatchInputs:
             return 1
         lengths, names = self.arguments.lengths(values), self.arguments.names_of_lengths
         if self.slices.stand_ins or states:
-            named = [*zip(lengths, names), *self.slices.named(values),
-                     *((value.shape[0], 'the state %s' % variable) for variable, value in (states or {}).items())]
-            lengths, names = map(list, zip(*named))
+            of_slices, states = self.slices.lengths(values), states or {}
+            lengths = [*lengths, *of_slices.values(), *(value.shape[0] for value in states.values())]
+            names = [*names, *(str(self.slices.stand_ins[v]) for v in of_slices), *('the state %s' % v for v in states)]
         # A process slices nothing once it is through its part of the data; the others may go on.
         length = batch_length(lengths, names, 0 if self._sharded and self.slices else 1)
         if self.only_length is not None and self.only_length != length:

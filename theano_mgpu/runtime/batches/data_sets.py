@@ -73,10 +73,6 @@ class Slices:
             self._length_function = self._on_host_of([Shape_i(0)(first) for first in self._first.values()])
         return dict(zip(self._first, map(int, self._length_function(*values))))
 
-    def named(self, values: Sequence[Any]) -> list[tuple[int, str]]:
-        """Return the number of samples, and a name, of each slice."""
-        return [(length, str(self.stand_ins[v])) for v, length in self.lengths(values).items()]
-
     def data_sets(self) -> list[SharedVariable]:
         """Return the data sets that no device needs if slices are taken on the host."""
         movable = self._movable()
