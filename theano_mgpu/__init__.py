@@ -35,7 +35,6 @@ if _needs_theano and theano_error is None:
     from .devices.context_map import Context
     from .devices.contexts import contexts, init, lease
     from .devices.contexts import open_named as _open_named
-    from .devices.leases import is_child as _is_child
     from .devices.leases import run as _run
     from .errors import (
         BatchError,
@@ -65,13 +64,13 @@ if _needs_theano and theano_error is None:
     _end_together()
     if _config.own_flag('mgpu.timeline') and not _records():
         try:
-            _start_timeline(_config.own_flag('mgpu.timeline'), parent=_run() if _is_child() else 0)
+            _start_timeline(_config.own_flag('mgpu.timeline'), parent=_run())
         except MgpuError as error:
             if not _is_command_line():
                 raise
             theano_error = error
 second_import.keep()
-if _needs_theano and theano_error is None and _is_child():
+if _needs_theano and theano_error is None and _run():
     _importlib.import_module('.cli.run', __name__).begin_child()  # by its name: a room above this module
 
 __all__ = ['BatchError', 'Checkpoint', 'Context', 'ContextError', 'DriftError', 'ExchangeError', 'GraphError',

@@ -130,11 +130,15 @@ def test_a_damaged_file_is_removed(damage, folder):
 @pytest.mark.parametrize('is_read_only', [False, True])
 def test_a_folder_that_cannot_be_used(is_read_only, folder, monkeypatch, capsys):
     """Others may write there; nobody may. Processes then take devices by their numbers, and say so."""
-    def refuse(*_):
-        raise OSError(30, 'Read-only file system')
+    open_file = os.open
+
+    def refuse(path, flags, *mode):
+        if flags & os.O_CREAT:
+            raise OSError(30, 'Read-only file system')
+        return open_file(path, flags, *mode)
     folder.mkdir(mode=0o700)
     if is_read_only:
-        monkeypatch.setattr(leases.tempfile, 'mkstemp', refuse)
+        monkeypatch.setattr(leases.os, 'open', refuse)
     else:
         folder.chmod(0o777)
     assert leases.take(FOUR) == FOUR[os.getpid() % 4] and os.listdir(folder) == []

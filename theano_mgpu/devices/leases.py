@@ -25,7 +25,6 @@ from .context_map import Context
 RUN = 'MGPU_RUN'        # in the environment of processes that a run starts: its number and its file, and their options
 NAME = re.compile(r'(lease-\w+)(\.\w+)?')  # a file; of a process that a run has started, its name begins as the run's
 NUMBERS = struct.Struct('<qqq')
-LONGEST = 100000        # bytes of a file that are read
 PAUSE = 0.1             # seconds between two looks for a free device
 
 _own: Optional[Lease] = None   # of this process
@@ -48,7 +47,8 @@ class Lease:
 
     Attributes
     ----------
-    name : str
+    name, run : str
+        Of the file, and of the file of the run.
     pid, rank, size : int
         The process, and its rank.
     contexts : list of Held
@@ -61,6 +61,7 @@ class Lease:
 
     def __init__(self, name: str, file: int, content: bytes = b'', is_alive: bool = True) -> None:
         self.name, self.file, self.is_alive, self.is_first = name, file, is_alive, True
+        self.run = name.partition('.')[0]
         self.pid, self.rank, self.size = os.getpid(), mpi_environment.rank(), mpi_environment.size()
         self.contexts: List[Held] = []
         self.numbers = [0, 0, 0]
@@ -69,11 +70,6 @@ class Lease:
                 self.numbers = list(NUMBERS.unpack_from(content))
                 self.pid, self.rank, self.size, contexts = json.loads(content[NUMBERS.size:])
                 self.contexts = [Held(*each) for each in contexts]
-
-    @property
-    def run(self) -> str:
-        """The name of the file of the run."""
-        return self.name.partition('.')[0]
 
     def write(self, contexts: Sequence[Held]) -> None:
         """Write which contexts this process has."""
@@ -101,8 +97,8 @@ def is_child() -> bool:
 
 
 def run() -> int:
-    """Return the number of the process of the run, or of the rank, that has started this process."""
-    return options().get('run', os.getppid())
+    """Return the number of the process of the run, or of the rank, that has started this process; 0 if none has."""
+    return options().get('run', os.getppid()) if is_child() else 0
 
 
 def begin_run(one: bool, wait: bool, **more: Any) -> None:
@@ -208,21 +204,17 @@ def _hold(files, contexts):
         _own.write(contexts)
         return
     alike = [each for each in files if each.run == run != each.name and each.contexts == list(contexts)]
-    left = next((each for each in alike if not each.is_alive), None)
-    if left is None:
-        file, path = tempfile.mkstemp('', '%s.' % run if run else 'lease-', folder())
-    else:
-        path = os.path.join(folder(), left.name)
-        file = os.open(path, os.O_RDWR)
-    lease = Lease(os.path.basename(path), file)
-    lease.numbers, lease.is_first = left.numbers if left else lease.numbers, not alike
+    left = [each for each in alike if not each.is_alive]
+    name = left[0].name if left else '%s%d_%d' % (run + '.' if run else 'lease-', os.getpid(), time.time_ns())
+    lease = Lease(name, os.open(os.path.join(folder(), name), os.O_RDWR | os.O_CREAT, 0o600))
+    lease.numbers, lease.is_first = left[0].numbers if left else lease.numbers, not alike
     lease.numbers[0] += 1
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(lease.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lease.write(contexts)
     except OSError:
-        os.close(file)
-        os.remove(path)
+        os.close(lease.file)
+        os.remove(os.path.join(folder(), name))
         raise
     _own = lease
     atexit.register(_end, lease, os.getpid())
@@ -230,13 +222,10 @@ def _hold(files, contexts):
 
 def _end(lease, process):
     """Remove the file of a process that ends, unless its run will read it, and those that a run has read."""
-    if os.getpid() != process or lease is not _own:
-        return
-    with contextlib.suppress(OSError), _alone() as files:
-        lives = any(each.name == lease.run and each.is_alive and each is not lease for each in files)
-        for each in files:
-            if each is lease and not lives or each.run == lease.name and not each.is_alive:
-                os.remove(os.path.join(folder(), each.name))
+    if os.getpid() == process and lease is _own:
+        lease.is_alive = False
+        with contextlib.suppress(OSError), _alone():
+            pass  # files that nobody needs any more are removed
 
 
 @contextlib.contextmanager
@@ -269,17 +258,12 @@ def _read(name):
         return None
     if _own is not None and name == _own.name:  # to close it would unlock it
         return _own
-    with contextlib.suppress(OSError):
-        file = os.open(os.path.join(folder(), name), os.O_RDWR | os.O_NOFOLLOW)
-        try:
-            content, is_alive = os.pread(file, LONGEST, 0), False
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                is_alive = True
-            return Lease(name, -1, content, is_alive)
-        finally:
-            os.close(file)
+    with contextlib.suppress(OSError), open(os.path.join(folder(), name), 'r+b') as file:
+        is_alive = True
+        with contextlib.suppress(OSError):
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_alive = False
+        return Lease(name, -1, file.read(), is_alive)
     return None
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import os
 import re
 import subprocess
 import sys
 import zlib
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 from ..errors import MgpuError
 from . import flags, processor, progress
@@ -70,18 +70,15 @@ def share_cores() -> None:
 
 def _siblings():
     """Return how many processes with the same command, but for numbers, the parent of this one has started."""
-    commands = []
+    def command(process):
+        words = re.sub('[0-9]', '', Path('/proc', process, 'cmdline').read_text(errors='replace')).split('\0')
+        return [word for word in words if not word.startswith('-')][:2]
+
     with contextlib.suppress(OSError):  # not Linux, or one ends just now
-        for path in glob.glob('/proc/%d/task/*/children' % os.getppid()):
-            with open(path) as file:
-                commands += map(_command, file.read().split())
-    return commands.count(_command('self'))
-
-
-def _command(process):
-    with open('/proc/%s/cmdline' % process, errors='replace') as file:
-        words = [word for word in file.read().split('\0') if not word.startswith('-')]
-    return re.sub('[0-9]', '', ' '.join(words[:2]))
+        processes = [each for path in Path('/proc', str(os.getppid())).glob('task/*/children')
+                     for each in path.read_text().split()]
+        return sum(command(each) == command('self') for each in processes)
+    return 1
 
 
 def choose_kernels() -> None:
