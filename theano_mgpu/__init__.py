@@ -52,6 +52,7 @@ if _needs_theano and theano_error is None:
     from .placement import device, place
     from .predict.predictor import Predictor
     from .training import training_function
+    from .utils.flags import own_flag as _own_flag
     from .utils.mpi_environment import rank, size
     from .utils.tensorboard.event_file import Summary
     from .utils.timeline import records as _records
@@ -60,9 +61,9 @@ if _needs_theano and theano_error is None:
 
     _apply(_of_devices.PATCHES, _of_devices.WITH_CONTEXTS, _open_named)
     _end_together()
-    if _config.own_flag('mgpu.timeline') and not _records():
+    if _own_flag('mgpu.timeline') and not _records():
         try:
-            _start_timeline(_config.own_flag('mgpu.timeline'))
+            _start_timeline(_own_flag('mgpu.timeline'))
         except MgpuError as error:
             if not _is_command_line():
                 raise
