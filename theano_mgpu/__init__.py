@@ -1,7 +1,7 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
 from .utils import command_path, second_import, rank_process, blas  # noqa: F401, I001  in this order, before NumPy
 import gc as _gc
-from . import config as _config
+from . import config as _config  # noqa: F401  it registers the flags
 from . import compat
 from .comm import patches as _of_comm
 from .compat import keras_names as _keras_names
