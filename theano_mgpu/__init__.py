@@ -2,7 +2,7 @@
 from .utils import command_path, second_import, rank_process, blas  # noqa: F401, I001  in this order, before NumPy
 import gc as _gc
 import importlib as _importlib
-from . import config as _config
+from . import config as _config  # noqa: F401  it registers the flags
 from . import compat
 from .comm import patches as _of_comm
 from .compat import keras_names as _keras_names
@@ -54,6 +54,7 @@ if _needs_theano and theano_error is None:
     from .placement import device, place
     from .predict.predictor import Predictor
     from .training import training_function
+    from .utils.flags import own_flag as _own_flag
     from .utils.mpi_environment import rank, size
     from .utils.tensorboard.event_file import Summary
     from .utils.timeline import records as _records
@@ -62,9 +63,9 @@ if _needs_theano and theano_error is None:
 
     _apply(_of_devices.PATCHES, _of_devices.WITH_CONTEXTS, _open_named)
     _end_together()
-    if _config.own_flag('mgpu.timeline') and not _records():
+    if _own_flag('mgpu.timeline') and not _records():
         try:
-            _start_timeline(_config.own_flag('mgpu.timeline'), parent=_run())
+            _start_timeline(_own_flag('mgpu.timeline'), parent=_run())
         except MgpuError as error:
             if not _is_command_line():
                 raise
