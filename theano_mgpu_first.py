@@ -18,9 +18,12 @@ class Finder:
         if name not in ('theano', 'keras'):
             return None
         sys.meta_path.remove(Finder)
+        from importlib.util import find_spec
+
         import theano_mgpu  # noqa: F401
         module = sys.modules.pop(name, None)
-        return module and ModuleSpec(name, Loaded(module))  # Python goes on where that is None
+        # Python would go on with the finders after this one, and theano_mgpu has put its own before it.
+        return ModuleSpec(name, Loaded(module)) if module else find_spec(name)
 
 
 class Loaded:

@@ -25,8 +25,8 @@ import os
 import sys
 import tempfile
 
-from theano_mgpu.comm import host_reduce
 from theano_mgpu.comm.host_sum import add_by_numpy, all_reduce
+from theano_mgpu.comm.host_sum import threads as threads_here
 
 import numpy as np
 import theano
@@ -119,7 +119,7 @@ class Bandwidth:
         return {'%s%s, %d threads' % (name, ' past the cache' * stream, threads): (
                     functools.partial(self.run, *pointers, BANDWIDTH_BYTES // 32, kind, stream, threads),
                     (kind + 1) * BANDWIDTH_BYTES)
-                for name, kind, stream in KERNELS for threads in sorted({1, host_reduce.threads()})}
+                for name, kind, stream in KERNELS for threads in sorted({1, threads_here()})}
 
 
 def contenders(stacked, out):
@@ -168,7 +168,7 @@ def cells(row):
 def main():
     arguments = parse_arguments()
     print('%s, %d threads at most, %d rounds, median (lowest to highest), GB/s'
-          % (arguments.dtype, host_reduce.threads(), arguments.rounds))
+          % (arguments.dtype, threads_here(), arguments.rounds))
     form = '| %2s | %5s | %-21s | %6s | %-20s | %4s | %6s | %6s | %10s |'
     print(form % ('N', 'MB', 'ours', 'memory', 'ours / memory', 'best', 'numpy', 'sum', 'ours/NumPy'))
     bandwidth, rows = Bandwidth(), []

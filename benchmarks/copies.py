@@ -13,7 +13,7 @@ import statistics
 import time
 
 import theano_mgpu as mgpu
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.comm.host_sum import describe
 from theano_mgpu.devices import page_locked
 from theano_mgpu.devices.launcher import Launcher, Shard
@@ -46,7 +46,7 @@ def exchange_of(contexts):
     launcher, arrays = Launcher(SerialExecutor(), timings), [[DeviceMemory(context).zeros(shape, 'float32')
                                                               for shape in SHAPES] for context in contexts]
     read_on = {context: range(len(SHAPES)) for context in contexts}
-    channel = HostChannel(AnyOrder(memories, launcher), (), False, read_on, memories, launcher, timings, Alone())
+    channel = HostChannel(AnyOrder(memories, launcher), (), False, read_on, memories, launcher, timings, Communicator())
     parts = Parts(describe(arrays[0]), arrays, [Shard(i, (i, i + 1)) for i in range(len(contexts))], contexts)
     here = [[page_locked.zeros(shape, 'float32', contexts) for shape in SHAPES] for _ in contexts]
     pairs = [pair for each in zip(arrays, here) for pair in zip(*each)]

@@ -13,7 +13,8 @@ import functools
 
 import theano_mgpu as mgpu
 from theano_mgpu.comm.half_precision import all_reduce_in_half
-from theano_mgpu.comm.mpi import import_mpi, mpi_communicator
+from theano_mgpu.comm.mpi import mpi_communicator
+from theano_mgpu.comm.mpi_library import import_mpi
 from theano_mgpu.utils.tables import table
 
 import numpy as np

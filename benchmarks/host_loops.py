@@ -1,11 +1,11 @@
 #!/usr/bin/env python
 """Loops on the host that theano_mgpu has g++ make fast, against Theano's own and against copying memory.
 
-They are the update of parameters by each optimizer of Keras, the gradient of max pooling, in windows of 2x2, the sum
-over all but the last axis, of 32 values, and over all but the axis of 16 filters, as for a bias after a convolution
-(theano_mgpu/compat/theano_loops.py); and a convolution by 32 filters of 3x3 with stride 2, with its gradients
-(theano_convolutions.py). There is one value for each parameter. Both versions and a copy take turns, a block of calls
-each; ratios are medians over the rounds (lowest to highest).
+They are in theano_mgpu/compat/theano_loops.py: the update of parameters by each optimizer of Keras, the gradient of
+max pooling, in windows of 2x2, the sum over all but the last axis, of 32 values, and over all but the axis of 16
+filters, as for a bias after a convolution; and a convolution by 32 filters of 3x3 with stride 2, with its gradients.
+There is one value for each parameter. Both versions and a copy take turns, a block of calls each;
+ratios are medians over the rounds (lowest to highest).
 
   ms           a call with the loops of theano_mgpu
   of Theano's  its time as part of that with Theano's loops
@@ -24,8 +24,7 @@ import sys
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu  # noqa: F401  Keras and Theano as it patches them
-from theano_mgpu.compat.theano_convolutions import COLUMNS
-from theano_mgpu.compat.theano_loops import LOOPING, POOLING
+from theano_mgpu.compat.theano_loops import COLUMNS, LOOPING, POOLING
 from theano_mgpu.utils.tables import table
 
 import keras.backend as K

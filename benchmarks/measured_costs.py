@@ -5,8 +5,8 @@ import math
 import time
 from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
 
-from theano_mgpu.cli.bench import is_cpu
 from theano_mgpu.comm.host_sum import all_reduce
+from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.plan import buckets
@@ -258,5 +258,5 @@ def link_to(context: Context, n_bytes: int) -> Link:
 
 def most_sharing(contexts: Sequence[Context]) -> int:
     """Return the largest number of contexts that share one piece of hardware."""
-    hardware = ['cpu' if is_cpu(context) else context.device for context in contexts]
+    hardware = ['cpu' if discovery.type_of(context.device) == 'CPU' else context.device for context in contexts]
     return max(map(hardware.count, hardware))

@@ -19,7 +19,7 @@ import os
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu.comm.mpi import import_mpi
+from theano_mgpu.comm.mpi_library import import_mpi
 from theano_mgpu.utils.tables import table
 
 import numpy as np

@@ -15,7 +15,8 @@ from theano_mgpu.cli.bench.measure import Trainee
 from theano_mgpu.cli.bench.models import Recipe
 from theano_mgpu.comm.activities import SHARE
 from theano_mgpu.comm.collectives import broadcast_object
-from theano_mgpu.comm.mpi import import_mpi, mpi_communicator
+from theano_mgpu.comm.mpi import mpi_communicator
+from theano_mgpu.comm.mpi_library import import_mpi
 from theano_mgpu.devices.contexts import init
 
 import numpy as np

@@ -16,7 +16,7 @@ os.environ.update(COLUMNS='90', THEANO_FLAGS='', KERAS_BACKEND='theano')
 
 import theano_mgpu  # noqa: E402
 from theano_mgpu.cli import COMMANDS  # noqa: E402
-from theano_mgpu.config import OWN_FLAGS, Number, Ratio  # noqa: E402
+from theano_mgpu.utils.flags import OWN_FLAGS, Number, Ratio  # noqa: E402
 
 project = html_title = 'theano_mgpu'
 version = release = theano_mgpu.__version__

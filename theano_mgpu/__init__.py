@@ -1,7 +1,8 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
 from .utils import command_path, second_import, rank_process, blas  # noqa: F401, I001  in this order, before NumPy
 import gc as _gc
-from . import config as _config
+import importlib as _importlib
+from . import config as _config  # noqa: F401  it registers the flags
 from . import compat
 from .comm import patches as _of_comm
 from .compat import keras_names as _keras_names
@@ -32,8 +33,9 @@ if _needs_theano and theano_error is None:
     from .comm.mpi import end_together as _end_together
     from .compat.patch import apply as _apply
     from .devices.context_map import Context
-    from .devices.contexts import contexts, init
+    from .devices.contexts import contexts, init, lease
     from .devices.contexts import open_named as _open_named
+    from .devices.leases import run as _run
     from .errors import (
         BatchError,
         ContextError,
@@ -52,6 +54,7 @@ if _needs_theano and theano_error is None:
     from .placement import device, place
     from .predict.predictor import Predictor
     from .training import training_function
+    from .utils.flags import own_flag as _own_flag
     from .utils.mpi_environment import rank, size
     from .utils.tensorboard.event_file import Summary
     from .utils.timeline import records as _records
@@ -60,16 +63,18 @@ if _needs_theano and theano_error is None:
 
     _apply(_of_devices.PATCHES, _of_devices.WITH_CONTEXTS, _open_named)
     _end_together()
-    if _config.own_flag('mgpu.timeline') and not _records():
+    if _own_flag('mgpu.timeline') and not _records():
         try:
-            _start_timeline(_config.own_flag('mgpu.timeline'))
+            _start_timeline(_own_flag('mgpu.timeline'), parent=_run())
         except MgpuError as error:
             if not _is_command_line():
                 raise
             theano_error = error
 second_import.keep()
+if _needs_theano and theano_error is None and _run():
+    _importlib.import_module('.cli.run', __name__).begin_child()  # by its name: a room above this module
 
 __all__ = ['BatchError', 'Checkpoint', 'Context', 'ContextError', 'DriftError', 'ExchangeError', 'GraphError',
            'MgpuError', 'MgpuWarning', 'NonFiniteError', 'PredictionError', 'Predictor', 'RankError', 'ReplicaError',
-           'Summary', 'audit', 'contexts', 'device', 'disable', 'enable', 'function', 'init', 'place', 'rank', 'size',
-           'timeline', 'training_function']
+           'Summary', 'audit', 'contexts', 'device', 'disable', 'enable', 'function', 'init', 'lease', 'place', 'rank',
+           'size', 'timeline', 'training_function']

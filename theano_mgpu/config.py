@@ -4,20 +4,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from .errors import GraphError
-from .utils.flags import (  # noqa: F401  other rooms have them from here
-    OWN_FLAGS,
-    Number,
-    Ratio,
-    check_own_names,
-    environment_flags,
-    flag,
-    join_flags,
-    own_flag,
-    parse_flags,
-    read_theanorc,
-    set_environment_flags,
-    theanorc_files,
-)
+from .utils.flags import OWN_FLAGS, Number, Ratio, own_flag
 
 OWN_FLAGS.update({
     'mgpu.executor': ('auto', ('auto', 'serial', 'threads', 'mpi'),

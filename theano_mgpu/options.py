@@ -65,7 +65,6 @@ class Internal:
     update_for_memory: str = ''           # 'sharded' or 'host', where a device had too little memory
     slices_on_host: bool = False          # of data sets, because a device had too little memory
     spread: bool = False                  # the parameters are placed over the contexts: one cannot hold all of them
-    in_ledger: bool = False               # it writes its steps to the ledger itself; else its caller may do so
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,9 @@ def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
     step = ParallelFunction(inputs, packing.variables, updates, packing, samples=samples, broadcast=broadcast,
                             givens=givens, no_default_updates=no_default_updates, contexts=contexts, executor=executor,
                             mode=mode, name=name, allow_input_downcast=allow_input_downcast, profile=profile,
-                            sharded=sharded, micro_batches=micro_batches, update_on=update_on, recompute=recompute,
-                            in_ledger=True)
+                            sharded=sharded, micro_batches=micro_batches, update_on=update_on, recompute=recompute)
+    if step.updated:
+        step.steps.record(account_of(step, step.updated))
     warn_of_refusals(step.built, step.options)
     return step
 
@@ -181,7 +182,6 @@ class ParallelFunction(DividedFunction):
                  pack: Callable[..., Any] | None = None, **options: Any):
         super().__init__(inputs, outputs, as_dict(updates), Options.of(**options))
         self._pack: Any = pack or Packing(outputs)
-        self.steps.record(account_of(self, self.updated) if self.updated else None)
 
     def __call__(self, *args: Any, output_subset: list[Any] | None = None, **kwargs: Any) -> Any:
         """Run the function on a batch.

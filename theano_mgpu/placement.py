@@ -13,8 +13,9 @@ from .devices.mesh import CPU
 from .errors import GraphError, warn
 from .graph import theano_functions
 from .graph.patches import record_places
-from .graph.placement.propagation import inner_outputs, own_place
+from .graph.placement.propagation import own_place
 from .graph.placement.tags import placed_on
+from .graph.rewrites import inner_outputs
 
 
 def device(name: str | Context | None) -> ContextManager[None]:

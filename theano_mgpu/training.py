@@ -117,8 +117,8 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
     step = TrainingFunction(inputs, loss, params, {**new, **of_batch}, variables, gradients if check_finite else (),
                             micro_batches=micro_batches, broadcast=broadcast, givens=givens, contexts=contexts,
                             executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
-                            least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute,
-                            in_ledger=True)
+                            least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute)
+    step.steps.record(account_of(step, step.variables()))
     training_graph.check_reductions(step.plan.results[1:], reductions, variables)
     warn_of_refusals(step.built, step.options)
     return step
@@ -153,7 +153,6 @@ class TrainingFunction(DividedFunction):
         self._state = list(dict.fromkeys(state_variables + self.updated))
         self._completed = 0  # steps, of this process and of those whose checkpoint it has loaded
         self._checkpoint: Any = None  # path, steps between checkpoints, allow_nan
-        self.steps.record(account_of(self, self._state))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch.
@@ -266,13 +265,7 @@ class TrainingFunction(DividedFunction):
         MgpuWarning
             If the file was written with other settings that results depend on, such as ``mgpu.logical_shards``.
         """
-        self._load(path, functools.partial(self.check_saved, strict=False))
-
-    def _load(self, path, check):
-        """Read a file that the check allows, and take its state; return its content."""
-        saved = training_state.read(path, self.ranks, check)
-        saved.give(self.variables())
-        return saved
+        training_state.read(path, self.ranks, functools.partial(self.check_saved, strict=False)).give(self.variables())
 
     def check_saved(self, saved: training_state.Saved, strict: bool = True) -> None:
         """Check that a file has the variables and the settings of this function; with `strict`, for a checkpoint."""
@@ -313,7 +306,9 @@ class TrainingFunction(DividedFunction):
         before = 0
         self._locks, exists = training_state.begin(path, self.ranks)
         if exists:
-            before = training_state.completed_steps(self._load(path, self._check_checkpoint))
+            saved = training_state.read(path, self.ranks, self.check_saved)
+            before = training_state.completed_steps(saved)
+            saved.give(self.variables())
         if ledger is not None:
             self.steps.record(ledger_at(ledger, every, self.ranks).account(
                 self.options.name, [each.variable for each in self._state], self.ranks))
@@ -322,10 +317,6 @@ class TrainingFunction(DividedFunction):
         self._completed, self._checkpoint = before, (path, every, allow_nan)
         report(CHECKPOINT)
         return before
-
-    def _check_checkpoint(self, saved):
-        training_state.completed_steps(saved)
-        self.check_saved(saved)
 
     def _note_completed(self):
         self._completed += 1

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-from theano_mgpu import config
+from theano_mgpu.utils.flags import join_flags, parse_flags
 
 import pytest
 from support.devices import context_map
@@ -51,7 +51,7 @@ def each_case(quick=()):
 
 def run_python(words, case, dtype, compiles=False):
     """Run a script by `python WORDS SCRIPT ARGUMENTS`, without contexts in the flags; return (stdout, stderr)."""
-    flags = config.parse_flags(os.environ.get('THEANO_FLAGS', ''))
+    flags = parse_flags(os.environ.get('THEANO_FLAGS', ''))
     flags.pop('contexts', None)
     flags['floatX'] = dtype
     if case in QUICK and not compiles:  # that would take most of the time; GPUs need it
@@ -60,7 +60,7 @@ def run_python(words, case, dtype, compiles=False):
     done = subprocess.run([sys.executable] + words + [os.path.join(FOLDER, name + '.py')] + arguments,
                           capture_output=True, text=True, timeout=500, cwd=FOLDER,
                           env=dict(os.environ, PYTHONPATH=search_path(), PYTHONDONTWRITEBYTECODE='1',
-                                   THEANO_FLAGS=config.join_flags(flags)))
+                                   THEANO_FLAGS=join_flags(flags)))
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

@@ -3,7 +3,7 @@ import functools
 import gc
 
 import theano_mgpu as mgpu
-from theano_mgpu.runtime.replicas import borrowed
+from theano_mgpu.runtime.replicas import borrowed, replicated
 
 import numpy as np
 import pytest
@@ -138,7 +138,7 @@ def test_memory_is_compared_only_while_the_script_refers_to_it(contexts, monkeyp
     """Most variables, and every one that is trained, cost no checksum."""
     contexts('gpu', 2)
     asked = []
-    monkeypatch.setattr(borrowed, 'checksum', lambda value: asked.append(value.shape) or 0)
+    monkeypatch.setattr(replicated, 'checksum', lambda value: asked.append(value.shape) or 0)
     array, x = np.ones((6, 3), 'float32'), T.fmatrix('x')
     weights, bias = theano.shared(array, borrow=True), theano.shared(np.zeros(3, 'float32'))
     outputs = (T.dot(x, weights) + bias).sum()

@@ -6,7 +6,7 @@ import warnings
 import zipfile
 
 import theano_mgpu as mgpu
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.runtime.replicas.replicated import replicated
 from theano_mgpu.runtime.state import state_file, training_state
 from theano_mgpu.utils.owned import lock_file
@@ -32,14 +32,14 @@ def values(found):
 
 
 def save(path, found, **options):
-    training_state.save(str(path), found, Alone(), **options)
+    training_state.save(str(path), found, Communicator(), **options)
 
 
 def load(path, found, check=lambda saved: None):
     def check_all(saved):
         saved.check(found)
         check(saved)
-    training_state.read(str(path), Alone(), check_all).give(found)
+    training_state.read(str(path), Communicator(), check_all).give(found)
 
 
 @pytest.fixture

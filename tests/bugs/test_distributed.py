@@ -8,7 +8,7 @@ import time
 import types
 
 import theano_mgpu as mgpu
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.comm.rank_0 import write_on_rank_0
 
 import numpy as np
@@ -38,7 +38,7 @@ def test_a_rank_reads_what_it_has_saved_and_not_a_former_file_or_none(tmp_path):
 
 
 def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
-    ranks = Alone()  # without MPI, whose other rank would have to hang
+    ranks = Communicator()  # without MPI, whose other rank would have to hang
     ranks.rank, ranks.size, ranks.hosts = 1, 2, ['one', 'two']
     ranks.mailbox = types.SimpleNamespace(has_gone_on=lambda rank: False, take=lambda tag: None)
     monkeypatch.setattr(theano.config.mgpu, 'timeout', 1)

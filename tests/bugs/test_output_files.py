@@ -191,7 +191,7 @@ def test_locks_that_a_job_left_behind_are_taken(folder):
 
 def test_a_checkpoint_through_a_link(folder, cpu2):
     """The lock, and the file before, are beside the target, so that two links to it are one checkpoint."""
-    from theano_mgpu.comm.alone import Alone
+    from theano_mgpu.comm.communicator import Communicator
     from theano_mgpu.runtime.replicas.replicated import replicated
     from theano_mgpu.runtime.state import training_state
 
@@ -202,12 +202,12 @@ def test_a_checkpoint_through_a_link(folder, cpu2):
     assert lock_file('real/run.npz') is lock
     for value in (1.0, 2.0, 3.0):
         w.set_value(value)
-        training_state.save('link.npz', [replicated(w)], Alone())
+        training_state.save('link.npz', [replicated(w)], Communicator())
     assert os.path.islink('link.npz') and sorted(os.listdir('real')) == ['run.npz', 'run.npz.lock', 'run.npz.previous']
     with open('real/run.npz', 'wb'):
         pass
     with pytest.warns(mgpu.MgpuWarning, match='real/run.npz is damaged .* taken, from .*real/run.npz.previous'):
-        training_state.read('link.npz', Alone(), lambda _: None).give([replicated(w)])
+        training_state.read('link.npz', Communicator(), lambda _: None).give([replicated(w)])
     assert w.get_value() == 2 and sorted(os.listdir('.')) == ['link.npz', 'real']
 
 

@@ -9,7 +9,6 @@ from theano_mgpu.exchange import host as host_module
 from theano_mgpu.exchange import orders as orders_module
 from theano_mgpu.exchange import over_ranks as sums_module
 from theano_mgpu.runtime import divided_function as divided_function_module
-from theano_mgpu.runtime import runner as runner_module
 from theano_mgpu.runtime import step_run as run_module
 
 import numpy as np
@@ -69,8 +68,7 @@ def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts
                                           batch_updates={count: count + model.inputs[0].shape[0]})
         return step, lambda: [variable.variable.get_value() for variable in step.variables()]
     (step, values), (undisturbed, expected) = training(), training()
-    modules = divided_function_module, runner_module, training_module, run_module, sums_module, \
-        host_module, orders_module
+    modules = divided_function_module, training_module, run_module, sums_module, host_module, orders_module
     batch, done = data(6, 7), 1
     step(*batch)
     before = values()

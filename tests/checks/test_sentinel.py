@@ -3,7 +3,7 @@ import json
 
 import theano_mgpu as mgpu
 from theano_mgpu.checks import ledger, ledger_file
-from theano_mgpu.checks.sentinel import Inspection
+from theano_mgpu.checks.sentinel import op_by_op
 
 import numpy as np
 import pytest
@@ -164,10 +164,10 @@ def found(outputs, inputs, values, mode=None):
     """Return the Found of a plain function, and its results as the function returns them."""
     function = theano.function(inputs, outputs, mode=mode)
     function.trust_input = True
-    inspection = Inspection(function, values)
-    for ours, theirs in zip(inspection.results, function(*values)):
+    results, origin = op_by_op(function, values)
+    for ours, theirs in zip(results, function(*values)):
         np.testing.assert_array_equal(ours, theirs)
-    return inspection.origin()
+    return origin
 
 
 @pytest.mark.parametrize('mode', [PYTHON, FUSED])

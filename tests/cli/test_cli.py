@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import theano_mgpu as mgpu
-from theano_mgpu import config
 from theano_mgpu.cli import main
 from theano_mgpu.cli.doctor import host_checks
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import parse_context_map
+from theano_mgpu.utils import flags
 
 import pytest
 import theano
@@ -168,8 +168,8 @@ def test_config_of_this_machine_is_what_is_read_back(capsys, monkeypatch, tmp_pa
     path.write_text(captured.out)
     monkeypatch.setenv('THEANORC', str(path))
     monkeypatch.setenv('THEANO_FLAGS', '')
-    assert [c.device for c in parse_context_map(config.flag('contexts'))] == discovery.discover_best()
-    assert config.flag('floatX') == 'float64' and config.own_flag('mgpu.executor') == 'serial'
+    assert [c.device for c in parse_context_map(flags.flag('contexts'))] == discovery.discover_best()
+    assert flags.flag('floatX') == 'float64' and flags.own_flag('mgpu.executor') == 'serial'
     assert host_checks.source_of_map() == 'from %s' % path
 
 
@@ -193,9 +193,9 @@ def test_the_example_is_read_as_it_says(monkeypatch):
         pytest.skip('not beside these tests')
     monkeypatch.setenv('THEANORC', str(path))
     monkeypatch.setenv('THEANO_FLAGS', '')
-    assert mgpu.Context('dev1', 'cuda1', 'cuda') == parse_context_map(config.flag('contexts'))[1]
-    assert config.own_flag('mgpu.executor') == 'auto'
-    assert (config.flag('floatX'), config.flag('blas.ldflags'), config.flag('device')) == (
+    assert mgpu.Context('dev1', 'cuda1', 'cuda') == parse_context_map(flags.flag('contexts'))[1]
+    assert flags.own_flag('mgpu.executor') == 'auto'
+    assert (flags.flag('floatX'), flags.flag('blas.ldflags'), flags.flag('device')) == (
         'float32', '-lopenblas', 'cpu')
     code = "import theano_mgpu, theano; c = theano.config; print(c.floatX, c.blas.ldflags, c.mgpu.executor)"
     done = subprocess.run([sys.executable, '-c', code], env=dict(os.environ, PYTHONPATH=search_path()), text=True,

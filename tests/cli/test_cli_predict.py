@@ -251,7 +251,7 @@ def test_ranks(files):
     (['x.npy', 'x.npy'], 'the output x.npy is the input or the model itself'),
     (['x.npy', 'nowhere/y.npy'], 'there is no folder'),
     (['x.npy', 'y.npy', '--gpus', '3'], 'as many contexts must be mapped; there are 2'),
-    (['x.npy', 'y.npy', '--gpus', 'dev7'], "there is no context 'dev7'"),
+    (['x.npy', 'y.npy', '--gpus', 'dev7'], "context 'dev7' is not mapped"),
     (['bad.npy', 'y.npy'], 'the input bad.npy cannot be read'),
     (['objects.npy', 'y.npy'], 'the input objects.npy cannot be read: .*Python objects'),
     (['objects.npz', 'y.npy'], 'it contains Python objects, not numbers'),

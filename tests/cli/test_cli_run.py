@@ -247,10 +247,19 @@ def test_a_training_that_is_interrupted(tmp_path):
 
 
 def test_contexts_that_are_not_there_end_it(tmp_path):
-    script = write(tmp_path / 'train.py', 'print("begins")\nimport keras\nprint("goes on")')
+    """A device is opened for the first model, not by the import of Keras: processes that are forked before can use it.
+    """
+    script = write(tmp_path / 'train.py', """
+        import keras
+        print("begins")
+        keras.Sequential([keras.layers.Dense(1, input_shape=(1,))]).compile('sgd', 'mse')
+        print("goes on")
+    """)
     code, out, err = run('--gpus', '3', script, folder=tmp_path, flags='contexts=one->cpu;two->cpu')
-    assert (code, out) == (2, 'begins\n')
+    assert (code, out) == (2, '')
     assert 'theano-mgpu: error: 3 contexts were asked for; there are 2: one->cpu;two->cpu' in err
+    code, out, err = run('--contexts', 'one->cuda99', script, folder=tmp_path)
+    assert out == 'begins\n' and code > 0 and 'theano-mgpu: error: context one->cuda99' in err
 
 
 @pytest.mark.mpi

@@ -13,9 +13,9 @@ from theano_mgpu.cli import job_command, main, supervise
 from theano_mgpu.cli.doctor import mpi_checks
 from theano_mgpu.cli.launch import COMMAND
 from theano_mgpu.cli.launcher_output import OwnMessages
-from theano_mgpu.cli.supervise import Event, History, Next, decide
-from theano_mgpu.comm.alone import Alone
-from theano_mgpu.comm.mpi import import_mpi
+from theano_mgpu.cli.supervise import History, Next, decide
+from theano_mgpu.comm.communicator import Communicator
+from theano_mgpu.comm.mpi_library import import_mpi
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.errors import ContextError, MgpuError
@@ -132,14 +132,14 @@ def shell_report(*what):
     return ' '.join(': > "$MGPU_REPORTS/%s";' % each for each in what)
 
 
-STUCK = Event('it ended', stepped=False)
+STUCK = dict(stepped=False)
 
 
-@pytest.mark.parametrize('event,history,following,note', [
-    (Event('it ended', True), History(1), Next.RESTART, 'it ended: restart 1 of 1'),
-    (Event('it ended', True, has_spare=True), History(2, restart=1), Next.RESTART,
+@pytest.mark.parametrize('job,history,following,note', [
+    (dict(stepped=True), History(1), Next.RESTART, 'it ended: restart 1 of 1'),
+    (dict(stepped=True, has_spare=True), History(2, restart=1), Next.RESTART,
      'it ended: restart 2 of 2, by the spare processes'),
-    (Event('it ended', True), History(1, restart=1), Next.END, 'it ended'),
+    (dict(stepped=True), History(1, restart=1), Next.END, 'it ended'),
     (STUCK, History(0), Next.END, 'it ended'),
     (STUCK, History(3), Next.RESTART, 'it ended: restart 1 of 3'),
     (STUCK, History(3, stuck=1), Next.END,
@@ -151,15 +151,15 @@ STUCK = Event('it ended', stepped=False)
      'it ended, again before the first step was done: it is not started once more'),
     (STUCK, History(3, (2,), restart=3), Next.SMALLER,
      'it ended, before the first step was done: it is tried with -n 2'),
-    (Event('it ended', True), History(3, (2, 1), stuck=2), Next.RESTART, 'it ended: restart 1 of 3'),
-    (Event('it ended', True, grows=True), History(1, (2,), restart=1), Next.RESTART,
+    (dict(stepped=True), History(3, (2, 1), stuck=2), Next.RESTART, 'it ended: restart 1 of 3'),
+    (dict(stepped=True, grows=True), History(1, (2,), restart=1), Next.RESTART,
      'it ended: it continues with all of them'),
-    (Event('it ended', True, grows=True, has_spare=True), History(1, (2,)), Next.RESTART,
+    (dict(stepped=True, grows=True, has_spare=True), History(1, (2,)), Next.RESTART,
      'it ended: it continues with all of them, the spare ones')])
-def test_the_decision_after_a_job(event, history, following, note):
-    assert decide(event, history)[:2] == (following, note)
-    after = decide(event, history)[2]
-    assert after.stuck == (0 if event.stepped else history.stuck + 1)
+def test_the_decision_after_a_job(job, history, following, note):
+    assert decide(history, 'it ended', **job)[:2] == (following, note)
+    after = decide(history, 'it ended', **job)[2]
+    assert after.stuck == (0 if job['stepped'] else history.stuck + 1)
     assert after.restart == history.restart + ('restart ' in note)
 
 
@@ -410,7 +410,7 @@ def in_parts(output, data):
     """Yield the data that an Output lets through if they arrive a byte at a time, in sevens, or at once."""
     for step in (1, 7, 1000):
         one = output()
-        yield b''.join(one.passed(data[start:start + step]) for start in range(0, len(data), step)) + one.rest()
+        yield b''.join(one.passed(data[start:start + step]) for start in range(0, len(data), step)) + one.unfinished
 
 
 def test_what_mpirun_adds_is_left_out_but_nothing_else():
@@ -462,7 +462,7 @@ def test_an_mpi_that_is_not_there(rank_1_of_2, monkeypatch):
 def test_an_mpi_of_another_mpirun():
     """The environment tells of two processes, and MPI finds itself alone."""
     pytest.importorskip('mpi4py')
-    code = 'from theano_mgpu.comm.mpi import import_mpi; import_mpi()'
+    code = 'from theano_mgpu.comm.mpi_library import import_mpi; import_mpi()'
     env = dict(os.environ, **dict(zip(mpi_environment.HYDRA.variables, '0202')), THEANO_FLAGS='mgpu.executor=serial')
     done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
     assert re.search('mpiexec of MPICH or Intel MPI started 2 processes, but the MPI library of mpi4py, [^,]*, finds '
@@ -489,7 +489,7 @@ def test_batches_are_told_apart(change):
 
 
 def test_small_arrays_of_several_dtypes_are_added_at_once():
-    class Twice(Alone):
+    class Twice(Communicator):
         calls = []
 
         def __init__(self):

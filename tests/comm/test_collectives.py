@@ -7,14 +7,14 @@ import tracemalloc
 import warnings
 
 from theano_mgpu import MgpuWarning
-from theano_mgpu.comm import host_reduce
+from theano_mgpu.comm import host_sum
 from theano_mgpu.comm.host_sum import add_by_numpy, all_reduce, all_reduce_each
 
 import numpy as np
 import pytest
 import theano
 
-LARGE = 3 * host_reduce.SHARE // 4 + 5  # Elements: two float32 buffers are worth several threads and streamed stores.
+LARGE = 3 * host_sum.SHARE // 4 + 5  # Elements: two float32 buffers are worth several threads and streamed stores.
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
@@ -57,14 +57,14 @@ def random_buffers(size, n, dtype='float32'):
 
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
-@pytest.mark.parametrize('size,n', [(host_reduce.SMALLEST, 1), (host_reduce.SMALLEST + 77, 3), (LARGE, 2),
+@pytest.mark.parametrize('size,n', [(host_sum.SMALLEST, 1), (host_sum.SMALLEST + 77, 3), (LARGE, 2),
                                     (LARGE // 4, 9)])
 @pytest.mark.parametrize('in_place', [False, True])
 def test_compiled_code_gives_numpys_bits(dtype, size, n, in_place):
     buffers = random_buffers(size, n, dtype)
     start = np.linspace(-1, 1, size).astype(dtype)
     out, expected = start.copy(), start.copy()
-    assert host_reduce.applies(out, buffers)
+    assert host_sum.is_for_code(out, buffers)
     all_reduce([out] * in_place + buffers, out)
     add_by_numpy(expected, [expected] * in_place + buffers)
     assert out.tobytes() == expected.tobytes()
@@ -79,7 +79,7 @@ def test_any_place_in_memory(offset):
     part = slice(offset // 4, LARGE - 3)
     expected = np.empty_like(whole[part])
     buffers = [buffer[part] for buffer in buffers]
-    assert host_reduce.applies(whole[part], buffers)
+    assert host_sum.is_for_code(whole[part], buffers)
     all_reduce(buffers, whole[part])
     add_by_numpy(expected, buffers)
     assert whole[part].tobytes() == expected.tobytes()
@@ -101,9 +101,9 @@ def test_threads_are_bounded(monkeypatch):
     cores = len(os.sched_getaffinity(0))
     for text, expected in [('1', 1), ('4096', cores), ('1,2', 1), ('', cores), ('many', cores), ('0', 1)]:
         monkeypatch.setenv('OMP_NUM_THREADS', text)
-        assert host_reduce.threads() == expected, text
+        assert host_sum.threads() == expected, text
     monkeypatch.delenv('OMP_NUM_THREADS')
-    assert host_reduce.threads() == cores
+    assert host_sum.threads() == cores
 
 
 @pytest.mark.needs_compiler
@@ -135,10 +135,10 @@ def test_pythons_lock_is_free_meanwhile():
         started.set()
         for _ in range(500):
             if not turns:
-                host_reduce.add(out, buffers)
+                host_sum.add_by_code(out, buffers)
         turns.append('caller')
 
-    assert host_reduce.applies(out, buffers)
+    assert host_sum.is_for_code(out, buffers)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     try:
@@ -171,7 +171,7 @@ def test_other_buffers_compile_nothing_again(monkeypatch):
     buffers = random_buffers(LARGE, 3)
     total(buffers)
     built = []
-    monkeypatch.setattr(host_reduce.native, 'build', lambda *arguments: built.append(arguments))
+    monkeypatch.setattr(host_sum.native, 'build', lambda *arguments: built.append(arguments))
     total(buffers[:2])
     total(buffers[::-1])
     assert not built
@@ -182,7 +182,7 @@ def test_without_a_compiler():
     expected = total(buffers)
     with theano.change_flags(cxx=''), warnings.catch_warnings():
         warnings.simplefilter('error')
-        assert not host_reduce.applies(expected, buffers)
+        assert not host_sum.is_for_code(expected, buffers)
         assert total(buffers).tobytes() == expected.tobytes()
 
 
@@ -198,14 +198,14 @@ def test_with_a_broken_compiler():
 
 @pytest.mark.needs_compiler
 def test_code_is_built_once_for_all_processes(tmp_path):
-    code = ('import numpy as np; from theano_mgpu.comm import host_reduce, host_sum as collectives\n'
-            'x = np.ones(host_reduce.SMALLEST); collectives.all_reduce([x, x], y := x.copy()); print((y == 2).all())')
+    code = ('import numpy as np; from theano_mgpu.comm import host_sum\n'
+            'x = np.ones(host_sum.SMALLEST); host_sum.all_reduce([x, x], y := x.copy()); print((y == 2).all())')
     built = []
     for _ in range(2):
         done = subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True,
                               env=dict(os.environ, THEANO_FLAGS='base_compiledir=%s' % tmp_path))
         assert done.stdout == 'True\n', done.stderr
-        path, = tmp_path.rglob('host_reduce_*.so')
+        path, = tmp_path.rglob('host_sum_*.so')
         built.append(path.stat().st_mtime_ns)
     assert built[0] == built[1]
 

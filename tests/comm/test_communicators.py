@@ -1,7 +1,7 @@
 """The duties of any communicator, on one process alone and on the ranks of an MPI job."""
 import json
 
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 
 import pytest
 from support.communicator_cases import CASES
@@ -10,7 +10,7 @@ from support.launch import INTERPRETED, launch
 
 @pytest.mark.parametrize('name', CASES)
 def test_alone(name):
-    CASES[name](Alone())
+    CASES[name](Communicator())
 
 
 @pytest.mark.mpi

@@ -3,14 +3,13 @@ import argparse
 import os
 import tempfile
 
-from theano_mgpu import config
 from theano_mgpu.cli import job_command
 from theano_mgpu.cli.config import devices, positive
 from theano_mgpu.comm import mpi_library
 from theano_mgpu.comm.allocation import DEFAULT_HOSTFILE, allocation
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.utils import mpi_environment
+from theano_mgpu.utils import flags, mpi_environment
 
 import pytest
 from cost_model import parse_network
@@ -111,10 +110,10 @@ def test_variables_of_a_rank(variable, environment):
 @given(TEXT)
 def test_flags(text):
     """A quote that was not closed ended the import with "No closing quotation"."""
-    value_or_error(lambda: config.parse_flags(text), 'THEANO_FLAGS')
+    value_or_error(lambda: flags.parse_flags(text), 'THEANO_FLAGS')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('THEANO_FLAGS', 'mgpu.timeout=' + text)
-        value_or_error(lambda: config.own_flag('mgpu.timeout'), 'mgpu.timeout', 'THEANO_FLAGS')
+        value_or_error(lambda: flags.own_flag('mgpu.timeout'), 'mgpu.timeout', 'THEANO_FLAGS')
 
 
 @FEW
@@ -125,7 +124,7 @@ def test_configuration_files(content):
         file.write(content)
         file.flush()
         patch.setenv('THEANORC', file.name)
-        value_or_error(config.read_theanorc, file.name)
+        value_or_error(flags.read_theanorc, file.name)
 
 
 @pytest.mark.parametrize('parse,names', [

@@ -12,11 +12,11 @@ import types
 from importlib import metadata
 from pathlib import Path
 
-from theano_mgpu import compat, config
+from theano_mgpu import compat
 from theano_mgpu.compat import keras_libraries, pymc3, theano_flags
 from theano_mgpu.devices import patches as device_patches
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.utils import mpi_environment
+from theano_mgpu.utils import flags, mpi_environment
 from theano_mgpu.utils.command_line import own_command
 
 import numpy as np
@@ -42,7 +42,6 @@ def output(code, **environment):
 
 # --- The table of patches ------------------------------------------------------------------------
 
-ROOT = Path(__file__).resolve().parents[2]
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'kept_graphs.store', 'kept_graphs.why_off', 'keras_names.about', 'keras_names.hint', 'numpy2.is_needed',
               'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_loops.options',
@@ -54,11 +53,13 @@ def functions_of(path):
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
+TESTS = {name for path in Path(__file__).resolve().parents[1].rglob('test_*.py') for name in functions_of(path)}
+
+
 @pytest.mark.parametrize('patch', PATCHES, ids=lambda patch: patch.apply.__name__)
 def test_each_patch_names_its_library_its_symptom_and_a_test(patch):
     assert patch.library and patch.versions and patch.symptom
-    path, name = patch.test.split('::')
-    assert name in functions_of(ROOT / path), '%s names no test: %s' % (patch.apply.__name__, patch.test)
+    assert patch.test in TESTS, '%s names no test: %s' % (patch.apply.__name__, patch.test)
 
 
 def test_each_patch_is_in_a_table_once():
@@ -181,7 +182,7 @@ def test_a_flag_that_does_not_exist_is_an_error(flag, nearest, monkeypatch, tmp_
     monkeypatch.setenv(where, flag)
     for _ in range(2):
         with pytest.raises(MgpuError) as raised:
-            config.check_own_names()
+            flags.check_own_names()
         assert str(raised.value).startswith('there is no flag %s, which %s sets to %s. %s' % (
             name, where, value, nearest))
         where = str(tmp_path / 'theanorc')
@@ -236,7 +237,7 @@ def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):
     (tmp_path / 'mpi4py' / 'MPI.py').write_text('raise RuntimeError("cannot load MPI library")')
     done = python('import theano_mgpu, theano; print("fine")', PYTHONPATH=str(tmp_path))
     assert done.stdout.strip() == 'fine', done.stderr
-    assert 'RuntimeError' in python('import theano', PYTHONPATH=str(tmp_path)).stderr or not config.flag('blas.ldflags')
+    assert 'RuntimeError' in python('import theano', PYTHONPATH=str(tmp_path)).stderr or not flags.flag('blas.ldflags')
 
 
 @pytest.mark.skipif(not shutil.which('g++'), reason='without g++ Theano does not try to compile')

@@ -209,7 +209,7 @@ def test_a_module_that_is_there_is_mended_at_once(monkeypatch):
     module = types.ModuleType('already_there')
     monkeypatch.setitem(sys.modules, 'already_there', module)
     seen = []
-    import_hooks.after_import('already_there', seen.append)
+    import_hooks.at_import('after', 'already_there', seen.append)
     assert seen == [module]
 
 
@@ -219,7 +219,7 @@ def test_a_module_is_mended_each_time_that_it_is_executed(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, 'meta_path', list(sys.meta_path))
     seen = []
-    import_hooks.after_import('mended_later', seen.append)
+    import_hooks.at_import('after', 'mended_later', seen.append)
     assert importlib.util.find_spec('mended_later') and not seen
     with pytest.raises(ImportError):
         importlib.import_module('mended_later')

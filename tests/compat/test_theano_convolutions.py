@@ -2,7 +2,7 @@
 import ctypes
 import subprocess
 
-from theano_mgpu.compat.theano_convolutions import COLUMNS
+from theano_mgpu.compat.theano_loops import COLUMNS
 
 import numpy as np
 import pytest

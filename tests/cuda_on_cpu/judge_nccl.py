@@ -9,19 +9,18 @@ from theano_mgpu.errors import ExchangeError
 
 def main(path):
     nccl = load(path)
-    print('%s is NCCL %d.%d, and has all functions' % (path, *nccl.version))
     assert all(nccl.address(name) for name in FUNCTIONS)
-    assert len(nccl.unique_id()) == ctypes.sizeof(UniqueId) == 128 and nccl.unique_id() != nccl.unique_id()
+    print('%s has all functions' % path)
     ctypes.CDLL('libcuda.so').cuInit(0)
     context = nccl.driver.primary_context('0000:01:00.0')
-    for connect in (lambda: nccl.connect([0], [context]),
-                    lambda: nccl.connect_ranks([context], 0, 1, nccl.unique_id())):
-        try:
-            connect()
-        except ExchangeError as error:
-            print('  as it should be without a GPU: %s' % error)
-        else:
-            raise AssertionError('NCCL works on the stand-in for the driver')
+    one, other = nccl.unique_id(context), nccl.unique_id(context)
+    assert len(one) == ctypes.sizeof(UniqueId) == 128 and one != other
+    try:
+        nccl.connect([context], 0, 1, one)
+    except ExchangeError as error:
+        print('  as it should be without a GPU: %s' % error)
+    else:
+        raise AssertionError('NCCL works on the stand-in for the driver')
 
 
 if __name__ == '__main__':

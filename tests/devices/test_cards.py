@@ -1,10 +1,10 @@
-"""The numbers of cards, and the processes that use them."""
+"""The numbers of cards, and the table of `devices --watch`."""
 import json
 import os
 import subprocess
 import sys
 
-from theano_mgpu.devices import cards, occupancy
+from theano_mgpu.devices import cards
 from theano_mgpu.devices.cards import Card
 
 import cuda_on_cpu
@@ -60,37 +60,6 @@ def test_devices_are_as_ever_where_the_numbers_are_the_same():
 def test_other_commands_say_so_too(command):
     done = theano_mgpu(command, buses='2;1')
     assert 'cuda1 is GPU 0 of nvidia-smi (T4, 0000:01:00.0)' in done.stdout + done.stderr
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(occupancy, 'folder', lambda: str(tmp_path / 'processes'))
-    return tmp_path / 'processes'
-
-
-def test_a_process_tells_its_contexts(folder):
-    assert occupancy.occupants() == []
-    occupancy.announce([('dev0', '0000:01:00.0'), ('dev1', '0000:02:00.0')])
-    occupant, = occupancy.occupants()
-    assert occupant.pid == os.getpid() and (occupant.rank, occupant.size) == (0, 1)
-    assert occupant.contexts == [('dev0', '0000:01:00.0'), ('dev1', '0000:02:00.0')]
-
-
-def test_a_process_that_was_killed_is_forgotten(folder):
-    occupancy.announce([('dev0', 'opencl0:0')])
-    path = folder / ('%d.json' % os.getpid())
-    started, *rest = json.loads(path.read_text())
-    path.write_text(json.dumps([started - 1, *rest]))  # another process had this number
-    (folder / '999999999.json').write_text(json.dumps([1, 0, 1, []]))
-    (folder / 'notes.txt').write_text('not ours')
-    assert occupancy.occupants() == [] and os.listdir(folder) == ['notes.txt']
-
-
-def test_a_folder_into_which_others_may_write_is_not_read(folder):
-    folder.mkdir(mode=0o700)
-    folder.chmod(0o777)
-    occupancy.announce([('dev0', 'opencl0:0')])
-    assert occupancy.occupants() == [] and os.listdir(folder) == []
 
 
 @on_standin

@@ -89,7 +89,7 @@ SHARDED = TRAINING + """
 def sharded(collectives, n):
     return trained(collectives, n, sizes=(6, 120, 100, 90, 4), normalise=False, update_on='sharded')
 
-from theano_mgpu.runtime.device_broadcast import DeviceBroadcasts
+from theano_mgpu.runtime.divided_update import DeviceBroadcasts
 from theano_mgpu.devices.nccl import Collectives
 starts, roots = [], []
 start, new = DeviceBroadcasts.start, Collectives.__new__
@@ -165,12 +165,12 @@ def test_sums_of_two_processes_go_through_the_host_where_nccl_does_not_work(tmp_
 
 MESSAGES = """
 import ctypes
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.devices.nccl import BROADCAST, EVERY, MESSAGE, Collectives, communicator_of, connect
-from theano_mgpu.runtime.device_broadcast import NO_COPIES
+from theano_mgpu.runtime.divided_update import NO_COPIES
 from theano_mgpu.devices.transfers import DeviceMemory
 contexts = mgpu.init(3)
-assert connect(contexts, Alone()) == ''
+assert connect(contexts, Communicator()) == ''
 rows = [DeviceMemory(context).contiguous(np.arange(8, dtype='float32') + 10 * i) for i, context in enumerate(contexts)]
 
 def at(i, place):

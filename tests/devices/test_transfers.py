@@ -1,6 +1,6 @@
 """Arguments go to devices, and gradients come back, in few copies; a caller's arrays never change."""
 import theano_mgpu as mgpu
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.comm.host_sum import describe
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.devices.launcher import Launcher, Shard
@@ -108,7 +108,7 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
     memories, launcher = Memories(), Launcher(make_executor('serial', 2), Timings())
     order = AnyOrder(memories, launcher)
-    channel = HostChannel(order, (), False, {gpu2[0]: [0, 1]}, memories, launcher, Timings(), Alone())
+    channel = HostChannel(order, (), False, {gpu2[0]: [0, 1]}, memories, launcher, Timings(), Communicator())
     for number in (1, 2):
         rounds = [[Shard(0, (0, 1)), Shard(1, (1, 2))], [Shard(0, (2, 3))]]
         host = [Context('host', 'cpu', 'cpu')]  # has the parts

@@ -324,6 +324,7 @@ def refused():
                                          outputs_info=x, n_steps=6)[0], place),
         'a loop that fills': (loop(lambda h: T.fill(h, 0) + h.mean(axis=0), x, n_steps=2), 'what other samples'),
         'coordinates by samples': (T.unravel_index(T.arange(4), labels, ndim=N)[0], 'its dimensions are samples'),
+        'reshaped by samples': (T.reshape(w, labels, ndim=2), 'its shape is made of samples'),
         'raveled by samples': (T.ravel_multi_index([0] * N, labels), 'its dimensions are samples'),
         'raveled beside a vector': (T.ravel_multi_index((words, np.arange(3)), (3, 3)), 'as many axes'),
         'selected': (x[T.gt(v, 0.5).nonzero()], unknown % 'Nonzero'),

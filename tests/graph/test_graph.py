@@ -1,6 +1,6 @@
 """Each kind of op, compiled for a CPU and for a GPU context: the results of Theano, and no op on a wrong context."""
 import theano_mgpu as mgpu
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.errors import GraphError
 from theano_mgpu.graph import graph
 from theano_mgpu.graph.audit import ON_HOST
@@ -195,7 +195,7 @@ def shapes():
 def compile_for(context, inputs, outputs, mode=None):
     part = Part(tuple(inputs), tuple(inputs), tuple(outputs), tuple(outputs), {}, (context,))
     replicas = {variable: replicated(variable) for variable in variables_of(part)}
-    return CompiledPart(part, replicas, Alone(), mode).functions[0]
+    return CompiledPart(part, replicas, Communicator(), mode).functions[0]
 
 
 def marks_of(name):
@@ -292,7 +292,7 @@ def test_each_patch_is_needed(gpu2, monkeypatch, name):
     elif name == 'graph_to_gpu':
         monkeypatch.setattr(opt.GraphToGPU, 'apply', opt.GraphToGPU.apply.__wrapped__)
     elif name == 'mrg':
-        monkeypatch.setattr(rng_mrg.GPUA_mrg_uniform, 'new', rng_mrg.GPUA_mrg_uniform.original_new)
+        monkeypatch.setattr(rng_mrg.GPUA_mrg_uniform, 'new', staticmethod(rng_mrg.GPUA_mrg_uniform.new.__wrapped__))
     elif name == 'legacy_convolution':
         monkeypatch.setattr(opt.gpu_seqopt['replace_legacy_convolutions'], 'apply', lambda fgraph: None)
     else:
@@ -318,3 +318,13 @@ def test_transfers_to_the_device_of_the_flag_are_left_out(gpu2, monkeypatch):
     found, = graph.host_graph([host_from_gpu(there(T.tanh(host_from_gpu(there(x))))) * 2])
     assert not any(isinstance(variable.type, gpu_type.GpuArrayType) for variable in ancestors([found]))
     np.testing.assert_allclose(found.eval({x: np.ones(2, 'float32')}), 2 * np.tanh(np.ones(2)), rtol=1e-6)
+
+
+def test_the_checksum_tells_graphs_apart():
+    def number(constant, shape=(5, 3), op=T.tanh):
+        x, w = T.matrix('x'), shared(np.ones(shape), 'w')
+        outputs = [op(T.dot(x, w)) + T.sum(constant)]
+        return graph.checksum([x], outputs, graph.shared_variables(outputs))
+    graphs = [(1,), (2,), (1, (5, 4)), (1, (5, 3), T.exp), (np.ones((2, 3)),), (np.ones((3, 2)),)]
+    numbers = [number(*each) for each in graphs]
+    assert len(set(numbers)) == len(graphs) and numbers == [number(*each) for each in graphs]

@@ -7,7 +7,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.auto import chooser as module
 from theano_mgpu.auto.chooser import COUNTED, LONGEST, WARM_UP, LengthChooser
 from theano_mgpu.auto.model_function import ModelFunction
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.devices.context_map import HOST
 from theano_mgpu.errors import GraphError
 from theano_mgpu.keras import Checkpoint, disable, enable
@@ -41,7 +41,7 @@ def choosing(monkeypatch):
     def make(divided, whole):
         clock = Clock(divided, whole)
         monkeypatch.setattr(module, 'time', clock)
-        return clock, LengthChooser(Alone(), clock.noted.append)
+        return clock, LengthChooser(Communicator(), clock.noted.append)
     return make
 
 
@@ -69,7 +69,7 @@ def test_plain_keras_is_not_compiled_for_batches_that_take_long(choosing):
 
 def test_one_device_is_timed_for_long_batches_too_where_it_is_one_of_the_contexts(choosing):
     clock, _ = choosing(divided=2 * LONGEST, whole=1.5 * LONGEST)
-    chooser = LengthChooser(Alone(), clock.noted.append, times_long=True)
+    chooser = LengthChooser(Communicator(), clock.noted.append, times_long=True)
     assert clock.run(chooser, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['whole'] * (CALLS + 3)
     assert clock.noted == [64] and chooser.is_long(32) and chooser.is_long(5)  # the short last batch of an epoch
     assert clock.run(chooser, 64, CALLS) == ['divided'] * CALLS and chooser.is_long(64)
@@ -79,7 +79,7 @@ def test_one_device_is_timed_for_long_batches_too_where_it_is_one_of_the_context
 
 def test_few_calls_do_where_they_take_very_long(choosing):
     clock, _ = choosing(divided=5, whole=4)
-    chooser = LengthChooser(Alone(), clock.noted.append, times_long=True)
+    chooser = LengthChooser(Communicator(), clock.noted.append, times_long=True)
     assert clock.run(chooser, 32, 2 * WARM_UP + 3) == ['divided'] * (WARM_UP + 1) + ['whole'] * (WARM_UP + 2)
     assert clock.noted == [64]
 

@@ -3,9 +3,8 @@ from theano_mgpu.errors import ContextError
 from theano_mgpu.plan.shares import (
     Machine,
     Shares,
-    micro_batch_rounds,
+    equal_sizes,
     ranges,
-    sub_batch_sizes,
     weighted_sizes,
     weights_for,
 )
@@ -22,22 +21,16 @@ FEW = st.integers(1, 9)
 @examples(100)
 @given(N, FEW, FEW)
 def test_sizes(n, replicas, least):
-    sizes = sub_batch_sizes(n, replicas, least)
+    sizes = equal_sizes(n, replicas, least)
     assert sum(sizes) == n and len(sizes) == max(1, min(n // least, replicas))
     assert max(sizes) - min(sizes) <= 1 and min(sizes) >= min(n, least) and sizes == sorted(sizes, reverse=True)
-
-
-@pytest.mark.parametrize('n,replicas', [(0, 1), (3, 0), (-1, 2)])
-def test_sizes_of_nothing(n, replicas):
-    with pytest.raises(ValueError, match='at least 1'):
-        sub_batch_sizes(n, replicas)
 
 
 @examples(100)
 @given(N, FEW, FEW, FEW)
 def test_rounds_cover_each_sample_once(n, replicas, micro_batches, least):
-    of_replicas = ranges(sub_batch_sizes(n, replicas, least))
-    rounds = micro_batch_rounds(of_replicas, micro_batches, least)
+    shares = Shares(Machine(replicas=(replicas,)), micro_batches=micro_batches, least_samples=least)
+    rounds, of_replicas = shares.rounds(n), ranges(shares.sizes([n]))
     spans = sorted(span for round_ in rounds for _, span in round_)
     assert [i for start, stop in spans for i in range(start, stop)] == list(range(n))
     assert min(stop - start for start, stop in spans) >= min(n, least)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from theano_mgpu.config import OWN_FLAGS
+from theano_mgpu.utils.flags import OWN_FLAGS
 
 from support.patches import PAGE, tables, with_table
 

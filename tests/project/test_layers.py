@@ -97,7 +97,7 @@ def test_the_house_for_one_device():
             waiting += imported(MODULES[name])
     others = {name for name in found if name.split('.')[0] not in ('compat', 'utils')}
     assert others == {'errors', 'parsing'}
-    assert found.isdisjoint({'utils.mpi_environment', 'utils.rank_process', 'utils.spare', 'utils.executors'})
+    assert found.isdisjoint({'utils.mpi_environment', 'utils.rank_process', 'utils.executors'})
 
 
 def test_monkey_patches_are_where_they_belong():

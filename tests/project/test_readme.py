@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from theano_mgpu.cli import COMMANDS, make_parser
-from theano_mgpu.config import OWN_FLAGS
+from theano_mgpu.utils.flags import OWN_FLAGS
 
 import pytest
 

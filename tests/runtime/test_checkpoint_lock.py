@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from theano_mgpu.checks.ledger import ledger_at
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.errors import MgpuError, MgpuWarning
 from theano_mgpu.utils.owned import lock_file
 
@@ -41,7 +41,7 @@ def test_two_processes_cannot_have_one_file(other, tmp_path, cpu2):
     with pytest.raises(MgpuError, match=re.escape(text % 'the checkpoints')):
         lock_file(path)
     with pytest.raises(MgpuError, match=re.escape(text % 'the ledger (mgpu.ledger, --ledger or ledger=)')):
-        ledger_at(path, 1, Alone())
+        ledger_at(path, 1, Communicator())
     link = tmp_path / 'link'
     link.symlink_to(tmp_path)
     with pytest.raises(MgpuError, match='process %d on host' % other.pid):

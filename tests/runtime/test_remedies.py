@@ -299,7 +299,7 @@ def test_data_sets_that_do_not_fit_stay_on_the_host(n):
 GROWS = SLICED + '''
 ours, theirs = pair(1777)
 same_losses(ours, theirs)
-print(on_host(ours), replicated(ours.data).is_current(contexts()[0]))
+print(on_host(ours), contexts()[0] in replicated(ours.data).current().values())
 data = rows_of_data(69777)
 for each in (ours, theirs):
     each.give(*data)

@@ -5,7 +5,7 @@ from collections import Counter
 import theano_mgpu as mgpu
 from theano_mgpu.graph import graph
 from theano_mgpu.runtime import compiler
-from theano_mgpu.runtime.replicas.copies import copy_on
+from theano_mgpu.runtime.replicas.replicated import copy_on
 from theano_mgpu.runtime.retarget import CannotRetarget, link
 
 import numpy as np

@@ -13,7 +13,7 @@ import traceback
 import warnings
 from typing import NamedTuple
 
-from theano_mgpu.comm.alone import Alone
+from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.comm.tree import Tree
 from theano_mgpu.devices import copies
 from theano_mgpu.devices.context_map import HOST
@@ -58,7 +58,7 @@ class Make:
     """
 
     def __init__(self, channel, contexts, ranks=None, dtypes=('float32', 'float64')):
-        self.channel, self.contexts, self.ranks, self.dtypes = channel, contexts, ranks or Alone(), dtypes
+        self.channel, self.contexts, self.ranks, self.dtypes = channel, contexts, ranks or Communicator(), dtypes
         self.memories, self.timings = Measured(), Timings()
         self.launcher = Launcher(make_executor('serial', len(contexts)), self.timings)
 

@@ -13,10 +13,10 @@ import zlib
 
 import theano_mgpu as mgpu
 from theano_mgpu.comm import collectives, half_precision, rank_0
-from theano_mgpu.comm.activities import ADD, AGREE, CALL, GATHER, READ, SHARE
+from theano_mgpu.comm.activities import ADD, AGREE, CALL, GATHER, READ, SHARE, describe
 from theano_mgpu.comm.communicator import WIDTH
 from theano_mgpu.comm.compilation import first_compiler
-from theano_mgpu.comm.failures import common_error, failing_together, raise_common
+from theano_mgpu.comm.failures import common_error, failing_together, raise_error
 from theano_mgpu.comm.mpi import mpi_communicator
 from theano_mgpu.exchange.whole import summed
 
@@ -84,8 +84,9 @@ def identity(ranks):
     assert ranks.on_one_host and ranks.lost is None
     assert ranks.name(ranks.size - 1).startswith('rank %d' % (ranks.size - 1))
     assert collectives.all_gather_int(ranks, ranks.rank) == list(range(ranks.size))
-    assert ranks.functions.add('a') == 0 and ranks.functions.add(None) == 1
-    assert ranks.functions.of(1) == 'a function (number 1)'
+    assert ranks.add_function('a') == 0 and ranks.add_function(None) == 1
+    assert describe((CALL, 1), ranks.functions) == 'in call 1 of a function (number 1)'
+    assert describe((CALL, 2, 4), ranks.functions) == 'in call 5 of a function unknown here (number 2)'
 
 
 @case
@@ -310,7 +311,7 @@ def of_several_errors_all_ranks_raise_the_first(ranks):
         try:
             raise ValueError(text)
         except ValueError as error:
-            raise_common(ranks, error, of_step=True)
+            raise_error(common_error(ranks, error, of_step=True), error)
     raised = raised_by(lambda: step('rank %d' % ranks.rank))
     assert type(raised) is ValueError and has_text(raised, 'rank 0')
     assert ranks.size == 1 or raised.known_to_all and raised.of_step
@@ -402,13 +403,13 @@ def states_that_are_divided(ranks):
     def gather(name):
         ranks.handshake((READ,))
         gathered.append(name)
-        ranks.divided.remove(gathers[name])
+        ranks.divided.pop(gathers[name], None)
     gathers = {name: functools.partial(gather, name) for name in 'ab'}
     for name in 'aba':
-        ranks.divided.add(gathers[name])
-    ranks.divided.consolidate()
+        ranks.divided[gathers[name]] = None
+    ranks.consolidate()
     assert gathered == ['a', 'b']
-    ranks.divided.add(gathers['b'])
+    ranks.divided[gathers['b']] = None
     rank_0.on_rank_0(ranks, lambda: gathered.append('act'))
     assert gathered == ['a', 'b', 'b'] + ['act'] * (ranks.rank == 0)
 

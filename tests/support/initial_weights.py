@@ -29,8 +29,8 @@ class Backend:
 
 def draw_by_numpy():
     """Have Keras draw initial weights by NumPy, once it is imported."""
-    import_hooks.after_import('keras.initializers', _replace_backend)
-    import_hooks.after_import('keras.backend.theano_backend', _read_constants)
+    import_hooks.at_import('after', 'keras.initializers', _replace_backend)
+    import_hooks.at_import('after', 'keras.backend.theano_backend', _read_constants)
 
 
 def _stream(seed):

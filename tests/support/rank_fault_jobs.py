@@ -73,7 +73,7 @@ def late_failures(path):
               'sum': (host.HostChannel, 'prepare'), 'exchange': (step_run, 'exchanged'),
               'broadcast': (step_run.StepRun, 'finish'), 'update': (executor, 1),
               'outputs': (step_run.StepRun, 'gather'), 'store': (step_run.StepRun, '_store'),
-              'check': (step._runner, '_check')}
+              'check': (step, '_check')}
     met = []
     batches = undisturbed.batches()
     for place, (owner, name) in places.items():

@@ -1,6 +1,7 @@
 """Flags and .theanorc, read without Theano."""
 from theano_mgpu import config
 from theano_mgpu.errors import MgpuError
+from theano_mgpu.utils import flags
 
 import pytest
 import theano
@@ -16,18 +17,18 @@ def theanorc(tmp_path, monkeypatch):
 
 def test_flags_win_over_theanorc(theanorc, monkeypatch):
     theanorc.write_text('[global]\ncontexts = dev0->cuda0\nfloatX = float32\n[mgpu]\nexecutor = serial\n')
-    assert config.flag('contexts') == 'dev0->cuda0'
-    assert config.flag('floatX') == 'float32'
-    assert config.own_flag('mgpu.executor') == 'serial'
+    assert flags.flag('contexts') == 'dev0->cuda0'
+    assert flags.flag('floatX') == 'float32'
+    assert flags.own_flag('mgpu.executor') == 'serial'
     monkeypatch.setenv('THEANO_FLAGS', 'contexts=dev1->cuda1,mgpu.executor=threads')
-    assert config.flag('contexts') == 'dev1->cuda1'
-    assert config.own_flag('mgpu.executor') == 'threads'
+    assert flags.flag('contexts') == 'dev1->cuda1'
+    assert flags.own_flag('mgpu.executor') == 'threads'
 
 
 def test_defaults(theanorc):
-    assert config.flag('contexts') is None
-    assert config.flag('contexts', '') == ''
-    assert config.own_flag('mgpu.executor') == 'auto'
+    assert flags.flag('contexts') is None
+    assert flags.flag('contexts', '') == ''
+    assert flags.own_flag('mgpu.executor') == 'auto'
 
 
 def test_the_later_theanorc_wins(tmp_path, monkeypatch):
@@ -35,13 +36,13 @@ def test_the_later_theanorc_wins(tmp_path, monkeypatch):
         (tmp_path / name).write_text('[global]\ncontexts = %s\n' % value)
     monkeypatch.setenv('THEANORC', '%s:%s' % (tmp_path / 'a', tmp_path / 'b'))
     monkeypatch.delenv('THEANO_FLAGS', raising=False)
-    assert config.flag('contexts') == 'dev0->cuda1'
+    assert flags.flag('contexts') == 'dev0->cuda1'
 
 
 def test_a_wrong_value_names_the_right_ones(theanorc, monkeypatch):
     monkeypatch.setenv('THEANO_FLAGS', 'mgpu.executor=fast')
     with pytest.raises(MgpuError, match='mgpu.executor=fast is not one of auto, serial, threads'):
-        config.own_flag('mgpu.executor')
+        flags.own_flag('mgpu.executor')
 
 
 def test_a_flag_takes_a_boolean_in_code_as_flags_of_theano_do():
@@ -53,11 +54,11 @@ def test_a_flag_takes_a_boolean_in_code_as_flags_of_theano_do():
 
 def test_quoted_flags_survive_a_round_trip():
     text = "floatX=float32,gcc.cxxflags='-O2 -g, -w'"
-    assert config.parse_flags(text)['gcc.cxxflags'] == '-O2 -g, -w'
-    assert config.parse_flags(config.join_flags(config.parse_flags(text))) == config.parse_flags(text)
+    assert flags.parse_flags(text)['gcc.cxxflags'] == '-O2 -g, -w'
+    assert flags.parse_flags(flags.join_flags(flags.parse_flags(text))) == flags.parse_flags(text)
 
 
 def test_the_written_theanorc_reads_back(theanorc):
     theanorc.write_text(config.theanorc_text('dev0->cuda0;dev1->cuda1', executor='threads'))
-    assert config.flag('contexts') == 'dev0->cuda0;dev1->cuda1'
-    assert config.own_flag('mgpu.executor') == 'threads'
+    assert flags.flag('contexts') == 'dev0->cuda0;dev1->cuda1'
+    assert flags.own_flag('mgpu.executor') == 'threads'

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Sequence
 import numpy as np
 
 from ..checks import settings
-from ..comm.choice import choose_ranks
+from ..comm.mpi import choose_ranks
 from ..comm.rank_0 import on_rank_0
 from ..errors import MgpuError, warn
 from ..options import Options
@@ -116,8 +116,7 @@ class Checkpoint:
             self._read()
         for number, (function, steps) in enumerate(zip(self._functions, self._steps)):
             divide_always(function)
-            steps.surround([functools.partial(self._call, number),
-                            *[step for step in steps.outer if not _is_ours(step)]])
+            steps.surround([functools.partial(self._call, number)])  # a Checkpoint from before records no more
         _made[os.path.abspath(folder)] = before + 1
         report(CHECKPOINT)
 
@@ -221,7 +220,3 @@ def _check(functions, n_ranks):
             if not spec.shared and spec.update is not None:
                 raise ValueError('the input %s of a function has an update, which a Checkpoint does not hold: use a '
                                  'shared variable for it' % spec.variable)
-
-
-def _is_ours(step):
-    return isinstance(getattr(getattr(step, 'func', None), '__self__', None), Checkpoint)

@@ -38,9 +38,8 @@ class State(enum.Enum):
 class Chooser:
     """The choice between one device and several, for calls that take about the same time.
 
-    `together`: whether every rank makes every timed call, so that they compare its time at once; else they compare the
-    times of all calls when these are judged. `times_long`: whether calls that take longer than `LONGEST` over the
-    contexts are timed on one device, too. The time of the slowest rank counts.
+    The time of the slowest rank counts; the ranks compare the times of all calls when these are judged. `times_long`,
+    on one rank alone: whether calls that take longer than `LONGEST` over the contexts are timed on one device, too.
 
     Attributes
     ----------
@@ -49,11 +48,11 @@ class Chooser:
         The seconds of a call, once they are known: the same number on every rank.
     """
 
-    def __init__(self, state: State, ranks: Communicator, together: bool = False, times_long: bool = False) -> None:
+    def __init__(self, state: State, ranks: Communicator, times_long: bool = False) -> None:
         self.state, self._times_long = state, times_long
         self.seconds: dict[Way, float] = {}
-        self._ranks, self._together = ranks, together
-        self._timing: Timing | None = None
+        self._ranks = ranks
+        self._timed: list[float] = []  # seconds of the calls of this rank that led to no state yet
         self._calls = self._next = 0
 
     @property
@@ -85,12 +84,10 @@ class Chooser:
         return self.state not in (State.ONE, State.SEVERAL)
 
     def _add(self, seconds):
-        if self._timing is None:
-            self._timing = Timing(self._ranks, self._together, PATIENCE if self._times_long else math.inf)
-        self._timing.add(seconds)
-        state = self._next_state(self._timing)
+        self._timed.append(seconds)
+        state = self._next_state()
         if state is not None:
-            self._timing, self.state = None, state
+            self._timed, self.state = [], state
 
     def rest(self) -> None:
         """Compute calls on one device until some take much longer than those that were timed."""
@@ -104,16 +101,19 @@ class Chooser:
             return 'a call takes %.2g ms, too short to divide' % one
         return '%.3g ms a call on one device, %.3g ms divided' % (one, self.seconds[Way.SEVERAL] * 1e3)
 
-    def _next_state(self, timing):
+    def _next_state(self):
         """Return the State that the calls so far lead to; None while more are needed."""
         other = self.seconds.get(Way.ONE if self.way is Way.SEVERAL else Way.SEVERAL)
-        if other is not None and timing.is_slower_than(other):
-            self.seconds[self.way] = timing.fastest()
-            return state_after(self.seconds, self._times_long)
-        if not timing.is_complete():
+        if other is not None and len(self._timed) == WARM_UP:
+            fastest = min(self._on_slowest()[1:])  # the first one compiles
+            if fastest > other:
+                self.seconds[self.way] = fastest
+                return state_after(self.seconds, self._times_long)
+        counted = self._timed[WARM_UP:]
+        if len(counted) < COUNTED and not (self._times_long and sum(counted) >= PATIENCE):
             return None
         before = self.seconds.get(Way.ONE)
-        self.seconds[self.way] = timing.seconds()
+        self.seconds[self.way] = statistics.median(self._on_slowest()[WARM_UP:])
         if self.state is not State.RESTS:
             return state_after(self.seconds, self._times_long)
         if self.seconds[Way.ONE] > max(SHORTEST, GROWN * before):
@@ -121,6 +121,11 @@ class Chooser:
         self.seconds[Way.ONE] = before
         self._next *= 2
         return State.RESTS
+
+    def _on_slowest(self):
+        """Return the seconds of each timed call on the rank on which it took longest."""
+        nanoseconds = [round(seconds * 1e9) for seconds in self._timed]
+        return (self._ranks.handshake((SHARE,), nanoseconds).max(axis=0) * 1e-9).tolist()
 
 
 def state_after(seconds: Mapping[Way, float], times_long: bool = False) -> State:
@@ -134,50 +139,6 @@ def state_after(seconds: Mapping[Way, float], times_long: bool = False) -> State
     if Way.ONE not in seconds:
         return State.SEVERAL if seconds[Way.SEVERAL] > LONGEST and not times_long else State.TIMES_ONE
     return State.ONE if seconds[Way.SEVERAL] > seconds[Way.ONE] else State.SEVERAL
-
-
-class Timing:
-    """The seconds of calls in one way, on the slowest rank.
-
-    `patience`: seconds of all calls that count, after which fewer than `COUNTED` do.
-    """
-
-    def __init__(self, ranks: Communicator, together: bool, patience: float) -> None:
-        self._ranks, self._together, self._patience = ranks, together, patience
-        self._own: list[float] = []
-        self._agreed: list[float] = []
-
-    def add(self, seconds: float) -> None:
-        """Add the seconds of a call on this rank."""
-        self._own.append(seconds)
-        if self._together:
-            self._agree()
-
-    def is_slower_than(self, seconds: float) -> bool:
-        """Return whether the warm-up is over, and all its calls but the first one, which compiles, took longer."""
-        return len(self._own) + len(self._agreed) == WARM_UP and self.fastest() > seconds
-
-    def fastest(self) -> float:
-        """Return the seconds of the fastest call, without the first one."""
-        return min(self._agree()[1:])
-
-    def is_complete(self) -> bool:
-        """Return whether enough calls were made."""
-        times = (self._agreed + self._own)[WARM_UP:]
-        return len(times) == COUNTED or bool(times) and sum(times) >= self._patience
-
-    def seconds(self) -> float:
-        """Return the median of the calls that count."""
-        return statistics.median(self._agree()[WARM_UP:])
-
-    def _agree(self):
-        """Return the seconds of all calls, as all ranks know them; ranks compare those that are new."""
-        if self._own:
-            nanoseconds = [round(seconds * 1e9) for seconds in self._own]
-            slowest = self._ranks.handshake((SHARE,), nanoseconds).max(axis=0)
-            self._agreed += (slowest * 1e-9).tolist()
-            self._own = []
-        return self._agreed
 
 
 class LengthChooser:
@@ -216,8 +177,7 @@ class LengthChooser:
         if samples >= self._several_from:
             return self._several.run(compute)
         digits = samples.bit_length()
-        chooser = self._choosers.setdefault(digits, Chooser(State.TIMES_SEVERAL, self._ranks, together=True,
-                                                               times_long=self._times_long))
+        chooser = self._choosers.setdefault(digits, Chooser(State.TIMES_SEVERAL, self._ranks, self._times_long))
         results = chooser.run(compute)
         if chooser.state is State.ONE:
             self._one_below, self._are_below_long = 1 << digits, chooser.is_long

@@ -1,6 +1,7 @@
 """The common part of `enable` for Theano functions and for Keras models."""
 from __future__ import annotations
 
+import re
 from typing import Callable
 
 from ..checks.verification import VerificationReport
@@ -11,23 +12,20 @@ from .report import UsageSummary
 
 
 class Enabled:
-    """The arguments of an `enable`, and its report. A subclass takes part in the making of functions or models.
+    """The arguments of an `enable`, and its report.
 
     Attributes
     ----------
-    in_force : Enabled or None
-        The one that takes part at present. Each subclass has its own.
     tell : callable
         ``tell(text)`` is called with each message for the user.
     """
-
-    in_force: Enabled | None = None
 
     def __init__(self, report: UsageSummary, strict: bool, verify: bool, always: bool,
                  tell: Callable[[str], object]) -> None:
         if strict:
             check_together(present_flag, strict=True)
         self.report, self.strict, self.verifies, self._always, self.tell = report, strict, verify, always, tell
+        self._told: set[tuple[str, str]] = set()
 
     @property
     def always(self) -> bool:
@@ -35,20 +33,18 @@ class Enabled:
         options = Options()
         return self._always or options.flags.check > 0 or options.divides_always
 
-    def begin(self) -> None:
-        """Take part from now on, in place of the one before."""
-        type(self).in_force = self
-
-    @classmethod
-    def end(cls) -> None:
-        """Leave new functions or models alone from now on."""
-        cls.in_force = None
-
     def notify(self, name: str, text: str) -> None:
-        """Tell the user about a function or a model; with `strict`, raise a GraphError."""
+        """Tell the user about a function or a model once, and note it in the report, whatever the numbers in the text.
+
+        With `strict`, raise a GraphError.
+        """
+        whole, key = '%s %s' % (name, text), (name, re.sub(r'\d', '', text))
         if self.strict:
-            raise GraphError('%s %s' % (name, text))
-        self.tell('%s %s' % (name, text))
+            raise GraphError(whole)
+        if key not in self._told:
+            self._told.add(key)
+            self.report.notes.append(whole)
+            self.tell(whole)
 
     def show_report(self, name: str, verify: Callable[[], VerificationReport]) -> None:
         """Show the VerificationReport that ``verify()`` returns; the run goes on if there can be none."""

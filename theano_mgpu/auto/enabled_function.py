@@ -5,7 +5,7 @@ import functools
 import threading
 from typing import Any
 
-from ..comm.choice import choose_ranks
+from ..comm.mpi import choose_ranks
 from ..errors import GraphError, LengthError, MgpuError, in_one_line
 from ..options import Options
 from ..parallel_function import ParallelFunction
@@ -26,7 +26,6 @@ NO_BATCH = 'no batch enters it'
 NO_BATCH_YET = 'no call has shown a batch of more than one sample'
 NOT_TIMED = 'it was not called often enough to be timed'
 PROFILED = 'it is profiled'
-NOT_COMPUTED = 'no call of it has succeeded'
 NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
 
 
@@ -48,9 +47,8 @@ class EnabledFunction:
         self._n_failures = 0
         self._placed, self._how = placed, 'placed' if placed else 'divided'  # the latter is for the summary
         self._whole: ParallelFunction | None = None  # of a placed graph: the function that divides no batch
-        self._divides = None if placed else True  # not known yet whether there are several replicas, or micro-batches
+        self._divides = True  # set with the programs of a placed graph: it may have one replica, and no micro-batches
         self._chooser = Chooser(State.SEVERAL if enabled.always or placed else State.TIMES_ONE, self._ranks)
-        self._is_called = False
 
     @property
     def step(self) -> ParallelFunction | None:
@@ -58,9 +56,6 @@ class EnabledFunction:
         return self._programs and self._programs.step or self._whole
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
-        if not self._is_called:
-            self._is_called = True
-            self._usage.run_on([], NOT_COMPUTED)
         if self._chooser.state is State.SEVERAL:
             return self._over_contexts(args, kwargs)
         return self._by_chosen_way(args, kwargs)
@@ -160,7 +155,11 @@ class EnabledFunction:
     def _made_programs(self):
         """Return the Programs, made if there are none; an MgpuError if contexts cannot run the graph."""
         if self._programs is None:
-            self._programs = Programs(*self._definition.on_host(), self._compiled, not self._placed)
+            inputs, outputs, updates = self._definition.on_host()
+            if self._placed:
+                mesh = mesh_for([*outputs, *updates.values(), *updates], self._enabled.contexts())
+                self._divides = len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().in_rounds
+            self._programs = Programs(inputs, outputs, updates, self._compiled, not self._placed)
         return self._programs
 
     def _note_failure(self, failure):
@@ -184,8 +183,6 @@ class EnabledFunction:
     def _compute(self, news, values):
         try:
             programs = self._made_programs()
-            if self._divides is None:
-                self._divides = self._is_divided()
         except MgpuError as error:
             return self._cannot_run(error)
         if self._divides and (programs.step is None or news):
@@ -200,12 +197,6 @@ class EnabledFunction:
                 change = functools.partial(self._choose, programs.change, programs, values)
                 return self._as_it_is(programs, values, change) if self._placed else change
         return self._by(programs.step, values)
-
-    def _is_divided(self):
-        """Return whether a placed graph has several replicas, or micro-batches."""
-        _, outputs, updates = self._definition.on_host()
-        mesh = mesh_for([*outputs, *updates.values(), *updates], self._enabled.contexts())
-        return len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().in_rounds
 
     def _as_it_is(self, programs, values, afterwards=None):
         """Compute a call of a placed graph as it is on the first replica."""

@@ -6,7 +6,8 @@ from typing import Any, Callable, Sequence
 
 import theano
 
-from ..comm.choice import choose_ranks
+from ..comm.mpi import choose_ranks
+from ..devices import leases
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
 from ..errors import warn
@@ -19,7 +20,7 @@ from .enabled import Enabled
 from .enabled_function import NO_BATCH, NOT_PLACED, PROFILED, EnabledFunction
 from .rank_0_function import draw_on_rank_0
 from .report import FunctionReport
-from .surrounded_function import record
+from .surrounded_function import count_calls, record
 
 OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
 ONE_CPU = 'there is one context, on the CPU'
@@ -41,7 +42,7 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
     Parameters
     ----------
     contexts : list of str or Context, or callable, optional
-        As for `mgpu.function`; all by default. A callable returns them, and is called with the first function.
+        As for `mgpu.function`; all by default. A callable returns them, and is called with each function.
     strict : bool
         Raise a GraphError for a function that has a batch and cannot be computed in parts, and at once for flags with
         which results differ from one device.
@@ -83,16 +84,16 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
         resolved = resolve_contexts(contexts)  # an error now, not with the first function
         if contexts is None and has_one_cpu(resolved) and not (always or mpi_environment.started_by_rank()):
             tell(NOTHING_DIVIDED)
-        contexts = functools.partial(resolve_contexts, contexts)
+        contexts = functools.lru_cache(None)(functools.partial(resolve_contexts, contexts))
     report = FunctionReport()
     _attach_once()
-    EnabledFunctions(functools.lru_cache(None)(contexts), report, strict, verify, always, tell).begin()
+    EnabledFunctions.in_force = EnabledFunctions(contexts, report, strict, verify, always, tell)
     return report
 
 
 def disable() -> None:
     """Leave functions that are made from now on to plain Theano; those that were made before stay as they are."""
-    EnabledFunctions.end()
+    EnabledFunctions.in_force = None
 
 
 @functools.lru_cache(None)
@@ -110,7 +111,7 @@ def _attach(function, arguments):
 class EnabledFunctions(Enabled):
     """The arguments of an `enable` of Theano functions; ``contexts()`` returns the list of Context to run over."""
 
-    in_force: EnabledFunctions | None = None
+    in_force: EnabledFunctions | None = None  # the one that takes part in the making of functions at present
 
     def __init__(self, contexts: Callable[[], Sequence[Context]], *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -141,6 +142,8 @@ class EnabledFunctions(Enabled):
             function.mgpu_divided = EnabledFunction(self, function, usage, placed=placed)
         draw_on_rank_0(function, usage.name)
         record(function, arguments, usage.name, choose_ranks(None))
+        if leases.is_child() and arguments['params']:
+            count_calls(function)
 
 
 def has_one_cpu(contexts: Sequence[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 import numpy as np
+from theano.compile.function_module import alias_root
 
 from ..devices.shared_variables import watcher_of
 from ..runtime.replicas.borrowed import is_lent
@@ -22,7 +23,7 @@ class InPlaceUpdates:
                    if each.update is not None]
         new = graph.outputs[function.n_returned_outputs:]
         self._variables = [each.variable for (each, variable), value in zip(updated, new)
-                           if each.shared and _root(value) is variable]
+                           if each.shared and alias_root(value) is variable]
 
     def lent(self) -> list[tuple[Any, Any]]:
         """Return the variables whose memory something else refers to, with their arrays."""
@@ -42,14 +43,3 @@ class InPlaceUpdates:
                 variable.container.storage[0] = array
                 if watcher is not None and watcher.read_only:
                     watcher.lend()  # a copy on a device would miss values that are written there
-
-
-def _root(variable):
-    """Return the variable whose memory the value of another one is in, as far as the ops of the graph say so."""
-    while variable.owner is not None:
-        op, position = variable.owner.op, variable.owner.outputs.index(variable)
-        inputs = getattr(op, 'view_map', {}).get(position, []) + getattr(op, 'destroy_map', {}).get(position, [])
-        if len(inputs) != 1:
-            break
-        variable = variable.owner.inputs[inputs[0]]
-    return variable

@@ -10,7 +10,7 @@ import theano
 from ..checks.ledger import Account, Ledger, ledger
 from ..checks.ranks import BatchCheck, ComparedFunction
 from ..comm.activities import INPUTS
-from ..comm.choice import choose_ranks
+from ..comm.mpi import choose_ranks
 from ..devices.context_map import HOST
 from ..errors import BatchError, GraphError, MgpuError, in_one_line
 from ..graph.own_flags import builds_graphs
@@ -87,7 +87,7 @@ class ModelFunction:
         self._usual: int | str | None = hint.length  # the key of the program of the usual batch
         self._is_new, self._has_divided = True, False
         ranks = choose_ranks(None)
-        self.leading = BatchCheck(ranks, ranks.functions.add(self.name), self.name, self.kind == 'predict',
+        self.leading = BatchCheck(ranks, ranks.add_function(self.name), self.name, self.kind == 'predict',
                                   activity=INPUTS)
         self.compared: ComparedFunction | None = None
         book = ledger(ranks) if self.kind == 'train' else None

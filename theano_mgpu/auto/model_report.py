@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+from ..devices import leases
 from ..devices.context_map import Context
 from ..utils import mpi_environment
 from ..utils.tables import counted
@@ -44,6 +45,7 @@ class Usage:
 
     def add(self, kind: str, samples: int, seconds: float, contexts: Sequence[Context] = ()) -> None:
         """Count a call of a function."""
+        leases.count(samples, seconds)
         if contexts is not self._added:  # most often they are
             self.contexts += [context for context in contexts if context not in self.contexts]
             self._added = contexts
@@ -71,10 +73,6 @@ class Report(UsageSummary):
     """
 
     usage_class, noun = Usage, 'model'
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[str] = []
 
     def __bool__(self):
         return bool(self.notes or any(usage.is_used for usage in self.usages))

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import theano
 
-from ..comm.choice import choose_ranks
+from ..comm.mpi import choose_ranks
 from ..devices.context_map import Context, describe
 from ..errors import in_one_line, warn
 from ..graph.placement.propagation import is_placed

@@ -37,41 +37,22 @@ class BatchWay(NamedTuple):
 
 
 class BatchFinder:
-    """The knowledge of which arguments of a function have samples; `outputs` include new values of shared variables."""
+    """The knowledge of which arguments of a function have samples; `outputs` include new values of shared variables.
+
+    The `slices` are inputs that slice a batch from shared data sets.
+    """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
                  updated: Collection[Any]) -> None:
         self._inputs = inputs
-        self._slices = Slices(inputs, outputs, updated)
+        self.slices = Slices(inputs, outputs, updated)
         self._graph, self._updated = outputs, updated
         self._numbers: set[int] | None = None
-        self._patterns: set[Any] = set()
-        self._calls = 0
         self._shapes: list[Any] = []  # of the first call
 
     def __bool__(self) -> bool:
         """Return whether the function can have a batch at all."""
-        return bool(self._slices) or any(map(axes_for_samples, self._inputs))
-
-    def is_news(self, args: Sequence[Any], kwargs: Mapping[str, Any], of_slices: bool = True) -> bool:
-        """Return whether a call may show a batch that no call before has shown, by the lengths of its arguments.
-
-        The lengths of slices take longer to find out than a small function takes. So they are news of the first calls,
-        and then of ever fewer ones.
-        """
-        if of_slices and self._slices:
-            self._calls += 1
-            if self._calls <= EACH or self._calls & (self._calls - 1) == 0:
-                return True
-        pattern = tuple([_lengths(arg) for arg in args]), tuple([(name, _lengths(kwargs[name])) for name in kwargs])
-        if pattern in self._patterns or len(self._patterns) > PATTERNS:
-            return False
-        self._patterns.add(pattern)
-        return True
-
-    def forget_calls(self) -> None:
-        """Take the lengths of each further call as news."""
-        self._patterns.clear()
+        return bool(self.slices) or any(map(axes_for_samples, self._inputs))
 
     def ways(self, values: Sequence[Any]) -> Iterator[BatchWay]:
         """Yield ways to take arguments as a batch, the likeliest one first.
@@ -81,7 +62,7 @@ class BatchFinder:
         shapes = [getattr(value, 'shape', ())[:axes_for_samples(variable)]
                   for variable, value in zip(self._inputs, values)]
         self._shapes = self._shapes or shapes
-        sliced = list(self._slices.lengths(values).values())
+        sliced = list(self.slices.lengths(values).values())
         lengths = sorted(set(sliced), reverse=True)
         if not any(length > 1 for length in lengths):  # no batch, but such as a row of a table
             lengths += _likeliest(shapes, self._shapes)
@@ -153,6 +134,8 @@ class Programs:
         self._refused: set[Any] = set()
         self._unwanted: set[Any] = set()  # keys of ways in which replicas exchange too early, and of data sets
         self._is_new = seeks_data and has_data([*outputs, *updates.values()])  # no data set was tried yet
+        self._patterns: set[Any] = set()  # of lengths of calls
+        self._calls = 0
         self.step: ParallelFunction | None = None
 
     @property
@@ -161,8 +144,20 @@ class Programs:
         return self._is_new or bool(self._finder) and len(self._refused) < REFUSALS
 
     def is_news(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether a call may show a batch that no call before has shown."""
-        return self._finder.is_news(args, kwargs, of_slices=self.step is None)
+        """Return whether a call may show a batch that no call before has shown, by the lengths of its arguments.
+
+        The lengths of slices take longer to find out than a small function takes. So they are news of the first calls,
+        and then of ever fewer ones.
+        """
+        if self.step is None and self._finder.slices:
+            self._calls += 1
+            if self._calls <= EACH or self._calls & (self._calls - 1) == 0:
+                return True
+        pattern = tuple([_lengths(arg) for arg in args]), tuple([(name, _lengths(kwargs[name])) for name in kwargs])
+        if pattern in self._patterns or len(self._patterns) > PATTERNS:
+            return False
+        self._patterns.add(pattern)
+        return True
 
     def choose(self, values: Sequence[Any]) -> bool:
         """Choose the step of the likeliest batch of a call; keep the present one if there is no other.
@@ -206,7 +201,7 @@ class Programs:
         """Forget the refused ways, so that they are analysed, and refused, again."""
         self._refused.clear()
         self._unwanted.clear()
-        self._finder.forget_calls()
+        self._patterns.clear()
 
     def _step_for(self, values):
         """Return the ParallelFunction for a batch such as this one; None without one, or for a known refusal."""

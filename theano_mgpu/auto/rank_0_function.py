@@ -6,10 +6,9 @@ import functools
 import threading
 from typing import Any
 
-from ..comm.choice import choose_ranks
 from ..comm.communicator import Communicator
+from ..comm.mpi import choose_ranks
 from ..comm.rank_0 import done_by_rank_0
-from ..devices.shared_variables import watcher_of
 from ..devices.transfers import fetch
 from ..graph import theano_functions
 from ..graph.repeatable import draws
@@ -26,17 +25,15 @@ class RankZeroFunction:
 
     def __init__(self, function: Any, name: str, ranks: Communicator) -> None:
         self._function, self._name, self._ranks = function, name, ranks
-        inputs = list(zip(function.maker.expanded_inputs, function.input_storage))
-        self._shared = [spec.variable for spec, _ in inputs if spec.shared]
-        self._updated = [container for spec, container in inputs if spec.update is not None]
+        self._updated = [container for spec, container in zip(function.maker.expanded_inputs, function.input_storage)
+                         if spec.update is not None]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = functools.partial(type(self._function).plain_call, self._function, *args, **kwargs)
         is_first = self._ranks.rank == 0
         if threading.current_thread() is not threading.main_thread():
             return call()
-        for watcher in [each for each in map(watcher_of, self._shared) if each is not None]:
-            watcher.before_read()  # all ranks gather a value of which each has a part
+        self._ranks.consolidate()
         results, new = done_by_rank_0(self._ranks, 'call ' + self._name, lambda: (
             call(), [fetch(each.storage[0]) for each in self._updated] if is_first else None))
         if not is_first and new is not None:

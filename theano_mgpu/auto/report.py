@@ -13,7 +13,7 @@ SHOWN = 20  # lines of a table
 class UsageSummary(Printed):
     """The result of `enable`. Print it.
 
-    It has a usage for each function or model, in the order in which they were made.
+    It has a usage for each function or model, in the order in which they were made, and messages as `notes`.
     """
 
     usage_class: Callable[[str], Any]
@@ -21,6 +21,7 @@ class UsageSummary(Printed):
 
     def __init__(self) -> None:
         self.usages: list[Any] = []
+        self.notes: list[str] = []
 
     def usage(self, name: str) -> Any:
         """Return the usage of one more function or model."""
@@ -66,7 +67,7 @@ class FunctionUsage:
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.why = name, 'it was not called'
+        self.name, self.why = name, 'no call of it has succeeded'
         self.contexts: Sequence[Context] = []
         self.calls = self.samples = 0
 

@@ -1,17 +1,19 @@
 """A `theano.function` with steps that surround each call: the ledger, and checkpoints."""
 from __future__ import annotations
 
+import time
 from typing import Any, Callable
 
 from theano.compile.function_module import Function
 
 from ..checks.ledger import ledger
-from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
+from ..devices import leases
 from ..graph.updates import pairs
 from ..runtime.divided_function import DividedFunction
 from ..runtime.steps import Computed, Steps
+from .steps import length_of
 
 
 class SurroundedFunction:
@@ -69,11 +71,21 @@ def divide_always(function: Any) -> None:
 def record(function: Function, arguments: dict[str, Any], name: str, ranks: Communicator) -> None:
     """Have the calls of a new function write to the ledger, if there is one, and if they update shared variables."""
     with failing_together(ranks):  # a function that is not divided may be made on some ranks only
-        book = ledger(Alone())
+        book = ledger(Communicator())
     given = [variable for variable, _ in pairs(arguments['updates'])]
     updated = list(dict.fromkeys([*given, *updated_by(function)]))
     if book is not None and updated:
         steps_of(function).record(book.account(name, updated, ranks, together=False))
+
+
+def count_calls(function: Function) -> None:
+    """Have each call of a function count as a batch of this process."""
+    def count(call, proceed):
+        began, computed = time.perf_counter(), proceed(call)
+        samples = max([0, *(length_of([each]) for each in (*call[0], *call[1].values()))])
+        leases.count(samples, time.perf_counter() - began)
+        return computed
+    steps_of(function).surround([count])
 
 
 def leave_to_plain(function: Any) -> None:

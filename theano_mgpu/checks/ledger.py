@@ -17,7 +17,6 @@ from typing import Any, Iterable, Mapping, Sequence
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
-from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
 from ..comm.rank_0 import on_rank_0
@@ -56,12 +55,12 @@ def use_ledger(path: str) -> None:
     """Set the flag ``mgpu.ledger``, and open the file now: an error comes before the script begins."""
     flags = theano.config.mgpu
     flags.ledger = path
-    ledger(Alone())
+    ledger(Communicator())
 
 
 def account_of(step: Any, variables: Iterable[Any]) -> Account | None:
-    """Return the account of a DividedFunction with some Replicated, if it is to have one; else None."""
-    book = ledger(step.ranks) if step.options.internal.in_ledger else None
+    """Return the account of a DividedFunction with some Replicated; None without a ledger."""
+    book = ledger(step.ranks)
     return book.account(step.options.name, [each.variable for each in variables], step.ranks) if book else None
 
 
@@ -152,7 +151,7 @@ class Account:
         if self._together:
             on_rank_0(self._ranks, write)
             return
-        self._ranks.divided.consolidate()
+        self._ranks.consolidate()
         with failing_together(self._ranks):
             write()
 

@@ -136,44 +136,41 @@ class Found(NamedTuple):
     how: str
 
 
-class Inspection:
-    """A call of a compiled Theano function, op by op; its `results` are as of the call."""
+def op_by_op(function: Any, arguments: Sequence[Any]) -> tuple[list[Any], Found | None]:
+    """Call a compiled Theano function op by op.
 
-    def __init__(self, function: Any, arguments: Sequence[Any]) -> None:
-        graph, linker = function.maker.fgraph, function.maker.linker
-        self._outputs, nodes = graph.outputs, graph.toposort()
-        self._found: dict[theano.Variable, Found] = {}
-        self._storage = storage = {v: [v.data if isinstance(v, Constant) else None] for v in graph.variables}
-        computed = {v: [v.owner is None] for v in graph.variables}
-        in_python = isinstance(linker, PerformLinker) or not getattr(linker, 'c_thunks', True)
-        given = [*arguments, *(container.storage[0] for container in function.input_storage[len(arguments):])]
-        for variable, value in zip(graph.inputs, given):
-            storage[variable][0] = value
-            self._note(variable, None, functools.partial(content_of, value))
-        last = {v: node for node in nodes for v in node.inputs}  # the op that reads a variable last
-        for node in nodes:
-            destroyed = {i for places in getattr(node.op, 'destroy_map', {}).values() for i in places}
-            before = [np.array(fetch(storage[v][0])) if i in destroyed and isinstance(node.op, Elemwise) else
-                      storage[v][0] for i, v in enumerate(node.inputs)]
-            # None: in C, where the op has C code.
-            node.op.make_thunk(node, storage, computed, [], 'py' if in_python else None)()
-            for variable in node.outputs if type(node.op).__name__ not in EMPTY else ():
-                self._note(variable, node, functools.partial(explained, node, before))
-            for variable in node.inputs:
-                if last[variable] is node and variable.owner and variable not in self._outputs:
-                    storage[variable][0] = None
-        self.results = [storage[v][0] for v in self._outputs]
+    Return its results, and the first variable that is not finite, among those that a result is not finite by; None if
+    all are.
+    """
+    graph, linker = function.maker.fgraph, function.maker.linker
+    nodes, found = graph.toposort(), {}
+    storage = {v: [v.data if isinstance(v, Constant) else None] for v in graph.variables}
+    computed = {v: [v.owner is None] for v in graph.variables}
+    in_python = isinstance(linker, PerformLinker) or not getattr(linker, 'c_thunks', True)
 
-    def _note(self, variable: theano.Variable, node: Any, explain: Callable[[np.ndarray], str]) -> None:
-        mask = not_finite(self._storage[variable][0])
+    def note(variable, node, explain):
+        mask = not_finite(storage[variable][0])
         if mask is not None:
-            is_first = node is None or not any(v in self._found for v in node.inputs)
-            self._found[variable] = Found(variable, mask, node, explain(mask) if is_first else '')
+            is_first = node is None or not any(v in found for v in node.inputs)
+            found[variable] = Found(variable, mask, node, explain(mask) if is_first else '')
 
-    def origin(self) -> Found | None:
-        """Return the first variable that is not finite, among those that a result is not finite by; None if all are."""
-        variable = origin_of(self._outputs, self._found)
-        return None if variable is None else self._found[variable]
+    given = [*arguments, *(container.storage[0] for container in function.input_storage[len(arguments):])]
+    for variable, value in zip(graph.inputs, given):
+        storage[variable][0] = value
+        note(variable, None, functools.partial(content_of, value))
+    last = {v: node for node in nodes for v in node.inputs}  # the op that reads a variable last
+    for node in nodes:
+        destroyed = {i for places in getattr(node.op, 'destroy_map', {}).values() for i in places}
+        before = [np.array(fetch(storage[v][0])) if i in destroyed and isinstance(node.op, Elemwise) else
+                  storage[v][0] for i, v in enumerate(node.inputs)]
+        # None: in C, where the op has C code.
+        node.op.make_thunk(node, storage, computed, [], 'py' if in_python else None)()
+        for variable in node.outputs if type(node.op).__name__ not in EMPTY else ():
+            note(variable, node, functools.partial(explained, node, before))
+        for variable in node.inputs:
+            if last[variable] is node and variable.owner and variable not in graph.outputs:
+                storage[variable][0] = None
+    return [storage[v][0] for v in graph.outputs], found.get(origin_of(graph.outputs, found))
 
 
 def origin_of(outputs: Sequence[theano.Variable], found: Any) -> theano.Variable | None:
@@ -240,13 +237,12 @@ def inspected(subject: str, ranks: Communicator, work: Any, function: Any, argum
     """
     place = place_of(ranks, work.context)
     try:
-        inspection = Inspection(function, arguments)
+        results, found = op_by_op(function, arguments)
     except Exception as error:  # of any class: ops raise their own, as in a branch that the step has not taken
         raise NonFiniteError('%s. The op was not found, since computing the step op by op has failed on %s: %s. No '
                              'value was changed' % (subject, place, in_one_line(error))) from error
-    found = inspection.origin()
     if found is None:
-        return inspection.results
+        return results
     if found.node is not None:
         where = samples_of(found.mask, shard, [container.storage[0] for container in
                                                function.input_storage[len(arguments):]])

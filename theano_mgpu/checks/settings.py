@@ -13,6 +13,7 @@ from ..devices.contexts import chosen, type_name
 from ..errors import warn
 from ..options import Options
 from ..utils import blas
+from ..utils.flags import OWN_FLAGS, flag
 from . import ledger_file
 
 # Theano's flags that change how results round. The package's own are all there but for `OTHERS`.
@@ -36,13 +37,13 @@ def of_process() -> dict[str, dict[str, str]]:
     versions = {'python': platform.python_version(),
                 **{name: module.__version__ for name, module in modules.items() if hasattr(module, '__version__')}}
     return {'versions': versions, 'blas': blas.loaded(),
-            'flags': {name: _flag(name) for name in [*FLAGS, *config.OWN_FLAGS] if name not in OTHERS}}
+            'flags': {name: _flag(name) for name in [*FLAGS, *OWN_FLAGS] if name not in OTHERS}}
 
 
 def _flag(name):
     """Return the value of a flag, as text; of the contexts, the map of the user."""
     if name == 'contexts':
-        return config.flag(name, '')
+        return flag(name, '')
     return str(functools.reduce(getattr, name.split('.'), theano.config))
 
 

@@ -21,6 +21,7 @@ import argparse
 import os
 import signal
 import sys
+from typing import Any
 
 import theano_mgpu
 
@@ -56,17 +57,6 @@ def check_theano() -> None:
         raise kind('Theano cannot be imported: %s. Run "theano-mgpu doctor"' % str(error).rstrip('.')) from error
 
 
-def _prepared(args):
-    """Run a command; return its exit code, or a function that runs a script."""
-    try:
-        if not hasattr(args, 'works_without_theano'):
-            check_theano()
-        return args.run(args)
-    except (MgpuError, SystemExit):
-        rank_process.note_joined()  # no script ran: nothing to note about it
-        raise
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line, by default of this process, and return the exit code.
 
@@ -77,11 +67,14 @@ def main(argv: list[str] | None = None) -> int:
     open_closed_streams()
     parser = make_parser()
     args = parser.parse_args(argv)
+    code: Any = 0  # or a function that runs a script
     try:
         if not hasattr(args, 'run'):
             overview.show()
             return 0
-        code = _prepared(args)
+        if not hasattr(args, 'works_without_theano'):
+            check_theano()
+        code = args.run(args)
         sys.stdout.flush()
     except MgpuError as error:
         sys.stdout.flush()
@@ -96,6 +89,9 @@ def main(argv: list[str] | None = None) -> int:
         tell('error: %s' % error)  # such as a full disk
         rank_process.end_all(1)
         return 1
+    finally:
+        if not callable(code):
+            rank_process.note_joined()  # no script runs, which could exchange anything with other ranks
     if not callable(code):
         return code
     sys.stdin, sys.stdout, sys.stderr = streams  # a script's streams and errors are its own

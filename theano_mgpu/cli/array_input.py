@@ -114,8 +114,6 @@ def mapped(path: str, offset: int, size: int) -> np.ndarray:
         shape, fortran_order, dtype = read(file)
         if dtype.hasobject:
             raise ValueError('it contains Python objects, not numbers')
-        if min(shape, default=0) < 0:
-            raise ValueError('it has the shape %s' % (shape,))
         check_size(size - (file.tell() - offset), shape, dtype)
         return np.memmap(file, dtype, 'r', file.tell(), shape, order='F' if fortran_order else 'C')
 

@@ -79,13 +79,6 @@ class UnfinishedOutput:
         self._fields, self._start = fields, len(TEXT) + len(line)
         self.rows = min(self.length, (os.path.getsize(self.place) - self._start) // max(1, size))
 
-    def _begin(self, fields):
-        """Remove all rows, and write what new ones depend on, and their layout."""
-        header = TEXT + json.dumps([self._job, fields]).encode() + b'\n'
-        self._file.truncate(0)
-        self._write(header, 0)
-        self._fields, self._start = fields, len(header)
-
     def _write(self, data, offset):
         self._file.seek(offset)
         while data:  # an unbuffered write may be partial
@@ -95,8 +88,11 @@ class UnfinishedOutput:
         """Write the next rows, one array of them for each array of the file."""
         fields = [[output.dtype.name, list(output.shape[1:])] for output in outputs]
         if self.rows == 0:
-            self._begin(fields)
-        if fields != self._fields:
+            header = TEXT + json.dumps([self._job, fields]).encode() + b'\n'
+            self._file.truncate(0)
+            self._write(header, 0)
+            self._fields, self._start = fields, len(header)
+        elif fields != self._fields:
             raise MgpuError('%s holds rows of %s, but the new rows are of %s: remove it'
                             % (self.place, described(self._fields), described(fields)))
         rows = np.empty(len(outputs[0]), layout_of(fields))

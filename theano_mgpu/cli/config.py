@@ -18,9 +18,10 @@ from .. import config
 from ..devices import cards, discovery
 from ..devices.context_map import default_map
 from ..parsing import MOST, MOST_DEVICES, shown, whole_number
+from ..utils.flags import OWN_FLAGS
 from .output import help_of, note
 
-EXECUTORS = config.OWN_FLAGS['mgpu.executor'][1]
+EXECUTORS = OWN_FLAGS['mgpu.executor'][1]
 
 
 def add_parser(sub: Any) -> None:

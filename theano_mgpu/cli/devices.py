@@ -23,7 +23,7 @@ import sys
 import time
 from typing import Any, Sequence
 
-from ..devices import cards, occupancy
+from ..devices import cards, leases
 from ..devices import discovery as hardware
 from ..devices.context_map import Context, describe, parse_context_map
 from ..devices.contexts import configured, flagged, gpu_context, init
@@ -150,7 +150,7 @@ def watch(contexts: Sequence[Context], interval: float) -> int:
 def watched_rows(contexts: Sequence[Context]) -> list[list[str]]:
     """Return the lines of the table of `watch`, as cells: one for each device."""
     all_cards = {card.device: card for card in cards.cards()} if any(c.kind == 'cuda' for c in contexts) else {}
-    others = [occupant for occupant in occupancy.occupants() if occupant.pid != os.getpid()]
+    others = [occupant for occupant in leases.occupants() if occupant.pid != os.getpid()]
     rows = [['SMI', *WATCHED] if cards.differ(list(all_cards.values())) else WATCHED]
     for context in {context.device: context for context in contexts}.values():
         card = all_cards.get(context.device)
@@ -172,14 +172,16 @@ def opened_status(context: Context) -> hardware.DeviceStatus:
                                  entry['total_bytes'], entry['utilisation_percent'])
 
 
-def used_by(occupants: Sequence[occupancy.Occupant], place: str) -> str:
+def used_by(occupants: Sequence[leases.Lease], place: str) -> str:
     """Return the contexts on a device, with the ranks and processes that have them open, as text.
 
     Examples
     --------
-    >>> used_by([occupancy.Occupant(71, 1, 2, [('dev0', '0000:01:00.0')])], '0000:01:00.0')
-    'dev0 of rank 1 (process 71)'
+    >>> lease = leases.Lease('lease-x', -1)
+    >>> lease.pid, lease.contexts = 71, [leases.Held('dev0', 'cuda0', '0000:01:00.0')]
+    >>> used_by([lease], '0000:01:00.0')
+    'dev0 (process 71)'
     """
     return ', '.join('%s%s (process %d)' % (name, ' of rank %d' % occupant.rank if occupant.size > 1 else '',
                                             occupant.pid)
-                     for occupant in occupants for name, device in occupant.contexts if device == place) or '-'
+                     for occupant in occupants for name, *held in occupant.contexts if place in held) or '-'

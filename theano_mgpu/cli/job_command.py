@@ -8,12 +8,12 @@ import socket
 import sys
 from typing import Mapping, NamedTuple
 
-from .. import config
 from ..comm import mpi_library
 from ..comm.allocation import DEFAULT_HOSTFILE, HOSTFILE, SLURM, Allocation
 from ..errors import MgpuError, MissingError
 from ..parsing import bare, is_host, whole_number
 from ..utils import blas, mpi_environment
+from ..utils.flags import environment_flags, join_flags, own_flag
 from .launcher_output import OWN_DESCRIPTOR
 
 COMMAND = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '__main__.py')
@@ -56,6 +56,10 @@ def choose_start(ranks: int | None, hosts: str | None, allocation: Allocation | 
                         'some of them, ask the scheduler for fewer' % (hosts, allocation))
     ranks = ranks or sum(allocation.tasks)
     kind = slurm_type() if allocation.scheduler == SLURM else None
+    room = max(sum(allocation.tasks), sum(allocation.cpus) if kind else 0)
+    if ranks > room:
+        raise MgpuError('-n %d: the allocation (%s) has room for %d processes. Ask the scheduler for more tasks (in '
+                        'Slurm --ntasks=%d), or leave -n out' % (ranks, allocation, room, ranks))
     if kind:
         return _by_srun(ranks, allocation, kind)
     return _by_scheduled_mpirun(ranks, allocation)
@@ -69,16 +73,11 @@ def _without_scheduler(ranks, text):
                         % DEFAULT_HOSTFILE)
     hosts = parse_hosts(text, ranks) if text is not None else {'localhost': ranks}
     per_host = max(hosts.values())
-    words = [find_mpirun()] + ranks_option(ranks) + ['--host', _slots(hosts)] + KEEPALIVE * (text is not None)
+    slots = ','.join('%s:%d' % (_by_name(host), n) for host, n in hosts.items())
+    words = [find_mpirun()] + ranks_option(ranks) + ['--host', slots] + KEEPALIVE * (text is not None)
     usable = len(os.sched_getaffinity(0))
     words += binding(usable, os.cpu_count() or usable, per_host)
     return Start(words, max(1, usable // per_host), True, text is None)
-
-
-def _check_room(ranks, room, allocation):
-    if ranks > room:
-        raise MgpuError('-n %d: the allocation (%s) has room for %d processes. Ask the scheduler for more tasks (in '
-                        'Slurm --ntasks=%d), or leave -n out' % (ranks, allocation, room, ranks))
 
 
 def slurm_type() -> str | None:
@@ -89,7 +88,6 @@ def slurm_type() -> str | None:
 
 
 def _by_srun(ranks, allocation, kind):
-    _check_room(ranks, max(sum(allocation.tasks), sum(allocation.cpus)), allocation)
     nodes = min(ranks, len(allocation.tasks))
     per_host = max(allocation.tasks) if ranks == sum(allocation.tasks) else -(-ranks // nodes)
     threads = _threads(ranks, allocation, per_host, 1)
@@ -101,7 +99,6 @@ def _by_srun(ranks, allocation, kind):
 
 def _by_scheduled_mpirun(ranks, allocation):
     """Return the start by mpirun, which starts its daemons through the scheduler, not by ssh."""
-    _check_room(ranks, sum(allocation.tasks), allocation)
     per_host = min(ranks, max(allocation.tasks))
     mpirun = find_mpirun()
     # Another host may have more or fewer cores than this one, and a host may be shared with other jobs.
@@ -116,11 +113,6 @@ def _threads(ranks, allocation, per_host, cores):
     if allocation.cpus_per_task and ranks == sum(allocation.tasks):
         return allocation.cpus_per_task
     return max(1, min(allocation.cpus or [cores]) // per_host)
-
-
-def _slots(hosts):
-    """Return the value of mpirun's option ``--host``."""
-    return ','.join('%s:%d' % (_by_name(host), slots) for host, slots in hosts.items())
 
 
 def _by_name(host):
@@ -165,10 +157,10 @@ def rank_environment(start: Start, settings: Mapping[str, object] = {}) -> dict[
     `settings` has values of flags, by their names without ``mgpu.``.
     """
     environment = starting_environment()
-    flags = dict(config.environment_flags(), **{'mgpu.executor': 'mpi'})
+    flags = dict(environment_flags(), **{'mgpu.executor': 'mpi'})
     flags.update(('mgpu.' + name, str(value)) for name, value in settings.items())
-    environment['THEANO_FLAGS'] = config.join_flags(flags)
-    if config.own_flag('mgpu.overlap') == 'True':
+    environment['THEANO_FLAGS'] = join_flags(flags)
+    if own_flag('mgpu.overlap') == 'True':
         # The thread that exchanges gradients would take half of the core that computes the next ones.
         environment.setdefault('OMPI_MCA_mpi_yield_when_idle', '1')
     if start.by_mpirun and start.on_this_host:

@@ -49,6 +49,7 @@ from ..comm.allocation import allocation
 from ..errors import MgpuError
 from ..utils import mpi_environment
 from ..utils.files import check_folder
+from ..utils.flags import OWN_FLAGS, own_flag
 from . import run as run_command
 from .config import devices, positive
 from .job_command import CARRIED, COMMAND, choose_start, rank_environment
@@ -74,7 +75,7 @@ def add_parser(sub: Any) -> None:
     parser.add_argument('--sharded', action='store_const', dest='data', const='sharded',
                         help='each process feeds its own part of the data')
     parser.add_argument('--timeout', type=positive, metavar='S', help='seconds that a process waits for another one '
-                        'in a step before that is an error (default: %s)' % config.OWN_FLAGS['mgpu.timeout'][0])
+                        'in a step before that is an error (default: %s)' % OWN_FLAGS['mgpu.timeout'][0])
     parser.add_argument('--restarts', type=int, default=0, metavar='R',
                         help='how many times to start again after an error (default: %(default)s)')
     parser.add_argument('--spares', type=int, default=0, metavar='S', help='how many sets of processes to keep ready '
@@ -88,8 +89,8 @@ def add_parser(sub: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the script, with restarts if asked for; return the exit code of the job."""
     program = program_of(args)
-    for name in config.OWN_FLAGS:  # an error of one is said once, not by each process
-        config.own_flag(name)
+    for name in OWN_FLAGS:  # an error of one is said once, not by each process
+        own_flag(name)
     config.check_together()
     check_restarts(args)
     launcher, size = mpi_environment.launcher(), mpi_environment.size()
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
                         'once, such as in the batch script; or have %s start python %s'
                         % (size, launcher.name, launcher.name, ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
-    ledger = args.ledger or config.own_flag('mgpu.ledger')
+    ledger = args.ledger or own_flag('mgpu.ledger')
     if ledger and start.on_this_host:
         check_folder(ledger)
     settings = {name: getattr(args, name) for name in ('gpus_per_process', 'data', 'timeout', 'ledger')

@@ -18,6 +18,7 @@ STDOUT, STDERR = 1, 2
 # Open MPI up to version 4 writes its own messages to this descriptor instead of stderr; later ones ignore it.
 OWN_DESCRIPTOR = 'OPAL_OUTPUT_STDERR_FD'
 RULE = b'-' * 20  # Open MPI prints lines of dashes around its own messages
+PART = re.compile(br'-{20}(?:.*\n)+?-{20}.*\n|(?!-{20}).*\n')  # a message with these lines, or a line without
 NOISE = (b'MPI_ABORT was invoked', b'Primary job  terminated normally', b'ORTE_ERROR_LOG')
 SIGNAL = re.compile(br'process rank (\d+) [^-]*? exited\s+on\s+signal (\d+(?: \(\w+\))?)')  # in such a message
 LOOK = 50  # milliseconds until a thread that gets nothing looks whether the job has ended
@@ -33,6 +34,7 @@ class OwnMessages:
 
     `internal` has single lines that were left out: the only reason there is, if nothing else was printed. Once another
     job runs, `job` is a name of this one: of its messages, only the signal that has ended a rank is shown.
+    `unfinished` has bytes that are held back until more arrive.
 
     Examples
     --------
@@ -42,38 +44,27 @@ class OwnMessages:
     """
 
     def __init__(self) -> None:
-        self.internal, self.job = b'', ''
-        self._line = b''   # the beginning of a line
-        self._block = b''  # lines of an unfinished message
+        self.internal, self.job, self.unfinished = b'', '', b''
 
     def passed(self, data: bytes) -> bytes:
         """Return the bytes to print after `data` has arrived."""
-        *lines, self._line = (self._line + data).split(b'\n')
-        return b''.join(self._shown(line + b'\n') for line in lines)
+        shown, data = b'', self.unfinished + data
+        while match := PART.match(data):
+            shown, data = shown + self._shown(match[0]), data[match.end():]
+        self.unfinished = data
+        return shown
 
-    def rest(self) -> bytes:
-        """Return the bytes that are still held back when no more arrive."""
-        return self._block + self._line
-
-    def _shown(self, line):
-        is_rule, is_in_block = line.startswith(RULE), bool(self._block)
-        if is_rule or is_in_block:
-            self._block += line
-            if is_rule and is_in_block:
-                block, self._block = self._block, b''
-                return self._of_job(block) if self.job else b'' if any(noise in block for noise in NOISE) else block
-        elif NOISE[-1] in line:
-            self.internal += line
-        else:
-            return line
-        return b''
-
-    def _of_job(self, block):
-        signal = SIGNAL.search(block)
-        if signal is None:
-            return b''
-        return ('%snote: in %s, rank %s ended by signal %s\n'
-                % (PREFIX, self.job, *[text.decode() for text in signal.groups()])).encode()
+    def _shown(self, part):
+        is_message = part.startswith(RULE)
+        if is_message and self.job:
+            signal = SIGNAL.search(part)
+            if signal is None:
+                return b''
+            return ('%snote: in %s, rank %s ended by signal %s\n'
+                    % (PREFIX, self.job, *[text.decode() for text in signal.groups()])).encode()
+        if NOISE[-1] in part and not is_message:
+            self.internal += part
+        return b'' if any(noise in part for noise in NOISE) else part
 
 
 class JobOutput:
@@ -129,7 +120,7 @@ class JobOutput:
                     poll.unregister(source)
                     is_last = is_last or not self.is_held
             if is_last and messages:
-                data += messages.rest()
+                data += messages.unfinished
             if not self.is_held:
                 self._write(target, data)
                 data = bytearray()

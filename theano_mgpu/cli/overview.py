@@ -9,7 +9,6 @@ import theano_mgpu
 
 from ..comm.allocation import allocation
 from ..devices import discovery
-from ..utils import rank_process
 from .doctor import advice, host_checks
 from .doctor.device_checks import with_type
 
@@ -18,7 +17,6 @@ PACKAGES = ('Theano', 'pygpu', 'Keras', 'mpi4py')
 
 def show() -> None:
     """Print the overview; nothing is opened or computed, so that it takes no longer than importing Theano."""
-    rank_process.note_joined()  # in a job, each rank prints its own
     setup = host_checks.Setup()
     lines = [('devices', devices()), ('contexts', host_checks.check_map(setup).text), ('installed', installed())]
     job = allocation()
@@ -27,7 +25,7 @@ def show() -> None:
     print('theano-mgpu %s: one Theano or Keras model on several devices\n' % theano_mgpu.__version__)
     print('\n'.join('  %-10s  %s' % line for line in lines))
     steps = advice.next_steps(setup)
-    width = max(len(step.command) for step in steps)
+    width = max(len(command) for command, _ in steps)
     print('\nnext:')
     print('\n'.join('  %-*s  %s' % (width, *step) for step in steps))
     print('\ntheano-mgpu --help lists all commands.')

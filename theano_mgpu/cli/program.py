@@ -15,9 +15,9 @@ from typing import Any
 
 import theano_mgpu
 
-from .. import config
 from ..errors import PREFIX, MgpuError
 from ..utils import rank_process
+from ..utils.flags import OWN_FLAGS
 from ..utils.python2 import hint
 
 PACKAGE = os.path.dirname(os.path.abspath(theano_mgpu.__file__)) + os.sep
@@ -36,7 +36,7 @@ def add_ledger(parser: argparse.ArgumentParser) -> None:
     """Add the option ``--ledger``, the absolute path of a file."""
     parser.add_argument('--ledger', metavar='FILE', type=os.path.abspath,
                         help='write digests of weights and state every %d steps (flag mgpu.ledger_every), for '
-                        '"theano-mgpu compare"' % config.OWN_FLAGS['mgpu.ledger_every'][0])
+                        '"theano-mgpu compare"' % OWN_FLAGS['mgpu.ledger_every'][0])
 
 
 def check_program(args: argparse.Namespace) -> None:

@@ -14,6 +14,10 @@ Functions whose calls take less than half a millisecond stay on one device. With
 model, and of each function that is divided, is computed on one device and on the contexts, and a table shows the
 difference; the results stay the same. For functions, --strict and --verify are best used with --always.
 
+Each process that the script starts, as multiprocessing, joblib and subprocess do, computes on one device: the
+one that the fewest processes have. The summary counts their batches. With --one, so does the script itself:
+several such runs, started by xargs, make or in terminals, share the devices of this machine.
+
 With --processes N the script runs in N processes, which divide the contexts. Only the first one prints. With
 --processes auto there is a process for each context on the CPU, as long as there are cores, and one process for GPUs.
 
@@ -22,6 +26,7 @@ examples:
   theano-mgpu run --gpus 4 train.py
   theano-mgpu run --contexts 'dev0->cuda0;dev1->cuda2' --verify train.py
   theano-mgpu run -m package.train --epochs 5
+  theano-mgpu run --one --wait train.py       on one device, when one is free
   theano-mgpu run --processes 2 train.py      in two processes, as theano-mgpu launch -n 2 run train.py
   theano-mgpu run --processes auto train.py   in one for each context on the CPU
 """
@@ -38,11 +43,14 @@ from typing import Any, Callable
 
 from .. import config
 from ..compat import import_hooks, keras_names, keras_versions
+from ..devices import leases
 from ..devices.context_map import Context, describe
-from ..devices.contexts import chosen, init
+from ..devices.contexts import choose_contexts, chosen, contexts, flagged, init
 from ..errors import MgpuError, exit_code_of
 from ..utils import mpi_environment, rank_process
 from ..utils.files import whole_text
+from ..utils.flags import environment_flags, own_flag, set_environment_flags
+from ..utils.tables import table
 from . import processes
 from .config import devices
 from .devices import context_map
@@ -61,6 +69,8 @@ def add_parser(sub: Any) -> None:
                        'without a GPU and a map, N contexts on the CPU')
     which.add_argument('--contexts', metavar='MAP', type=context_map,
                        help="contexts and their devices, e.g. 'dev0->cuda0;dev1->cuda1'")
+    parser.add_argument('--one', action='store_true', help='on one device: the one that the fewest processes have')
+    parser.add_argument('--wait', action='store_true', help='with --one: wait until no process has this device')
     parser.add_argument('--strict', action='store_true', help='raise an error instead of printing a note')
     parser.add_argument('--verify', action='store_true',
                         help='compare one device and several on the first batch of each model and function')
@@ -89,33 +99,48 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         n_processes = processes.number_of(args)
         if n_processes > 1:
             return processes.start(n_processes, args)
-    if args.ledger:
-        config.set_environment_flags({**config.environment_flags(), 'mgpu.ledger': args.ledger})
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
-    from ..auto.functions import enable  # imports Theano, which commands such as doctor do without
-    from ..checks.ledger import use_ledger
+    from ..checks.ledger import use_ledger  # imports Theano, which commands such as doctor do without
     os.environ['KERAS_BACKEND'] = 'theano'
     draw_alike()
     if args.ledger:
+        set_environment_flags({**environment_flags(), 'mgpu.ledger': args.ledger})
         use_ledger(args.ledger)
-    flags = config.environment_flags()
+    flags = args.flags = environment_flags()
     if args.contexts:
         flags['contexts'] = describe(args.contexts)
-        config.set_environment_flags(flags)
-    # Devices are opened, and Keras is imported, when the script first needs them.
-    opened = functools.lru_cache(None)(functools.partial(open_contexts, args, flags))
-    reports = [enable(opened, args.strict, args.verify, args.always, note)]
+        set_environment_flags(flags)
+    elif args.gpus and flagged():
+        choose_contexts(args.gpus)  # an error now
+    leases.begin_run(args.one, args.wait, gpus=args.gpus, strict=args.strict, always=args.always)
+    # Devices are opened when the script first needs them, and later forks have contexts of their own.
+    opened, process = functools.lru_cache(None)(functools.partial(open_contexts, args)), os.getpid()
+    reports = enable_all(args, lambda: opened() if os.getpid() == process else contexts())
     if args.explain or args.json:
         from ..plan.record import record
         at_exit(explain, record(), args)
     if not args.quiet:
         at_exit(print_summary, reports)
-    import_hooks.after_import('keras', lambda keras: reports.extend(enable_in(args, opened)))
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)
+
+
+def enable_all(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> list[Any]:
+    """Run functions and models on the contexts that ``opened()`` returns; return the reports, to which Keras adds its
+    own when it is imported."""
+    from ..auto.functions import enable  # imports Theano, see `run`
+    reports = [enable(opened, args.strict, args.verify, args.always, note)]
+    import_hooks.at_import('after', 'keras', lambda keras: reports.extend(enable_in(args, opened)))
+    return reports
+
+
+def begin_child() -> None:
+    """Have a process that the script has started run its functions and models on one device."""
+    if leases.options():  # else a rank without `run` has started it
+        enable_all(argparse.Namespace(verify=False, **leases.options()), contexts)
 
 
 def at_exit(function: Callable[..., None], *arguments: Any) -> None:
@@ -127,7 +152,7 @@ def at_exit(function: Callable[..., None], *arguments: Any) -> None:
 def draw_alike() -> None:
     """Seed the processes of a job alike, for a script that sets no seed, unless each process has its own data."""
     seed = os.environ.get(mpi_environment.SEED)
-    if seed is not None and mpi_environment.trains_together() and config.own_flag('mgpu.data') != 'sharded':
+    if seed is not None and mpi_environment.trains_together() and own_flag('mgpu.data') != 'sharded':
         import numpy as np
         random.seed(int(seed))
         np.random.seed(int(seed))
@@ -139,12 +164,16 @@ def check(args: argparse.Namespace) -> None:
     if not args.module and not os.path.exists(args.script):
         args.parser.error("can't open file %r: no such file" % args.script)
     config.check_together(strict=args.strict)
+    if args.wait and not args.one:
+        args.parser.error('--wait goes with --one')
+    if args.one and (args.processes is not None or mpi_environment.trains_together()):
+        args.parser.error('--one is for a script in one process')
 
 
-def open_contexts(args: argparse.Namespace, flags: dict[str, str]) -> list[Context]:
+def open_contexts(args: argparse.Namespace) -> list[Context]:
     """Open the contexts that options, or THEANO_FLAGS before the script began, name; an error ends the script."""
     from ..auto.functions import NOTHING_DIVIDED, has_one_cpu  # imports Theano, see `run`
-    take_flags(flags)
+    take_flags(args.flags)
     before = chosen()
     try:
         opened = init(describe(args.contexts) if args.contexts else args.gpus)
@@ -155,7 +184,9 @@ def open_contexts(args: argparse.Namespace, flags: dict[str, str]) -> list[Conte
     if before and before != opened:
         note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
              % (describe(before), describe(opened)))
-    if has_one_cpu(opened) and not args.quiet:
+    if args.one:  # processes that the script starts from now on share its device
+        set_environment_flags({**environment_flags(), 'contexts': describe(opened)})
+    elif has_one_cpu(opened) and not args.quiet:
         note(NOTHING_DIVIDED)
     at_exit(note_other_contexts, opened)
     return opened
@@ -178,23 +209,24 @@ def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> 
     if backend != 'theano':
         note('this script uses Keras on %s: its models are not changed' % backend)
         return [None]
-    opened()
+    if not leases.is_child():
+        take_flags(args.flags)
     if not keras_versions.is_hooked():
         return []
     from ..keras import enable as enable_keras
     # Notes instead of warnings: scripts often silence warnings, and some turn them into errors.
-    return [enable_keras(strict=args.strict, verify=args.verify, always=args.always, tell=note)]
+    return [enable_keras(opened, strict=args.strict, verify=args.verify, always=args.always, tell=note)]
 
 
 def take_flags(before: dict[str, str]) -> None:
     """Apply the flags that the script has set in THEANO_FLAGS, as many scripts do before they import Keras.
 
     Theano has been imported already, so some of them come too late; a note names these. Flags from outside (`before`)
-    that the script does not set keep their values.
+    that the script does not set keep their values. In the end, `before` has all.
     """
     import theano
-    own = config.environment_flags()
-    config.set_environment_flags(dict(before, **own))
+    own = environment_flags()
+    set_environment_flags(dict(before, **own))
     late = []
     for name, value in own.items():
         if before.get(name) == value or name in ('contexts', 'floatX'):  # handled by us and by Keras
@@ -206,6 +238,7 @@ def take_flags(before: dict[str, str]) -> None:
             setattr(section, option, value)
         except Exception as error:  # Theano raises many kinds
             late.append('%s=%s (%s)' % (name, value, error))
+    before.update(own)
     if late:
         note('the script sets Theano flags too late: %s. Set THEANO_FLAGS before theano-mgpu starts; devices are named '
              'by the flag contexts' % '; '.join(late))
@@ -221,8 +254,22 @@ def print_summary(reports: list[Any]) -> None:
             tell(report.without_notes())  # notes were printed as they came
     for each in changes():
         tell('in the course of the run: %s' % each)
-    if not any(reports):
+    of_children = children()
+    if of_children:
+        tell(of_children)
+    if not any(reports) and not of_children:
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')
+
+
+def children() -> str:
+    """Return a table of the devices of the processes that the script has started; '' if none has used one."""
+    rows: dict[str, list[int]] = {}
+    for lease in leases.work():
+        device = describe([Context(*each) for each in lease.contexts])
+        rows[device] = [sum(pair) for pair in zip(rows.get(device, [0, 0, 0]), lease.numbers)]
+    lines = [[device, *map('{:,}'.format, rows[device])] for device in sorted(rows)]
+    return rows and 'processes that the script started:\n' + table(
+        [['DEVICE', 'PROCESSES', 'BATCHES', 'SAMPLES'], *lines], right={1, 2, 3}) or ''
 
 
 def explain(recorded: list[Any], args: argparse.Namespace) -> None:
@@ -233,11 +280,8 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     explanations = [explanation(each.plan, each.splitter.changes(), each.estimate())
                     for each in recorded]
     if args.json:
-        try:
-            with whole_text(args.json) as file:
-                json.dump(explanations, file, indent=1)
-        except OSError as error:
-            raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
+        with whole_text(args.json) as file:
+            json.dump(explanations, file, indent=1)
     if args.explain and sys.stderr is not None:
         texts = list(map(as_text, explanations)) or ['nothing was divided, so there is no plan: the summary says why']
         print('\n' + '\n\n'.join(texts), file=sys.stderr)

@@ -33,15 +33,6 @@ class Next(enum.Enum):
     RESTART, SMALLER, END = range(3)
 
 
-class Event(NamedTuple):
-    """The end of a job: in words; whether it has done a step; whether it is to grow; whether a spare one continues."""
-
-    text: str
-    stepped: bool
-    grows: bool = False
-    has_spare: bool = False
-
-
 class History(NamedTuple):
     """The restarts and smaller numbers of processes that are allowed, and how many of each were tried.
 
@@ -54,25 +45,26 @@ class History(NamedTuple):
     stuck: int = 0
 
 
-def decide(event: Event, history: History) -> tuple[Next, str, History]:
+def decide(history: History, end: str, stepped: bool, grows: bool = False, has_spare: bool = False
+           ) -> tuple[Next, str, History]:
     """Return what follows the end of a job, a note about it, and the history from then on.
 
-    Jobs that come to no step are tried with fewer processes each time, if that is allowed, else once more.
+    `end` tells of the end in words; further, the job has done a step, it is to grow, a spare one continues. Jobs that
+    come to no step are tried with fewer processes each time, if that is allowed, else once more.
     """
-    history = history._replace(stuck=0 if event.stepped else history.stuck + 1)
+    history = history._replace(stuck=0 if stepped else history.stuck + 1)
     if 0 < history.stuck <= len(history.fewer):
         return Next.SMALLER, '%s, before the first step was done: it is tried with -n %d' % (
-            event.text, history.fewer[history.stuck - 1]), history
-    if event.grows:
-        return Next.RESTART, '%s: it continues with all of them%s' % (
-            event.text, ', the spare ones' * event.has_spare), history
+            end, history.fewer[history.stuck - 1]), history
+    if grows:
+        return Next.RESTART, '%s: it continues with all of them%s' % (end, ', the spare ones' * has_spare), history
     if history.restart == history.restarts:
-        return Next.END, event.text, history
+        return Next.END, end, history
     if history.stuck > 1:
-        return Next.END, event.text + ', again before the first step was done: it is not started once more', history
+        return Next.END, end + ', again before the first step was done: it is not started once more', history
     history = history._replace(restart=history.restart + 1)
-    return Next.RESTART, '%s: restart %d of %d%s' % (event.text, history.restart, history.restarts,
-                                                     ', by the spare processes' * event.has_spare), history
+    return Next.RESTART, '%s: restart %d of %d%s' % (end, history.restart, history.restarts,
+                                                     ', by the spare processes' * has_spare), history
 
 
 def run_with_restarts(start: Start, environment: dict[str, str], program: list[str], restarts: int, spares: int = 0,
@@ -99,7 +91,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
                 if code == 0 or signals.received or job.output.failures:
                     return code
             text = '%s after %.0f s' % (killed or 'the job ended with exit code %d' % code, job.seconds)
-            following, text, history = decide(Event(text, stepped, killed == GROWS, reserve.has_any), history)
+            following, text, history = decide(history, text, stepped, killed == GROWS, bool(reserve.jobs))
             note(text)
             if following == Next.END:
                 return code
@@ -109,7 +101,7 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
             if spares and stepped and not has_checkpoint:
                 note('it has no spare processes, since the script keeps no checkpoints: see step.checkpoint and '
                      'theano_mgpu.keras.Checkpoint')
-            job = reserve.take() or make()
+            job = reserve.take() if reserve.jobs else make()
 
 
 def watch(job: Job, reserve: Reserve, signals: Signals, may_restart: bool) -> str:
@@ -225,7 +217,7 @@ class Reserve:
 
     def __init__(self, make: Callable[..., Job], size: int) -> None:
         self._make, self._size = make, size
-        self._jobs: list[Job] = []  # the oldest first
+        self.jobs: list[Job] = []  # the oldest first
         self._not_before, self._pause = 0.0, SOONEST
 
     def look(self, job: Job, may_restart: bool) -> bool:
@@ -236,37 +228,31 @@ class Reserve:
         """
         if not may_restart and not job.is_small:
             return False
-        for each in self._jobs[:]:
+        for each in self.jobs[:]:
             if each.process.poll() is not None:
-                self._jobs.remove(each)
+                self.jobs.remove(each)
                 self._report_failed(each, job.is_small)
             elif not each.is_ready and each.has(READY):
                 each.is_ready = True
                 note('the spare processes are ready, after %.0f s' % each.seconds)
-        if len(self._jobs) < self._size and all(each.is_ready for each in self._jobs) \
+        if len(self.jobs) < self._size and all(each.is_ready for each in self.jobs) \
                 and job.has(STEP, CHECKPOINT) and time.monotonic() >= self._not_before:
             try:
-                self._jobs.append(self._make(is_spare=True))
+                self.jobs.append(self._make(is_spare=True))
             except OSError as error:  # such as for lack of memory: the job itself goes on
                 self._size = 0
                 note('spare processes cannot be started: %s; a restart begins anew' % error)
-        return any(each.is_ready for each in self._jobs)
+        return any(each.is_ready for each in self.jobs)
 
-    @property
-    def has_any(self) -> bool:
-        """True if `take` returns a job."""
-        return bool(self._jobs)
-
-    def take(self) -> Job | None:
-        """Return a spare job, which continues from now on, or as soon as it is ready; None if there is none."""
-        job = self._jobs.pop(0) if self._jobs else None
-        if job:
-            job.release()
+    def take(self) -> Job:
+        """Return the oldest spare job, which continues from now on, or as soon as it is ready."""
+        job = self.jobs.pop(0)
+        job.release()
         return job
 
     def close(self) -> None:
         """End the spare jobs."""
-        for job in self._jobs:
+        for job in self.jobs:
             job.kill()
             job.close()
 

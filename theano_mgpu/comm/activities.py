@@ -12,27 +12,11 @@ SLOW = (END, BUILD, COMPILE, SHARE, COMPARE, FEED, INPUTS)
 PATIENT = 10
 
 
-class FunctionNames:
-    """The functions over some ranks, numbered in the order of their making, which is the same on all ranks."""
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-
-    def add(self, name: str | None) -> int:
-        """Return the number of a new function."""
-        self._names.append(name or 'a function')
-        return len(self._names) - 1
-
-    def of(self, number: int) -> str:
-        """Return the name and the number of a function, for messages."""
-        name = self._names[number] if number < len(self._names) else 'a function unknown here'
-        return '%s (number %d)' % (name, number)
-
-
-def describe(activity: Sequence[int], functions: FunctionNames) -> str:
+def describe(activity: Sequence[int], functions: Sequence[str]) -> str:
     """Return the activity of a rank, at most three numbers as for `END`, in words."""
     kind, number, calls = (*map(int, activity), 0, 0)[:3]
-    function = functions.of(number)
+    name = functions[number] if number < len(functions) else 'a function unknown here'
+    function = '%s (number %d)' % (name, number)
     return {END: 'at its end', BUILD: 'building a function', COMPILE: 'compiling in turn', SHARE: 'sharing values',
             CALL: 'in call %d of %s' % (calls + 1, function), ADD: 'adding up what each rank has computed',
             GATHER: 'gathering the rows of a batch', AGREE: 'at the end of a step',

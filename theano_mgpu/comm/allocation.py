@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections import Counter
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ from ..parsing import bare, is_host, shown, whole_number
 from ..utils.mpi_environment import MOST_NODES, REMEDY, per_node
 
 SLURM, HOSTFILE = 'Slurm', 'hostfile'
-LONGEST_LIST = 1 << 24  # bytes of a list of hosts
 DEFAULT_HOSTFILE = 'OMPI_MCA_orte_default_hostfile'  # set in the launcher of a Kubernetes MPIJob
 
 
@@ -89,8 +87,8 @@ def _of_hostfile(path):
 def _lines(path):
     """Return the lines of a list of hosts, without comments."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode) or os.stat(path).st_size > LONGEST_LIST:
-            raise OSError('it is no text file')
+        if not os.path.isfile(path):
+            raise OSError('it is no file')
         with open(path) as file:
             lines = [line.partition('#')[0].strip() for line in file]
     except (OSError, ValueError) as error:  # ValueError: bytes that are no text, or a path with a null byte

@@ -6,32 +6,7 @@ from typing import Any, Callable, ContextManager, Sequence
 
 import numpy as np
 
-from .activities import FunctionNames
-
 WIDTH = 32  # integers that a rank can give to a handshake: an array's shape, too
-
-
-class DividedStates:
-    """The states that are divided among ranks, so that each rank has the latest values of its share alone.
-
-    A state stands here as the function that gathers it. All ranks add and remove the same states in the same order.
-    """
-
-    def __init__(self) -> None:
-        self._gathers: dict[Callable[[], None], None] = {}  # a set in the order of insertion
-
-    def add(self, gather: Callable[[], None]) -> None:
-        """Note that a state is divided until all ranks call `gather`, a function that calls `remove`."""
-        self._gathers[gather] = None
-
-    def remove(self, gather: Callable[[], None]) -> None:
-        """Note that every rank has the latest values again."""
-        self._gathers.pop(gather, None)
-
-    def consolidate(self) -> None:
-        """Send the latest values of all states to every rank. Every rank has to make the call."""
-        for gather in list(self._gathers):
-            gather()
 
 
 class Communicator:
@@ -56,26 +31,29 @@ class Communicator:
     n_failures : int
         Errors so far that a rank has announced, and all ranks have raised.
     lost : str or None
-        Why nothing can be exchanged any more, see `lose`.
+        Why nothing can be exchanged any more, since the progress of the other ranks is not known: if it is set, every
+        later handshake raises a RankError.
     single_thread : context manager
         A block of one thread at a time, as often within another block as it likes. A handshake and the collectives
         after it belong into one block. Where there are several ranks, a second thread that enters a block gets an
         MgpuError.
     mailbox : Mailbox or None
         Messages from one rank to another, beside the collectives; None where there are none.
-    functions : FunctionNames
-        The functions over these ranks.
-    divided : DividedStates
-        The variables of which each rank has a part.
+    functions : list of str
+        Names of the functions over these ranks in the order of their making, which is the same on all ranks.
+    divided : dict
+        The states of which each rank has the latest values of its share alone, in the order in which they were divided,
+        which is the same on all ranks: functions that gather such a state, and take it out. The values mean nothing.
     """
 
-    def __init__(self, rank: int, size: int, hosts: list[str]) -> None:
-        self.rank, self.size, self.hosts = rank, size, hosts
+    def __init__(self, rank: int = 0, size: int = 1, hosts: Sequence[str] = ('',)) -> None:
+        self.rank, self.size, self.hosts = rank, size, list(hosts)
         self.n_handshakes = self.n_failures = 0
         self.lost: str | None = None
         self.single_thread: ContextManager = contextlib.nullcontext()
         self.mailbox: Any = None
-        self.functions, self.divided = FunctionNames(), DividedStates()
+        self.functions: list[str] = []
+        self.divided: dict[Callable[[], None], None] = {}
 
     @property
     def on_one_host(self) -> bool:
@@ -85,6 +63,16 @@ class Communicator:
     def name(self, rank: int) -> str:
         """Return a rank and its host, for messages."""
         return 'rank %d (host %s)' % (rank, self.hosts[rank]) if self.hosts[rank] else 'rank %d' % rank
+
+    def add_function(self, name: str | None) -> int:
+        """Return the number of a new function."""
+        self.functions.append(name or 'a function')
+        return len(self.functions) - 1
+
+    def consolidate(self) -> None:
+        """Send the latest values of all divided states to every rank. Every rank has to make the call."""
+        for gather in list(self.divided):
+            gather()
 
     def handshake(self, activity: Sequence[int], integers: Sequence[int] = ()) -> np.ndarray:
         """Wait until every rank does the same, and return the integers of each one: int64, a row for each rank.
@@ -158,7 +146,3 @@ class Communicator:
 
         They are C-contiguous, of any shape, and any dtype without objects; on the root they may be read-only.
         """
-
-    def lose(self, reason: str) -> None:
-        """Make every later handshake raise a RankError, since the progress of the other ranks is not known any more."""
-        self.lost = reason

@@ -17,9 +17,6 @@ def first_compiler(ranks: Communicator) -> Iterator[None]:
     Theano locks its folder of compiled code, and a rank that finds its code there need not wait. An error in the block
     is one of all ranks.
     """
-    if ranks.size == 1:
-        yield
-        return
     is_first = mpi_environment.local_rank() == 0
     if not is_first:
         ranks.handshake((COMPILE,))

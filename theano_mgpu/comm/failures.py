@@ -19,7 +19,7 @@ def common_error(ranks: Communicator, error: BaseException, of_step: bool = Fals
     if isinstance(error, RankError) or getattr(error, 'known_to_all', False):
         return error
     if not isinstance(error, (Exception, SystemExit)):  # Ctrl-C: the progress of the others is unknown
-        ranks.lose('a step was interrupted: %s' % type(error).__name__)
+        ranks.lost = 'a step was interrupted: %s' % type(error).__name__
         return error
     try:
         return ranks.announce_failure(error, of_step)
@@ -27,9 +27,9 @@ def common_error(ranks: Communicator, error: BaseException, of_step: bool = Fals
         return error
 
 
-def raise_common(ranks: Communicator, error: BaseException, of_step: bool = False) -> NoReturn:
+def raise_common(ranks: Communicator, error: BaseException) -> NoReturn:
     """Raise the `common_error` of all ranks; `error` is the exception that is being handled."""
-    raise_error(common_error(ranks, error, of_step), error)
+    raise_error(common_error(ranks, error), error)
 
 
 def raise_error(common: BaseException, error: BaseException) -> NoReturn:

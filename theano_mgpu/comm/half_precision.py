@@ -15,7 +15,6 @@ from .communicator import Communicator
 
 # The processor converts eight numbers at a time; NumPy takes ten times as long. Both round to the nearest.
 SOURCE = Path(__file__).with_name('half_precision.cpp')
-SMALLEST = 1 << 12  # elements from which the call of compiled code pays
 
 EXPONENT = 15  # arrays are scaled to have their largest element below 2**15; float16 ends at 65504
 
@@ -23,7 +22,7 @@ EXPONENT = 15  # arrays are scaled to have their largest element below 2**15; fl
 def all_reduce_in_half(ranks: Communicator, arrays: Sequence[np.ndarray]) -> None:
     """Add arrays over the ranks, in place, but exchange them as float16. Each rank gets the same bits.
 
-    The ranks have just had a handshake. Each rank adds a share of all elements, in float32 or a wider dtype of the
+    The ranks have just had a handshake. Each rank adds a share of each array, in float32 or a wider dtype of the
     arrays, and sends the sums to the others: a reduce-scatter, and an all-gather. The arrays are C-contiguous, of any
     shape and floating dtypes.
 
@@ -39,7 +38,7 @@ def all_reduce_in_half(ranks: Communicator, arrays: Sequence[np.ndarray]) -> Non
     """
     if ranks.size == 1:
         return
-    shares = _shares([array.reshape(-1) for array in arrays], ranks.size)
+    shares = list(zip(*(np.array_split(array.reshape(-1), ranks.size) for array in arrays)))
     parts = [_packed(share) for share in shares]
     lengths = [part.size for part in parts]
     sums = [np.zeros(part.size, np.result_type(part.dtype, 'float32')) for part in shares[ranks.rank]]
@@ -49,15 +48,6 @@ def all_reduce_in_half(ranks: Communicator, arrays: Sequence[np.ndarray]) -> Non
     ranks.all_gather(_packed(sums), messages, lengths)
     for share, message in zip(shares, split(messages, lengths)):
         _unpack(message, share)
-
-
-def _shares(arrays, n):
-    """Divide the elements of arrays into n shares that differ by one element at most, each a list of views."""
-    ends = np.cumsum([0] + [array.size for array in arrays]).tolist()
-    bounds = [ends[-1] * k // n for k in range(n + 1)]
-    return [[array[max(begin, first) - begin:min(end, last) - begin]
-             for array, begin, end in zip(arrays, ends, ends[1:]) if max(begin, first) < min(end, last)]
-            for first, last in zip(bounds, bounds[1:])]
 
 
 def _packed(parts):
@@ -107,8 +97,7 @@ def _from_half(out, message, exponent, add):
 
 def _library_for(array, exponent):
     """Return the compiled code if it applies, else None; it multiplies by 2**exponent, which has to be normal."""
-    applies = array.size >= SMALLEST and array.dtype == 'float32' and abs(exponent) < 126
-    return _compiled(theano.config.cxx) if applies else None
+    return _compiled(theano.config.cxx) if array.dtype == 'float32' and abs(exponent) < 126 else None
 
 
 @functools.lru_cache(maxsize=None)

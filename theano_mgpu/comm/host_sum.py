@@ -1,15 +1,32 @@
-"""The host side of all_reduce: the sum of the replicas' buffers in one pass."""
+"""The sum of buffers on the host, in one pass: in compiled code where there is a compiler, else by NumPy.
+
+In compiled code several threads read each buffer once, and write the sum once. It is C++, built at first use by
+Theano's compiler, and called through ctypes, which lets go of Python's lock. It keeps nothing from call to call, so
+several threads may call it at once.
+"""
 from __future__ import annotations
 
+import ctypes
+import functools
 import operator
+import os
+from pathlib import Path
 from typing import Any, Sequence
 
 import numpy as np
+import theano
 
-from . import host_reduce
+from ..utils import native
+from ..utils.pointers import pointers_to
 
 # Elements of a buffer that NumPy adds in less time than it takes to prepare anything else.
 SMALL = 1 << 10
+# From this many elements on the call of compiled code is cheaper than NumPy's loop over blocks.
+SMALLEST = 1 << 14
+# Bytes read and written for which one more thread is worth its start. Above two shares, which no cache is
+# counted on to hold, the sum is written past the cache, so that its lines are not read first.
+SHARE = 1 << 23
+SOURCE = Path(__file__).with_suffix('.cpp')
 _description = operator.attrgetter('shape', 'dtype')
 
 
@@ -38,8 +55,8 @@ def all_reduce(buffers: Sequence[np.ndarray], out: np.ndarray) -> None:
     if out.size and not np.may_share_memory(flat_out, out):
         raise ValueError('out must be one piece of memory; its shape is %s, its strides %s' % (out.shape, out.strides))
     flat = [_flat(buffer, out) for buffer in buffers]
-    if host_reduce.applies(flat_out, flat):
-        host_reduce.add(flat_out, flat)
+    if is_for_code(flat_out, flat):
+        add_by_code(flat_out, flat)
     else:
         add_by_numpy(flat_out, flat)
 
@@ -62,21 +79,56 @@ def describe(arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], np.dtype]]:
     return list(map(_description, arrays))
 
 
-def _add(out, buffers):
-    """Write the sum of buffers, in their order."""
-    first, others, dtype = buffers[0], buffers[1:], out.dtype
-    if not others or first.dtype != dtype:  # NumPy would convert both terms of a sum in new memory
-        np.copyto(out, first, casting='same_kind')
-        first = out
-    for buffer in others:
-        first = np.add(first, buffer, out, dtype=dtype)
+def is_for_code(out: np.ndarray, buffers: Sequence[np.ndarray]) -> bool:
+    """Return whether the compiled code can sum these flat buffers, and faster than NumPy.
+
+    It cannot for few elements, for a dtype other than float32 or float64, and without a C++ compiler.
+    """
+    return (out.size >= SMALLEST and out.dtype in _functions(theano.config.cxx) and out.flags.writeable
+            and all(array.dtype == out.dtype and array.flags.aligned for array in [out, *buffers]))
+
+
+def add_by_code(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
+    """Write the sum of buffers for which `is_for_code` holds. The first one may be `out`.
+
+    Each element is summed in the order of the buffers, whatever the number of threads.
+    """
+    function = _functions(theano.config.cxx)[out.dtype]
+    count = len(buffers)
+    shares = (count + 1) * out.nbytes // SHARE
+    function(out.ctypes.data, pointers_to(buffers), count, out.size, shares > 1, max(1, min(threads(), shares)))
+
+
+def threads() -> int:
+    """Return how many threads may sum: the cores of this process, or OMP_NUM_THREADS where that is less."""
+    cores = len(os.sched_getaffinity(0))
+    wished = os.environ.get('OMP_NUM_THREADS', '').split(',')[0].strip()
+    return max(1, min(cores, int(wished))) if wished.isdigit() else cores
+
+
+@functools.lru_cache(maxsize=None)
+def _functions(compiler):
+    """Return the compiled function of each dtype; none where the code cannot be built."""
+    library = native.load(SOURCE, ['-O3', '-pthread'], 'adds gradients on the host', 'NumPy adds them, on one core.')
+    functions = {}
+    for name in ('float32', 'float64') if library else ():
+        functions[np.dtype(name)] = function = getattr(library, 'sum_' + name)
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int,
+                             ctypes.c_int]
+        function.restype = None
+    return functions
 
 
 def add_by_numpy(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
-    """Write the sum of flat buffers by NumPy."""
+    """Write the sum of flat buffers, in their order, by NumPy."""
     dtype = np.promote_types(out.dtype, 'float32')  # float16 is summed in float32
     total = out if out.dtype == dtype else np.empty(out.shape, dtype)
-    _add(total, buffers)
+    first, *others = buffers
+    if not others or first.dtype != dtype:  # NumPy would convert both terms of a sum in new memory
+        np.copyto(total, first, casting='same_kind')
+        first = total
+    for buffer in others:
+        first = np.add(first, buffer, total, dtype=dtype)
     if total is not out:
         out[...] = total
 

@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ..config import own_flag, parse_flags
 from ..utils import mpi_environment, rank_process
+from ..utils.flags import own_flag, parse_flags
 from ..utils.mpi_environment import local_size, rank, size
 from .activities import PATIENT
 

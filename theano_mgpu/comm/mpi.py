@@ -21,7 +21,6 @@ from ..errors import MgpuError, RankError
 from ..utils import mpi_environment, rank_process
 from . import mpi_library
 from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
-from .alone import Alone
 from .collectives import all_gather_object
 from .communicator import WIDTH, Communicator
 from .failures import description, known_to_all, packed, unpacked
@@ -32,11 +31,18 @@ from .waiting import REMEDY, Watchdog, poll, unanswered
 LONGEST = 1 << 30  # bytes in one message: MPI counts up to 2**31
 
 
+def choose_ranks(name: str | None) -> Communicator:
+    """Return the processes that a function runs over, for the name of an executor."""
+    name = name or config.mgpu.executor
+    together = name == 'mpi' or (name == 'auto' and mpi_environment.size() > 1)
+    return mpi_communicator() if together and not mpi_environment.started_by_rank() else Communicator()
+
+
 @functools.lru_cache(maxsize=None)
 def mpi_communicator() -> MpiCommunicator:
     """Return the communicator of all processes of this job; the same object for every function."""
     rank_process.note_joined()
-    ranks = MpiCommunicator(import_mpi())
+    ranks = MpiCommunicator(mpi_library.import_mpi())
     rank_process.report(mpi_environment.TOGETHER)
     return ranks
 
@@ -46,7 +52,7 @@ def _leave():
     if mpi_communicator.cache_info().currsize:
         ranks: Any = mpi_communicator()
         atexit.unregister(ranks.end)
-        ranks.__class__ = Alone  # for each function that refers to it
+        ranks.__class__ = Communicator  # for each function that refers to it
         ranks.__init__()
         mpi_communicator.cache_clear()
     mpi_library.leave()
@@ -71,26 +77,15 @@ def _end_apart():
             or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() \
             or mpi.COMM_WORLD.size != mpi_environment.size():
         return
-    if failed_unseen():
-        rank_process.show_output()
-        rank_process.abort(1)
+    _end_after_error()
     MpiCommunicator(mpi, is_ending=True).end()
 
 
-def failed_unseen() -> bool:
-    """Return whether a rank ends by an error that a hook of the script's own has shown."""
-    return getattr(sys, 'last_type', None) is not None
-
-
-def import_mpi() -> Any:
-    """Return mpi4py's MPI, initialised; raise an MgpuError if it, or MPI, is missing, or does not find the ranks."""
-    try:
-        mpi = mpi_library.started()
-    except (ImportError, RuntimeError) as error:
-        raise MgpuError(mpi_library.missing(error)) from error
-    if mpi.COMM_WORLD.size != mpi_environment.size():
-        raise MgpuError(mpi_library.mismatch(mpi.Get_library_version(), mpi.COMM_WORLD.size))
-    return mpi
+def _end_after_error():
+    """End all ranks if this one ends by an error that a hook of the script's own has shown."""
+    if getattr(sys, 'last_type', None) is not None:
+        rank_process.show_output()
+        rank_process.abort(1)
 
 
 class SingleThreadGuard:
@@ -182,7 +177,7 @@ class MpiCommunicator(Communicator):
                     reported = waited
                     self._tell_who_is_missing(activity, waited, limit * (PATIENT if activity[0] in SLOW else 1))
         except BaseException as error:
-            self.lose(self.lost or str(error) or type(error).__name__)
+            self.lost = self.lost or str(error) or type(error).__name__
             raise
 
     def _tell_who_is_missing(self, activity, waited, limit):
@@ -196,7 +191,7 @@ class MpiCommunicator(Communicator):
             rank_process.say(text + ', and goes on waiting')
             return
         text += ', which did not come'
-        self.lose(text)
+        self.lost = text
         raise unanswered(text)
 
     def _raise_difference(self):
@@ -235,7 +230,7 @@ class MpiCommunicator(Communicator):
 
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         for array in arrays:
-            total = _summable(array)
+            total = array.astype('float32') if array.dtype == 'float16' else array  # MPI has no float16
             with self._watchdog((ADD,)):
                 self._comm.Allreduce(self._mpi.IN_PLACE, total)
             if total is not array:
@@ -252,7 +247,8 @@ class MpiCommunicator(Communicator):
         # MPI counts no more than 2**31 of a type.
         row = self._mpi.BYTE.Create_contiguous(out[:1].nbytes).Commit()
         with self._watchdog(self._activity):
-            self._comm.Allgatherv([_bytes_of(rows), lengths[self.rank], row], [_bytes_of(out), lengths, None, row])
+            self._comm.Allgatherv([rows.reshape(-1).view('uint8'), lengths[self.rank], row],
+                                  [out.reshape(-1).view('uint8'), lengths, None, row])
         row.Free()
 
     def all_gather_owned(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> list[np.ndarray | None]:
@@ -281,7 +277,7 @@ class MpiCommunicator(Communicator):
     def broadcast(self, arrays: Sequence[np.ndarray], root: int = 0) -> None:
         with self._watchdog(self._activity):
             for array in arrays:
-                flat = _bytes_of(array)
+                flat = array.reshape(-1).view('uint8')
                 for start in range(0, flat.size, LONGEST):
                     self._comm.Bcast([flat[start:start + LONGEST], self._mpi.BYTE], root)
 
@@ -299,9 +295,7 @@ class MpiCommunicator(Communicator):
         """Leave the job when the script ends; ranks that have not ended learn of it, and so does this one."""
         if sys.exc_info()[0] is not None:
             return
-        if failed_unseen():
-            rank_process.show_output()
-            rank_process.abort(1)
+        _end_after_error()
         try:
             if not self.lost:
                 self.handshake((END,))
@@ -329,16 +323,6 @@ def _sum(own, received):
     return received[0]
 
 
-def _bytes_of(array):
-    """Return the bytes of a contiguous array, as a one-dimensional view."""
-    return array.reshape(-1).view('uint8') if array.size else np.empty(0, 'uint8')
-
-
 def _integers_of(array):
     """Return the memory of a contiguous array as integers: MPI has no float16, and counts no more than 2**31 bytes."""
     return array.reshape(-1).view('int%d' % (8 * min(array.itemsize, 8)))
-
-
-def _summable(array):
-    """Return the array, or a copy of a dtype that MPI can add: it has no float16."""
-    return array.astype('float32') if array.dtype == 'float16' else array

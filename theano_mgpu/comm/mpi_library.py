@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import MgpuError
 from ..utils import mpi_environment
+from ..utils.attributes import temporarily
 from ..utils.mpi_environment import HYDRA, MPI_OF_SRUN, MPIRUN, SRUN, Launcher
 from . import joining
 
@@ -87,17 +88,17 @@ def type_for_srun(library: str, offered: str) -> str | None:
     return 'pmi2' if not is_open_mpi or 'MCA pmix: s2 (' in components(shutil.which('mpirun') or '') else None
 
 
-def started() -> Any:
-    """Return mpi4py's MPI, initialised. An ImportError or RuntimeError says that it or its library is missing.
+def import_mpi() -> Any:
+    """Return mpi4py's MPI, initialised; raise an MgpuError if it, or its library, is missing, or cannot find the ranks.
 
-    Raises an MgpuError if it cannot find the other ranks, where most libraries would end the process.
+    Most libraries would end the process where they cannot find the other ranks.
     """
-    rc = importlib.import_module('mpi4py').rc
-    settings, rc.initialize, rc.finalize = (rc.initialize, rc.finalize), False, False
     try:
-        mpi = importlib.import_module('mpi4py.MPI')
-    finally:
-        rc.initialize, rc.finalize = settings
+        rc = importlib.import_module('mpi4py').rc
+        with temporarily(rc, 'initialize', False), temporarily(rc, 'finalize', False):
+            mpi = importlib.import_module('mpi4py.MPI')
+    except (ImportError, RuntimeError) as error:
+        raise MgpuError(missing(error)) from error
     if not mpi.Is_initialized():
         library = mpi.Get_library_version()
         if not can_find_ranks(library):
@@ -106,6 +107,8 @@ def started() -> Any:
         # mpi4py would end it in each fork of this process, too.
         atexit.register(lambda: mpi_environment.started_by_rank() or mpi.Is_finalized() or mpi.Finalize())
     mpi_environment.leave_ranks_to_this_process()
+    if mpi.COMM_WORLD.size != mpi_environment.size():
+        raise MgpuError(mismatch(mpi.Get_library_version(), mpi.COMM_WORLD.size))
     return mpi
 
 

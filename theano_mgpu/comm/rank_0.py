@@ -18,7 +18,7 @@ def on_rank_0(ranks: Communicator, act: Callable[[], Any]) -> Any:
 
     The other ranks wait for it, and every rank has to make the call. `act` exchanges nothing with other ranks.
     """
-    ranks.divided.consolidate()
+    ranks.consolidate()
     with failing_together(ranks):
         return broadcast_object(ranks, act() if ranks.rank == 0 else None)
 
@@ -32,7 +32,17 @@ def done_by_rank_0(ranks: Communicator, deed: str, act: Callable[[], Any]) -> An
     if ranks.size == 1:
         return act()
     if ranks.rank == 0:
-        return _act_and_post(ranks, deed, act)
+        result = package = None
+        try:
+            result = act()
+            return result
+        except BaseException as error:
+            package = packed(error)
+            known_to_all(error)
+            raise
+        finally:
+            for rank in range(1, ranks.size):
+                ranks.mailbox.post(rank, (deed, ranks.n_handshakes, result, package), DONE)
     for waited in poll(lambda: False):
         # Rank 0's messages come in the order in which it sent them: once it is at the next handshake, a message that it
         # has not posted before will not come.
@@ -54,20 +64,5 @@ def done_by_rank_0(ranks: Communicator, deed: str, act: Callable[[], Any]) -> An
 
 def write_on_rank_0(ranks: Communicator, path: str, write: Callable[[], Any]) -> None:
     """Write a file, of an absolute path, on rank 0, see `done_by_rank_0`; another rank goes on once it is written."""
-    ranks.divided.consolidate()
+    ranks.consolidate()
     done_by_rank_0(ranks, 'write ' + path, write)
-
-
-def _act_and_post(ranks, deed, act):
-    """Act on rank 0, and send the other ranks the result, or the error."""
-    outcome = None, None
-    try:
-        outcome = act(), None
-        return outcome[0]
-    except BaseException as error:
-        outcome = None, packed(error)
-        known_to_all(error)
-        raise
-    finally:
-        for rank in range(1, ranks.size):
-            ranks.mailbox.post(rank, (deed, ranks.n_handshakes, *outcome), DONE)

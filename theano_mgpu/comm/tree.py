@@ -39,8 +39,8 @@ class Tree(NamedTuple):
         """Return the number of the first shard of a rank."""
         return sum(self.counts[:rank])
 
-    def merge(self, nodes: list[Node], node: Node, add: Add) -> None:
-        """Put a node after others, and add those that belong together.
+    def merge(self, nodes: list[Node], node: Node, add: Add) -> int:
+        """Put a node after others, and add those that belong together; return how many of the others it was added to.
 
         The nodes are neighbours, from left to right, which this method has put together; `node` is their right one.
         ``add(values, level, place)`` returns the sum of values, as `folded`, for the node at a place of a level. A node
@@ -56,6 +56,7 @@ class Tree(NamedTuple):
             chain.insert(0, nodes.pop().value)
             level, place = level + 1, place // 2
         nodes.append(Node(level, place, add(chain, level, place) if len(chain) > 1 else value))
+        return len(chain) - 1
 
     def merged(self, nodes: Sequence[Node], add: Add) -> list[Node]:
         """Return what nodes come to, from left to right; all shards come to one node."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
@@ -12,8 +13,8 @@ from theano.tensor.blas import ldflags
 
 from ..utils import native
 from ..utils.pointers import pointers_to
-from . import host_reduce
-from .tree import Node, Tree
+from .host_sum import threads
+from .tree import Node, Tree, folded
 
 SOURCE = Path(__file__).with_name('tree_products.cpp')
 SMALL = 1 << 15  # elements of a product that is not worth being kept for later
@@ -55,34 +56,19 @@ def add_products(tree: Tree, products: Sequence[tuple[int, Product]], sums: Sequ
     """
     library = compiled(theano.config.cxx)
     if library is None:
-        nodes = tree.merged([Node(0, number, product.computed()) for number, product in products], _add)
+        nodes = tree.merged([Node(0, number, product.computed()) for number, product in products],
+                            lambda values, level, place: folded(values, operator.add))
         for node, out in zip(nodes, sums):
             out[...] = node.value
         return
     every_left, every_right = ([np.ascontiguousarray(each[i]) for _, each in products] for i in (0, 1))
-    n = len(products)
-    samples, additions = (ctypes.c_int * n)(*map(len, every_left)), (ctypes.c_int * n)(*_additions(tree, products))
+    n, nodes = len(products), []
+    additions = [tree.merge(nodes, Node(0, number, None), lambda *_: None) for number, _ in products]
     function = getattr(library, 'add_%s' % sums[0].dtype)
-    threads = max(1, min(host_reduce.threads(), int(np.prod(sums[0].shape)) // SHARE))
-    function(threads, n, pointers_to(every_left), pointers_to(every_right), samples, additions, *sums[0].shape,
-             len(sums), pointers_to(sums))
-
-
-def _add(values: list[Any], level: int, place: int) -> np.ndarray:
-    return functools.reduce(lambda total, other: other + total, reversed(values))
-
-
-def _additions(tree, products):
-    """Return after each product the number of additions that follow."""
-    additions: list[int] = []
-
-    def note(values: list[Any], level: int, place: int) -> None:
-        additions[-1] = len(values) - 1
-    nodes: list[Node] = []
-    for number, _ in products:
-        additions.append(0)
-        tree.merge(nodes, Node(0, number, None), note)
-    return additions
+    integers = ctypes.c_int * n
+    n_threads = max(1, min(threads(), int(np.prod(sums[0].shape)) // SHARE))
+    function(n_threads, n, pointers_to(every_left), pointers_to(every_right), integers(*map(len, every_left)),
+             integers(*additions), *sums[0].shape, len(sums), pointers_to(sums))
 
 
 @functools.lru_cache(maxsize=None)

@@ -5,33 +5,29 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping
+from typing import Any, Callable, Dict, Iterator, List, Mapping
 
-_after: Dict[str, List[Callable[[Any], Any]]] = {}  # name of a module -> functions that are called with it
-_during: Dict[str, List[Callable[[], ContextManager[None]]]] = {}
-_before: Dict[str, List[Callable[[], Any]]] = {}
-_refused: Dict[str, str] = {}                       # name of a module -> the message of its ImportError
-
-
-def after_import(name: str, function: Callable[[Any], Any]) -> None:
-    """Call ``function(module)`` each time that a module is executed; at once if it is imported already."""
-    if name in sys.modules:
-        function(sys.modules[name])
-    else:
-        _after.setdefault(name, []).append(function)
+# Functions by the name of a module, for each side of its import.
+_hooks: Dict[str, Dict[str, List[Callable[..., Any]]]] = {'before': {}, 'during': {}, 'after': {}}
+_refused: Dict[str, str] = {}  # name of a module -> the message of its ImportError
 
 
-def before_import(name: str, function: Callable[[], Any]) -> None:
-    """Call ``function()`` once, before a module is imported; at once if its import has begun."""
-    if name in sys.modules:
+def at_import(side: str, name: str, function: Callable[..., Any]) -> None:
+    """Call a function when a module is imported.
+
+    Parameters
+    ----------
+    side : str
+        before: ``function()`` is called once, before the import; at once if that has begun.
+        during: each execution is wrapped in the context manager that ``function()`` returns.
+        after: ``function(module)`` is called after each execution; at once if the module is imported already.
+    """
+    if side == 'during' or name not in sys.modules:
+        _hooks[side].setdefault(name, []).append(function)
+    elif side == 'before':
         function()
     else:
-        _before.setdefault(name, []).append(function)
-
-
-def during_import(name: str, function: Callable[[], ContextManager[None]]) -> None:
-    """Wrap each execution of a module in the context manager that ``function()`` returns."""
-    _during.setdefault(name, []).append(function)
+        function(sys.modules[name])
 
 
 @contextlib.contextmanager
@@ -66,9 +62,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name in _refused:
             raise ImportError(_refused[name], name=name)
-        for function in _before.pop(name, ()):
+        for function in _hooks['before'].pop(name, ()):
             function()
-        if name not in _after and name not in _during:
+        if name not in _hooks['during'] and name not in _hooks['after']:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -76,10 +72,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module):
                 with contextlib.ExitStack() as entered:
-                    for function in _during.get(name, ()):
+                    for function in _hooks['during'].get(name, ()):
                         entered.enter_context(function())
                     execute(module)
-                for function in _after.get(name, ()):
+                for function in _hooks['after'].get(name, ()):
                     function(module)
             spec.loader.exec_module = exec_module
         return spec

@@ -19,11 +19,6 @@ class AtImport(NamedTuple):
     def __str__(self) -> str:
         return '%s import of %s' % (self.side, ', '.join(self.modules))
 
-    def hook(self, function: Callable[..., Any]) -> None:
-        """Have a function called by the imports."""
-        for module in self.modules:
-            getattr(import_hooks, self.side + '_import')(module, function)
-
 
 def before(*modules: str) -> AtImport:
     """Return the time before one of some modules is imported: ``apply()`` is called once."""
@@ -56,7 +51,7 @@ class Patch(NamedTuple):
     symptom: str                # the behaviour without the patch
     when: Union[str, AtImport]  # a time of this module, or one that the table's module defines
     apply: Callable[..., Any]
-    test: str                   # a test that fails without the patch
+    test: str                   # the name of a test that fails without the patch
 
     def is_needed(self) -> bool:
         """Return whether the installed library may need the patch."""
@@ -74,7 +69,8 @@ def apply(table: Sequence[Patch], when: Union[str, Type[AtImport]], *arguments: 
             if patch in _applied or not patch.is_needed() or when not in (patch.when, type(patch.when)):
                 continue
             if isinstance(patch.when, AtImport):
-                patch.when.hook(patch.apply)
+                for module in patch.when.modules:
+                    import_hooks.at_import(patch.when.side, module, patch.apply)
             else:
                 patch.apply(*arguments)
             if not again:

@@ -67,11 +67,9 @@ def _source_of_reversed(sequence: Variable, n_steps: Variable) -> tuple[Variable
     base, index = _sliced(sequence)
     if base is None or index.start is not None or index.step is not None or not _is_same_scalar(index.stop, n_steps):
         return None, 0, 0
+    base, after, before = _cut(base)  # x[::-1][:-1]
     base, index = _sliced(base)
-    before = after = 0
-    if base is not None and _is_cut(index):  # x[::-1][:-1]
-        (before, after), (base, index) = _ends(index)[::-1], _sliced(base)
-    if base is None or index != REVERSED:
+    if index != REVERSED:
         return None, 0, 0
     source, first, last = _source_of_cut(base)
     return source, before + first, after + last
@@ -79,9 +77,17 @@ def _source_of_reversed(sequence: Variable, n_steps: Variable) -> tuple[Variable
 
 def _source_of_cut(x: Variable) -> tuple[Variable, int, int]:
     """Return the output of a loop that a variable is a part of, and how many elements it leaves out; else itself."""
+    cut = _cut(x)
+    return cut if cut[0].owner is not None and isinstance(cut[0].owner.op, Scan) else (x, 0, 0)
+
+
+def _cut(x: Variable) -> tuple[Variable, int, int]:
+    """Return the source of a slice, and how many elements it leaves out at the beginning and the end; else itself."""
     source, index = _sliced(x)
-    if source is not None and _is_cut(index) and source.owner is not None and isinstance(source.owner.op, Scan):
-        return (source, *_ends(index))
+    if source is not None and index.step in (None, 1):
+        start, stop = 0 if index.start is None else index.start, index.stop
+        if isinstance(start, int) and start >= 0 and (stop is None or isinstance(stop, int) and stop < 0):
+            return source, start, -(stop or 0)
     return x, 0, 0
 
 
@@ -90,25 +96,9 @@ def _sliced(x: Variable) -> tuple[Any, Any]:
     if x.owner is not None and isinstance(x.owner.op, Subtensor) and len(x.owner.op.idx_list) == 1:
         index, = x.owner.op.get_constant_idx(x.owner.inputs, allow_partial=True)
         if isinstance(index, slice):
-            return x.owner.inputs[0], slice(*(int(each) if _is_number(each) else each
+            return x.owner.inputs[0], slice(*(each if each is None or isinstance(each, Variable) else int(each)
                                               for each in (index.start, index.stop, index.step)))
     return None, None
-
-
-def _is_number(x: Any) -> bool:
-    """Return whether an element of a slice is known."""
-    return x is not None and not isinstance(x, Variable)
-
-
-def _is_cut(index: slice) -> bool:
-    """Return whether a slice leaves out a number of elements at the beginning, and at the end."""
-    return index.step in (None, 1) and (index.start is None or _is_number(index.start) and index.start >= 0) and \
-        (index.stop is None or _is_number(index.stop) and index.stop < 0)
-
-
-def _ends(index: slice) -> tuple[int, int]:
-    """Return how many elements a slice leaves out at the beginning and at the end."""
-    return index.start or 0, -(index.stop or 0)
 
 
 def _is_same_scalar(x: Any, tensor_variable: Variable) -> bool:

@@ -17,15 +17,14 @@ def give_mrg_its_context() -> None:
     """Draw MRG random numbers on the context of their state; Theano 1.0.5 draws on the default context."""
     from theano.gpuarray.rng_mrg import GPUA_mrg_uniform
 
-    @classmethod  # type: ignore[misc]  # outside of a class
-    def new(cls, rstate, ndim, dtype, size):
+    @wrap(GPUA_mrg_uniform)
+    def new(original, rstate, ndim, dtype, size):
         from theano.gpuarray.type import GpuArrayType
         from theano.tensor import as_tensor_variable, get_vector_length
         size = as_tensor_variable(size)
         ndim = get_vector_length(size) if ndim is None else ndim
         output_type = GpuArrayType(dtype, (False,) * ndim, context_name=rstate.type.context_name)
-        return cls(output_type)(rstate, size)
-    GPUA_mrg_uniform.original_new, GPUA_mrg_uniform.new = GPUA_mrg_uniform.new, new
+        return GPUA_mrg_uniform(output_type)(rstate, size)
 
 
 def cast_conv_shapes() -> None:

@@ -15,6 +15,8 @@ LOOPING = '_c_all', 'c_code_cache_version_apply', 'c_compile_args'  # replaced m
 _SCALAR = re.compile(r'(dtype_(\w+))& (\2_i = \(\(\1\*\) PyArray_DATA\(\2\)\)\[0\];)')
 _LOOP = 'for(int i=0; i<n; i++){'
 POOLING = 'c_code', 'c_code_cache_version'  # replaced methods of MaxPoolGrad
+COLUMNS = 'c_support_code_apply', 'c_code_cache_version'  # replaced methods of BaseCorrMM
+_THEIR_COLUMNS = re.compile(r'// \(borrowed from Caffe:.*?(?=// Theano op code)', re.DOTALL)  # im2col and col2im
 FLOATS = {'float32', 'float64'}
 _WINDOW = '// go through the pooled region'
 _BRANCH = re.compile(r'if \(a == maximum\)\{\s*gx\[0\] = gx\[0\] \+ gz\[0\];\s*\}')
@@ -109,3 +111,20 @@ def _sums(axes, ndim, loop, types, arrays):
     if kept and axes == tuple(range(len(axes))):
         loop = 'if (!mgpu_sums::of_rows<%s>(%s)) {%s}' % (types, arrays, loop)
     return loop
+
+
+def move_rows_of_columns() -> None:
+    """Have convolutions copy rows between an image and the columns that they multiply; the results stay the same.
+
+    Theano decides for each element whether it lies within the image. In layers of 16 to 64 filters this takes half the
+    time of the convolution.
+    """
+    from theano.tensor.nnet.corr import BaseCorrMM
+    ours = Path(__file__).with_name('columns.h').read_text(encoding='utf-8')
+
+    @wrap(BaseCorrMM)
+    def c_support_code_apply(original, self, *args):  # clang has other words for vectors
+        return _THEIR_COLUMNS.sub(lambda theirs: '#ifdef __clang__\n%s\n#else\n%s\n#endif\n' % (theirs.group(), ours),
+                                  original(self, *args), 1)
+
+    mark_version(BaseCorrMM, lambda: ('rows of columns', 1))

@@ -9,7 +9,7 @@ def wrap(owner: Any, name: str | None = None) -> Callable[[Callable[..., Any]], 
     """Replace a function of a module, or a method of a class, by the decorated function.
 
     The decorated function is called with the original one, then with the arguments of the call. The original one is the
-    ``__wrapped__`` of the replacement.
+    ``__wrapped__`` of the replacement. In the place of a class method it does not get the class.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def wrap(owner: Any, name: str | None = None) -> Callable[[Callable[..., Any]], 
         @functools.wraps(original)
         def replacement(*args, **kwargs):
             return function(original, *args, **kwargs)
-        static = isinstance(vars(owner).get(attribute), staticmethod)
+        static = isinstance(vars(owner).get(attribute), (staticmethod, classmethod))
         setattr(owner, attribute, staticmethod(replacement) if static else replacement)
         return replacement
     return replace

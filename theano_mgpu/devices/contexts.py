@@ -6,13 +6,14 @@ import functools
 import io
 import itertools
 import os
-from typing import Any, List, Sequence, Set
+from typing import Any, Iterator, List, Sequence, Set
 
-from .. import config
+from ..compat import cuda_libraries
 from ..errors import ContextError
 from ..parsing import MOST_DEVICES
-from ..utils import mpi_environment, rank_process
-from . import discovery, occupancy, opening
+from ..utils import blas, mpi_environment, rank_process
+from ..utils.flags import flag, own_flag
+from . import discovery, leases, opening
 from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
 from .cuda_driver import load_driver
 
@@ -20,11 +21,14 @@ _active: List[Context] = []   # the contexts over which functions of this proces
 _host: List[Context] = []     # the contexts of all processes of the job on this host
 _borrowed: Set[str] = set()   # names of further contexts that are in use
 _opened_in: List[int] = []    # the number of the process that opened a GPU, if one is open
+ON_CPU = Context('host', 'cpu', 'cpu')
+TO_USE_GPUS = ('start processes with multiprocessing.set_start_method("spawn"), or fork before the first function over '
+               'contexts is made')
 
 
 def flagged() -> str:
     """Return the context map of THEANO_FLAGS or .theanorc; the empty string where they have none."""
-    return config.flag('contexts', '').strip()
+    return flag('contexts', '').strip()
 
 
 def configured() -> list[Context]:
@@ -45,7 +49,8 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     Returns
     -------
     list of Context
-        In a process that mpirun started, its share of them: see `share`.
+        In a process that mpirun started, its share of them: see `share`. In a process that a script of
+        ``theano-mgpu run`` has started, one of them: see `lease`.
 
     Raises
     ------
@@ -58,16 +63,80 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     >>> init('dev0->cpu')
     [Context(name='dev0', device='cpu', kind='cpu')]
     """
+    if contexts is None:
+        contexts = leases.options().get('gpus')  # of theano-mgpu run
+    if leases.is_child():
+        return _use(*_one_of(contexts))
     chosen = choose_contexts(contexts)
-    own = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size()) \
-        if mpi_environment.trains_together() else chosen
+    return _use(chosen, share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
+                if mpi_environment.trains_together() else chosen)
+
+
+def _use(chosen, own):
     for context in own:
         _open(context)
     _host[:], _active[:] = chosen, own
-    on_gpus = [context for context in own if context.kind != 'cpu']
-    if on_gpus:
-        occupancy.announce((context.name, card_of(context)) for context in on_gpus)
+    leases.announce(leases.held(own))
     return list(own)
+
+
+def _one_of(contexts, wait=False):
+    """Return the contexts that a process may take, and a list of the one that it takes.
+
+    A fork that cannot use GPUs computes on the CPU.
+    """
+    blas.share_cores()
+    if is_fork():
+        taken = [leases.take([ON_CPU])]
+        if leases.is_first():
+            rank_process.note('processes that are forked from process %d compute on the CPU, since it has used a GPU '
+                              'before: %s' % (_opened_in[0], TO_USE_GPUS))
+        return taken, taken
+    from theano.gpuarray.type import list_contexts
+    chosen = choose_contexts(contexts)
+    if mpi_environment.started_by_rank():
+        chosen = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
+    return chosen, [leases.take(chosen, list_contexts(), wait)]
+
+
+@contextlib.contextmanager
+def lease(wait: bool = False) -> Iterator[Context]:
+    """Have this process compute on one device in the ``with`` block: the one that the fewest processes have.
+
+    Processes of this user on this host count if they have opened the device by this package, and others if NVML tells
+    of them. The kernel frees the device when the process ends, however it ends. A process that a script of
+    ``theano-mgpu run`` has started has such a device in any case, until it ends.
+
+    Parameters
+    ----------
+    wait : bool
+        Whether to wait until a device is free.
+
+    Yields
+    ------
+    Context
+        `contexts` is a list of it alone in the block.
+
+    Raises
+    ------
+    ContextError
+        As for `init`.
+
+    Examples
+    --------
+    >>> with lease() as context:
+    ...     contexts() == [context]
+    True
+    """
+    if leases.is_child():
+        yield contexts()[0]
+        return
+    before = list(_host), list(_active)
+    _use(*_one_of(None, wait))
+    try:
+        yield _active[0]
+    finally:
+        _use(*before)
 
 
 def share(contexts: list[Context], rank: int, size: int) -> list[Context]:
@@ -81,7 +150,7 @@ def share(contexts: list[Context], rank: int, size: int) -> list[Context]:
     >>> describe(share(four, 1, 2)), describe(share(four, 5, 8))
     ('c->cuda2;d->cuda3', 'b->cuda1')
     """
-    n, per_process = len(contexts), config.own_flag('mgpu.gpus_per_process')
+    n, per_process = len(contexts), own_flag('mgpu.gpus_per_process')
     if per_process > n:
         raise ContextError('%d contexts for each process were asked for; this host has %d: %s. Lower '
                            'mgpu.gpus_per_process (launch --gpus-per-process), or map more'
@@ -241,13 +310,23 @@ def is_fork() -> bool:
     return bool(_opened_in) and _opened_in[0] != os.getpid()
 
 
+def _begin_fork():
+    """Have a fork choose its own device, if it takes one, and know whether its parent has used CUDA."""
+    if leases.is_child():
+        _active.clear()
+    if not _opened_in and cuda_libraries.survey.cache_info().currsize and cuda_libraries.survey().capabilities:
+        _opened_in[:] = [os.getppid()]
+
+
+os.register_at_fork(after_in_child=_begin_fork)
+
+
 def check_process() -> None:
     """Raise a ContextError where `is_fork` holds: the driver would fail, or hang."""
     if is_fork():
         raise ContextError('process %d was forked from process %d, which had opened %s: neither CUDA nor OpenCL can be '
-                           'used in the fork. Start processes with multiprocessing.get_context("spawn"), or fork '
-                           'before the first function over contexts is made'
-                           % (os.getpid(), _opened_in[0], describe(_host) or 'a GPU'))
+                           'used in the fork: %s'
+                           % (os.getpid(), _opened_in[0], describe(_host) or 'a GPU', TO_USE_GPUS))
 
 
 def is_lost(context: Context) -> bool:
@@ -260,11 +339,7 @@ def is_lost(context: Context) -> bool:
         return True
 
 
-def alike(one: Context, other: Context) -> bool:
-    """Return whether the devices of two contexts are of one type, so that a graph optimised for one suits the other."""
-    return type_name(one) == type_name(other)
-
-
 def type_name(context: Context) -> str:
-    """Return the name of the type of a context's device."""
+    """Return the name of the type of a context's device; a graph that is optimised for one suits another of this type.
+    """
     return context.kind if context.kind == 'cpu' else '%s %s' % (context.kind, gpu_context(context).devname)

@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     here: Any
 
 
-class Copies:
+class HostCopies:
     """Copies in the order of a device's computations: the host waits for each block before the next one is read."""
 
     is_beside = False
@@ -67,7 +67,7 @@ class Copies:
         self._blocks = []
 
 
-class CopiesBeside(Copies):
+class CopiesBeside(HostCopies):
     """Copies of a CUDA device on two streams, which libgpuarray does not know.
 
     It uses freed memory again in the order of its own stream. So an array that is read has to live until it arrives,
@@ -76,14 +76,14 @@ class CopiesBeside(Copies):
 
     is_beside = True
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, n_blocks: int) -> None:
         super().__init__()
         self._context, (self._out, self._in) = context, _streams(context)
         self._computes = stream_of(gpu_context(context))
         with _current(context):
-            self._event = _made('cuEventCreate', UNTIMED)
-        self._events: list[Any] = []  # of the blocks
-        weakref.finalize(self, _destroy, context, self._event, self._events).atexit = False
+            events = [_made('cuEventCreate', UNTIMED) for _ in range(1 + n_blocks)]
+        self._event, *self._events = events  # the latter of the blocks
+        weakref.finalize(self, _destroy, context, events).atexit = False
 
     def follow(self) -> None:
         with _current(self._context) as call:
@@ -95,13 +95,11 @@ class CopiesBeside(Copies):
         self.follow()
         self._blocks = list(blocks)
         with _current(self._context) as call:
-            for number, block in enumerate(blocks):
+            for block, event in zip(blocks, self._events):
                 for array, start, here in block:
                     call('cuMemcpyDtoHAsync_v2', here.ctypes.data, array.gpudata + start * here.itemsize, here.nbytes,
                          self._out)
-                if number == len(self._events):
-                    self._events.append(_made('cuEventCreate', UNTIMED))
-                call('cuEventRecord', self._events[number], self._out)
+                call('cuEventRecord', event, self._out)
 
     def arrive(self, number: int) -> None:
         with _current(self._context) as call:
@@ -127,10 +125,10 @@ class CopiesBeside(Copies):
         super().drop()
 
 
-def copies_of(context: Context, n_blocks: int) -> Copies:
+def copies_of(context: Context, n_blocks: int) -> HostCopies:
     """Return new copies of a context: beside its computations, if it can and there are several blocks."""
     is_beside = context.kind == 'cuda' and n_blocks > 1 and theano.config.gpuarray.single_stream
-    return CopiesBeside(context) if is_beside else Copies()
+    return CopiesBeside(context, n_blocks) if is_beside else HostCopies()
 
 
 @functools.lru_cache(maxsize=None)
@@ -145,11 +143,11 @@ def _made(function, flag):
     return handle
 
 
-def _destroy(context, event, events):
+def _destroy(context, events):
     """Give events back to the driver, which frees each once its copies are done."""
     with _current(context) as call, contextlib.suppress(RuntimeError):
-        for each in [event, *events]:
-            call('cuEventDestroy_v2', each)
+        for event in events:
+            call('cuEventDestroy_v2', event)
 
 
 def _current(context):

@@ -57,9 +57,7 @@ class Driver:
     def primary_context(self, bus_id: str) -> int:
         """Return the address of the context of a device that libgpuarray, NCCL and others share."""
         context = ADDRESS()
-        code = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device_at(bus_id))
-        if code:
-            raise ExchangeError('%s: %s' % (bus_id, self.text_of(code)))
+        self.call('cuDevicePrimaryCtxRetain', ctypes.byref(context), self.device_at(bus_id))
         return context.value or 0
 
     @contextlib.contextmanager

@@ -12,6 +12,10 @@ from ..errors import ContextError, warn
 DEVICE_PATTERN = re.compile('cpu|cuda[0-9]{0,4}|opencl[0-9]{1,4}:[0-9]{1,4}')
 KINDS = ('cuda', 'opencl', 'cpu')
 LOADER = 'libOpenCL.so.1'
+INSTALL_PYGPU = ('on Debian 12 and Ubuntu 22.04, apt-get install python3-pygpu libgpuarray-dev, and a virtual '
+                 'environment that sees it: /usr/bin/python3 -m venv --system-site-packages .venv; with conda, for '
+                 'Python 3.8 to 3.10, conda install -c conda-forge pygpu=0.7.6; elsewhere, use an image of Debian 12 '
+                 'by Docker or podman (docs/guide/install.md)')
 # From cl.h.
 ALL_TYPES, DEVICE_TYPE = 0xFFFFFFFF, 0x1000
 OPENCL_TYPES = {2: 'CPU', 4: 'GPU', 8: 'accelerator'}
@@ -134,6 +138,17 @@ def nvml_status(name: str, bus_id: str) -> DeviceStatus | None:
                 memory = library.nvmlDeviceGetMemoryInfo(handle)
                 return DeviceStatus(name, memory.free, memory.total, library.nvmlDeviceGetUtilizationRates(handle).gpu)
     return None
+
+
+def nvml_load(bus_id: str) -> tuple[list[int], int]:
+    """Return the processes that compute on an NVIDIA device, and its free memory in bytes; none, and 0, if unknown."""
+    with nvml() as library:
+        if library is not None:
+            with contextlib.suppress(library.NVMLError):
+                handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
+                processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
+                return [each.pid for each in processes], library.nvmlDeviceGetMemoryInfo(handle).free
+    return [], 0
 
 
 @contextlib.contextmanager

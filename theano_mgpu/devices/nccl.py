@@ -19,12 +19,9 @@ from ..utils.pointers import pointers
 from .context_map import Context
 from .contexts import card_of, gpu_context, primary_context
 from .cuda_contexts import stream_of
-from .nccl_library import Nccl, load
+from .nccl_library import FUNCTIONS, Nccl, load
 
 SOURCE = Path(__file__).with_suffix('.cpp')
-FUNCTIONS = ('cuCtxPushCurrent_v2', 'cuCtxPopCurrent_v2', 'cuMemcpyDtoDAsync_v2', 'cuEventCreate', 'cuEventRecord',
-             'cuEventQuery', 'ncclGroupStart', 'ncclGroupEnd', 'ncclAllReduce', 'ncclReduce', 'ncclBroadcast',
-             'ncclSend', 'ncclRecv', 'ncclCommGetAsyncError', 'ncclCommAbort')  # as in nccl.cpp
 BROADCAST, MESSAGE, EVERY = -1, -2, -1                       # ops, and a root, as in nccl.cpp
 IDLE, UNDER_WAY, FAILED = range(3)                           # states, as in nccl.cpp
 BY_NCCL, BY_DEVICE, BY_TIMEOUT, BY_ANOTHER = range(4)        # failures, as in nccl.cpp
@@ -35,9 +32,8 @@ NOT_CUDA = 'not all replicas are on CUDA devices'
 REASONS = ('', 'mgpu.collectives=host', NOT_CUDA, 'two replicas are on one device',
            "NCCL is not installed: python -m pip install 'theano_mgpu[cuda12]'", 'gpuarray.single_stream=False',
            'CUDA_LAUNCH_BLOCKING=1', 'an exchange by NCCL has failed in this process')
-# By the host and the bus id of each device, of all ranks.
-_communicators: dict[Any, NcclCommunicator] = {}
-_refused: dict[Any, str] = {}                   # why they cannot be connected
+# By the host and the bus id of each device, of all ranks: a communicator, or why they cannot be connected.
+_cliques: dict[Any, NcclCommunicator | str] = {}
 _of_contexts: dict[Any, NcclCommunicator] = {}  # by the contexts of this process, and the number of ranks
 
 
@@ -162,7 +158,7 @@ def reason_against(contexts: Sequence[Context], flag: str) -> str:
     library = cuda_libraries.survey().libraries.get('libnccl.so')
     if not library or library.problem:
         return missing
-    return failed if any(each.has_failed for each in _communicators.values()) else ''
+    return failed if any(each.has_failed for each in _of_contexts.values()) else ''
 
 
 def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
@@ -176,20 +172,18 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
     if len(set(devices)) < len(devices):
         return 'two processes are on one device'
     key = tuple(devices)
-    if key in _refused:
-        return _refused[key]
-    if key not in _communicators:
+    if key not in _cliques:
         first = sum(len(own) for _, own in of_ranks[:ranks.rank])
         nccl, error = _outcome(lambda: load(cuda_libraries.survey().libraries['libnccl.so'].path))
         errors = all_gather_object(ranks, error)
         if not any(errors):
             comms, error = _connected(nccl, contexts, first, len(devices), ranks)
             errors = all_gather_object(ranks, error)
-        if any(errors):
-            _refused[key] = next(filter(None, errors))
-            return _refused[key]
-        _communicators[key] = NcclCommunicator(contexts, nccl, comms, first, len(devices))
-    _of_contexts[tuple(contexts), ranks.size] = _communicators[key]
+        _cliques[key] = next(filter(None, errors), '') or NcclCommunicator(contexts, nccl, comms, first, len(devices))
+    clique = _cliques[key]
+    if isinstance(clique, str):
+        return clique
+    _of_contexts[tuple(contexts), ranks.size] = clique
     return ''
 
 
@@ -201,14 +195,11 @@ def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicat
 def _connected(nccl, contexts, first, size, ranks):
     """Return NCCL's communicators, and the text of an error."""
     primary = list(map(primary_context, contexts))
-    if ranks.size == 1:
-        devices = [nccl.driver.device_at(card_of(context)) for context in contexts]
-        return _within_timeout(lambda: nccl.connect(devices, primary))
-    unique_id, error = _outcome(nccl.unique_id) if ranks.rank == 0 else (None, '')
-    unique_id, error = broadcast_object(ranks, (unique_id, error))
+    made = _outcome(lambda: nccl.unique_id(primary[0])) if ranks.rank == 0 else None
+    unique_id, error = broadcast_object(ranks, made)
     if error:
         return [], error
-    return _within_timeout(lambda: nccl.connect_ranks(primary, first, size, unique_id))
+    return _within_timeout(lambda: nccl.connect(primary, first, size, unique_id))
 
 
 def _within_timeout(work: Callable[[], Any]) -> tuple[Any, str]:

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 from ..compat.cuda_libraries.search import address
 from ..compat.cuda_libraries.versions import dotted, nccl_version
 from ..errors import ExchangeError
-from .cuda_driver import ADDRESS, INTEGER, SIZE, Driver, declared, load_driver
+from .cuda_driver import ADDRESS, INTEGER, Driver, declared, load_driver
 
 # The types of nccl.h that NCCL adds as NumPy does. It adds float16 with less precision.
 DTYPES = {'int8': 0, 'uint8': 1, 'int32': 2, 'uint32': 3, 'int64': 4, 'uint64': 5, 'float32': 7, 'float64': 8}
@@ -22,16 +22,14 @@ class UniqueId(ctypes.Structure):
     _fields_ = [('internal', ctypes.c_char * 128)]
 
 
-# The arguments of each function that is called here, or from nccl.cpp.
-OF_NCCL: dict[str, list[Any]] = {
+# The functions of NCCL and of the driver that nccl.cpp calls, in its order.
+FUNCTIONS = ('cuCtxPushCurrent_v2', 'cuCtxPopCurrent_v2', 'cuMemcpyDtoDAsync_v2', 'cuEventCreate', 'cuEventRecord',
+             'cuEventQuery', 'ncclGroupStart', 'ncclGroupEnd', 'ncclAllReduce', 'ncclReduce', 'ncclBroadcast',
+             'ncclSend', 'ncclRecv', 'ncclCommGetAsyncError', 'ncclCommAbort')
+OF_NCCL: dict[str, list[Any]] = {  # the arguments of each function that is called here
     'ncclGetVersion': [ADDRESS], 'ncclGetUniqueId': [ADDRESS],
-    'ncclCommInitAll': [ADDRESS, INTEGER, ADDRESS], 'ncclCommInitRank': [ADDRESS, INTEGER, UniqueId, INTEGER],
-    'ncclCommAbort': [ADDRESS], 'ncclCommGetAsyncError': [ADDRESS, ADDRESS], 'ncclGroupStart': [], 'ncclGroupEnd': [],
-    'ncclAllReduce': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
-    'ncclReduce': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, INTEGER, ADDRESS, ADDRESS],
-    'ncclBroadcast': [ADDRESS, ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
-    'ncclSend': [ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
-    'ncclRecv': [ADDRESS, SIZE, INTEGER, INTEGER, ADDRESS, ADDRESS],
+    'ncclCommInitRank': [ADDRESS, INTEGER, UniqueId, INTEGER],
+    **{name: [] for name in FUNCTIONS if name.startswith('nccl')},
 }
 
 
@@ -62,22 +60,15 @@ class Nccl:
             texts.append(self._nccl.ncclGetLastError(None))
         return 'error %d, %s' % (code, ': '.join(text.decode(errors='replace').strip() for text in texts if text))
 
-    def unique_id(self) -> bytes:
+    def unique_id(self, context: int) -> bytes:
         """Return the identity of a new clique."""
         unique = UniqueId()
-        self._check('ncclGetUniqueId', self._nccl.ncclGetUniqueId(ctypes.byref(unique)))
+        with self.driver.current(context):
+            self._check('ncclGetUniqueId', self._nccl.ncclGetUniqueId(ctypes.byref(unique)))
         return bytes(unique)
 
-    def connect(self, devices: Sequence[int], contexts: Sequence[int]) -> list[int]:
-        """Return a communicator for each device of a clique in this process, by their numbers and primary contexts."""
-        comms = (ADDRESS * len(devices))()
-        with self.driver.current(contexts[0]):
-            code = self._nccl.ncclCommInitAll(comms, len(devices), (INTEGER * len(devices))(*devices))
-        self._check('ncclCommInitAll', code)
-        return list(comms)
-
-    def connect_ranks(self, contexts: Sequence[int], first: int, size: int, unique_id: bytes) -> list[int]:
-        """Return a communicator for each device of this process in a clique of several; wait for all of them.
+    def connect(self, contexts: Sequence[int], first: int, size: int, unique_id: bytes) -> list[int]:
+        """Return a communicator for each device of this process, by primary contexts; wait for all of the clique.
 
         `first` is the place of the first device among the `size` devices of all processes, whose `unique_id` is the
         same.

@@ -6,7 +6,7 @@ import os
 from .. import compat
 from ..compat import cuda_libraries, patch
 from ..errors import ContextError
-from . import discovery, host_memory, pygpu_package
+from . import discovery, host_memory
 from .context_map import Context, describe
 from .patches import EACH_GPU, PATCHES
 
@@ -33,7 +33,7 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
     if theano.gpuarray.pygpu is None:
         raise ContextError('context %s: pygpu, which opens GPUs for Theano, cannot be imported. Map to cpu, e.g. '
                            'contexts=%s->cpu, or install pygpu: %s'
-                           % (describe([context]), context.name, pygpu_package.how_to_install()))
+                           % (describe([context]), context.name, discovery.INSTALL_PYGPU))
     if context.kind == 'cuda':
         cuda_libraries.require(context.device)
     # Theano registers a name only for a device string that it has not seen: without this pop, the

@@ -108,15 +108,7 @@ def own_copy(variable: Any, value: Any) -> Any:
     return np.array(fetch(value)) if is_tensor else copy.deepcopy(value)
 
 
-def fetch(value: Any, out: np.ndarray | None = None) -> Any:
-    """Return an array on the host: a device's array is read into `out` (C-contiguous) if given.
-
-    A host array, and a value of another type, such as a sparse matrix, is returned as it is.
+def fetch(value: Any) -> Any:
+    """Return an array on the host; one that is there, and a value of another type, such as a sparse matrix, as it is.
     """
-    if out is None:
-        return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, 'sync') else value
-    if isinstance(value, np.ndarray) or not value.flags.c_contiguous:
-        out[...] = np.asarray(value)
-    else:
-        value.read(out)
-    return out
+    return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, 'sync') else value

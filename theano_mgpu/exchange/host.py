@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
@@ -305,15 +306,10 @@ def _runs(layout: Layout, numbers: Collection[int]) -> list[list[int]]:
     >>> _runs(Layout(like), [0, 1, 2]), _runs(Layout(like), [0, 3])
     ([[0, 2], [1]], [[0], [3]])
     """
-    runs: list[list[int]] = []
-    last: dict[Any, int] = {}  # the neighbour before, by dtype
-    of: dict[Any, list[int]] = {}
-    for i, (dtype, *_) in layout.places.items():
-        if i in numbers:
-            if dtype in of and of[dtype][-1] == last[dtype]:
-                of[dtype].append(i)
-            else:
-                of[dtype] = [i]
-                runs.append(of[dtype])
-        last[dtype] = i
+    runs = []
+    for dtype in layout.sizes:
+        neighbours = [i for i, place in layout.places.items() if place[0] == dtype]
+        for is_wanted, run in itertools.groupby(neighbours, numbers.__contains__):
+            if is_wanted:
+                runs.append(list(run))
     return runs

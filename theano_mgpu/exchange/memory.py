@@ -8,7 +8,7 @@ import numpy as np
 from ..comm.tree import add_arrays, folded
 from ..devices import page_locked
 from ..devices.context_map import Context
-from ..devices.copies import Copies, Piece, copies_of
+from ..devices.copies import HostCopies, Piece, copies_of
 from ..devices.transfers import DeviceMemory
 from .layout import Block, Flat, Layout
 
@@ -141,7 +141,7 @@ class Memories(dict):
         """Return a new fetcher from a context."""
         return FetcherOnHost(here) if context.kind == 'cpu' else Fetcher(context, layout, blocks, here)
 
-    def copies(self, context: Context, n_blocks: int) -> Copies:
+    def copies(self, context: Context, n_blocks: int) -> HostCopies:
         """Return new copies to a context."""
         return copies_of(context, n_blocks)
 

@@ -1,23 +1,19 @@
 """Theano graphs: their variables, and their copies on the host."""
 from __future__ import annotations
 
-import logging
 import re
-import zlib
 from typing import Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
-from theano.gof.graph import ancestors
+from theano.gof.graph import ancestors, io_toposort
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, host_from_gpu
 from theano.gpuarray.type import GpuArrayType, gpu_supported
 from theano.tensor.sharedvar import TensorSharedVariable
 
 from ..errors import GraphError
+from ..utils import values
 from .rewrites import substitute, without_default_device
-
-_logger = logging.getLogger('theano_mgpu')
-
 
 
 def shared_variables(outputs: Sequence[theano.Variable]) -> list[SharedVariable]:
@@ -63,26 +59,14 @@ def checksum(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variabl
     int
         The same in each process that builds the same graph.
     """
-    numbers = {variable: i for i, variable in enumerate(list(inputs) + list(shared))}
-    lines = [str(variable.type) for variable in inputs] + [_signature(variable) for variable in shared]
-    for node in theano.gof.graph.io_toposort(list(inputs), list(outputs)):
-        for variable in node.inputs + node.outputs:
-            if variable not in numbers:
-                numbers[variable] = len(numbers)
-                lines.append(_signature(variable))
-        # An op without a text of its own shows its address.
-        lines.append('%s %s' % (re.sub('0x[0-9a-f]+', '', str(node.op)), [numbers[v] for v in node.inputs]))
-    lines.append(str([numbers.get(output) for output in outputs]))
-    return zlib.crc32('\n'.join(lines).encode())
-
-
-def _signature(variable):
-    text = str(variable.type)
-    if isinstance(variable, theano.Constant):
-        return text + repr(getattr(variable.data, 'tolist', lambda: variable.data)())
-    if isinstance(variable, SharedVariable):
-        return text + str(getattr(variable.container.storage[0], 'shape', ''))
-    return text
+    nodes = io_toposort(list(inputs), list(outputs))
+    variables = [*inputs, *shared, *[v for node in nodes for v in node.inputs + node.outputs]]
+    numbers = {variable: i for i, variable in enumerate(dict.fromkeys(variables))}
+    types, constants = [str(v.type) for v in numbers], [getattr(v, 'data', None) for v in numbers]
+    shapes = [getattr(each, 'shape', None) for each in constants + [v.container.storage[0] for v in shared]]
+    # An op without a text of its own shows its address.
+    ops = [[re.sub('0x[0-9a-f]+', '', str(node.op)), [numbers[v] for v in node.inputs]] for node in nodes]
+    return values.checksum([types, constants, shapes, ops, [numbers.get(output) for output in outputs]])
 
 
 def listing(shared: Sequence[SharedVariable], at_most: int = 8) -> str:

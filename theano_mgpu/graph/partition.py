@@ -10,9 +10,9 @@ from theano.ifelse import IfElse
 from theano.tensor.basic import AllocEmpty
 from theano.tensor.nnet import bn
 
-from .analysis import CONSTANT, FREE, PARTIAL, ROWS, SAME, Gather, Reduction, Shards
+from .analysis import CONSTANT, PARTIAL, ROWS, SAME, Gather, Reduction, Shards
+from .analysis.known import number
 from .analysis.rules.batch_norm import elementary
-from .analysis.sizes import number
 from .graph import substitute
 from .random_streams import DRAWS
 from .rewrites import inlined, merged, rebuilt
@@ -192,7 +192,7 @@ def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:
 
     def want(variables: Iterable[theano.Variable]) -> None:
         for variable in variables:
-            wanted.setdefault(max(0, shards.stages.get(variable, FREE)), []).append(variable)
+            wanted.setdefault(max(0, shards.stage(variable)), []).append(variable)
     want(output.variable for output in outputs if output.reduction is not None)
     want(exchange.source for exchange in last)
     stages: list[Stage] = []

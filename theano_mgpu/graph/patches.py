@@ -48,15 +48,11 @@ def place_gradients() -> None:
 
 PATCHES = [
     Patch('Theano', '1.0.5', 'theano.function makes functions for one device only',
-          AT_ENABLE, theano_functions.after_each_function,
-          'tests/auto/test_every_function.py::test_scripts_give_the_figures_of_plain_theano'),
+          AT_ENABLE, theano_functions.after_each_function, 'test_scripts_give_the_figures_of_plain_theano'),
     Patch('Theano', '1.0.5', 'a copy of a function runs on one device only',
-          AT_ENABLE, theano_functions.divide_copies,
-          'tests/auto/test_calls.py::test_a_copy_is_divided'),
+          AT_ENABLE, theano_functions.divide_copies, 'test_a_copy_is_divided'),
     Patch('Theano', '1.0.5', 'variables do not know the device() block that they were made in',
-          FIRST_PLACEMENT, tag_new_nodes,
-          'tests/graph/test_placement_tags.py::test_each_patch_is_needed'),
+          FIRST_PLACEMENT, tag_new_nodes, 'test_each_patch_is_needed'),
     Patch('Theano', '1.0.5', 'gradients are not on the device of their forward op',
-          FIRST_PLACEMENT, place_gradients,
-          'tests/graph/test_placement_tags.py::test_each_patch_is_needed'),
+          FIRST_PLACEMENT, place_gradients, 'test_each_patch_is_needed'),
 ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 from typing import Sequence
 
 import theano
-from theano.compile.builders import OpFromGraph
 from theano.compile.ops import FromFunctionOp
 from theano.gof.graph import ancestors
-from theano.scan_module.scan_op import Scan
 from theano.tensor import io
+
+from .rewrites import inner_outputs
 
 # The ops of Theano, of this package, and of libraries on Theano are functions of their inputs, but for those below.
 KNOWN = 'theano', 'theano_mgpu', 'keras', 'lasagne', 'blocks', 'pymc3'
@@ -23,8 +23,8 @@ def unrepeatable(op: theano.Op, but: tuple[type, ...] = ()) -> theano.Op | None:
     An op of a script may read a queue, a clock, or random numbers of Python. It is known to be a function of its inputs
     by an attribute, ``mgpu_pure = True``. Ops of the classes `but` do not count.
     """
-    if isinstance(op, (Scan, OpFromGraph)):
-        return unrepeatable_in(op.outputs if isinstance(op, Scan) else op.local_outputs, but)
+    if inner_outputs(op):
+        return unrepeatable_in(inner_outputs(op), but)
     cls = type(op)
     is_known = cls.__module__.partition('.')[0] in KNOWN and not isinstance(op, UNKNOWN) and \
         '%s.%s' % (cls.__module__, cls.__name__) not in UNKNOWN_NAMES

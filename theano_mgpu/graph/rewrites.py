@@ -7,6 +7,7 @@ import theano
 from theano.compile.builders import OpFromGraph
 from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu
+from theano.scan_module.scan_op import Scan
 
 from .placement.tags import place_of_node, placed_on
 
@@ -67,6 +68,13 @@ def inlined(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
         outputs = rebuilt(outputs, lambda node, inputs:
                           inner_graph(node, inputs) if isinstance(node.op, OpFromGraph) else None)
     return list(outputs)
+
+
+def inner_outputs(op: theano.Op) -> list[theano.Variable]:
+    """Return the outputs of an op's inner graph; an empty list for an op without one."""
+    if isinstance(op, Scan):
+        return op.outputs
+    return op.local_outputs if isinstance(op, OpFromGraph) else []
 
 
 def inner_graph(node: theano.Apply, inputs: list[theano.Variable]) -> list[theano.Variable]:

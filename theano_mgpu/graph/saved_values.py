@@ -9,7 +9,7 @@ from theano.gof.graph import Apply, io_toposort
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, opt, subtensor
 
-from .analysis import FREE, Shards, Value
+from .analysis import Shards
 
 CHEAP = (elemwise.DimShuffle, subtensor.Subtensor, compile_ops.Shape, compile_ops.Shape_i, opt.MakeVector, opt.Assert,
          basic.ScalarFromTensor, basic.TensorFromScalar, basic.Reshape, basic.Alloc, compile_ops.Rebroadcast)
@@ -59,7 +59,7 @@ class SavedValues:
         self._placeholders = {source: placeholder for placeholder, source in needed.items()}
         order = {variable: i for i, node in enumerate(io_toposort([], list(self._placeholders)))
                  for variable in node.outputs}
-        latest_first = sorted(self._placeholders, key=lambda v: (shards.stages.get(v, FREE), order.get(v, -1)),
+        latest_first = sorted(self._placeholders, key=lambda v: (shards.stage(v), order.get(v, -1)),
                               reverse=True)
         removed = self._remove(latest_first)
         self._save_common_sources(stage)
@@ -80,10 +80,9 @@ class SavedValues:
             missing = self._missing(source)
             if len(missing) == 1:
                 needed_by.setdefault(missing.pop(), []).append(source)
-        stages = self._shards.stages
         for variable, sources in needed_by.items():
-            if len(sources) > 1 and variable in stages and {v.ndim for v in sources} == {variable.ndim}:
-                self._placeholders[variable] = self._shards.at(Value(variable, None, stages[variable]), stage)
+            if len(sources) > 1 and variable in self._shards.stages and {v.ndim for v in sources} == {variable.ndim}:
+                self._placeholders[variable] = self._shards.at(variable, stage)
 
     def _missing(self, source: theano.Variable) -> set[theano.Variable]:
         # A value that is compared bit by bit is computed once: compiled with other ops it may round differently.

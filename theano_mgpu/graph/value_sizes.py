@@ -1,16 +1,10 @@
-"""The bytes of values: of shared variables, and of others whose shape is known."""
+"""The bytes of the values of shared variables."""
 from __future__ import annotations
 
 from typing import Iterable, Sequence
 
 import numpy as np
-import theano
 from theano.compile.sharedvalue import SharedVariable
-
-
-def bytes_of(variable: theano.Variable, shape: Sequence[int]) -> int:
-    """Return the bytes of a value of a variable's dtype."""
-    return int(np.prod(shape, dtype='int64')) * np.dtype(variable.type.dtype).itemsize
 
 
 def bytes_of_shared(variable: SharedVariable) -> int:

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+import numpy as np
 import theano
 
 from ..devices.context_map import describe
 from ..graph.analysis import SUM
 from ..graph.graph import shared_variables
-from ..graph.value_sizes import bytes_of, bytes_of_all
+from ..graph.value_sizes import bytes_of_all
 from ..utils.tables import bytes_text, counted, table
 from .buckets import bytes_of_gradients
 from .listing import listed
@@ -68,7 +69,7 @@ def largest_text(memory: MemoryEstimate, grows: bool) -> str:
 
     Examples
     --------
-    >>> largest_text(MemoryEstimate(64, {}, {'dev0': 1 << 30}, {'dev0': 5312, 'dev1': 5400}, 1200), True)
+    >>> largest_text(MemoryEstimate({}, {'dev0': 1 << 30}, {'dev0': 5312, 'dev1': 5400}, 1200), True)
     'Batches of up to 5312 samples fit at once; larger ones are computed in slices, of up to 1200 samples on a device.'
     """
     if not memory.totals:
@@ -131,7 +132,7 @@ def _sizes_of_exchanges(plan: Any, known: Mapping[theano.Variable, int]) -> dict
         if alike in known:
             sizes[variable] = known[alike]
         elif all(getattr(variable.type, 'broadcastable', [False])):
-            sizes[variable] = bytes_of(variable, ())
+            sizes[variable] = np.dtype(variable.type.dtype).itemsize
         else:
             sizes[variable] = int(of_gradients[source]) if source in of_gradients else None
     return sizes

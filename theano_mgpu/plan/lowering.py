@@ -147,9 +147,6 @@ class _Lowering:
         own = self.slots.get((variable, shard))
         return self.slots[variable, None] if own is None else own
 
-    def _of_shards(self, variable: theano.Variable) -> Slots:
-        return tuple(self._slot(variable, shard) for shard in self._shards)
-
     # --- parts
 
     def compute(self, stage: StagePlan) -> None:
@@ -272,7 +269,7 @@ class _Lowering:
     def _gather(self, values: Sequence[Any], targets: Sequence[int], own: bool) -> None:
         """Put values together, each a variable with its reduction."""
         if values:
-            parts = tuple(self._of_shards(variable) for variable, _ in values)
+            parts = tuple(tuple(self._slot(variable, shard) for shard in self._shards) for variable, _ in values)
             variables, reductions = zip(*values)
             self._add(instructions.Gather(variables, reductions, parts, tuple(targets), own), *parts, targets)
 

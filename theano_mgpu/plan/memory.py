@@ -13,10 +13,8 @@ class MemoryEstimate(NamedTuple):
 
     Attributes
     ----------
-    samples : int
-        Samples of the batch that the peaks are for, on all ranks.
     peaks : dict of Context to int
-        Bytes.
+        Bytes, for the first batch.
     totals : dict of Context to int
         The bytes of each device.
     largest : dict of Context to (int or None)
@@ -31,7 +29,6 @@ class MemoryEstimate(NamedTuple):
         Bytes of the values of a step, in the first shard of this process.
     """
 
-    samples: int
     peaks: dict[Context, int]
     totals: dict[Context, int]
     largest: dict[Context, int | None]

@@ -28,7 +28,7 @@ from .parts import (
     Way,
 )
 from .pieces import Piece, Places, cut
-from .shares import Machine, Shares, against_speeds
+from .shares import Machine, Shares, against_speeds, ranges
 from .step_plan import Choice, StepPlan
 
 OF_NCCL = 'float32', 'float64'  # NCCL adds float16 in half precision, the host in single
@@ -84,9 +84,8 @@ class _Planner:
         # A sum that a later part reads is kept, too.
         kept = self._kept.union({v for _, parts in stages for part in parts for v in part.given}.intersection(
             each.source for each in self._exchanges))
-        of_ranks = self._owners(divided.shares) if divided and not by_nccl else {}
-        of_replicas = self._owners(shares_of_update) if by_nccl else {}
-        planned_stages, last = self._with_exchanges(stages, of_ranks, of_replicas, by_nccl)
+        owners = self._owners(shares_of_update if by_nccl else divided.shares if divided else ())
+        planned_stages, last = self._with_exchanges(stages, owners, by_nccl)
         broadcasts = self._broadcasts(shares_of_update) if by_nccl else []
         return StepPlan(self._options.name, self._program, self._mesh, self._machine, shares, tuple(planned_stages),
                         last, tuple(update), tuple(self._results), self._rows, frozenset(kept), tuple(self._params),
@@ -211,8 +210,7 @@ class _Planner:
     def _divided(self, of_replicas: list[list[SharedVariable]]) -> DividedUpdate | None:
         if self._machine.size == 1 or not any(of_replicas):
             return None
-        ends = [sum(self._machine.replicas[:rank]) for rank in range(self._machine.size + 1)]
-        of_ranks = [sum(of_replicas[first:end], []) for first, end in zip(ends, ends[1:])]
+        of_ranks = [sum(of_replicas[first:end], []) for first, end in ranges(self._machine.replicas)]
         updated = sum(of_ranks, [])
         sent = self._read_by_every_replica(of_ranks).intersection(updated)
         return DividedUpdate(tuple(map(tuple, of_ranks)), frozenset(sent),
@@ -267,14 +265,13 @@ class _Planner:
         last = {exchange.variable for exchange in self._program.exchanges if exchange.variable.ndim}
         return last.intersection(read)
 
-    def _with_exchanges(self, stages: Sequence[tuple[Stage, list[Part]]], of_ranks: Mapping[theano.Variable, int],
-                        of_replicas: Mapping[theano.Variable, int],
+    def _with_exchanges(self, stages: Sequence[tuple[Stage, list[Part]]], owners: Mapping[theano.Variable, int],
                         by_nccl: bool) -> tuple[list[StagePlan], Boundary]:
         """Return the stages with the exchanges before each, and the exchanges after the last one.
 
-        Sums that one rank reads alone, or one replica, are in `of_ranks` and in `of_replicas`.
+        The `owners` of sums that one alone reads are replicas where devices add, else ranks.
         """
-        in_half = self._in_half().difference(of_ranks)
+        in_half = self._in_half().difference(() if by_nccl else owners)
         in_tree = self._logical_shards > 0
         sums: dict[Part, list[SumGroup]] = {part: [] for _, parts in stages for part in parts}
         boundaries = []
@@ -284,8 +281,8 @@ class _Planner:
             groups: list[SumGroup] = []
             for part, of_part in sums.items():
                 on_devices = by_nccl and all(context.kind == 'cuda' for context in part.contexts)
-                new = list(_groups([each for each in additive if each.source in part.outputs], of_ranks, of_replicas,
-                                   in_half, on_devices, in_tree))
+                new = list(_groups([each for each in additive if each.source in part.outputs], owners, in_half,
+                                   by_nccl, on_devices, in_tree))
                 of_part += new
                 groups += new
             boundaries.append(Boundary(tuple(exchanges), tuple(groups),
@@ -295,19 +292,19 @@ class _Planner:
                 for boundary, (stage, parts) in zip(boundaries, stages)], boundaries[-1]
 
 
-def _groups(exchanges: Sequence[Exchange], of_ranks: Mapping[theano.Variable, int],
-            of_replicas: Mapping[theano.Variable, int], in_half: Collection[theano.Variable], on_devices: bool,
-            in_tree: bool) -> Iterable[SumGroup]:
+def _groups(exchanges: Sequence[Exchange], owners: Mapping[theano.Variable, int], in_half: Collection[theano.Variable],
+            by_nccl: bool, on_devices: bool, in_tree: bool) -> Iterable[SumGroup]:
     """Yield the sums that are exchanged together, in one way."""
     # A rank that adds its sums in one piece has them next to each other.
-    owned = sorted([each for each in exchanges if each.variable in of_ranks], key=lambda each: of_ranks[each.variable])
+    owned = [] if by_nccl else sorted([each for each in exchanges if each.variable in owners],
+                                      key=lambda each: owners[each.variable])
     half = [each for each in exchanges if each.variable in in_half]
     others = [each for each in exchanges if each not in owned and each not in half]
-    by_nccl = [each for each in others if on_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]
-    others = [each for each in others if each not in by_nccl]
-    for some, way in ((by_nccl, Way(in_tree, tuple(of_replicas.get(each.variable) for each in by_nccl), True)),
+    of_devices = [each for each in others if on_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]
+    others = [each for each in others if each not in of_devices]
+    for some, way in ((of_devices, Way(in_tree, tuple(owners.get(each.variable) for each in of_devices), True)),
                       (others, Way(in_tree)), (half, Way(in_tree, half=True)),
-                      (owned, Way(in_tree, tuple(of_ranks[each.variable] for each in owned)))):
+                      (owned, Way(in_tree, tuple(owners[each.variable] for each in owned)))):
         if some:
             yield SumGroup(tuple(some), way)
 

@@ -104,8 +104,27 @@ class Shares:
         """The number of replicas, on all ranks, among which a batch is divided."""
         return self.machine.n_replicas if self.is_divided else 1
 
+    def slices(self, lengths: Sequence[int], number: int | None = None) -> list[list[Span]]:
+        """Return the ranges of samples that each replica of all ranks computes one after the other.
+
+        They are ranges of the samples that its rank is given: each rank is given some of its own, or the whole batch.
+        Without a `number` of slices, it is `micro_batches`. Of logical shards, each is a slice.
+        """
+        ranks = ranges(self.machine.replicas) if self.is_sharded else [(0, self.machine.n_replicas)]
+        return [spans for length, of_rank in zip(lengths, ranks) for spans in self._slices(length, of_rank, number)]
+
+    def _slices(self, length: int, replicas: Span, number: int | None = None) -> list[list[Span]]:
+        """Return the slices of some samples for the replicas of a range."""
+        weights = (self.weights or (1,) * self.machine.n_replicas)[slice(*replicas)]
+        if self.logical_shards:
+            of_rank = self.logical_shards // (self.machine.size if self.is_sharded else 1)
+            shards = ranges(even_sizes(length, of_rank, self.least_samples))
+            return [shards[first:last] for first, last in ranges(weighted_sizes(len(shards), weights))]
+        return [ranges(equal_sizes(stop - start, number or self.micro_batches, self.least_samples), start)
+                for start, stop in ranges(weighted_sizes(length, weights, self.least_samples))]
+
     def sizes(self, lengths: Sequence[int]) -> list[int]:
-        """Return the samples of each replica of all ranks; each rank is given some of its own, or the whole batch.
+        """Return the samples of each replica of all ranks; `lengths` as for `slices`.
 
         Examples
         --------
@@ -114,38 +133,16 @@ class Shares:
         >>> Shares(Machine(replicas=(2, 1)), is_sharded=True).sizes([4, 8])
         [2, 2, 8]
         """
-        if self.logical_shards:
-            return [sum(stop - start for start, stop in spans) for spans in self._every_shard(lengths)]
-        if not self.is_sharded:
-            return weighted_sizes(lengths[0], self._weights(), self.least_samples)
-        return [size for length, (start, stop) in zip(lengths, ranges(self.machine.replicas))
-                for size in weighted_sizes(length, self._weights()[start:stop], self.least_samples)]
-
-    def _weights(self) -> Sequence[int]:
-        return self.weights or (1,) * self.machine.n_replicas
-
-    def _every_shard(self, lengths: Sequence[int]) -> list[list[Span]]:
-        """Return the logical shards of each replica of all ranks, as ranges of the samples that its rank is given."""
-        if not self.is_sharded:
-            return self._shards_of(lengths[0], 0, self.n_replicas)
-        return [spans for length, (start, stop) in zip(lengths, ranges(self.machine.replicas))
-                for spans in self._shards_of(length, start, stop)]
-
-    def _shards_of(self, length: int, start: int, stop: int) -> list[list[Span]]:
-        """Return the logical shards of some samples for the replicas from number `start` to before `stop`."""
-        number = self.logical_shards // (self.machine.size if self.is_sharded else 1)
-        spans = ranges(even_sizes(length, number, self.least_samples))
-        return [spans[first:last] for first, last in
-                ranges(weighted_sizes(len(spans), self._weights()[start:stop]))]
+        return [sum(stop - start for start, stop in spans) for spans in self.slices(lengths, 1)]
 
     def shards_of_ranks(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of logical shards that each rank computes; `lengths` as for `sizes`."""
+        """Return the number of logical shards that each rank computes; `lengths` as for `slices`."""
         numbers = self.shards_of_replicas(lengths)
         return tuple(sum(numbers[start:stop]) for start, stop in ranges(self.machine.replicas))
 
     def shards_of_replicas(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of logical shards that each replica of all ranks computes; `lengths` as for `sizes`."""
-        return tuple(map(len, self._every_shard(lengths)))
+        """Return the number of logical shards that each replica of all ranks computes; `lengths` as for `slices`."""
+        return tuple(map(len, self.slices(lengths)))
 
     def lengths(self, length: int) -> list[int]:
         """Return the number of samples of a whole batch that each rank works on."""
@@ -155,23 +152,18 @@ class Shares:
         sizes = self.sizes([length])
         return [sum(sizes[start:stop]) for start, stop in ranges(replicas)]
 
-    def rounds(self, length: int, slices: int | None = None) -> list[list[Work]]:
+    def rounds(self, length: int, number: int | None = None) -> list[list[Work]]:
         """Return the work of this rank, one list a micro-batch: replicas, each with its first and one-past-last sample.
 
-        The `length` is of its own samples, where it is given its own; else of the whole batch. Without a number of
-        slices, it is `micro_batches`.
+        The `length` is of its own samples, where it is given its own; else of the whole batch. The `number` of slices
+        is as for `slices`.
         """
         if not length or not self.is_divided:
             return [[(0, (0, length))]] if length else []
-        start, stop = ranges(self.machine.replicas)[self.machine.rank]
-        if self.logical_shards:
-            return in_rounds(self._shards_of(length, start, stop) if self.is_sharded else
-                             self._every_shard([length])[start:stop])
-        if self.is_sharded:
-            spans = ranges(weighted_sizes(length, self._weights()[start:stop], self.least_samples))
-        else:
-            spans = ranges(self.sizes([length]))[start:stop]
-        return micro_batch_rounds(spans, slices or self.micro_batches, self.least_samples)
+        own = ranges(self.machine.replicas)[self.machine.rank]
+        slices = self._slices(length, own, number) if self.is_sharded else self.slices([length], number)[slice(*own)]
+        return [[(replica, spans[i]) for replica, spans in enumerate(slices) if i < len(spans)]
+                for i in range(max(map(len, slices)))]
 
     def most_slices(self, lengths: Sequence[int]) -> int:
         """Return the largest number of slices that changes anything, on any rank; of logical shards, their number.
@@ -184,7 +176,7 @@ class Shares:
         if not self.is_divided:
             return 1
         if self.logical_shards:
-            return max(1, *map(len, self._every_shard(lengths)))
+            return max(1, *self.shards_of_replicas(lengths))
         return max(1, max(self.sizes(lengths)) // self.least_samples)
 
 
@@ -239,20 +231,15 @@ def against_speeds(flags: Flags, mesh: Any, machine: Machine) -> str:
     return ''
 
 
-def sub_batch_sizes(batch_size: int, n_replicas: int, least: int = 1) -> list[int]:
-    """Split a batch size into near-equal sub-batch sizes, largest first, of at least `least` samples each.
-
-    Raise a ValueError if the batch size or the number of replicas is less than 1.
+def equal_sizes(length: int, number: int, least: int = 1) -> list[int]:
+    """Return near-equal sizes of slices, largest first, each of at least `least` samples: fewer than the number then.
 
     Examples
     --------
-    >>> sub_batch_sizes(10, 4), sub_batch_sizes(2, 4), sub_batch_sizes(5, 4, least=2)
-    ([3, 3, 2, 2], [1, 1], [3, 2])
+    >>> equal_sizes(10, 4), equal_sizes(2, 4), equal_sizes(5, 4, least=2), equal_sizes(0, 4)
+    ([3, 3, 2, 2], [1, 1], [3, 2], [])
     """
-    if batch_size < 1 or n_replicas < 1:
-        raise ValueError('batch size and number of replicas must be at least 1, not %r and %r'
-                         % (batch_size, n_replicas))
-    return [size for size in weighted_sizes(batch_size, [1] * n_replicas, least) if size]
+    return [size for size in weighted_sizes(length, [1] * number, least) if size]
 
 
 def weighted_sizes(batch_size: int, weights: Sequence[int], least: int = 1) -> list[int]:
@@ -298,24 +285,3 @@ def ranges(sizes: Sequence[int], start: int = 0) -> list[Span]:
     """
     stops = [start + int(stop) for stop in np.cumsum(sizes)]
     return list(zip([start] + stops[:-1], stops))
-
-
-def micro_batch_rounds(spans: Sequence[Span], micro_batches: int, least: int = 1) -> list[list[Work]]:
-    """Return one list a round: the numbers of replicas, each with the samples that it works on.
-
-    The span of each replica, which may be empty, is cut into `micro_batches` slices, fewer where it has fewer samples.
-
-    Examples
-    --------
-    >>> micro_batch_rounds([(0, 3), (3, 5)], 2)
-    [[(0, (0, 2)), (1, (3, 4))], [(0, (2, 3)), (1, (4, 5))]]
-    """
-    slices = [ranges(sub_batch_sizes(stop - start, micro_batches, least), start) if stop > start else []
-              for start, stop in spans]
-    return in_rounds(slices)
-
-
-def in_rounds(slices: Sequence[Sequence[Span]]) -> list[list[Work]]:
-    """Return one list a round, from the slices that each replica computes one after the other."""
-    return [[(replica, of_replica[round_]) for replica, of_replica in enumerate(slices) if round_ < len(of_replica)]
-            for round_ in range(max(map(len, slices), default=0))]

@@ -9,7 +9,7 @@ from typing import Any, Iterator, Sequence
 import numpy as np
 import theano
 
-from ..comm.alone import Alone
+from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, describe
 from ..devices.discovery import reason
 from ..devices.launcher import Shard
@@ -28,8 +28,7 @@ from ..runtime import Executable, StepRun
 from ..runtime.batch import Batch, of_one_replica
 from ..runtime.batches.arguments import Arguments, converted, no_samples, sample_axes
 from ..runtime.batches.sub_batches import batch_length
-from ..runtime.replicas.copies import copy_on
-from ..runtime.replicas.replicated import replicated
+from ..runtime.replicas.replicated import copy_on, replicated
 from ..utils.timeline import PHASES, Timings
 
 
@@ -82,7 +81,7 @@ class InferenceGraph:
             step_plan = plan(undivided(outputs)._replace(given=self.inputs + self.states),
                              mesh._replace(placement=placement), self._options, machine,
                              Shares(machine, is_divided=False))
-            self.executable = Executable(step_plan, Alone(), 'serial', Timings(PHASES), self._options.mode)
+            self.executable = Executable(step_plan, Communicator(), 'serial', Timings(PHASES), self._options.mode)
         self.replicas += [InferenceReplica(self, number) for number in range(len(mesh.replicas))]
 
     def take(self, weights: list[Any]) -> None:

@@ -1,11 +1,12 @@
 """Pools of replicas that compute batches, in this process or on all ranks of an MPI job; outputs come in order.
 
 A batch goes to the replica that is free first. Over ranks, rank 0 posts a batch to a rank that has room, and the rank
-posts the outputs back. Each has a queue, so that neither waits for the other. Weights are sent in the same way, before
-the first batch that needs them.
+posts the outputs back. Each has a queue, so that neither waits for the other. Weights are sent with the first batch
+that needs them.
 """
 from __future__ import annotations
 
+import functools
 import time
 import traceback
 from collections import Counter, deque
@@ -22,8 +23,6 @@ from ..utils.worker_threads import Task, WorkerThreads
 from .inference_replica import InferenceReplica, Job
 
 NAP = 0.0005  # seconds between two checks for a message
-
-RUN, WEIGHTS, DONE, FAILED, END = 'run', 'weights', 'done', 'failed', 'end'
 
 
 class InlinePool:
@@ -61,21 +60,20 @@ class ReplicaPool(InlinePool):
         self._threads.close()
 
 
-class Answer:
-    """The result of a job that another rank computes: ``get()`` returns the outputs, once they have come."""
+class Answer(Task):
+    """A job that another rank computes; it is run here once the outputs have come."""
 
     def __init__(self, pool: RankPool, rank: int) -> None:
+        super().__init__()
         self._pool, self.rank = pool, rank
-        self.get: Callable[[], Any] | None = None
 
     def done(self) -> bool:
         self._pool.receive()
-        return self.get is not None
+        return super().done()
 
-    def result(self) -> Any:
+    def exception(self) -> BaseException | None:
         self._pool.wait(self.done, lambda: [self.rank], 'a batch to compute')
-        assert self.get is not None
-        return self.get()
+        return super().exception()
 
     def cancel(self) -> None:
         """Do nothing: a posted job cannot be cancelled."""
@@ -104,10 +102,8 @@ class RankPool:
         if rank == 0:
             self._here.append(self._own.submit(job))
             return self._here[-1]
-        if job.weights is not self._weights[rank]:
-            self._mailbox.post(rank, (WEIGHTS, job.weights))
-            self._weights[rank] = job.weights
-        self._mailbox.post(rank, (RUN, replace(job, weights=None)))
+        knows_weights, self._weights[rank] = job.weights is self._weights[rank], job.weights
+        self._mailbox.post(rank, replace(job, weights=None) if knows_weights else job)
         self._posted[job.index] = Answer(self, rank)
         return self._posted[job.index]
 
@@ -124,12 +120,14 @@ class RankPool:
         message = None if self._ranks.size == 1 else self._mailbox.take()  # in a fork of rank 0 there are no others
         while message is not None:
             self._heard = time.monotonic()
-            rank, (kind, index, content) = message
-            if kind == END:
+            rank, outcome = message
+            if outcome is None:
                 self._ended.add(rank)
             else:
-                self._posted.pop(index).get = _giving(content) if kind == DONE else \
-                    _raising(content[0], RankError('on %s:\n%s' % (self._ranks.name(rank), content[1])))
+                index, outputs, error, text = outcome
+                if error is not None:
+                    error.__cause__ = RankError('on %s:\n%s' % (self._ranks.name(rank), text))
+                self._posted.pop(index).run(functools.partial(_ended, outputs, error))
             message = self._mailbox.take()
 
     def wait(self, is_over: Callable[[], bool], owing: Callable[[], list[int]], task: str) -> None:
@@ -140,7 +138,7 @@ class RankPool:
             if limit and waited > limit:
                 text = '%s has had %s for %.0f s and does not answer' % (
                     ', '.join(map(self._ranks.name, owing())), task, waited)
-                self._ranks.lose(text)
+                self._ranks.lost = text
                 raise unanswered(text)
             time.sleep(NAP)
 
@@ -149,7 +147,7 @@ class RankPool:
         self._own.end(pending)
         others = set(range(1, self._ranks.size))
         for rank in others:
-            self._mailbox.post(rank, (END, None))
+            self._mailbox.post(rank, None)
 
         def is_over():
             self.receive()
@@ -176,24 +174,22 @@ def serve(pool: ReplicaPool, ranks: Communicator, weights: list[Any]) -> list[An
             time.sleep(NAP)
             continue
         heard, noted = time.monotonic(), 0.0
-        kind, content = message[1]
-        if kind == END:
+        _, job = message
+        if job is None:
             break
-        if kind == WEIGHTS:
-            weights = content
-        else:
-            tasks[content.index] = pool.submit(replace(content, weights=weights))
+        weights = weights if job.weights is None else job.weights
+        tasks[job.index] = pool.submit(replace(job, weights=weights))
     pool.end(tasks.values())
-    mailbox.post(0, (END, None, None))
+    mailbox.post(0, None)
     return weights
 
 
-def outcome(index: int, task: Any) -> tuple[str, int, Any]:
-    """Return the message to rank 0 of a job that has ended."""
+def outcome(index: int, task: Any) -> tuple[int, Any, BaseException | None, str]:
+    """Return the message to rank 0 of a job that has ended: the outputs, or the error with its traceback."""
     error = task.exception()
     if error is None:
-        return DONE, index, task.result()
-    return FAILED, index, (error, ''.join(traceback.format_exception(type(error), error, error.__traceback__)))
+        return index, task.result(), None, ''
+    return index, None, error, ''.join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
 def ordered_outputs(pool: Any, batches: Iterable[Any], make_job: Callable[[int, Any], Job],
@@ -205,7 +201,6 @@ def ordered_outputs(pool: Any, batches: Iterable[Any], make_job: Callable[[int, 
     PredictionError of a batch. ``make_job(index, batch)`` returns a Job.
     """
     pending: deque[Any] = deque()
-    failure = None
 
     def first_outcome():
         try:
@@ -222,16 +217,14 @@ def ordered_outputs(pool: Any, batches: Iterable[Any], make_job: Callable[[int, 
                 index, batch = next(numbered)
             except StopIteration:
                 break
-            except Exception as error:  # raised below, after the outputs of the batches before it
-                failure = error
+            except Exception as error:  # raised after the outputs of the batches before it
+                pending.append(_failed(error))
                 break
             pending.append(_submitted(pool, make_job, index, batch))
             while pending and (len(pending) >= pool.capacity or pending[0].done()):
                 yield first_outcome()
         while pending:
             yield first_outcome()
-        if failure is not None:
-            raise failure
     finally:
         pool.end(pending)
 
@@ -241,18 +234,19 @@ def _submitted(pool, make_job, index, batch):
     try:
         job = make_job(index, batch)
     except Exception as cause:
-        failed = Task()
-        failed.run(_raising(PredictionError('batch %d failed: %s: %s' % (index, type(cause).__name__, cause), index),
-                            cause))
-        return failed
+        error = PredictionError('batch %d failed: %s: %s' % (index, type(cause).__name__, cause), index)
+        error.__cause__ = cause
+        return _failed(error)
     return pool.submit(job)
 
 
-def _giving(outputs):
-    return lambda: outputs
+def _failed(error):
+    task = Task()
+    task.run(functools.partial(_ended, None, error))
+    return task
 
 
-def _raising(error, cause):
-    def fail():
-        raise error from cause
-    return fail
+def _ended(outputs, error):
+    if error is not None:
+        raise error
+    return outputs

@@ -11,10 +11,10 @@ import theano
 
 from ..checks.ranks import check_lengths
 from ..comm.activities import CALL
-from ..comm.choice import choose_ranks
-from ..comm.collectives import all_gather_int
+from ..comm.collectives import all_gather_int, broadcast_object
 from ..comm.compilation import first_compiler
-from ..comm.rank_0 import on_rank_0
+from ..comm.failures import failing_together
+from ..comm.mpi import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
 from ..devices.contexts import borrow, check_process, give_back
@@ -105,7 +105,7 @@ class Predictor:
         self.inputs, self._name = self._graph.inputs, name or 'a Predictor'
         sharded = theano.config.mgpu.data == 'sharded'
         self._ranks = choose_ranks('threads' if sharded and mpi_environment.size() > 1 else executor)
-        self._number = self._ranks.functions.add(name or 'predict')
+        self._number = self._ranks.add_function(name or 'predict')
         self._variables = list(map(replicated, self._graph.variables))
         self._states = [getattr(stream.tag, 'stands_for', stream).get_value() for stream in self._graph.streams]
         self.refresh()
@@ -276,22 +276,14 @@ class Predictor:
 
     def _rows(self, batches, length, verbose, n_batches=None, pool=None):
         """Return the outputs of all batches together, one array for each output; the same on each rank."""
-        rows, error = [], None
         lengths = self._ranks.handshake((CALL, self._number, self._calls), [length or 0])[:, 0]
         check_lengths(self._ranks, self._name, lengths)
-        if self._ranks.rank:
-            list(self.map(()))
-        else:
-            try:
+        with failing_together(self._ranks):
+            if self._ranks.rank:
+                rows = list(self.map(()))
+            else:
                 rows = self._collect(batches, length, verbose, n_batches, pool or self._pool)
-            except Exception as failure:  # raised on every rank
-                error = failure
-
-        def result():
-            if error is not None:
-                raise error
-            return rows
-        return on_rank_0(self._ranks, result)
+            return broadcast_object(self._ranks, rows)
 
     def _collect(self, batches, length, verbose, n_batches, pool):
         rows = Rows(length)

@@ -144,8 +144,8 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     Raise a RankError if the ranks have different graphs, and a ReplicaError if a device has too little memory for
     copies of the variables, or fails.
     """
-    number, program = ranks.functions.add(options.name), divided.program
-    ranks.divided.consolidate()
+    number, program = ranks.add_function(options.name), divided.program
+    ranks.consolidate()
     step_plan = plan_of(divided, options, gather_machine(ranks, divided.mesh, options))
     timings = Timings(RANK_PHASES if ranks.size > 1 else PHASES)
     deterministic = 'more' if step_plan.shares.logical_shards else theano.config.deterministic

@@ -13,7 +13,7 @@ from theano.gpuarray.basic_ops import as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayType
 
 from ..devices.context_map import Context
-from ..devices.contexts import alike
+from ..devices.contexts import type_name
 from ..devices.theano_contexts import compiling_for
 from ..graph.graph import fits_gpu, on_host, taken_on_device
 from ..graph.output_order import by_depth
@@ -99,7 +99,7 @@ def _call_of(function, n_inputs):
 def _linked(context, replicas, name, like):
     """Return a function from the graph of another one; None if none is for this type of device, or can be moved."""
     for function in like:
-        if function.mgpu_optimised and alike(function.mgpu_context, context):
+        if function.mgpu_optimised and type_name(function.mgpu_context) == type_name(context):
             try:
                 return link(function.mgpu_optimised, context, replicas, name)
             except CannotRetarget as error:

@@ -1,7 +1,6 @@
 """Agreement of the ranks before they compile, on their devices and flags, their graph, and first values."""
 from __future__ import annotations
 
-import zlib
 from typing import Sequence
 
 import numpy as np
@@ -12,15 +11,15 @@ from theano.gof.cmodule import GCC_compiler
 
 from ..checks.ranks import take_values_of_first
 from ..comm import tree_products
-from ..comm.activities import BUILD, SHARE
-from ..comm.collectives import all_gather_int, all_gather_object
+from ..comm.activities import BUILD
+from ..comm.collectives import all_gather_object
 from ..comm.communicator import Communicator
 from ..devices import nccl
-from ..devices.contexts import alike, type_name
+from ..devices.contexts import type_name
 from ..devices.mesh import CPU, Mesh
 from ..errors import ContextError, RankError, warn
 from ..graph import graph
-from ..options import UPDATE_ON, Options
+from ..options import Options
 from ..plan import Machine
 from ..utils import blas
 from ..utils.values import checksum
@@ -32,10 +31,9 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
     flags = options.flags
     columns = [mesh.column(place) for place in mesh.places if place != CPU]
     reasons = [nccl.reason_against(column, flags.collectives) for column in columns] or [nccl.NOT_CUDA]
-    own = [len(mesh.replicas), UPDATE_ON.index(options.updates_on(mesh.contexts)[0]), flags.overlap,
-           flags.exchange == 'float16', nccl.REASONS.index(next(filter(None, reasons), '')),
-           flags.collectives == 'nccl', zlib.crc32(flags.shares.encode()), flags.logical_shards]
-    replicas, update_on, overlap, half, against, must, shares, logical = ranks.handshake((SHARE,), own).T.tolist()
+    own = (len(mesh.replicas), options.updates_on(mesh.contexts)[0], flags.overlap, flags.exchange == 'float16',
+           next(filter(None, reasons), ''), flags.collectives == 'nccl', flags.shares, flags.logical_shards)
+    replicas, update_on, overlap, half, against, must, shares, logical = zip(*all_gather_object(ranks, own))
     if len(set(shares)) > 1:
         raise ContextError('the ranks have different flags mgpu.shares, or deterministic: rank %d has mgpu.shares=%s. '
                            'Give every rank the same flags' % (ranks.rank, flags.shares))
@@ -43,14 +41,12 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
         raise ContextError('the ranks have different numbers of logical shards: mgpu.logical_shards is %s on the ranks '
                            '0 to %d. Give every rank the same one'
                            % (', '.join(map(str, logical)), ranks.size - 1))
-    reason = next((nccl.REASONS[number] + ' (rank %d)' % rank * (ranks.size > 1)
-                   for rank, number in enumerate(against) if number), '')
+    reason = next((each + ' (rank %d)' % rank * (ranks.size > 1) for rank, each in enumerate(against) if each), '')
     if sum(replicas) > 1 and not reason:
         reason = next(filter(None, [nccl.connect(column, ranks) for column in columns]), '')
     if sum(replicas) > 1 and reason and any(must):
         raise ContextError('mgpu.collectives=nccl, but %s. Set it to auto or host' % reason)
-    return Machine(ranks.rank, tuple(replicas), tuple(UPDATE_ON[number] for number in update_on),
-                   tuple(map(bool, overlap)), tuple(map(bool, half)), reason)
+    return Machine(ranks.rank, replicas, update_on, overlap, half, reason)
 
 
 def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
@@ -74,7 +70,7 @@ def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:
         raise ContextError('mgpu.logical_shards gives the same bits only where all processors round alike, and those '
                            'of the ranks do not: %s. Set OPENBLAS_CORETYPE=Haswell and gcc.cxxflags=-march=haswell on '
                            'every rank' % '; '.join('%s: %s' % (ranks.name(i), text) for i, text in enumerate(hosts)))
-    if len(set(devices)) > 1 or not all(alike(mesh.contexts[0], context) for context in mesh.contexts):
+    if len({*devices, *map(type_name, mesh.contexts)}) > 1:
         warn('the devices are of several types: the bits of results depend on the samples that each one computes, in '
              'spite of mgpu.logical_shards')
 
@@ -113,11 +109,9 @@ def check_same_graph(ranks: Communicator, inputs: Sequence[theano.Variable], out
 
 def share_first_values(ranks: Communicator, variables: Sequence[Replicated]) -> None:
     """Give variables that are new to the ranks the values that rank 0 has."""
-    new: list[Replicated] = []  # on any rank: each one's garbage collector decides when an unused variable is gone
-    for start in range(0, len(variables), 60):  # as many as an integer has bits
-        some = variables[start:start + 60]
-        masks = all_gather_int(ranks, sum((not variable.shared) << i for i, variable in enumerate(some)))
-        new += [variable for i, variable in enumerate(some) if any(mask >> i & 1 for mask in masks)]
+    # New on any rank: each one's garbage collector decides when an unused variable is gone.
+    shared = zip(*all_gather_object(ranks, [variable.shared for variable in variables]))
+    new = [variable for variable, of_ranks in zip(variables, shared) if not all(of_ranks)]
     if ranks.size > 1 and new:  # a data set is the same on each rank, as a rule
         checksums = all_gather_object(ranks, [checksum(each.peek()) for each in new])
         take_values_of_first(ranks, [each for each, *alike in zip(new, *checksums) if len(set(alike)) > 1])

@@ -5,7 +5,7 @@ import functools
 import gc
 import threading
 import time
-from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 import theano
@@ -13,7 +13,10 @@ from theano.compile.sharedvalue import SharedVariable
 
 from ..checks import verification
 from ..checks.ranks import BatchCheck
-from ..comm.choice import choose_ranks
+from ..checks.sentinel import Sentinel
+from ..comm.activities import AGREE
+from ..comm.collectives import broadcast_object
+from ..comm.mpi import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..devices.contexts import check_process
 from ..devices.shared_variables import add_step_lock
@@ -24,14 +27,14 @@ from ..plan import record
 from ..utils import rank_process
 from ..utils.mpi_environment import STEP
 from ..utils.timeline import HOST, note
-from . import StepResult, send
+from . import StepResult, StepRun, send
 from .batch import Batch
-from .batches.example import Example
 from .batches.prefetch import LookAhead
 from .building import Updates, build, divide
 from .remedies import Remedies
 from .replicas.replicated import replicated
-from .runner import Runner
+from .speeds import Speeds
+from .step_run import StepAgain
 from .steps import Computed, Steps
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
@@ -94,8 +97,10 @@ class DividedFunction:
         self.mesh, self.contexts, self.functions = self.plan.mesh, self.plan.mesh.contexts, self.executable.functions
         self._n_ranks = ranks.size
         self.n_replicas, self.sharded = self.plan.shares.n_replicas, self.plan.shares.is_sharded
-        self._example = Example(self.arguments, ranks)
-        self._runner = Runner(self.built, options, self.look_ahead, self._check)
+        self._example: Any = None  # the arguments of one sample, if each rank is given samples of its own
+        splitter, every = self.built.splitter, options.flags.check
+        self._speeds = Speeds(options.name, splitter) if splitter.shares.adapts else None
+        self._sentinel = Sentinel(self.built, options.name, every) if every else None
         has_rows = any(output.has_rows for output in self.plan.results)
         own = [i for i, split in enumerate(self.arguments.split) if split] if self.sharded else None
         self._check_batch = BatchCheck(ranks, self.built.number, options.name, has_rows,
@@ -122,7 +127,7 @@ class DividedFunction:
     @property
     def is_settled(self) -> bool:
         """Return whether shares by speed have settled, so that the time of a step counts for a choice."""
-        return self._runner.is_settled
+        return self._speeds is None or self._speeds.is_settled
 
     # --- the values of inputs
 
@@ -194,7 +199,7 @@ class DividedFunction:
         """Compute a batch on every rank: again, in another way, each time that a device has too little memory."""
         while True:
             try:
-                result = self._runner.run(self.calls, batch, functools.partial(self.split, values, states, lengths))
+                result = self._run(batch, functools.partial(self.split, values, states, lengths))
                 if self._remedies.tried:
                     self._remedies.note(lengths, self.built)
                 return result
@@ -210,6 +215,40 @@ class DividedFunction:
                 if values is not None:
                     self.inputs.length(values, states)
 
+    def _run(self, batch: Batch | None, split: Callable[[], Batch]) -> StepResult:
+        """Compute a batch on every rank; on an error nothing changes on any rank.
+
+        The batch is None unless it was split and sent ahead; ``split()`` splits it, also a second time.
+        """
+        executable, ranks, timings, speeds = self.executable, self.ranks, self.timings, self._speeds
+        began = time.perf_counter()
+        batch = batch or split()
+        executable.refresh()
+        note(timings.seconds, 'scatter', HOST, began)
+        if self._sentinel is not None:
+            self._sentinel.compare(self.calls)
+        timed = speeds.timed(batch.split) if speeds else None
+        run = StepRun(executable, batch, timed)
+        try:
+            run.start()
+            self.look_ahead.prepare()
+            result = run.end()
+            if self._sentinel is not None:
+                self._sentinel.check(self.calls, result, lambda compute: StepAgain(executable, split(), compute))
+            self._check(result.outputs)
+            report = speeds.report(batch.split, timed, result.timed) if speeds else []
+            reports: Any = [report]
+            if ranks.size > 1:
+                with timings.span('wait'):
+                    reports = ranks.handshake((AGREE, len(report)), report).tolist()
+            result.new_values.commit()
+        except BaseException:
+            run.undo()
+            raise
+        if speeds and speeds.note(batch.split, reports if timed is not None else []):
+            self.look_ahead.forget()  # it was split by the shares before
+        return result
+
     def split(self, values: Any, states: Mapping[SharedVariable, np.ndarray] = {},
               lengths: Sequence[int] | None = None) -> Batch:
         """Return the batch of the arguments of a call; they are None where the data of this process has ended.
@@ -218,12 +257,22 @@ class DividedFunction:
         """
         lengths = [self.inputs.length(values)] if lengths is None else lengths
         if self.sharded:
-            values = self._example.replacing(values, lengths)
+            values = self._with_example(values, lengths)
         given: Iterable[tuple[theano.Variable, Any]] = zip(self.arguments.inputs, values)
         if self.inputs.slices.stand_ins or states:
             given = [*given, *self.inputs.slices.taken(values).items(),
                      *((self.inputs.rows[variable], value) for variable, value in states.items())]
         return self.built.splitter.split(given, lengths)
+
+    def _with_example(self, values: Any, lengths: Sequence[int]) -> Any:
+        """Return the arguments of a call, or the example where they are None; all ranks have to make the call."""
+        if min(lengths) == 0 and (self._example is None or not all(self.arguments.split)):
+            # A rank whose first step has no samples has no example. Inputs without samples may change with each call.
+            sample = None if values is None else self.arguments.first_sample(values)
+            self._example = broadcast_object(self.ranks, sample, int(np.argmax(lengths)))
+        elif self._example is None and values is not None:
+            self._example = self.arguments.first_sample(values)
+        return self._example if values is None else values
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
         """Split and send a batch while the devices compute the one before; return its values and the Batch."""

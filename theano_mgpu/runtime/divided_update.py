@@ -1,15 +1,20 @@
-"""An update that is divided among processes: each computes new values of some variables, and sends what others need."""
+"""New values of a divided update: each process, or device, computes some of them, and sends what others need."""
 from __future__ import annotations
 
-from typing import Any, Collection, Sequence
+from typing import Any, Collection, Mapping, Sequence
 
 import numpy as np
 
 from ..comm.activities import GATHER, READ
 from ..comm.communicator import Communicator
+from ..devices.context_map import Context
+from ..devices.failures import FailureExplained
+from ..devices.nccl import BROADCAST, NO_COPIES, Collectives, communicator_of
+from ..devices.nccl_library import DTYPES
 from ..devices.transfers import fetch
 from ..errors import GraphError, RankError
-from ..plan import DividedUpdate
+from ..exchange.devices import LossExplained
+from ..plan import DeviceBroadcast, DividedUpdate
 from .replicas.replicated import Replicated, replicated
 
 
@@ -38,7 +43,7 @@ class UpdateOwners:
         """Note that a step is committed: each process alone has the latest values of its share."""
         for variable, owner in self._left:
             variable.divide(self.gather, owner == self._ranks.rank)
-        self._ranks.divided.add(self.gather)
+        self._ranks.divided[self.gather] = None
 
     def gather(self) -> None:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""
@@ -50,7 +55,7 @@ class UpdateOwners:
         of_others = self._gathered(self._left, values)
         for variable, _ in self._left:
             variable.give(of_others.get(variable))
-        self._ranks.divided.remove(self.gather)
+        self._ranks.divided.pop(self.gather, None)
 
     def _gathered(self, owned: Sequence[tuple[Replicated, int]], values: dict[Replicated, Any]):
         outdated = [variable.variable.container.storage[0] for variable, _ in owned]  # they have the right shape
@@ -62,7 +67,63 @@ class UpdateOwners:
         return {variable: value for (variable, owner), value in zip(owned, gathered) if owner != self._ranks.rank}
 
 
-def check_shape(variable: Replicated, value: Any, old: Any) -> None:
+class DeviceBroadcasts:
+    """New values of a divided update: the device that has computed one sends it to all others by NCCL."""
+
+    def __init__(self, planned: Sequence[DeviceBroadcast], ranks: Communicator, memories: Any) -> None:
+        self._ranks, self._memories = ranks, memories
+        self._each = [(communicator_of(each.contexts, ranks.size),
+                       {replicated(variable): owner for variable, owner in each.owners.items()}) for each in planned]
+
+    def start(self, values: Mapping[Replicated, Any]) -> dict[Replicated, tuple[Sequence[Context], Sequence[Any]]]:
+        """Begin to send new values, some of other processes, if NCCL works on every rank. Each rank has to call it.
+
+        Return for each variable the contexts of this process, and the value on each, which may still be under way. The
+        dict is empty if NCCL does not work.
+        """
+        works = all(communicator.is_verified and not communicator.has_failed for communicator, _ in self._each)
+        # Memory is allocated before other ranks begin to wait for this one.
+        prepared = [self._on_devices(*each, values) for each in self._each] if works else []
+        if self._ranks.size > 1:
+            works = bool(self._ranks.handshake((GATHER,), [works]).all())
+        sent: dict[Replicated, tuple[Sequence[Context], Sequence[Any]]] = {}
+        for (communicator, owners), devices in zip(self._each if works else [], prepared):
+            self._enqueue(communicator, owners, devices)
+            sent.update((variable, (communicator.contexts, on)) for variable, on in zip(owners, zip(*devices)))
+        return sent
+
+    def _enqueue(self, communicator, owners, devices):
+        addresses = np.array([[array.gpudata for array in arrays] for arrays in devices], 'uint64')
+        sizes = [array.size * array.dtype.itemsize for array in devices[0]]
+        collectives = Collectives(
+            addresses, addresses, np.array(sizes, 'uint64'), np.full(len(sizes), DTYPES['uint8'], 'int32'),
+            np.full(len(sizes), BROADCAST, 'int32'), np.array(list(owners.values()), 'int32'))
+        with LossExplained(communicator, {}):
+            communicator.exchange(NO_COPIES, collectives)
+
+    def finish(self) -> None:
+        """Wait until all devices have the values; raise an ExchangeError, or a ReplicaError for a lost device."""
+        for communicator, _ in self._each:
+            with LossExplained(communicator, {}):
+                communicator.wait()
+
+    def _on_devices(self, communicator, owners, values):
+        """Return the arrays of each device of this process: the values that it owns, and memory for the others."""
+        def array_on(memory, place, variable, owner):
+            value, old = values.get(variable), variable.variable.container.storage[0]
+            if self._ranks.size > 1 and value is not None:
+                _check_shape(variable, value, old)
+            like = old if value is None else value
+            return memory.contiguous(value) if place == owner else memory.empty(like.shape, like.dtype)
+        devices = []
+        for i, context in enumerate(communicator.contexts):
+            with FailureExplained(i, context, 'update'):
+                memory, place = self._memories[context], communicator.first + i
+                devices.append([array_on(memory, place, *each) for each in owners.items()])
+        return devices
+
+
+def _check_shape(variable: Replicated, value: Any, old: Any) -> None:
     """Raise a GraphError if a new value has another shape than the old one, which other processes expect."""
     if value.shape != old.shape:
         raise GraphError("the update of %s changes its shape from %s to %s, which other processes do not know: use "
@@ -71,5 +132,5 @@ def check_shape(variable: Replicated, value: Any, old: Any) -> None:
 
 def _checked(variable, value, old):
     value = fetch(value)
-    check_shape(variable, value, old)
+    _check_shape(variable, value, old)
     return value

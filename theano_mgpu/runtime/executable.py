@@ -8,7 +8,6 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
-from ..comm.alone import Alone
 from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
 from ..comm.tree_products import Product
@@ -28,9 +27,8 @@ from ..utils import progress
 from ..utils.executors import Executor, make_executor
 from ..utils.timeline import Timings
 from . import compiler
-from .consensus import check_same_graph, share_first_values
-from .device_broadcast import DeviceBroadcasts
-from .divided_update import UpdateOwners
+from .consensus import check_same_graph
+from .divided_update import DeviceBroadcasts, UpdateOwners
 from .exchanges import exchanges_of
 from .replicas.replicated import Replicated, Storages, replicated, storages_of
 
@@ -133,12 +131,11 @@ class Executable:
         replicas = {variable: replicated(variable) for variable in shared}
         self.variables = list(dict.fromkeys(replicas.values()))  # the same on all ranks
         self._seen: int | None = None  # the `changes` when all replicas were up to date
-        share_first_values(communicator, [each for each in self.variables if each.variable not in program.own])
         by_tree, self.on_devices = plan.shares.logical_shards > 0, plan.mesh.on_devices
         factored = {each.source for part in plan.parts for group in part.sums for each in group.exchanges} \
             .difference(plan.kept) if by_tree and not self.on_devices else ()
-        self.parts = {part: CompiledPart(part, replicas, Alone() if part.is_share else communicator, mode, factored)
-                      for part in plan.parts}
+        self.parts = {part: CompiledPart(part, replicas, Communicator() if part.is_share else communicator, mode,
+                                         factored) for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
         memories = Memories()
@@ -168,13 +165,13 @@ class Executable:
         for variable in self.variables:  # all of them: another function may have divided some otherwise
             if variable.divided and (self.owners is None or variable.divided != self.owners.gather):
                 variable.divided()
-            if variable.lent:
+            if variable.lent is not None:
                 variable.note_edits()
             if variable.on_read is not None:
                 variable.on_read(variable.variable)
         for compiled in self.parts.values():
             compiled.refresh()
-        looks = any(variable.divided or variable.lent or variable.on_read for variable in self.variables)
+        looks = any(variable.divided or variable.lent is not None or variable.on_read for variable in self.variables)
         self._seen = None if looks else seen  # each step looks at such variables
 
     def note_new_values(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Callable, Collection, Iterator, NamedTuple, Sequence
 import numpy as np
 import theano
 
-from ..comm.alone import Alone
 from ..comm.collectives import broadcast_object
 from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, Context
@@ -129,7 +128,7 @@ class StepRun:
             if slots[target] is None:  # else it was sent ahead
                 slots[target] = self._sent(variable, slots[source], context, buffers)
 
-    def _sent(self, variable: theano.Variable, value: Any, context: Context,
+    def _sent(self, variable: theano.Variable | None, value: Any, context: Context,
               buffers: dict[Context, DeviceBuffers]) -> Any:
         """Return a value where functions of a context take it."""
         if isinstance(value, (Sum, Rows)):
@@ -182,7 +181,7 @@ class StepRun:
     def save(self, given: instructions.Save) -> None:
         """Move the values of shards to the host, and free their memory on the devices."""
         for slot in given.slots:
-            self._slots[slot] = copy_to(HOST, self._slots[slot])
+            self._slots[slot] = self._sent(None, self._slots[slot], HOST, {})
         for buffers in [self._batch.buffers[shard] for shard in given.shards]:
             buffers.update((context, DeviceBuffers(context)) for context in buffers)
 
@@ -211,7 +210,7 @@ class StepRun:
         with self._timings.span('device_to_host'):
             fetched = [[fetch(self._slots[slot]) for slot in (part[:1] if reduction == SAME else part)]
                        for part, reduction in zip(given.parts, given.reductions)]
-        ranks: Communicator = Alone() if given.own else self._executable.communicator
+        ranks: Communicator = Communicator() if given.own else self._executable.communicator
         with self._timings.span('exchange'):
             values = exchanged(fetched, given.reductions, self._split.lengths, ranks, self._split.tree)
         for slot, reduction, value in zip(given.targets, given.reductions, values):

@@ -5,12 +5,15 @@ take kernels of 2004, which are several times slower. The import of this module 
 """
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import zlib
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 from ..errors import MgpuError
 from . import flags, processor, progress
@@ -50,6 +53,32 @@ def _old(texts):
 def _fitting(description):
     """Return the names of the kernels that a processor can run, the newest first."""
     return [name for name, needed in KERNELS.items() if set(needed.split()) <= set(description.split())]
+
+
+def share_cores() -> None:
+    """Give the BLAS of this process its part of the cores, among the processes that its parent has started like it.
+
+    A number of threads that the user has chosen stays, by the environment, as joblib does, or by threadpoolctl.
+    """
+    from threadpoolctl import ThreadpoolController
+    cores, processes = len(os.sched_getaffinity(0)), _siblings()
+    if processes > 1 and not any(name.endswith('_NUM_THREADS') for name in os.environ):
+        for library in ThreadpoolController().lib_controllers:
+            if library.user_api == 'blas' and library.num_threads == cores:
+                library.set_num_threads(max(1, cores // processes))
+
+
+def _siblings():
+    """Return how many processes with the same command, but for numbers, the parent of this one has started."""
+    def command(process):
+        words = re.sub('[0-9]', '', Path('/proc', process, 'cmdline').read_text(errors='replace')).split('\0')
+        return [word for word in words if not word.startswith('-')][:2]
+
+    with contextlib.suppress(OSError):  # not Linux, or one ends just now
+        processes = [each for path in Path('/proc', str(os.getppid())).glob('task/*/children')
+                     for each in path.read_text().split()]
+        return sum(command(each) == command('self') for each in processes)
+    return 1
 
 
 def choose_kernels() -> None:

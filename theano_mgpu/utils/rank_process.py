@@ -20,6 +20,7 @@ from ..errors import PREFIX, MgpuError
 from . import mpi_environment, progress, python2
 
 SHOWN = 4000     # characters of a quiet rank's output that are shown when it fails
+LOOK = 0.02      # seconds from one look of a spare process for its file to the next
 HEAD_START = 1.0  # seconds in which rank 0 may report an error that occurs on several ranks, so that it is shown once
 
 PR_SET_PDEATHSIG = 1
@@ -121,6 +122,20 @@ def report(what: str) -> None:
     if folder and mpi_environment.rank() == 0 and not mpi_environment.started_by_rank():
         with contextlib.suppress(OSError):  # the folder is on another host
             open(os.path.join(folder, what), 'wb').close()
+
+
+@functools.lru_cache(maxsize=None)
+def wait_until_needed() -> None:
+    """Wait in a spare process until the launcher needs it; return at once in any other process, and later on.
+
+    It has run the script up to the first checkpoint: it has imported, built and compiled all by then.
+    """
+    path = os.environ.pop(mpi_environment.SPARE, None)
+    if path is None or mpi_environment.started_by_rank():
+        return
+    report(mpi_environment.READY)
+    while not os.path.exists(path):  # a launcher that is killed ends this process, see `install`
+        time.sleep(LOOK)
 
 
 def _note_if_alone():

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import glob
 import json
 import os
 import threading
@@ -111,12 +112,16 @@ def note(seconds: Dict[str, float], name: str, track: str, start: float) -> None
 
 
 class Recorder:
-    """The spans of one process, and the file for them; each rank writes its own, see `timeline`."""
+    """The spans of one process, and the file for them; each rank writes its own, see `timeline`.
 
-    def __init__(self, path: str, rank: int = 0):
+    A process that process `parent` has started adds a line for each span to a file of its own, since it may be killed.
+    """
+
+    def __init__(self, path: str, rank: int = 0, parent: int = 0):
         root, extension = os.path.splitext(path)
-        self.path = '%s.rank%d%s' % (root, rank, extension) if rank else path
-        self.rank = rank
+        self.given, self.rank, self.parent = path, rank, parent
+        self.path = '%s.%d.%d' % (path, parent, os.getpid()) if parent else \
+            '%s.rank%d%s' % (root, rank, extension) if rank else path
         self._spans: List[Tuple[str, str, float, float]] = []
         self._left_out = 0
 
@@ -125,22 +130,36 @@ class Recorder:
         thread = threading.current_thread()
         if track in (HOST, STEP) and thread is not threading.main_thread():  # such as one of a Predictor
             track = '%s of %s' % (track, thread.name)
-        if len(self._spans) < LONGEST:
+        if self.parent:
+            with open(self.path, 'a') as file:
+                file.write(json.dumps([name, track, start, stop]) + '\n')
+        elif len(self._spans) < LONGEST:
             self._spans.append((name, track, start, stop))
         else:
             self._left_out += 1
 
     def write(self) -> None:
-        """Write the file, in Chrome's trace event format (complete events, microseconds)."""
-        tracks = {track: number for number, track in
-                  enumerate(dict.fromkeys([HOST] + [track for _, track, _, _ in self._spans]))}
-        events = [dict(ph='M', name='process_name', pid=self.rank, tid=0, args=dict(name='rank %d' % self.rank))]
-        events += [dict(ph='M', name='thread_name', pid=self.rank, tid=number, args=dict(name=track))
-                   for track, number in tracks.items()]
-        events += [dict(ph='X', name=name, cat=name, pid=self.rank, tid=tracks[track], ts=1e6 * start,
-                        dur=1e6 * (stop - start)) for name, track, start, stop in self._spans]
+        """Write the file, in Chrome's trace event format, with the spans of the processes that this one has started."""
+        if self.parent:
+            return
+        events = _events(self.rank, 'rank %d' % self.rank, self._spans)
+        for path in glob.glob('%s.%d.*' % (glob.escape(self.given), os.getpid())):
+            number = path.rpartition('.')[2]
+            with open(path) as file:
+                events += _events(int(number), 'process ' + number, [json.loads(line) for line in file])
+            os.remove(path)
         with whole_text(self.path) as file:
             json.dump(dict(traceEvents=events, displayTimeUnit='ms', otherData=dict(left_out=self._left_out)), file)
+
+
+def _events(process, title, spans):
+    """Return the spans of a process as complete events, in microseconds, with the names of its tracks."""
+    tracks = {track: number for number, track in enumerate(dict.fromkeys([HOST] + [track for _, track, _, _ in spans]))}
+    events = [dict(ph='M', name='process_name', pid=process, tid=0, args=dict(name=title))]
+    events += [dict(ph='M', name='thread_name', pid=process, tid=number, args=dict(name=track))
+               for track, number in tracks.items()]
+    return events + [dict(ph='X', name=name, cat=name, pid=process, tid=tracks[track], ts=1e6 * start,
+                          dur=1e6 * (stop - start)) for name, track, start, stop in spans]
 
 
 @contextlib.contextmanager
@@ -194,14 +213,14 @@ def records() -> bool:
     return _recorder is not None
 
 
-def start(path: str, rank: int | None = None) -> Recorder:
-    """Begin a timeline; `stop` ends it, and so does the end of the process."""
+def start(path: str, rank: int | None = None, parent: int = 0) -> Recorder:
+    """Begin a timeline; `stop` ends it, and so does the end of the process. See Recorder for `parent`."""
     global _recorder
     if _recorder is not None:
         raise RuntimeError('a timeline is being recorded already, to %s: end it first (the flag mgpu.timeline '
                            'records the whole script)' % _recorder.path)
     # The script may change the current folder.
-    recorder = Recorder(os.path.abspath(path) if path else path, mpi_environment.rank() if rank is None else rank)
+    recorder = Recorder(path and os.path.abspath(path), mpi_environment.rank() if rank is None else rank, parent)
     try:
         check_writable(recorder.path)  # fails now if the path cannot be written, not at the end
     except (OSError, ValueError) as error:  # ValueError: a null byte
@@ -222,6 +241,13 @@ def stop(recorder: Recorder) -> None:
         recorder.write()
 
 
+def _begin_fork():
+    global _recorder
+    if _recorder is not None:
+        _recorder = Recorder(_recorder.given, parent=_recorder.parent or os.getppid())
+
+
+os.register_at_fork(after_in_child=_begin_fork)
 _NOTHING = contextlib.nullcontext()
 
 

@@ -35,7 +35,7 @@ import numpy as np
 from ...comm.allocation import allocation
 from ...devices import discovery
 from ...devices.context_map import Context, describe
-from ...devices.contexts import gpu_context, init
+from ...devices.contexts import init
 from ...errors import MgpuError
 from ...utils import mpi_environment, progress
 from ...utils.files import check_folder, check_writable, whole_text
@@ -119,16 +119,11 @@ def prepare(args: argparse.Namespace) -> tuple[Recipe, Sequence[Context]]:
     os.environ['KERAS_BACKEND'] = 'theano'
     with quietly():
         contexts = init(args.contexts)
-    recipe = Recipe(args.model, args.input_shape, args.optimizer, gpu=not any(map(is_cpu, contexts)))
+    on_cpu = any(discovery.type_of(context.device) == 'CPU' for context in contexts)  # also by OpenCL (PoCL)
+    recipe = Recipe(args.model, args.input_shape, args.optimizer, gpu=not on_cpu)
     args.batch_size = args.batch_size or recipe.batch_size
     check_batch(args.batch_size, max(len(contexts), args.ranks or 1), recipe.input_shape)
     return recipe, contexts
-
-
-def is_cpu(context: Context) -> bool:
-    """Return whether a context's device is a CPU, also through OpenCL (PoCL)."""
-    return context.kind == 'cpu' or (context.kind == 'opencl' and discovery.status(
-        context.device, gpu_context(context)).name.startswith(('pthread', 'cpu')))
 
 
 def check_batch(batch_size: int, most: int, shape: Sequence[int] | None) -> None:

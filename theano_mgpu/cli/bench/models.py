@@ -25,12 +25,10 @@ class Known(NamedTuple):
     loss: str = 'categorical_crossentropy'
 
 
-def _application(name: str) -> Callable[[Any, Shape], Any]:
-    """Return a function that makes a model of keras.applications, with random weights."""
-    def make(layers: Any, shape: Shape) -> Any:
-        from keras import applications
-        return getattr(applications, name)(weights=None, input_shape=shape)
-    return make
+def _application(name: str, shape: Shape) -> Any:
+    """Return a model of keras.applications, with random weights."""
+    from keras import applications
+    return getattr(applications, name)(weights=None, input_shape=shape)
 
 
 MODELS = {
@@ -40,8 +38,8 @@ MODELS = {
     'mlp': Known((784,), 128, lambda layers, shape: [  # many parameters, little computation
         layers.Dense(1024, activation='relu'), layers.Dense(1024, activation='relu'),
         layers.Dense(CLASSES, activation='softmax')]),
-    'vgg16': Known((224, 224, 3), 16, _application('VGG16'), (64, 64, 3)),
-    'resnet50': Known((224, 224, 3), 16, _application('ResNet50'), (64, 64, 3)),
+    'vgg16': Known((224, 224, 3), 16, lambda layers, shape: _application('VGG16', shape), (64, 64, 3)),
+    'resnet50': Known((224, 224, 3), 16, lambda layers, shape: _application('ResNet50', shape), (64, 64, 3)),
     'lstm': Known((50, 32), 64, lambda layers, shape: [layers.LSTM(128), layers.Dense(CLASSES, activation='softmax')]),
     'autoencoder': Known((32, 32, 1), 64, lambda layers, shape: [
         layers.Conv2D(16, 3, strides=2, padding='same', activation='relu'),
@@ -96,12 +94,9 @@ class Recipe:
     def replicate(self, gpus: int | Sequence[str]) -> Any:
         """Return a new parallel model over contexts; see `multi_gpu_model`."""
         from ...keras import multi_gpu_model
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore', MgpuWarning)  # exactness does not matter here
-                return multi_gpu_model(self.build(), gpus)
-        except ValueError as error:
-            raise MgpuError(str(error)) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', MgpuWarning)  # exactness does not matter here
+            return multi_gpu_model(self.build(), gpus)
 
     def data(self, model: Any, n: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return inputs and targets of n samples of a compiled keras.Model; the same in every process."""

@@ -17,7 +17,7 @@ import functools
 import textwrap
 from typing import Any, Callable, Iterator
 
-from ...utils import mpi_environment, rank_process
+from ...utils import mpi_environment
 from ..output import help_of, print_json
 from . import advice, device_checks, host_checks, mpi_checks
 from .host_checks import FAIL, SKIP, Finding, Setup
@@ -36,7 +36,6 @@ def add_parser(sub: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the checks and print each result at once; return 1 if one failed, else 0."""
-    rank_process.note_joined()  # in a job, the checks of each rank are its own
     setup, findings = Setup(), []
     for name, finding in diagnose(setup):
         findings.append((name, finding))

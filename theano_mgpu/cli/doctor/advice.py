@@ -4,22 +4,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from typing import NamedTuple, Sequence
+from typing import Sequence, Tuple
 
-from ... import config
 from ...comm.allocation import allocation
 from ...devices import discovery
 from ...devices.contexts import flagged
 from ...utils import mpi_environment
+from ...utils.flags import theanorc_files
 from . import device_checks
 from .host_checks import FAIL, WARN, Finding, Setup
 
-
-class Step(NamedTuple):
-    """A command to type next, and its purpose."""
-
-    command: str
-    purpose: str
+Step = Tuple[str, str]  # a command to type next, and its purpose
 
 
 def problem(setup: Setup) -> str:
@@ -34,34 +29,32 @@ def problem(setup: Setup) -> str:
 
 
 def first_script(setup: Setup) -> Step:
-    """Return the command that runs a script on all that this machine, or this job, has, as a Step."""
+    """Return the command that runs a script on all that this machine, or this job, has."""
     script = 'a Keras or Theano script, unchanged, '
     processes = mpi_environment.size()
     if processes > 1:
-        return Step('theano-mgpu run train.py', script + 'started as this was, in %d processes' % processes)
+        return 'theano-mgpu run train.py', script + 'started as this was, in %d processes' % processes
     if allocation():
-        return Step('theano-mgpu launch run train.py', script + 'on the hosts of this job')
+        return 'theano-mgpu launch run train.py', script + 'on the hosts of this job'
     has_mpi = importlib.util.find_spec('mpi4py') is not None and shutil.which('mpirun') is not None
     needs = '' if has_mpi else ', once mpi4py and mpirun are installed'
-    names = [context.name for context in setup.contexts]
-    if len(names) == 1 and setup.needs('cuda', 'opencl'):
-        purpose = script + 'on one device of each of two hosts' + needs
-        return Step('theano-mgpu launch --hosts a,b run train.py', purpose)
-    if setup.needs('cuda', 'opencl'):
-        return Step('theano-mgpu run train.py', script + 'on ' + ', '.join(names))
-    return Step('theano-mgpu launch -n 2 run train.py', script + 'in two processes on the CPU' + needs)
+    if not setup.needs('cuda', 'opencl'):
+        return 'theano-mgpu launch -n 2 run train.py', script + 'in two processes on the CPU' + needs
+    if len(setup.contexts) == 1:
+        return 'theano-mgpu launch --hosts a,b run train.py', script + 'on one device of each of two hosts' + needs
+    return 'theano-mgpu run train.py', script + 'on ' + ', '.join(context.name for context in setup.contexts)
 
 
 def next_steps(setup: Setup) -> list[Step]:
     """Return three commands that make sense next."""
     wrong = problem(setup)
-    check = Step('theano-mgpu doctor', 'begin here: ' + wrong if wrong else 'check that each context computes')
+    check = ('theano-mgpu doctor', 'begin here: ' + wrong if wrong else 'check that each context computes')
     if setup.needs('cuda', 'opencl') and not flagged():
-        last = Step('theano-mgpu config > ~/.theanorc', 'use these devices, with float32, from now on')
-        if any(map(os.path.exists, config.theanorc_files())):
-            last = Step('theano-mgpu config', 'lines for your .theanorc: these devices, with float32')
+        last = ('theano-mgpu config > ~/.theanorc', 'use these devices, with float32, from now on')
+        if any(map(os.path.exists, theanorc_files())):
+            last = ('theano-mgpu config', 'lines for your .theanorc: these devices, with float32')
     else:
-        last = Step('theano-mgpu bench --model cnn', 'measure how a model scales here')
+        last = ('theano-mgpu bench --model cnn', 'measure how a model scales here')
     return [check, first_script(setup), last]
 
 

@@ -6,7 +6,7 @@ import glob
 import warnings
 
 from ...compat import cuda_libraries
-from ...devices import cards, cuda_contexts, discovery, pygpu_package
+from ...devices import cards, cuda_contexts, discovery
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
 from ...utils.values import wrong
@@ -16,17 +16,7 @@ from .host_checks import FAIL, OK, SKIP, WARN, Finding, Setup, broken, first_lin
 # The shared libraries that libgpuarray opens by name, and the purpose of each.
 CUDA_LIBRARIES = {'libcuda.so': 'every CUDA call', 'libnvrtc.so': 'every GPU kernel', 'libcublas.so': 'gemm',
                   'libnccl.so': 'sums between devices'}
-OPTIONAL = {'libnccl.so'}
 SLOWER = 'without it, convolutions are several times slower'
-
-
-def load_error(name: str) -> str | None:
-    """Return why the dynamic linker cannot open a library by this name, as text; None if it can."""
-    try:
-        ctypes.CDLL(name)
-    except OSError as error:
-        return str(error)
-    return None
 
 
 def nvidia_gpu_present() -> bool:
@@ -38,16 +28,15 @@ def nvidia_gpu_present() -> bool:
 def check_pygpu(setup: Setup) -> Finding:
     """Check that pygpu can be imported, in a version for Theano 1.0.5."""
     gpu = setup.needs('cuda', 'opencl')
-    remedy = pygpu_package.how_to_install()
     try:
         import pygpu
         from pygpu.gpuarray import api_version
     except Exception as error:  # ImportError; ValueError where it was built for another NumPy
-        return (Finding(FAIL, 'cannot be imported: ' + first_line(error), remedy) if gpu else
+        return (Finding(FAIL, 'cannot be imported: ' + first_line(error), discovery.INSTALL_PYGPU) if gpu else
                 Finding(SKIP, 'not available; needed for GPUs only (%s)' % first_line(error)))
     version = '%s, API %d' % (pygpu.__version__, api_version()[0])
     if version_tuple(pygpu.__version__) != (0, 7) or api_version()[0] != 2:
-        return broken(gpu, version + '; Theano 1.0.5 works with 0.7, API 2', remedy)
+        return broken(gpu, version + '; Theano 1.0.5 works with 0.7, API 2', discovery.INSTALL_PYGPU)
     return Finding(OK, version)
 
 
@@ -74,9 +63,10 @@ def check_clblast(setup: Setup) -> Finding:
     """Check that gemm on OpenCL has its library."""
     if not (setup.needs('opencl') or discovery.discover('opencl')[0]):
         return Finding(SKIP, 'no OpenCL device here')
-    error = load_error('libclblast.so')
-    if error:
-        return broken(setup.needs('opencl'), 'gemm on OpenCL ends with "Missing Blas library": ' + error,
+    try:
+        ctypes.CDLL('libclblast.so')
+    except OSError as error:
+        return broken(setup.needs('opencl'), 'gemm on OpenCL ends with "Missing Blas library": %s' % error,
                       'Debian: apt-get install libclblast-dev (libclblast1 alone lacks this name)')
     return Finding(OK, 'gemm on OpenCL has its library')
 
@@ -116,9 +106,9 @@ def check_library(setup: Setup, name: str) -> Finding:
     elif cuda_libraries.candidates(name):
         return Finding(SKIP, '%s; not tried: no CUDA device can be used' % cuda_libraries.candidates(name)[0].path)
     else:
-        problem = 'not found' if name in OPTIONAL else 'it is not installed'
+        problem = 'it is not installed' if name in cuda_libraries.REQUIRED else 'not found'
         remedy = "python -m pip install 'theano_mgpu[cuda12]'"
-    if name in OPTIONAL:
+    if name not in cuda_libraries.REQUIRED:
         return Finding(SKIP, 'optional; ' + problem)
     return broken(setup.needs('cuda'), '%s needs it: %s' % (CUDA_LIBRARIES[name], problem), remedy)
 
@@ -157,10 +147,9 @@ def check_libgpuarray(setup: Setup) -> Finding:
     if left:
         return Finding(FAIL, '%s leaves a context current, and the patch does not help: several CUDA contexts in one '
                        'process will fail' % version, 'Use one process for each device: theano-mgpu launch')
-    if leaked:
-        return Finding(OK, '%s leaves a context current when it has a kernel already; with the patch of theano_mgpu '
-                       'it does not, on %s and %s' % (version, *used))
-    return Finding(OK, '%s leaves contexts as they were, on %s and %s' % (version, *used))
+    found = 'leaves a context current when it has a kernel already; with the patch of theano_mgpu it does not' \
+        if leaked else 'leaves contexts as they were'
+    return Finding(OK, '%s %s, on %s and %s' % (version, found, *used))
 
 
 def check_cudnn(setup: Setup) -> Finding:

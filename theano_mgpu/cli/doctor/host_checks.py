@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import theano_mgpu
 
-from ... import config
 from ...comm import mpi_library
 from ...compat import kept_graphs, keras_names, keras_versions
 from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
 from ...utils import blas
+from ...utils.flags import environment_flags, flag, theanorc_files
 from ...utils.values import wrong
 from ..output import quietly
 
@@ -183,9 +183,9 @@ def check_blas(setup: Setup) -> Finding:
 
 def check_kept_graphs(setup: Setup) -> Finding:
     """Check that optimised graphs can be kept for the next start, and count those that are."""
-    flag = kept_graphs.why_off()
-    if flag:
-        return Finding(SKIP, 'off (%s): each start optimises all graphs' % flag)
+    off = kept_graphs.why_off()
+    if off:
+        return Finding(SKIP, 'off (%s): each start optimises all graphs' % off)
     folder, n_graphs, n_bytes = kept_graphs.store()
     try:
         os.makedirs(folder, exist_ok=True)
@@ -212,11 +212,11 @@ def check_map(setup: Setup) -> Finding:
 
 def source_of_map() -> str:
     """Return the source of the context map, as text."""
-    flags = config.environment_flags()
+    flags = environment_flags()
     if flags.get('contexts', '').strip():
         return 'from THEANO_FLAGS'
-    if 'contexts' not in flags and config.flag('contexts', '').strip():
-        return 'from ' + ', '.join(config.theanorc_files())
+    if 'contexts' not in flags and flag('contexts', '').strip():
+        return 'from ' + ', '.join(theanorc_files())
     return "this machine's devices: THEANO_FLAGS and .theanorc map no contexts"
 
 

@@ -69,10 +69,9 @@ def all_on_one(ranks: int, job: Allocation) -> Finding:
 
 def check_job(setup: Setup) -> Finding:
     """Check that MPI finds the other processes of this process's job, on all hosts of the allocation."""
-    from ...comm.mpi import import_mpi
     ranks = mpi_environment.size()
     try:
-        library = import_mpi().Get_library_version()
+        library = mpi_library.import_mpi().Get_library_version()
     except MgpuError as error:
         text, _, remedy = str(error).partition('. ')
         return Finding(FAIL, text, remedy)

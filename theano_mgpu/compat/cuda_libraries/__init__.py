@@ -70,7 +70,7 @@ def survey() -> Survey:
         libraries['libnvrtc.so'], architectures = nvrtc.provide(driver, version, capabilities)
         libraries['libcublas.so'] = _provide_cublas(version, capabilities)
         libraries['libnccl.so'] = _provide_nccl()
-    except shims.Unbuildable as error:  # then the one for NVRTC cannot be built either
+    except shims.Unusable as error:  # then the one for NVRTC cannot be built either
         return Survey(capabilities, (), {'libcuda.so': Library(path, version),
                                          'libnvrtc.so': Library(None, (), None, *error.args)})
     return Survey(capabilities, architectures, libraries)
@@ -80,14 +80,12 @@ def survey() -> Survey:
 def find_cudnn() -> cudnn.Cudnn:
     """Find, choose, load and check cuDNN, once in a process; Theano has to be imported."""
     import theano
-    flags = theano.config
     libraries, capabilities = survey().libraries, survey().capabilities
-    if flags.dnn.enabled == 'False':
+    if theano.config.dnn.enabled == 'False':
         return cudnn.Cudnn(None, problem='disabled by the flag dnn.enabled')
     if not capabilities:
         return cudnn.Cudnn(None, problem='there is no CUDA device')
-    return cudnn.provide(libraries['libcuda.so'].version, capabilities,
-                          cudnn.Flags(flags.dnn.include_path, flags.dnn.library_path, flags.cuda.include_path))
+    return cudnn.provide(libraries['libcuda.so'].version, capabilities, theano.config)
 
 
 def _open_driver():

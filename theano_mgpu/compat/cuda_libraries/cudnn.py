@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 from . import search, shims
-from .search import Candidate
 from .versions import Version, cudnn_problem, cudnn_remedy, cudnn_version, dotted
 
 SHIM = Path(__file__).with_name('cudnn_shim.h').read_text(encoding='utf-8')  # before C code that calls cuDNN
@@ -22,14 +21,6 @@ OWN_HEADERS = str(Path(__file__).with_name('cuda_headers'))
 CUDA_HEADERS = ('cuda.h', 'cuda_runtime.h', 'cuda_runtime_api.h', os.path.join('crt', 'host_defines.h'))
 WORKSPACE = 8 << 20  # bytes
 TOLERANCE = 1e-2     # TF32 keeps 3 digits; a wrong kernel keeps none
-
-
-class Flags(NamedTuple):
-    """Theano's flags ``dnn.include_path``, ``dnn.library_path`` and ``cuda.include_path``; '' where not set."""
-
-    include: str = ''
-    library: str = ''
-    cuda_include: str = ''
 
 
 class Cudnn(NamedTuple):
@@ -80,79 +71,75 @@ class Cudnn(NamedTuple):
         return next(('a convolution ' + error for error in errors if error), '')
 
 
-def provide(driver: Version, capabilities: Sequence[Version], flags: Flags) -> Cudnn:
+def provide(driver: Version, capabilities: Sequence[Version], flags: Any) -> Cudnn:
     """Choose cuDNN and its headers, load it, and check that a convolution compiles against it.
 
     Return the first one that suits the CUDA version of the driver, and the compute capability of each device. If none
-    does, it has a problem that names the reason for each.
+    does, it has a problem that names the reason for each. `flags` is ``theano.config``.
     """
-    candidates = _candidates(flags)
-    if not candidates:
+    paths, problems = _files(flags.dnn.library_path), []
+    for path in paths:
+        try:
+            return _usable(path, driver, capabilities, flags)
+        except shims.Unusable as error:
+            problems.append(error.args)
+    if not paths:
         return Cudnn(None, problem='cuDNN is not installed', remedy=cudnn_remedy(driver))
-    problems = []
-    for candidate in candidates:
-        cudnn = _try_library(candidate.path, driver, capabilities, flags)
-        if not cudnn.problem:
-            return cudnn
-        problems.append(cudnn)
-    return problems[0]._replace(problem='; '.join(cudnn.problem for cudnn in problems))
+    return Cudnn(paths[0], problem='; '.join(problem for problem, _ in problems), remedy=problems[0][1])
 
 
-def _candidates(flags):
-    """Return the files that may be cuDNN: the flag's folder, then LD_LIBRARY_PATH, then the newest."""
-    flagged = [Candidate(path, True) for path in search.files_in(flags.library, 'libcudnn.so')] if flags.library else []
+def _files(folder):
+    """Return the files that may be cuDNN: in the flag's folder, then on LD_LIBRARY_PATH, then the newest."""
     others = sorted(search.candidates('libcudnn.so'), reverse=True,
                     key=lambda candidate: (candidate.by_user, search.file_version(candidate.path)))
-    unique = {os.path.realpath(candidate.path): candidate for candidate in reversed(flagged + others)}
-    return list(unique.values())[::-1]
+    paths = (search.files_in(folder, 'libcudnn.so') if folder else []) + [candidate.path for candidate in others]
+    return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 
 
-def _try_library(path, driver, capabilities, flags):
+def _usable(path, driver, capabilities, flags):
+    """Load a file, and find its headers; raise `shims.Unusable` if a convolution cannot be compiled."""
+    remedy = cudnn_remedy(driver)
     try:
         library = ctypes.CDLL(path)
         for function in (library.cudnnGetVersion, library.cudnnGetCudartVersion):
             function.restype = ctypes.c_size_t
         number, runtime = library.cudnnGetVersion(), library.cudnnGetCudartVersion()
     except (OSError, AttributeError) as error:
-        return Cudnn(path, problem='cuDNN cannot be loaded: %s' % error, remedy=cudnn_remedy(driver))
+        raise shims.Unusable('cuDNN cannot be loaded: %s' % error, remedy) from error
     version = cudnn_version(number)
-    cudnn = Cudnn(path, version, number)
     problem = cudnn_problem(path, version, runtime // 1000, driver, capabilities)
     if problem:
-        return cudnn._replace(problem=problem, remedy=cudnn_remedy(driver))
-    folders = list(_include_folders(path, flags))
-    include = next((folder for folder in folders if header_version(folder) == version), None)
+        raise shims.Unusable(problem, remedy)
+    folders = {folder: header_version(folder) for folder in _include_folders(path, flags.dnn.include_path)}
+    include = next((folder for folder in folders if folders[folder] == version), None)
     if include is None:
-        others = ', '.join('%s has the headers of %s' % (folder, dotted(header_version(folder)))
-                           for folder in folders if header_version(folder))
-        return cudnn._replace(problem='the headers of cuDNN %s (%s) are not installed%s'
-                              % (dotted(version), path, '; ' + others if others else ''),
-                              remedy=cudnn_remedy(driver))
+        others = ', '.join('%s has the headers of %s' % (folder, dotted(other))
+                           for folder, other in folders.items() if other)
+        raise shims.Unusable('the headers of cuDNN %s (%s) are not installed%s'
+                             % (dotted(version), path, '; ' + others if others else ''), remedy)
     try:
-        cudnn = cudnn._replace(include=include, link=shims.link_folder(path, 'libcudnn.so'))
+        link = shims.link_folder(path, 'libcudnn.so')
     except OSError as error:
-        return cudnn._replace(problem='a link to %s cannot be made: %s' % (path, error), remedy=shims.OTHER_FOLDER)
-    for cuda_include in _cuda_include_folders(flags):
+        raise shims.Unusable('a link to %s cannot be made: %s' % (path, error), shims.OTHER_FOLDER) from error
+    for cuda_include in _cuda_include_folders(flags.cuda.include_path):
         try:
-            check = ctypes.CDLL(_build_check(cudnn, cuda_include))
-        except (shims.Unbuildable, OSError) as error:
-            cudnn = cudnn._replace(problem='Theano cannot be compiled with cuDNN %s (%s): %s'
-                                   % (dotted(version), path, error.args[0]), remedy=cudnn_remedy(driver))
-        else:
-            return cudnn._replace(cuda_include=cuda_include, check=check, problem='', remedy='')
-    return cudnn
+            check = ctypes.CDLL(_build_check(path, include, cuda_include))
+            return Cudnn(path, version, number, include, cuda_include, link, check)
+        except (shims.Unusable, OSError) as error:
+            problem = 'Theano cannot be compiled with cuDNN %s (%s): %s' % (dotted(version), path, error.args[0])
+    raise shims.Unusable(problem, remedy)
 
 
-def _build_check(cudnn, cuda_include):
+def _build_check(path, include, cuda_include):
     """Compile and link all functions of cuDNN that Theano's convolutions call; return the path of the library."""
     text = SHIM + CHECK.read_text(encoding='utf-8')
-    options = ['-x', 'c++', '-w', '-Wl,--no-undefined', '-I' + cudnn.include, '-I' + cuda_include]
-    return shims.build('libtheano_mgpu_cudnn.so', text, cudnn.path, options)
+    options = ['-x', 'c++', '-w', '-Wl,--no-undefined', '-I' + include, '-I' + cuda_include]
+    return shims.build('libtheano_mgpu_cudnn.so', text, path, options)
 
 
-def _include_folders(path: str, flags: Flags) -> Iterator[str]:
-    if flags.include:
-        yield flags.include
+def _include_folders(path: str, flag: str) -> Iterator[str]:
+    if flag:
+        yield flag
     for name in (path, os.path.realpath(path)):
         folder = os.path.dirname(os.path.abspath(name))
         yield os.path.join(os.path.dirname(folder), 'include')
@@ -160,10 +147,10 @@ def _include_folders(path: str, flags: Flags) -> Iterator[str]:
     yield from search.include_folders()
 
 
-def _cuda_include_folders(flags: Flags) -> Iterator[str]:
+def _cuda_include_folders(flag: str) -> Iterator[str]:
     """Yield folders of CUDA's headers: the flag's, the first complete one, and the few names that are needed."""
-    if flags.cuda_include:
-        yield flags.cuda_include
+    if flag:
+        yield flag
     for folder in search.include_folders():
         if all(os.path.exists(os.path.join(folder, name)) for name in CUDA_HEADERS):
             yield folder

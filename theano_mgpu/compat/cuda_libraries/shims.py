@@ -29,17 +29,17 @@ EMPTY = '/* No code: only a name, and the library that it is linked with. */\n'
 NVRTC = Path(__file__).with_name('nvrtc_shim.c')
 
 
-class Unbuildable(Exception):
-    """A shim cannot be compiled; the arguments are the reason and the remedy."""
+class Unusable(Exception):
+    """A library cannot be used, or not be compiled; the arguments are the reason and the remedy."""
 
 
 def compiler() -> str:
-    """Return the compiler that Theano uses, else one on the PATH; raise Unbuildable if there is none."""
+    """Return the compiler that Theano uses, else one on the PATH; raise Unusable if there is none."""
     for name in (_theano_flag('cxx', ''), 'c++', 'g++', 'gcc', 'cc'):
         if name and shutil.which(name):
             return name
-    raise Unbuildable('CUDA devices need a C compiler, and there is none: the flag cxx of Theano is empty, and none of '
-                      'c++, g++, gcc and cc is on the PATH', COMPILERS)
+    raise Unusable('CUDA devices need a C compiler, and there is none: the flag cxx of Theano is empty, and none of '
+                   'c++, g++, gcc and cc is on the PATH', COMPILERS)
 
 
 def folder() -> str:
@@ -50,7 +50,7 @@ def folder() -> str:
 def build(name: str, text: str, linked_with: str | None = None, options: Sequence[str] = ('-x', 'c')) -> str:
     """Compile a library of this file name and SONAME in `folder`, or find it compiled; return its path.
 
-    The text is C, unless the options name another language. Several processes may build it at once. Raise Unbuildable
+    The text is C, unless the options name another language. Several processes may build it at once. Raise Unusable
     if there is no compiler, it fails, or the folder cannot be written.
     """
     stamp = os.stat(linked_with).st_mtime_ns if linked_with else 0
@@ -63,8 +63,8 @@ def build(name: str, text: str, linked_with: str | None = None, options: Sequenc
         with whole_file(path) as unfinished:
             _compile(unfinished, name, text, linked_with, options)
     except OSError as error:
-        raise Unbuildable('%s, which CUDA devices need, could not be written: %s' % (name, error),
-                          OTHER_FOLDER) from error
+        raise Unusable('%s, which CUDA devices need, could not be written: %s' % (name, error),
+                       OTHER_FOLDER) from error
     return path
 
 
@@ -96,8 +96,8 @@ def _compile(path, name, text, linked_with, options):
                           stderr=subprocess.STDOUT)
     if done.returncode:
         errors = [line for line in done.stdout.splitlines() if re.search('error:|undefined|cannot find', line)]
-        raise Unbuildable('%s could not build %s, which CUDA devices need: %s'
-                          % (command[0], name, ' '.join((errors[:1] or [done.stdout])[0].split())[:400]), COMPILERS)
+        raise Unusable('%s could not build %s, which CUDA devices need: %s'
+                       % (command[0], name, ' '.join((errors[:1] or [done.stdout])[0].split())[:400]), COMPILERS)
 
 
 def connect_nvrtc(shim: Any, nvrtc: Any, driver: Any, architectures: Sequence[int]) -> None:

@@ -40,7 +40,7 @@ class ShardGraph:
         The placeholder of a value in a later stage, to the value in the stage that computes it.
     """
 
-    def __init__(self, numbers: list[theano.Variable] | None = None) -> None:
+    def __init__(self, numbers: list[theano.Variable] | None) -> None:
         self.numbers = numbers or [T.lscalar(name) for name in ('samples', 'own samples', 'first sample')]
         self.total, self.own, self.first = self.numbers
         self.exchanges: dict[theano.Variable, tuple[theano.Variable, Reduction]] = {}
@@ -76,25 +76,27 @@ class ShardGraph:
 
     def make_all(self, function: Callable[..., Any], values: list[Value], states: list[State]) -> list[Value]:
         """Return the Value of each result of a function, each with its own state."""
-        stage = max([value.stage for value in values], default=FREE)
-        variables = function(*[self.at(value, stage) for value in values])
-        return [self._noted(variable, state, stage) for variable, state in zip(variables, states)]
+        stage = max([self.stage(value.variable) for value in values], default=FREE)
+        new = list(map(Value, function(*[self.at(value.variable, stage) for value in values]), states))
+        for variable, state in new:
+            self.stages.setdefault(variable, stage)
+            if state.kind == CONSTANT:
+                self.constants.add(variable)
+        return new
 
-    def _noted(self, variable, state, stage):
-        self.stages.setdefault(variable, stage)
-        if state.kind == CONSTANT:
-            self.constants.add(variable)
-        return Value(variable, state, stage)
+    def stage(self, variable: theano.Variable) -> int:
+        """Return the stage that computes a variable of this graph."""
+        return self.stages.get(variable, FREE)
 
-    def at(self, value: Value, stage: int) -> theano.Variable:
-        """Return the variable of a value in a stage: its own, or a placeholder where an earlier stage computes it."""
-        if value.stage in (FREE, stage) or self.is_everywhere(value.variable):
-            return value.variable
-        key = value.variable, stage
+    def at(self, variable: theano.Variable, stage: int) -> theano.Variable:
+        """Return what stands for a variable in a stage: itself, or a placeholder where an earlier stage computes it."""
+        if self.stage(variable) in (FREE, stage) or self.is_everywhere(variable):
+            return variable
+        key = variable, stage
         if key not in self._placeholders:
-            placeholder = self._placeholders[key] = value.variable.type(value.variable.name)
-            keep_trace([placeholder], value.variable)
-            self.saved[placeholder] = value.variable
+            placeholder = self._placeholders[key] = variable.type(variable.name)
+            keep_trace([placeholder], variable)
+            self.saved[placeholder] = variable
             self.stages[placeholder] = stage
         return self._placeholders[key]
 
@@ -106,8 +108,7 @@ class ShardGraph:
     def shaped_like(self, value: Value) -> Value:
         """Return the earliest value that has the shape of this one, whatever its numbers: ROWS, or else CONSTANT."""
         variable = self._earliest(value.variable)
-        state = value.state if value.kind == ROWS else WHOLE
-        return Value(variable, state, self.stages.get(variable, value.stage))
+        return Value(variable, value.state if value.kind == ROWS else WHOLE)
 
     def _earliest(self, variable):
         if variable in self.saved:
@@ -119,17 +120,9 @@ class ShardGraph:
             return min(alike + [variable], key=lambda v: self.stages.get(v, FREE if v.owner is None else 0))
         return variable
 
-    def portions(self) -> Value:
-        """Return the portion of the whole batch that each shard has: a vector of float64, as a CONSTANT."""
-        return self.exchange(self._own_portion, STACK)
-
     @functools.cached_property
-    def _own_portion(self):
-        return self._noted(self.portion, WHOLE, 0)
-
-    @property
     def portion(self) -> theano.Variable:
-        """The portion of the samples of the whole batch that the replica has."""
+        """The portion of the samples of the whole batch that the replica has, as float64."""
         return T.cast(self.own, 'float64') / T.cast(self.total, 'float64')
 
     def exchange(self, value: Value, reduction: Reduction) -> Value:
@@ -144,18 +137,13 @@ class ShardGraph:
             placeholder = self._placeholders[key] = kind(value.variable.name)
             keep_trace([placeholder], value.variable)
             self.exchanges[placeholder] = key
-            self.stages[placeholder] = value.stage + 1
-        placeholder = self._placeholders[key]
+            self.stages[placeholder] = max(0, self.stage(value.variable)) + 1
         # The value, or its length, may depend on the number of samples.
-        return Value(placeholder, DEPENDENT, self.stages[placeholder])
-
-    def length(self, variable: theano.Variable) -> Value:
-        """Return the Value of the `outer` length of rows."""
-        return Value(variable, WHOLE, self.stages.get(variable, FREE))
+        return Value(self._placeholders[key], DEPENDENT)
 
     def outer(self, value: Value) -> list[Value]:
         """Return the Value of the `outer` length of rows in a list, which is empty for rows without one."""
-        return [] if value.state.outer is None else [self.length(value.state.outer)]
+        return [] if value.state.outer is None else [Value(value.state.outer, WHOLE)]
 
     def cut(self, value: Value, axis: int, outer: theano.Variable | None = None, widens: bool = False) -> Value:
         """Return the replica's rows of a CONSTANT that has the whole batch along an axis.
@@ -180,7 +168,7 @@ class ShardGraph:
             return variable[(slice(None),) * axis + (slice(first, stop),)]
         if outer is None:
             return self.make(of_rows, [value], rows(axis), like=value.variable)
-        return self.make(of_blocks, [value, self.length(outer)], rows(axis, outer), like=value.variable)
+        return self.make(of_blocks, [value, Value(outer, WHOLE)], rows(axis, outer), like=value.variable)
 
 
 def split_axis(variable: theano.Variable, axis: int, blocks: theano.Variable) -> theano.Variable:

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Collection, NamedTuple, NoReturn
+from collections import Counter
+from typing import Any, Callable, Collection, Mapping, NamedTuple, NoReturn, Sequence
 
 import theano
 import theano.tensor as T
@@ -21,7 +22,7 @@ from ..repeatable import unrepeatable
 from ..traces import keep_trace_above, line_of
 from .reductions import Gather
 from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
-from .states import BACKWARDS, CONSTANT, FREE, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
+from .states import BACKWARDS, CONSTANT, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
 
 COMPARISONS = EQ, NEQ, LT, GT, LE, GE
 ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
@@ -71,6 +72,11 @@ class Shards(ShardGraph):
         Variables to exchange as soon as they are partial, because something needs their whole value anyway.
     statistics : {'exact', 'local'}
         Whether batch normalisation uses the statistics of the whole batch, or of the shard.
+    around : Shards, optional
+        Of the graph around a loop, where `outputs` are of the graph inside of it, which has no `inputs`: its leaves are
+        `known`. `sources` maps a leaf to the variable around the loop that holds it, and to the number of axes which
+        this variable has ahead. `recurrences` maps a state to the variable around it that it begins with, and to its
+        next values.
 
     Attributes
     ----------
@@ -78,51 +84,33 @@ class Shards(ShardGraph):
         PARTIAL ones are to be reduced, and ROWS to be gathered, by the caller.
     """
 
-    def __init__(self, inputs: list[theano.Variable], outputs: list[theano.Variable],
-                 exchanged: Collection[theano.Variable] = (), statistics: str = 'exact') -> None:
-        self._begin({variable: Value(variable, rows(), 0) for variable in inputs}, exchanged, statistics)
-        self.inputs = set(inputs)
-        self._walk(outputs)
-
-    @classmethod
-    def of_loop(cls, around: Shards, known: dict[theano.Variable, Value], outputs: list[theano.Variable],
-                sources: dict[theano.Variable, tuple[theano.Variable, int]],
-                recurrences: dict[theano.Variable, tuple[theano.Variable, list[theano.Variable]]]) -> Shards:
-        """Return the Shards of the graph inside of a loop, whose inputs have known Values.
-
-        `sources` maps an input to the variable around the loop that holds it, and to the number of axes which this
-        variable has ahead. `recurrences` maps a state to the variable around it that it begins with, and to its next
-        values.
-        """
-        inside = cls.__new__(cls)
-        inside._begin(known, numbers=around.numbers)
-        inside.around, inside.sources, inside.recurrences = around, sources, recurrences
-        inside._walk(outputs)
-        return inside
-
-    def _begin(self, known, exchanged=(), statistics='exact', numbers=None):
-        ShardGraph.__init__(self, numbers)
-        self._at_once = set(exchanged)
-        self._traced = set()      # variables of the new graph that have the lines of the given ones
-        self.compared = set()     # variables of the new graph that other ones are compared with, bit by bit
-        self._values = {}
-        self._used_partial, self._used_whole = set(), set()  # variables of the given graph
-        self._copied = {}         # scaled or reshaped copies of shares, to the shares
-        self._copies = {}         # shares, to their exchanged copies
+    def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
+                 exchanged: Collection[theano.Variable] = (), statistics: str = 'exact', around: Shards | None = None,
+                 known: Mapping[theano.Variable, Value] = {},
+                 sources: Mapping[theano.Variable, tuple[theano.Variable, int]] = {},
+                 recurrences: Mapping[theano.Variable, tuple[theano.Variable, list[theano.Variable]]] = {}) -> None:
+        super().__init__(around.numbers if around else None)
+        self.inputs, self.around, self.sources, self.recurrences = set(inputs), around, sources, recurrences
         self.statistics = statistics
-        self.of_shard = {}        # statistics in the given graph, to Values of the shard's own ones
-        self.averages = set()     # variables of the given graph that are made of averages of such statistics
-        self._given = {}          # variables of the new graph, to the variables of the given graph
-        self._everywhere.update(value.variable for value in known.values())
-        self._known, self.inputs = list(known), set()
-        self.around, self.sources, self.recurrences = None, {}, {}  # of the graph inside of a loop, see `of_loop`
-        self.loops = {}           # outputs of loops, to the Shards inside, the variable there, and its first value
-        self.rows_of_each, self.uniform = {}, {}  # results of `rules.rows`
+        # Of the given graph.
+        self._values: dict[Any, Value] = {}
+        self._at_once = set(exchanged)
+        self.of_shard: dict[Any, Value] = {}    # statistics, to Values of the shard's own ones
+        self.averages: set[Any] = set()         # variables that are made of averages of such statistics
+        # Outputs of loops, to the Shards inside, the variable there, and its first value.
+        self.loops: dict[Any, tuple[Shards, Any, Any]] = {}
+        self.rows_of_each: dict[Any, Any] = {}  # results of `rows`
+        self.uniform: dict[Any, bool] = {}
+        # Of the new graph.
+        self._traced: set[Any] = set()          # variables that have the lines of the given ones
+        self.compared: set[Any] = set()         # variables that other ones are compared with, bit by bit
+        self._given: dict[Any, Any] = {}        # variables, to the variables of the given graph
+        known = {**known, **{variable: Value(variable, rows()) for variable in inputs}}
         for variable, value in known.items():
+            self._everywhere.add(value.variable)
+            self.stages[value.variable] = 0
             self.keep(variable, value)
-
-    def _walk(self, outputs):
-        for node in io_toposort(self._known, list(outputs)):
+        for node in io_toposort(list(known), list(outputs)):
             with placed_on(place_of_node(node)):
                 self._convert(node)
         self.outputs = [self._usable(output) for output in outputs]
@@ -132,7 +120,7 @@ class Shards(ShardGraph):
 
     def value(self, variable: theano.Variable) -> Value:
         """Return the Value of a variable of the given graph."""
-        return self._values.get(variable) or Value(variable, WHOLE, FREE)
+        return self._values.get(variable) or Value(variable, WHOLE)
 
     def _usable(self, variable):
         value = self.value(variable)
@@ -144,36 +132,37 @@ class Shards(ShardGraph):
         """Set the Value of a variable of the given graph."""
         self._values[variable] = value
         if value.kind != REFUSED:
-            self.stages.setdefault(value.variable, value.stage)
             self._given.setdefault(value.variable, variable)
 
     def _convert(self, node):
         try:
             values = self._computed(node, [self._usable(variable) for variable in node.inputs])
         except CannotCut as error:  # not raised: the node may be unused
-            values = [Value(None, State(REFUSED, reason=str(error)), FREE)] * len(node.outputs)
-        if any(value.kind == PARTIAL for value in values):
-            self._note_shares(node)
+            values = [Value(None, State(REFUSED, reason=str(error)))] * len(node.outputs)
         new = [value.variable for value in values if value.variable is not None]
         keep_trace_above(new, node.outputs[0], self._traced)
         for variable, value in zip(node.outputs, values):
             self.keep(variable, self.whole(value) if variable in self._at_once else value)
 
-    def _note_shares(self, node):
-        """Record which inputs remain shares of a sum, and which variable the output is a scaled or reshaped copy of."""
-        shares = {variable for variable in node.inputs if self.value(variable).kind == PARTIAL}
-        self._used_partial |= shares
-        if len(shares) == 1 and isinstance(node.op, (Elemwise, DimShuffle)):
-            share, = shares
-            self._copied[node.outputs[0]] = self._copied.get(share, share)
-
     def exchanged_twice(self) -> set[theano.Variable]:
         """Return the variables of the given graph that are better exchanged at once.
 
         These are variables that are needed whole while their shares are used further, and variables of which several
-        copies are exchanged.
+        scaled or reshaped copies are exchanged.
         """
-        return self._used_partial & self._used_whole | {v for v, copies in self._copies.items() if len(copies) > 1}
+        used: set[theano.Variable] = set()
+        copied: dict[theano.Variable, theano.Variable] = {}  # scaled or reshaped copies of shares, to the shares
+        for variable, value in self._values.items():
+            if variable.owner and (value.kind == PARTIAL or variable in self._at_once):
+                shares = {v for v in variable.owner.inputs if self.value(v).kind == PARTIAL}
+                used |= shares
+                if len(shares) == 1 and isinstance(variable.owner.op, (Elemwise, DimShuffle)):
+                    share, = shares
+                    copied[variable] = copied.get(share, share)
+        given = {self._given.get(source) for source, _ in self.exchanges.values()}
+        exchanged = {v for v in given if v is not None and self.value(v).kind == PARTIAL}
+        originals = Counter(copied.get(v, v) for v in exchanged)
+        return used & exchanged | {v for v, count in originals.items() if count > 1}
 
     def converted(self, expression: theano.Variable) -> Value:
         """Return the Value of an expression of variables of the given graph."""
@@ -227,13 +216,7 @@ class Shards(ShardGraph):
 
     def whole(self, value: Value) -> Value:
         """Return a partial value as a CONSTANT, reduced over all replicas. Any other value stays as it is."""
-        if value.kind != PARTIAL:
-            return value
-        variable = self._given.get(value.variable)
-        if variable is not None:
-            self._used_whole.add(variable)
-            self._copies.setdefault(self._copied.get(variable, variable), set()).add(variable)
-        return self.exchange(value, value.state.reduction)
+        return self.exchange(value, value.state.reduction) if value.kind == PARTIAL else value
 
     def gathered(self, value: Value) -> Value:
         """Return rows as a CONSTANT: the rows of all replicas. Any other value stays as it is."""
@@ -242,7 +225,7 @@ class Shards(ShardGraph):
         axis = value.axis
         if value.state.outer is None:
             return self.exchange(value, Gather(axis))
-        apart = self.make(lambda v, blocks: split_axis(v, axis, blocks), [value, self.length(value.state.outer)],
+        apart = self.make(lambda v, blocks: split_axis(v, axis, blocks), [value, Value(value.state.outer, WHOLE)],
                           rows(axis + 1))
         whole = self.exchange(apart, Gather(axis + 1))
         return self.make(lambda v: merge_axis(v, axis), [whole], whole.state, like=value.variable)

@@ -1,21 +1,16 @@
-"""Whole numbers that are computed from shapes: how they depend on the number of samples, and which are known."""
+"""Whole numbers that are computed from shapes: how they depend on the number of samples."""
 from __future__ import annotations
 
 from typing import Any, Iterable
 
 import numpy as np
 import theano
-import theano.tensor as T
 from theano.compile import ops as compile_ops
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, opt, subtensor
 
+from .known import CASTS, are_numbers, entries_of, length_of, number
 from .states import COUNT, NUMBER
-
-CASTS = scalar.Cast, scalar.Identity
-# Scalar ops whose results are computed if their integers are known.
-ARITHMETIC = CASTS + (scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Maximum, scalar.Minimum, scalar.EQ,
-                      scalar.NEQ, scalar.LT, scalar.GT, scalar.LE, scalar.GE)
 
 
 def size_of(node: theano.Apply, sizes: list[Any]) -> Any:
@@ -63,13 +58,10 @@ def _picked(node, sizes):
         return sizes[0]
     if not isinstance(sizes[0], tuple) or any(size is not None for size in sizes[1:]):
         return sizes[0] if sizes[0] == COUNT and node.inputs[0].ndim == 1 else NUMBER
-    entry, = subtensor.get_idx_list(node.inputs, node.op.idx_list)
-    bounds = (entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)
-    numbers = [bound if bound is None else number(bound) for bound in bounds]
-    if any(known is None and bound is not None for known, bound in zip(numbers, bounds)):
+    entry, = entries_of(node)
+    if not are_numbers([entry]):
         return NUMBER
-    numbers = [known if known is None else int(known) for known in numbers]
-    return _vector(sizes[0][slice(*numbers)]) if isinstance(entry, slice) else sizes[0][numbers[0]]
+    return _vector(sizes[0][entry]) if isinstance(entry, slice) else sizes[0][int(entry)]
 
 
 def _elementwise(node, sizes):
@@ -117,83 +109,3 @@ def _sum(sizes: Iterable[Any]) -> str | None:
 def _product(sizes):
     factors = [size for size in sizes if size is not None]
     return COUNT if factors == [COUNT] else NUMBER if factors else None
-
-
-def length_of(vector: theano.Variable) -> int | None:
-    """Return the length that a vector is known to have, else None."""
-    try:
-        return T.get_vector_length(vector)
-    except (ValueError, TypeError, IndexError):  # IndexError: for x[()]
-        pass
-    node = vector.owner
-    if not node or not isinstance(node.op, (elemwise.Elemwise, basic.Join)):
-        return None
-    lengths: list[Any] = [length_of(v) for v in node.inputs if v.ndim == 1]
-    if not lengths or None in lengths:
-        return None
-    return max(lengths) if isinstance(node.op, elemwise.Elemwise) else sum(lengths)
-
-
-def number(variable: Any) -> Any:
-    """Return the number that a scalar is known to be, else None. A number is returned as it is."""
-    if not isinstance(variable, theano.Variable):
-        return variable
-    try:
-        return T.get_scalar_constant_value(variable)
-    except (T.NotScalarConstantError, TypeError, IndexError):  # IndexError: for an element of joined vectors
-        return _whole_number(variable) if variable.owner and variable.ndim == 0 else None
-
-
-def _whole_number(variable):
-    """Return the integer that a scalar is known to be, from lengths and their sums and choices, else None."""
-    node = variable.owner
-    if isinstance(node.op, (opt.Assert, basic.ScalarFromTensor, basic.TensorFromScalar)):
-        return number(node.inputs[0])
-    if isinstance(node.op, subtensor.Subtensor) and node.inputs[0].ndim == 1 and node.inputs[0].owner:
-        place = number(subtensor.get_idx_list(node.inputs, node.op.idx_list)[0])
-        return None if place is None else _known_element(node.inputs[0], int(place))
-    if not isinstance(node.op, elemwise.Elemwise) or np.dtype(variable.dtype).kind not in 'biu':
-        return None
-    if isinstance(node.op.scalar_op, scalar.Switch):
-        condition = number(node.inputs[0])
-        return None if condition is None else number(node.inputs[1 if condition else 2])
-    if not isinstance(node.op.scalar_op, ARITHMETIC):
-        return None
-    numbers = [number(v) for v in node.inputs]
-    return None if any(n is None for n in numbers) else np.asarray(node.op.scalar_op.impl(*numbers), variable.dtype)
-
-
-def _known_element(vector, place):
-    """Return the integer that an element of a vector is known to be, else None."""
-    node, length = vector.owner, length_of(vector)
-    if isinstance(node.op, compile_ops.Shape):
-        x = node.inputs[0]
-        return 1 if x.broadcastable[place] else length_of(x) if x.ndim == 1 else None
-    if isinstance(node.op, elemwise.DimShuffle):
-        return number(node.inputs[0] if node.op.new_order == ('x',) else node.inputs[0][place])
-    if length is None or not -length <= place < length:
-        return None
-    if isinstance(node.op, elemwise.Elemwise):
-        inputs = [v[place % length if length_of(v) == length else 0] for v in node.inputs]
-        return number(node.op(*inputs))
-    return number(element(vector, place % length)) if isinstance(node.op, basic.Join) else None
-
-
-def element(vector: theano.Variable, place: int) -> theano.Variable | None:
-    """Return an element of a vector of whole numbers as a variable; None in a join of vectors of unknown lengths."""
-    node = vector.owner
-    if node and isinstance(node.op, opt.MakeVector):
-        return node.inputs[place]
-    if node and isinstance(node.op, elemwise.DimShuffle) and node.op.new_order == ('x',):
-        return node.inputs[0]
-    if node and isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, CASTS):
-        before = element(node.inputs[0], place)
-        return None if before is None else node.op(before)
-    if not node or not isinstance(node.op, basic.Join):
-        return vector[place]
-    for piece in node.inputs[1:]:
-        length = length_of(piece)
-        if length is None or place < length:
-            return None if length is None else element(piece, place)
-        place -= length
-    return None

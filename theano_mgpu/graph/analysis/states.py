@@ -65,11 +65,10 @@ def partial(reduction: Reduction = SUM) -> State:
 
 
 class Value(NamedTuple):
-    """A variable of the graph that replicas compute, its state, and the number of its stage."""
+    """A variable of the graph that replicas compute, and its state."""
 
     variable: Any
     state: Any
-    stage: int
 
     @property
     def kind(self) -> str:

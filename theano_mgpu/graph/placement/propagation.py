@@ -12,14 +12,13 @@ from collections import defaultdict
 from typing import Any, Iterable, Sequence
 
 import theano
-from theano.compile.builders import OpFromGraph
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors, io_toposort
 from theano.scan_module.scan_op import Scan
 
 from ...errors import GraphError
 from ..patches import record_places
-from ..rewrites import rebuilt
+from ..rewrites import inner_outputs, rebuilt
 from .tags import Beside, place_of, place_of_node
 
 _SEVERAL = object()  # a node feeds several parameters, or something else than an update
@@ -62,7 +61,6 @@ def assigned(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, t
     Raise a GraphError if an op inside of a scan is placed elsewhere than the scan.
     """
     placement = _Propagation(list(outputs), dict(updates))
-    placement.propagate()
 
     def placed(node, inputs):
         place = placement.places.get(node) or placement.groups.get(place_of_node(node), default)
@@ -79,13 +77,6 @@ def assigned(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, t
 def own_place(variable: theano.Variable) -> Any:
     """Return the place that a variable, or the GPU variable which it stands for, is tagged with."""
     return place_of(getattr(variable.tag, 'stands_for', variable))
-
-
-def inner_outputs(op: theano.Op) -> list[theano.Variable]:
-    """Return the outputs of an op's inner graph; an empty list for an op without one."""
-    if isinstance(op, Scan):
-        return op.outputs
-    return op.local_outputs if isinstance(op, OpFromGraph) else []
 
 
 def _check_inside(node, place):
@@ -137,9 +128,6 @@ class _Propagation:
                    for variable in node.inputs):
                 self._of_shared_alone.add(node)
         self.places, self.groups, self.leaves = {}, {}, {}
-
-    def propagate(self):
-        """Find the places."""
         for variable in list(self._readers) + list(self._updates):
             if variable.owner is None and not isinstance(variable, theano.Constant):
                 self._place_leaf(variable)

@@ -10,15 +10,16 @@ from ...devices.choice import resolve_contexts
 from ...devices.context_map import Context, describe
 from ...devices.contexts import contexts as active_contexts
 from ...devices.contexts import host_contexts
+from ...devices.mesh import rows_of
 from ...errors import ContextError
 from ...utils import mpi_environment
 
 
 def chosen_contexts(gpus: Any) -> list[Context]:
     """Return the contexts that `gpus` of `multi_gpu_model` stands for; a ContextError lists the existing ones."""
+    if callable(gpus):
+        return gpus()
     there = active_contexts()
-    if gpus is None:
-        return there
     if isinstance(gpus, (int, np.integer)) and not isinstance(gpus, bool):
         if gpus < 1:
             raise ContextError('gpus=%d: a model needs at least one context; there are %d: %s'
@@ -31,22 +32,11 @@ def chosen_contexts(gpus: Any) -> list[Context]:
                                'THEANO_FLAGS="contexts=%s"'
                                % (gpus, len(there), describe(there), gpus, _longer_map(there, gpus)))
         return there[:gpus]
-    if isinstance(gpus, (list, tuple)) and gpus:
-        chosen = [_context(gpu, host_contexts()) for gpu in gpus]
-        if len(set(chosen)) < len(chosen):
-            raise ContextError('gpus=%r names a context twice; there are: %s' % (gpus, describe(there)))
-        return resolve_contexts(chosen)
-    raise ContextError('gpus=%r is neither a number of contexts, nor a list of their numbers or names, nor None for '
-                       'all; there are: %s' % (gpus, describe(there)))
-
-
-def _context(gpu, there):
-    for number, context in enumerate(there):
-        if gpu == context.name or (gpu == number and not isinstance(gpu, bool)):
-            return context
-    raise ContextError('there is no context %r: known are the numbers 0 to %d, or the names in %s. Map it with '
-                       'THEANO_FLAGS, e.g. contexts=%s' % (gpu, len(there) - 1, describe(there),
-                                                           _longer_map(there, len(there) + 1)))
+    if gpus is not None and (not isinstance(gpus, (list, tuple)) or rows_of(gpus)):
+        raise ContextError('gpus=%r is neither a number of contexts, nor a list of their numbers or names, nor None '
+                           'for all; there are: %s' % (gpus, describe(there)))
+    names = dict(enumerate(context.name for context in host_contexts()))
+    return resolve_contexts(gpus and [names.get(gpu, gpu) for gpu in gpus])
 
 
 def _longer_map(there, n):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import weakref
 from typing import Any, Callable
 
@@ -12,7 +11,7 @@ from ...auto.enabled import Enabled
 from ...auto.model_report import Report
 from ...auto.parallel_state import ParallelState, of_user, parallel_state_of, set_parallel_state
 from ...compat import keras_versions
-from ...errors import GraphError, warn
+from ...errors import warn
 from ..hooks import patches
 from ..hooks.methods import LOOPS, switch_methods_once
 from ..models import KINDS, check_compile
@@ -34,8 +33,9 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
 
     Parameters
     ----------
-    gpus : int, list of int or str, or None
-        How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
+    gpus : int, list of int or str, callable, or None
+        How many contexts to use, or which ones, as for `multi_gpu_model`; None for all. A callable returns them, and is
+        called with each model.
     strict : bool
         Raise a GraphError where there is else one warning: for a model that cannot give exactly the results of one
         device, or that cannot run over contexts; and at once for flags with which results differ from one device.
@@ -87,15 +87,16 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
         check_alone()
     report = Report()
     enabled = EnabledModels(gpus, report, strict, verify, always, tell)
-    chosen_contexts(gpus)
+    if not callable(gpus):
+        chosen_contexts(gpus)  # an error now
     _patch_keras_once()
-    enabled.begin()
+    EnabledModels.in_force = enabled
     return report
 
 
 def disable() -> None:
     """Leave models that are compiled from now on to plain Keras; those that were compiled before stay as they are."""
-    EnabledModels.end()
+    EnabledModels.in_force = None
 
 
 @functools.lru_cache(None)
@@ -135,12 +136,11 @@ def _make_function(original):
 class EnabledModels(Enabled):
     """The Keras models that `enable` has found, and the arguments of `enable`."""
 
-    report: Report
+    in_force: EnabledModels | None = None  # the one that takes part in the making of models at present
 
-    def __init__(self, gpus: Any, report: Report, *arguments: Any) -> None:
-        super().__init__(report, *arguments)
+    def __init__(self, gpus: Any, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.gpus = gpus
-        self._told: set[tuple[str, str]] = set()
 
     def attach(self, model: Model, before: ParallelState | None = None) -> None:
         """Run a model over the contexts; `before` is its state from an earlier `compile`, if any."""
@@ -157,19 +157,6 @@ class EnabledModels(Enabled):
         usage = before.usage if before and before.enabled else self.report.usage(name)
         set_parallel_state(model, ParallelState(name, chosen_contexts(self.gpus), usage, self,
                                                 functools.partial(_verified, weakref.ref(of_user(model)))))
-
-    def notify(self, name: str, text: str) -> None:
-        """Tell the user about a model once, and note it in the report, whatever the numbers in the text.
-
-        With `strict`, raise a GraphError.
-        """
-        whole, key = '%s %s' % (name, text), (name, re.sub(r'\d', '', text))
-        if self.strict:
-            raise GraphError(whole)
-        if key not in self._told:
-            self._told.add(key)
-            self.report.notes.append(whole)
-            self.tell(whole)
 
 
 def _verified(model, function, inputs, contexts):

@@ -24,7 +24,7 @@ from ...comm.rank_0 import on_rank_0
 from ...compat import keras_versions
 from ...runtime.state.random_states import random_states, set_random_states
 from ...utils import mpi_environment
-from ...utils.spare import wait_until_needed
+from ...utils.rank_process import wait_until_needed
 from ..models import members
 from .checkpoint import Checkpoint
 from .feed import fed
@@ -254,7 +254,7 @@ class RankSync(keras_callbacks.Callback):
         self._tested = self._on('test', ModelFunction.join)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self.ranks.divided.consolidate()  # a script may save the model on rank 0 alone
+        self.ranks.consolidate()  # a script may save the model on rank 0 alone
 
     def on_predict_end(self, logs: Any = None) -> None:
         self._on('predict', ModelFunction.join)

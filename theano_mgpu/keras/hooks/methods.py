@@ -15,7 +15,7 @@ from keras.models import Sequential
 from keras.utils import io_utils
 
 from ...auto.parallel_state import parallel_state_of
-from ...comm.alone import Alone
+from ...comm.communicator import Communicator
 from ...comm.mpi import mpi_communicator
 from ...comm.rank_0 import write_on_rank_0
 from ...compat.patch import AtImport, apply
@@ -58,7 +58,7 @@ def _saving(original):
             if overwrite or not os.path.isfile(path) or io_utils.ask_to_proceed_with_overwrite(path):
                 with whole_file(path) as unfinished:
                     original(self, unfinished, True, *args, **kwargs)
-        write_on_rank_0(mpi_communicator() if mpi_environment.trains_together() else Alone(), path, replace)
+        write_on_rank_0(mpi_communicator() if mpi_environment.trains_together() else Communicator(), path, replace)
     return save
 
 

@@ -43,14 +43,12 @@ def _switched(original, other, applies):
 PATCHES = [
     Patch('Keras', 'all', 'fit sends a batch to the devices only after the step before it',
           after('keras.engine.training_arrays', 'keras.engine.training'), keras_loops.report_slices,
-          'tests/keras_addon/test_look_ahead.py::test_the_same_with_and_without'),
+          'test_the_same_with_and_without'),
     Patch('Keras', '2.2 and later', 'fit_generator sends a batch to the devices only after the step before it',
           after('keras.utils.data_utils'), keras_loops.report_queues,
-          'tests/keras_addon/test_look_ahead.py::test_batches_of_a_generator_are_sent_ahead_once_they_are_there'),
+          'test_batches_of_a_generator_are_sent_ahead_once_they_are_there'),
     Patch('Keras', 'all', 'models are trained on one device only',
-          AT_ENABLE, switch_keras_methods,
-          'tests/keras_addon/test_enable.py::test_sequential_training'),
+          AT_ENABLE, switch_keras_methods, 'test_sequential_training'),
     Patch('Keras', '2.0.9 and later', 'multi_gpu_model is only available with the TensorFlow backend',
-          AT_ENABLE, replace_multi_gpu_model,
-          'tests/keras_addon/test_enable_report.py::test_the_add_ons_own_models_and_keras_own_function'),
+          AT_ENABLE, replace_multi_gpu_model, 'test_the_add_ons_own_models_and_keras_own_function'),
 ]

@@ -1,39 +1,38 @@
-"""A second interpreter of the instructions of a step: it takes and frees the memory of values, and computes nothing."""
+"""A step that takes and frees the memory of values, and computes nothing."""
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from theano.gpuarray.type import GpuArrayType
 
-from ...comm.alone import Alone
+from ...comm.communicator import Communicator
 from ...comm.tree_products import Product
 from ...devices.context_map import HOST, Context
-from ...devices.copies import Copies
-from ...devices.launcher import Launcher
+from ...devices.copies import HostCopies
 from ...devices.nccl import communicator_of
 from ...devices.transfers import DeviceBuffers
 from ...exchange.host import Sum
 from ...exchange.memory import Memories
+from ...exchange.over_ranks import OverRanks
 from ...graph.analysis import SAME, STACK
 from ...plan import Part
-from ...utils.executors import SerialExecutor
 from ...utils.timeline import Timings
 from ..batch import Batch
 from ..exchanges import exchanges_of
 from ..executable import Executable, Factored
 from ..replicas.replicated import replicated
+from ..step_run import StepRun
 from .arrays import Array, Memory
 from .function import DryFunction
 from .shapes import content
 
 
-class DryRun:
+class DryRun(StepRun):
     """Steps whose arrays have no content, of this process alone.
 
-    A value on a device is an `Array`, and so is one on the host whose content is not known. Each class of instructions
-    has a method of its name, as in `StepRun`. The exchanges are the real ones, over other memories.
+    A value on a device is an `Array`, and so is one on the host whose content is not known. The exchanges are the real
+    ones, over other memories.
 
     Attributes
     ----------
@@ -44,26 +43,33 @@ class DryRun:
     """
 
     def __init__(self, executable: Executable, functions: dict[tuple[Part, str], DryFunction]) -> None:
-        self._executable, self._plan, self._functions = executable, executable.plan, functions
+        self._functions, plan = functions, executable.plan
         self._host = host = Memory()
         self.memory = _Memories((context, host if context.kind == 'cpu' else Memory())
-                                for context in [*self._plan.mesh.contexts, HOST])
-        self._copies = {id(copy.container.storage): self.memory[context].array(value.shape, value.dtype)
-                        for variable in executable.variables for context, copy in variable.copies.items()
-                        for value in copy.container.storage
-                        if context in self.memory and isinstance(copy.type, GpuArrayType) and hasattr(value, 'dtype')}
+                                for context in [*plan.mesh.contexts, HOST])
+        self._copies: dict[int, Array] = {}  # of variables, by the storage
+        for variable in executable.variables:
+            for context, copy in variable.copies.items():
+                if context in self.memory and isinstance(copy.type, GpuArrayType):
+                    value, whole = copy.container.storage[0], variable.variable.container.storage[0]
+                    shape = value.shape if value.size else whole.shape  # the memory of a copy may have been freed
+                    self._copies[id(copy.container.storage)] = self.memory[context].array(shape, value.dtype)
         self._old: list[Array] = []  # they stay until the step is committed
         self._left: dict[tuple[Part, Context], Any] = {}
-        self._buffers = {context: DeviceBuffers(context) for context in self._plan.mesh.contexts}
-        timings = Timings()
-        self._exchanges = exchanges_of(
-            self._plan, Alone(), self.memory, Launcher(SerialExecutor(), timings), timings,
-            lambda contexts, _: _idle(communicator_of(contexts, executable.communicator.size)))
+        launcher: Any = SimpleNamespace(run=lambda phase, tasks, *others: [task() for task in tasks])
+        timings, alone = Timings(), Communicator()
+        exchanges = exchanges_of(plan, alone, self.memory, launcher, timings, lambda contexts, _: _idle(
+            communicator_of(contexts, executable.communicator.size)))
+        self._dry: Any = SimpleNamespace(
+            plan=plan, parts=executable.parts, on_devices=False, launcher=launcher, timings=timings,
+            exchanges=exchanges, by_devices=[each for _, each in exchanges.values() if not each.by_host],
+            over_ranks=OverRanks(alone, timings, overlaps=False),
+            update_buffers={context: DeviceBuffers(context) for context in plan.mesh.contexts})
         self.sizes: dict[int, int] = {}
 
     def run(self, batch: Batch) -> None:
         """Take and free memory as a step on a batch does."""
-        self._batch, self._slots = batch, batch.slots
+        super().__init__(self._dry, batch)
         for name, instruction, ended in [*batch.split.program.stages, *batch.split.program.update]:
             getattr(self, name)(instruction)
             for slot in ended:
@@ -71,16 +77,10 @@ class DryRun:
                 self._slots[slot] = None
         self._old = []
 
-    def send(self, given):
-        for moves, shard in zip(given.moves, given.shards):
-            buffers = self._buffers if shard is None else self._batch.buffers[shard]
-            for source, target, variable, context in moves:
-                self._slots[target] = self._sent(variable, self._slots[source], context, buffers)
-
     def _sent(self, variable, value, context, buffers):
         if isinstance(value, Sum):
             value = value.on(context)
-        memory, source = self.memory[context], self._host if isinstance(value, np.ndarray) else value.block.memory
+        memory, source = self.memory[context], value.block.memory if isinstance(value, Array) else self._host
         if source is memory:
             return value
         if self._host not in (source, memory):
@@ -91,59 +91,36 @@ class DryRun:
         arrays[variable].value = content(value)
         return arrays[variable]
 
-    def launch(self, given):
-        for work in given.works:
-            part, context, memory = work.part, work.context, self.memory[work.context]
-            function = self._executable.parts[part].functions[work.place]
-            if (part, context.kind) not in self._functions:
-                self._functions[part, context.kind] = DryFunction(function, context.kind)
-            dry = self._functions[part, context.kind]
-            if (part, context) not in self._left:
-                self._left[part, context] = {}, memory.array([dry.constants], 'int8')
-            shared = [self._copies.get(id(each.storage), each.storage[0])
-                      for each in function.input_storage[len(work.given):]]
-            results = dry.run(memory, self._host, [*map(self._slots.__getitem__, work.given), *shared],
-                              self._left[part, context][0])
-            if isinstance(work.function, Factored):
-                results = [self._host.array(each.shape, each.dtype) if isinstance(each, Product) else each
-                           for each in work.function.combined(results)]
-            for slot, result in zip(work.results, results):
-                self._slots[slot] = result
-
-    def wait(self, given):
-        pass
-
-    def save(self, given):
-        for slot in given.slots:
-            if isinstance(self._slots[slot], Array):
-                self._slots[slot] = self._host.array(self._slots[slot].shape, self._slots[slot].dtype)
-        for buffers in [self._batch.buffers[shard] for shard in given.shards]:
-            buffers.update((context, DeviceBuffers(context)) for context in buffers)
-
-    def add(self, given):
-        order, channel = self._exchanges[given.group]
-        parts = order.add(self._batch.split, given.round, given.contexts,
-                          [[self._slots[slot] for slot in part] for part in given.parts])
-        if parts is not None:
-            channel.prepare(parts)
-
-    def finish(self, given):
-        taken = [value for group in given.groups for value in self._exchanges[group].channel.taken()]
-        for slot, value in zip(given.targets, taken):
-            self._slots[slot] = value
+    def _compute(self, work):
+        part, context, memory = work.part, work.context, self.memory[work.context]
+        function = self._executable.parts[part].functions[work.place]
+        if (part, context.kind) not in self._functions:
+            self._functions[part, context.kind] = DryFunction(function, context.kind)
+        dry = self._functions[part, context.kind]
+        if (part, context) not in self._left:
+            self._left[part, context] = {}, memory.array([dry.constants], 'int8')
+        shared = [self._copies.get(id(each.storage), each.storage[0])
+                  for each in function.input_storage[len(work.given):]]
+        results = dry.run(memory, self._host, [*map(self._slots.__getitem__, work.given), *shared],
+                          self._left[part, context][0])
+        if isinstance(work.function, Factored):
+            results = [self._host.array(each.shape, each.dtype) if isinstance(each, Product) else each
+                       for each in work.function.combined(results)]
+        for slot, result in zip(work.results, results):
+            self._slots[slot] = result
 
     def gather(self, given):
-        self._end_exchanges()
+        self._wait_for_exchanges()
         for target, part, reduction in zip(given.targets, given.parts, given.reductions):
             self._slots[target] = self._gathered([self._slots[slot] for slot in part], reduction)
 
     def _gathered(self, parts, reduction):
         """Return a value that is put together, from its parts in this process."""
-        first, tree, axis = parts[0], self._batch.split.tree, getattr(reduction, 'axis', None)
+        first, tree, axis = parts[0], self._split.tree, getattr(reduction, 'axis', None)
         if reduction == SAME and content(first) is not None:
             return content(first)
         shape = first.shape
-        n_shards = tree.total if tree else self._plan.shares.n_replicas * len(self._batch.split.rounds)  # about
+        n_shards = tree.total if tree else self._executable.plan.shares.n_replicas * len(self._split.rounds)  # about
         if reduction == STACK:
             shape = (n_shards, *shape)
         elif axis is not None:
@@ -151,17 +128,14 @@ class DryRun:
             shape = (*shape[:axis], size, *shape[axis + 1:])
         return self._host.array(shape, first.dtype)
 
-    def stack(self, given):
-        self._slots[given.target] = self._slots[given.source].reshape((1,) + self._slots[given.source].shape)
-
     def store(self, given):
         for new in given.news:
             for cell, slot in zip(new.storages.cells, new.slots):
                 self._replace(cell, self._slots[slot])
             for *_, copy in new.storages.others:
                 self._replace(copy.container.storage)
-        divided = self._plan.divided
-        of_others = divided.sent.difference(divided.shares[self._plan.machine.rank]) if divided else ()
+        plan = self._executable.plan
+        of_others = plan.divided.sent.difference(plan.divided.shares[plan.machine.rank]) if plan.divided else ()
         for variable in of_others:
             for copy in replicated(variable).copies.values():
                 self._replace(copy.container.storage)
@@ -174,12 +148,7 @@ class DryRun:
             self._copies[id(cell)] = old.block.memory.array(old.shape, old.dtype) if value is None else value
 
     def fetch(self, given):
-        self._end_exchanges()
-
-    def _end_exchanges(self):
-        for _, channel in self._exchanges.values():
-            if not channel.by_host:
-                channel.finish()
+        self._wait_for_exchanges()
 
 
 class _Memories(Memories):
@@ -188,7 +157,7 @@ class _Memories(Memories):
     computes = False
 
     def copies(self, context, n_blocks):
-        return Copies()
+        return HostCopies()
 
     def on_host(self, shape, dtype, contexts):
         return self[HOST].array(shape, dtype)

@@ -9,7 +9,7 @@ from ...devices.context_map import HOST, Context
 from ...devices.contexts import gpu_context
 from ...errors import warn
 from ...plan.memory import MemoryEstimate
-from ...plan.shares import sub_batch_sizes, weighted_sizes
+from ...plan.shares import equal_sizes, weighted_sizes
 from ..batch import Splitter
 from ..executable import Executable
 from .dry_run import DryRun
@@ -40,8 +40,7 @@ class DryStep:
         """
         devices = [context for context in self._plan.mesh.contexts if context.kind != 'cpu']
         shares, first = self._plan.shares, self._like.first
-        samples = sum(first)
-        counted = self._counted(samples, self._like.slices.get(first)) if self._like.shapes is not None else None
+        counted = self._counted(sum(first), self._like.slices.get(first)) if self._like.shapes is not None else None
         if counted is None:
             return None
         peaks, sizes = counted
@@ -49,8 +48,8 @@ class DryStep:
         largest = {context: self.largest({context: total}) for context, total in totals.items()}
         in_slices = self.largest(totals, SLICES) if devices and shares.grows and shares.is_divided else None
         part = in_slices and max(self._like.shares.sizes(self._lengths(in_slices)))
-        return MemoryEstimate(samples, {context: peaks[context] for context in devices}, totals, largest,
-                              part and sub_batch_sizes(part, SLICES)[0],
+        return MemoryEstimate({context: peaks[context] for context in devices}, totals, largest,
+                              part and equal_sizes(part, SLICES)[0],
                               not any(each.has_dnn for each in self._functions.values()), peaks[HOST], sizes)
 
     def peaks(self, samples: int, slices: int | None = None) -> dict[Context, int] | None:
@@ -64,8 +63,6 @@ class DryStep:
 
     def _counted(self, samples, slices):
         """Return the peaks, and the bytes of each value; None as for `peaks`."""
-        if self._has_evicted():
-            return None
         key = samples, slices, self._like.shares.weights
         try:
             if key not in self._known:
@@ -77,11 +74,6 @@ class DryStep:
             warn('the memory of %s cannot be estimated: %s: %s' % (self._plan.name or 'a function',
                                                                   type(error).__name__, error))
             return None
-
-    def _has_evicted(self):
-        """Return whether the memory of a copy that a part reads was freed: its shape is not known before a step."""
-        return any(variable.is_evicted(context) for compiled in self._executable.parts.values()
-                   for context in compiled.part.contexts for variable in compiled.variables)
 
     def _run(self, samples, slices):
         shares, lengths = self._plan.shares, self._lengths(samples)

@@ -1,1 +1,1 @@
-"""Copies of shared variables on contexts, random streams, transfers, and sums on the host."""
+"""Copies of shared variables on contexts, and edits of the memory that these have borrowed."""

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ...errors import warn
-from ...utils.values import checksum
 
 LARGE = 4 << 20  # bytes; the checksum of more takes 1 ms or longer
 
@@ -36,20 +35,11 @@ def is_lent(storage: list[Any]) -> bool:
     return isinstance(value, np.ndarray) and value.base is not None and value.flags.writeable
 
 
-class Lent:
-    """The value of a shared variable at its last copy, where the user refers to its memory, too."""
-
-    def __init__(self, variable: Any) -> None:
-        self._variable, self._storage = variable, variable.container.storage
-        self._checksum = checksum(self._storage[0])
-        size = getattr(self._storage[0], 'nbytes', 0)
-        if size > LARGE:
-            warn('the script refers to the memory of the shared variable %s (%d MB), which it may edit in place: each '
-                 'call compares the memory with the copies on the devices, which takes about %d ms. Delete the other '
-                 'references to the array, or make the variable without borrow=True'
-                 % (variable, size >> 20, size >> 22))
-
-    def is_edited(self) -> bool:
-        """Return whether the value has changed since this was asked last."""
-        before, self._checksum = self._checksum, checksum(self._storage[0])
-        return before != self._checksum
+def warn_if_large(variable: Any) -> None:
+    """Warn that each call compares a shared variable's value, whose memory the script refers to, if that takes long."""
+    size = getattr(variable.container.storage[0], 'nbytes', 0)
+    if size > LARGE:
+        warn('the script refers to the memory of the shared variable %s (%d MB), which it may edit in place: each '
+             'call compares the memory with the copies on the devices, which takes about %d ms. Delete the other '
+             'references to the array, or make the variable without borrow=True'
+             % (variable, size >> 20, size >> 22))

@@ -9,18 +9,21 @@ import contextlib
 import sys
 import threading
 from contextvars import ContextVar
+from copy import deepcopy
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
+import theano
 from theano.gpuarray.type import GpuArrayType
+from theano.tensor.sharedvar import TensorSharedVariable
 
 from ...devices.context_map import Context
-from ...devices.contexts import is_fork
+from ...devices.contexts import check_process, is_fork
 from ...devices.shared_variables import watch, watcher_of
 from ...errors import MgpuError
+from ...graph.graph import fits_gpu, host_type
 from ...utils.values import checksum
-from .borrowed import Lent, is_lent
-from .copies import copy_on, current_value, host_value, lies_on_device
+from .borrowed import is_lent, warn_if_large
 
 _counting = threading.Lock()  # two threads that set a variable at once make two versions
 _is_within_a_step = ContextVar('_is_within_a_step', default=False)  # each thread has its own
@@ -116,7 +119,8 @@ class Replicated:
         # Weak references to locks that are held during the steps of functions over the variable, and while it is set:
         # so a new value counts from the next step on, for every replica.
         self.step_locks: list[Any] = []
-        self.lent: Lent | None = None  # while the user may edit the value in place, unseen by copies on devices
+        # The checksum of the value, while the user may edit it in place, unseen by copies on devices.
+        self.lent: int | None = None
         self.latest_in: tuple[Any, ...] = (variable,)  # the copies, and the variable, with the latest value
         watch(variable, self)
 
@@ -143,13 +147,9 @@ class Replicated:
         replica = self.copies[context]
         if replica not in self.latest_in:
             version = self.version  # before the value is read: one that is set meanwhile is another version
-            replica.container.unwatched = current_value(self.latest_in)
+            replica.container.unwatched = self.latest()
             self._has_read(replica, version)
             self._watch_lent_memory()
-
-    def is_current(self, context: Context) -> bool:
-        """Return whether there is a copy on a context, with the latest value."""
-        return self.copies.get(context) in self.latest_in
 
     def _new_version(self, *replicas):
         commit([self], [replicas])
@@ -181,25 +181,20 @@ class Replicated:
                     copy.container.unwatched = value[tuple(slice(0, 1 if fixed else 0) for fixed in
                                                            copy.type.broadcastable)].copy()
 
-    def is_evicted(self, context: Context) -> bool:
-        """Return whether the memory of the copy on a context was freed, and the copy was not read since."""
-        copy = self.copies.get(context)
-        return copy is not None and isinstance(copy.type, GpuArrayType) and \
-            copy.container.storage[0].size == 0 != self.variable.container.storage[0].size
-
     def lend(self) -> None:
         """Watch the variable's value for edits in place: the user is about to refer to it."""
         if self.lent is None:
-            self.lent = Lent(self.variable)
+            self.lent = checksum(self.variable.container.storage[0])
+            warn_if_large(self.variable)
             _note_change()
 
     def note_edits(self) -> None:
         """Take an edit in place of the variable's value, which is `lent`, as a new version."""
-        assert self.lent is not None
-        if self.variable in self.latest_in and self.lent.is_edited():
+        storage = self.variable.container.storage
+        if self.variable in self.latest_in and checksum(storage[0]) != self.lent:
             self._new_version(self.variable)
             self.touched = True
-        elif not is_lent(self.variable.container.storage):
+        elif not is_lent(storage):
             self.lent = None
 
     def divide(self, gather: Callable[[], None], is_here: bool) -> None:
@@ -237,8 +232,20 @@ class Replicated:
         self.touched = False
 
     def latest(self) -> Any:
-        """Return the latest value that this process has, on the host."""
-        return current_value(self.latest_in)
+        """Return the latest value that this process has, on the host; a copy on a lost device is passed over.
+
+        It is a ContextError in a fork of the process that has it on a device.
+        """
+        # Copies on the host come first: they cost least.
+        copies = sorted(self.latest_in, key=lambda shared: isinstance(shared.type, GpuArrayType))
+        if isinstance(copies[0].type, GpuArrayType):
+            check_process()
+        for shared in copies[:-1]:
+            try:
+                return host_value(shared)
+            except Exception:  # pygpu's GpuArrayException: the step in which the device failed has reported it
+                continue
+        return host_value(copies[-1])
 
     def before_read(self) -> None:
         """Bring the user's variable up to date, before any read of it."""
@@ -275,7 +282,7 @@ class Replicated:
         """Return the copies with the latest value, each with its context; without any, the variable, and None."""
         current: dict[Any, Context | None] = {}
         for context, copy in self.copies.items():
-            if self.is_current(context):
+            if copy in self.latest_in:
                 current.setdefault(copy, context)
         return current or {self.variable: None}
 
@@ -293,11 +300,33 @@ class Replicated:
         """Return whether the variable is itself the replica on a context, in the memory that the user may share."""
         if isinstance(self.variable.type, GpuArrayType):
             return self.variable.type.context_name == context.name
-        return not lies_on_device(context, self.variable)
+        return not _lies_on_device(context, self.variable)
 
     def _copy(self, context):
         version = self.version
-        replica = copy_on(context, self.variable, current_value(self.latest_in))
+        replica = copy_on(context, self.variable, self.latest())
         self._has_read(replica, version)
         self._watch_lent_memory()
         return replica
+
+
+def host_value(shared: Any) -> Any:
+    """Return a copy of a shared variable's value on the host, without asking its watcher."""
+    value = shared.container.storage[0]
+    return np.asarray(value) if isinstance(shared.type, GpuArrayType) else deepcopy(value)
+
+
+def copy_on(context: Context, variable: Any, value: Any) -> Any:
+    """Return a new shared variable on a context, of the user's variable's type; the value is not copied on the host."""
+    if _lies_on_device(context, variable):
+        return theano.shared(value, name=variable.name, target=context.name,
+                             broadcastable=variable.type.broadcastable)
+    if isinstance(variable.type, GpuArrayType):
+        return TensorSharedVariable(variable.name, host_type(variable), value, strict=True)
+    return variable.__class__(variable.name, variable.type, value, strict=True)
+
+
+def _lies_on_device(context, variable):
+    """Return whether a context's replica of a shared variable lies on its device, and not on the host."""
+    on_gpu = context.kind != 'cpu' and (fits_gpu(variable) or isinstance(variable.type, GpuArrayType))
+    return on_gpu and variable.type.ndim > 0  # scalars stay on the host, where Theano keeps them too

@@ -13,9 +13,8 @@ from ...comm.rank_0 import on_rank_0
 from ...errors import warn
 from ...utils.files import whole_file
 from ...utils.owned import FileLock, lock_file
-from ...utils.spare import wait_until_needed
-from ..replicas.copies import host_value
-from ..replicas.replicated import Replicated
+from ...utils.rank_process import wait_until_needed
+from ..replicas.replicated import Replicated, host_value
 from . import state_file
 from .state_file import Damaged, parsing, under
 

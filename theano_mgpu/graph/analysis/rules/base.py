@@ -1,18 +1,16 @@
 """Helpers of several families of rules."""
 from __future__ import annotations
 
-from typing import Any, NoReturn
-
 import numpy as np
 import theano
 import theano.tensor as T
-from theano.scalar import basic as scalar
-from theano.tensor import basic, elemwise, subtensor
-from theano.tensor.type_other import NoneTypeT
+from theano.tensor import elemwise
 
 from ..shards import Shards
-from ..sizes import number
-from ..states import CONSTANT, PARTIAL, ROWS, State, Value, partial, rows
+from ..states import CONSTANT, PARTIAL, ROWS, WHOLE, State, Value, partial, rows
+
+DIFFERENT_AXES = 'samples lie along different axes of its inputs'
+OTHER_AXIS = 'the samples do not lie along axis %d'
 
 
 def share(shards: Shards, value: Value) -> Value:
@@ -26,69 +24,11 @@ def shares_of(values: list[Value]) -> list[int]:
     return [i for i, value in enumerate(values) if value.kind == PARTIAL]
 
 
-def is_scalar_op(node: theano.Apply | None, *classes: type) -> bool:
-    """Return whether a node computes one of these scalar ops, element by element."""
-    return node is not None and isinstance(node.op, elemwise.Elemwise) and isinstance(node.op.scalar_op, classes)
-
-
-def is_zero(variable: theano.Variable) -> bool:
-    """Return whether all elements of a variable are known to be 0."""
-    if is_scalar_op(variable.owner, scalar.Mul):
-        return any(map(is_zero, variable.owner.inputs))
-    return number_everywhere(variable) == 0
-
-
-def number_everywhere(variable: theano.Variable) -> float | None:
-    """Return the number that all elements of a variable are known to be, else None."""
-    try:
-        return float(basic.get_scalar_constant_value(variable, elemwise=True))
-    except (basic.NotScalarConstantError, TypeError, ValueError):
-        return None
-
-
 def widens(node: theano.Apply, i: int = 0) -> bool:
     """Return whether an output can hold all numbers of an input, so that a sum over replicas stays right."""
     before, after = (np.dtype(v.dtype) for v in (node.inputs[i], node.outputs[0]))
     # A sum of small integers wraps around when it is too large.
     return before == after or np.can_cast(before, after, 'safe') and (before.kind not in 'iu' or before.itemsize == 8)
-
-
-# --- Indices -------------------------------------------------------------------------------------
-
-def entries_of(node: theano.Apply, skip: int = 1) -> list[Any]:
-    """Return the entries of a basic index, numbers where they are known; `skip` inputs of the node are no entries."""
-    return [slice(*map(_known, (entry.start, entry.stop, entry.step))) if isinstance(entry, slice) else _known(entry)
-            for entry in subtensor.get_idx_list(node.inputs[skip - 1:], node.op.idx_list)]
-
-
-def slice_of(variable: theano.Variable) -> slice | None:
-    """Return a variable that is a slice as one, with numbers where they are known; None for other variables."""
-    if isinstance(variable, theano.Constant):
-        return variable.data
-    return slice(*map(_known, variable.owner.inputs)) if variable.owner else None
-
-
-def _known(part):
-    """Return a part of a slice: a number where it is known, else the variable."""
-    if part is None or isinstance(part, theano.Variable) and isinstance(part.type, NoneTypeT):
-        return None
-    value = number(part)
-    return part if value is None else value
-
-
-def is_whole(entry: Any) -> bool:
-    """Return whether an entry of an index takes a whole axis."""
-    return isinstance(entry, slice) and entry.start in (None, 0) and entry.stop is None and entry.step in (None, 1)
-
-
-def entry_at(entries: list[Any], axis: int) -> Any:
-    """Return the entry of an index for an axis."""
-    return entries[axis] if axis < len(entries) else slice(None)
-
-
-def sliced_axes(entries: list[Any], ndim: int) -> list[int]:
-    """Return the axes that an index does not drop: axis i of the result is axis ``sliced_axes(...)[i]`` before."""
-    return [i for i in range(ndim) if isinstance(entry_at(entries, i), slice)]
 
 
 # --- Values whose samples must lie along one axis ------------------------------------------------
@@ -113,20 +53,15 @@ def same_rows(shards: Shards, node: theano.Apply, values: list[Value]) -> State:
     if not states:
         shards.refuse(node, 'samples are where none are expected')
     if len({(state.axis, state.outer is not None) for state in states}) > 1:
-        refuse_different_axes(shards, node)
+        shards.refuse(node, DIFFERENT_AXES)
     return states[0]
-
-
-def refuse_different_axes(shards: Shards, node: theano.Apply) -> NoReturn:
-    """Refuse a node whose inputs have samples along different axes."""
-    shards.refuse(node, 'samples lie along different axes of its inputs')
 
 
 def in_order(shards: Shards, node: theano.Apply, value: Value, outer: theano.Variable | None) -> Value:
     """Return a value; samples that are merged into another axis are checked to lie as in rows with this `outer`."""
     if value.kind != ROWS or value.state.outer is outer:
         return value
-    both = [shards.length(value.state.outer), shards.length(outer)]
+    both = [Value(value.state.outer, WHOLE), Value(outer, WHOLE)]
     return shards.make(lambda v, a, b: shards.check(node, 'samples lie in different orders', v, T.eq(a, b)),
                        [value] + both, value.state._replace(outer=outer))
 
@@ -149,7 +84,7 @@ def beside(shards: Shards, node: theano.Apply, y: Value, axis: int, outer: thean
            widens: bool = True) -> Value:
     """Return the replica's rows of a value that is written into rows, which lie along this axis of the value."""
     if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (outer is None)):
-        refuse_different_axes(shards, node)
+        shards.refuse(node, DIFFERENT_AXES)
     return own_rows(shards, in_order(shards, node, y, outer), axis, outer, widens)
 
 
@@ -176,17 +111,12 @@ def rows_along(shards: Shards, node: theano.Apply, values: list[Value], axis: in
     """Return the values, whose rows must all lie along one axis in one order, and the state of the rows."""
     state = same_rows(shards, node, values)
     if state.axis != axis:
-        refuse_axis(shards, node, axis)
+        shards.refuse(node, OTHER_AXIS % axis)
     return same_order(shards, node, values), state
 
 
 def only_rows_on(shards: Shards, node: theano.Apply, values: list[Value], axis: int) -> State:
     """Check that the samples of all rows lie along one axis, unmerged, and return the state."""
     if any(value.kind == ROWS and (value.axis != axis or value.state.outer is not None) for value in values):
-        refuse_axis(shards, node, axis)
+        shards.refuse(node, OTHER_AXIS % axis)
     return rows(axis)
-
-
-def refuse_axis(shards: Shards, node: theano.Apply, axis: int) -> NoReturn:
-    """Refuse a node whose samples do not lie along this axis."""
-    shards.refuse(node, 'the samples do not lie along axis %d' % axis)

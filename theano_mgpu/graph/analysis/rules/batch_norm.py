@@ -1,7 +1,7 @@
 """Batch normalisation: by the statistics of the whole batch, or of each replica's own samples."""
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable
+from typing import Callable, Iterable
 
 import theano
 import theano.tensor as T
@@ -11,7 +11,7 @@ from theano.tensor.nnet import bn
 
 from ..reductions import STACK
 from ..shards import rule
-from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, State, has_rows, partial
+from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, State, Value, has_rows, partial
 from .base import aligned
 
 
@@ -25,9 +25,6 @@ class Moments(theano.Op):
 
     def make_node(self, x: theano.Variable) -> theano.Apply:
         return theano.Apply(self, [x], [v.type() for v in moments(x, self.axes)])
-
-    def perform(self, node: theano.Apply, inputs: Any, storage: Any) -> None:
-        raise NotImplementedError('Moments is expanded by its rule')
 
 
 def elementary(node: theano.Apply, inputs: list[theano.Variable]) -> list[theano.Variable]:
@@ -105,10 +102,11 @@ def _moments(shards, node, values):
     if x.kind != ROWS or x.axis not in axes:
         return [shards.converted(expression) for expression in moments(node.inputs[0], axes)]
     parts = shards.exchange(shards.make(lambda v: T.stack(_of_shard(v, axes)), [x], State(ROWS)), STACK)
+    portions = shards.exchange(Value(shards.portion, WHOLE), STACK)
 
     def merged(parts, portions):
         return [T.patternbroadcast(new, old.broadcastable) for new, old in zip(_merged(parts, portions), node.outputs)]
-    return shards.make_all(merged, [parts, shards.portions()], [DEPENDENT] * 2)
+    return shards.make_all(merged, [parts, portions], [DEPENDENT] * 2)
 
 
 def _of_shard(x, axes):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 import theano
 import theano.tensor as T
@@ -15,9 +14,10 @@ from theano.tensor.basic import AllocEmpty
 from theano.tensor.subtensor import IncSubtensor
 
 from ...rewrites import inner_graph
+from ..known import is_scalar_op, is_zero
 from ..shards import Shards, check_limits, refusal_of, rule
 from ..states import BACKWARDS, CONSTANT, DEPENDENT, LAST, PARTIAL, ROWS, WHOLE, Value, has_rows, partial, rows
-from .base import aligned, is_scalar_op, is_zero, refuse_rows, same_order, same_rows, share
+from .base import aligned, refuse_rows, same_order, same_rows, share
 from .shapes import whole_length
 
 LOOPS = 'it loops over samples, and '
@@ -101,15 +101,16 @@ class _Loop:
         sources = {v: (outer, 1) for v, outer in zip(op.inner_seqs(op.inputs), op.outer_seqs(node))}
         sources.update((v, (outer, 0)) for v, outer in zip(op.inner_non_seqs(op.inputs) + op.inner_shared(op.inputs),
                                                            op.outer_non_seqs(node) + op.outer_shared(node)))
-        known = {v: Value(v, self._inside(self.values[outer]) if is_slice else self.values[outer].state, 0)
+        known = {v: Value(v, self._inside(self.values[outer]) if is_slice else self.values[outer].state)
                  for v, (outer, is_slice) in sources.items()}
         self._refuse_merged(known.values())
         recurrences = {}
         for first, group, results, state in zip(self.outer, self.taken, self.results, self.states):
             for v in group:
-                known[v] = Value(v, state, 0)
+                known[v] = Value(v, state)
                 recurrences[v] = first, [op.outputs[i] for i in results]
-        self.inside = Shards.of_loop(self.shards, known, op.outputs, sources, recurrences)
+        self.inside = Shards([], op.outputs, around=self.shards, known=known, sources=sources,
+                             recurrences=recurrences)
         return self._new_states()
 
     def _find_rows(self):
@@ -262,16 +263,3 @@ def _own_part(shards, value, state):
 
 def _turn(variable):
     return variable[::-1]
-
-
-def turned(shards: Shards, node: theano.Apply, x: Value, reason: str) -> Value:
-    """Return rows whose samples an index turns round, as a value that still has their first order."""
-    only = None if x.state.only == BACKWARDS else BACKWARDS
-    return x._replace(state=x.state._replace(only=only, reason=only and refusal_of(node, reason)))
-
-
-def last(shards: Shards, node: theano.Apply, x: Value, numbers: list[Value], entries: list[Any]) -> list[Value]:
-    """Return the Value of the last of the sums that grow with each sample: a share of the sum over all of them."""
-    if entries[:1] != [-1]:
-        check_limits(None, [x])
-    return shards.apply(node, [x] + numbers, partial())

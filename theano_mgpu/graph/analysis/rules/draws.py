@@ -5,8 +5,8 @@ import theano.tensor as T
 from theano.sandbox.multinomial import MultinomialFromUniform
 
 from ...random_streams import DRAWS
+from ..known import number
 from ..shards import rule
-from ..sizes import number
 from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, rows
 from .base import all_rows, constants, only_rows_on
 
@@ -21,8 +21,7 @@ def _draw(shards, node, values):
     drawn = shards.apply(node, [state, size] + list(map(shards.gathered, parameters)),
                          DEPENDENT if of_samples else WHOLE)
     # Numbers are drawn once, in the first stage, and saved for the stages that need them.
-    drawn = [value._replace(stage=max(0, value.stage)) for value in drawn]
-    shards.stages.update((value.variable, value.stage) for value in drawn)
+    shards.stages.update((variable, max(0, shards.stage(variable))) for variable, _ in drawn)
     return drawn
 
 

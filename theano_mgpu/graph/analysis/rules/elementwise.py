@@ -6,11 +6,12 @@ from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, extra_ops, opt
 from theano.tensor.nnet import bn
 
+from ..known import is_scalar_op, is_zero
 from ..reductions import MAX, MIN, SUM
+from ..rows import is_least_count, rows_of_size
 from ..shards import rule
 from ..states import CONSTANT, COUNT, NUMBER, PARTIAL, ROWS, State, has_rows, partial
-from .base import aligned, is_scalar_op, is_zero, refuse_rows, shares_of, widens
-from .rows import is_least_count, is_quotient_of_rows
+from .base import aligned, refuse_rows, shares_of, widens
 
 LINEAR = scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast
 OPPOSITE = {MAX: MIN, MIN: MAX}
@@ -66,7 +67,7 @@ def _elemwise(shards, node, values):
     if is_scalar_op(node, scalar.Second):
         return _filled(shards, node, values)
     if is_scalar_op(node, scalar.IntDiv) and sizes[0] == COUNT and values[1].kind == CONSTANT \
-            and is_quotient_of_rows(shards, node) \
+            and rows_of_size(shards, node.outputs[0]) is not None \
             or is_scalar_op(node, scalar.Minimum) and set(sizes) == {COUNT, NUMBER} and node.outputs[0].ndim == 0 \
             and is_least_count(shards, node):
         return shards.apply(node, values, State(CONSTANT, size=COUNT))
@@ -108,7 +109,8 @@ def _stays_partial(shards, node, values):
     if not shares or has_rows(values) or any(
             values[i].state.reduction != SUM or _grows(node, i) or not widens(node, i) for i in shares):
         return False
-    if max(value.stage for value in values) > min(values[i].stage for i in shares):
+    stages = [shards.stage(value.variable) for value in values]
+    if max(stages) > min(stages[i] for i in shares):
         return False  # the sum has been exchanged by that stage
     if is_scalar_op(node, *LINEAR):
         return all(value.kind == PARTIAL or is_zero(v) for value, v in zip(values, node.inputs))

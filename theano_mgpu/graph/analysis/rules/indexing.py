@@ -6,14 +6,14 @@ from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
+from ..known import are_numbers, entries_of, entry_at, is_scalar_op, is_whole, is_zero, number, slice_of, sliced_axes
 from ..reductions import SUM
-from ..shards import rule
-from ..sizes import elements, number
-from ..states import CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, has_rows, partial, rows
+from ..rows import has_row_each, is_made_for_each, is_total, is_uniform, rows_of_each, takes_all
+from ..shards import check_limits, refusal_of, rule
+from ..sizes import elements
+from ..states import BACKWARDS, CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, has_rows, partial, rows
 from . import base
-from .base import aligned, constants, entries_of, entry_at, is_scalar_op, is_whole, is_zero, own_rows, sliced_axes
-from .control_flow import last, turned
-from .rows import has_row_each, is_made_for_each, is_total, is_uniform, rows_of_each, takes_all
+from .base import aligned, constants, own_rows
 from .shapes import whole_length
 
 MADE_OF_SAMPLES = 'its index is made of samples'
@@ -36,22 +36,31 @@ def _all_along(shards, node, x, entry):
     return shards.make(checked, [x, shards.value(entry.stop)], x.state)
 
 
+def _turned(node, x):
+    """Return rows that an index turns round as a value that still has their first order."""
+    only = None if x.state.only == BACKWARDS else BACKWARDS
+    return x._replace(state=x.state._replace(only=only, reason=only and refusal_of(node, PLACES)))
+
+
 @rule(subtensor.Subtensor)
 def _subtensor(shards, node, values):
     x, numbers = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)
-    if x.state.only == LAST:
-        return last(shards, node, x, numbers, entries_of(node))
+    if x.state.only == LAST:  # sums that grow with each sample: the last one is a share of the sum over all of them
+        if entries_of(node)[:1] != [-1]:
+            check_limits(None, [x])
+        return shards.apply(node, [x] + numbers, partial())
     if x.kind == PARTIAL:
         return shards.apply(node, [x] + numbers, x.state)
     if x.kind == CONSTANT:
         return shards.constant(node, [x] + numbers)
     entries = entries_of(node)
     if _takes_block(shards, node, x, entries, x.axis):
-        return _block(shards, node, x, entries)
+        state = rows(sliced_axes(entries, node.inputs[0].ndim).index(x.axis))
+        return [_of_block(shards, node, x, entries, lambda part: part, [], state)]
     entry = entry_at(entries, x.axis)
     if entry in (0, -1) and is_uniform(shards, node.inputs[0], x.axis):
         return shards.apply(node, [x] + numbers, WHOLE)
-    x = turned(shards, node, x, PLACES) if entry == slice(None, None, -1) else _all_along(shards, node, x, entry)
+    x = _turned(node, x) if entry == slice(None, None, -1) else _all_along(shards, node, x, entry)
     axis = sliced_axes(entries, node.inputs[0].ndim).index(x.axis)
     return shards.apply(node, [x] + numbers, x.state._replace(axis=axis))
 
@@ -59,7 +68,7 @@ def _subtensor(shards, node, values):
 @rule(subtensor.IncSubtensor)
 def _inc_subtensor(shards, node, values):
     x, y, numbers = values[0], values[1], constants(shards, node, values[2:], MADE_OF_SAMPLES)
-    if _adds_to_zero(node, x, y):
+    if _adds_to_zero(shards, node, x, y):
         return shards.apply(node, [x, y] + numbers, y.state)
     x, y = shards.wholes([x, y])
     if x.kind == y.kind == CONSTANT:
@@ -72,7 +81,8 @@ def _inc_subtensor(shards, node, values):
         shards.refuse(node, PLACES)
     own, entry = axes.index(axis) - shift, entry_at(entries, axis)  # own: the axis of y
     if _takes_block(shards, node, x, entries, axis) and (y.kind == CONSTANT or y.state == rows(own)):
-        return _write_block(shards, node, x, own_rows(shards, y, own), entries)
+        write = T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor
+        return [_of_block(shards, node, x, entries, write, [own_rows(shards, y, own)], x.state)]
     y = base.beside(shards, node, y, own, outer, widens=False)
     if x.kind == CONSTANT and not is_whole(entry):
         return _written_into_zeros(shards, node, x, y, entries, axis)
@@ -84,7 +94,7 @@ def _written_into_zeros(shards, node, x, y, entries, axis):
     """Return each replica's share of the gradient of ``weights[:n]``, which has a row of each sample at its place."""
     entry, others = entries[axis], entries[:axis] + entries[axis + 1:]
     if not is_whole(slice(entry.start, None, entry.step)) \
-            or y.state.outer is not None or not is_zero(node.inputs[0]) or not _are_numbers(others) \
+            or y.state.outer is not None or not is_zero(node.inputs[0]) or not are_numbers(others) \
             or node.outputs[0].dtype == 'bool':
         shards.refuse(node, PLACES)
 
@@ -99,10 +109,10 @@ def _written_into_zeros(shards, node, x, y, entries, axis):
     return [shards.make(local, [x, y] + stops, partial(), like=node.outputs[0])]
 
 
-def _adds_to_zero(node, x, y):
+def _adds_to_zero(shards, node, x, y):
     """Return whether a share of a sum is written into zeros, so that the output is a share, too."""
     return y.kind == PARTIAL and y.state.reduction == SUM and x.kind == CONSTANT and is_zero(node.inputs[0]) \
-        and x.stage <= y.stage
+        and shards.stage(x.variable) <= shards.stage(y.variable)
 
 
 # --- Indexing by arrays ---------------------------------------------------------------------------
@@ -122,8 +132,11 @@ class _Indexed:
             shards.refuse(node, PLACES)
         self.array_ndim = max(index[i].ndim for i in self.arrays)
         self.first = self.arrays[0] if self.arrays[-1] - self.arrays[0] + 1 == len(self.arrays) else 0
-        self.others = [i for i in range(x.ndim) if i not in self.arrays]
-        self.ndim = len(self.others) + self.array_ndim
+        others = [i for i in range(x.ndim) if i not in self.arrays]
+        self.ndim = len(others) + self.array_ndim
+        # Where the axes of x come to lie that are whole.
+        self.places = {axis: i if i < self.first else i + self.array_ndim for i, axis in enumerate(others)
+                       if axis >= len(index) or is_whole(slice_of(index[axis]))}
 
     def _refuse(self):
         self.shards.refuse(self.node, PLACES)
@@ -132,22 +145,16 @@ class _Indexed:
         """Return how many dimensions the arrays together have ahead of the dimensions of one of them."""
         return self.array_ndim - self.index[i].ndim
 
-    def _is_whole(self, axis):
-        return axis not in self.arrays and (axis >= len(self.index) or is_whole(base.slice_of(self.index[axis])))
-
     def axis(self, axis):
         """Return where an axis of x comes to lie, which must be whole."""
-        if not self._is_whole(axis):
+        if axis not in self.places:
             self._refuse()
-        place = self.others.index(axis)
-        return place if place < self.first else place + self.array_ndim
+        return self.places[axis]
 
     def source(self, axis):
         """Return the axis of x that comes to lie at this one."""
-        for each in self.others:
-            if self._is_whole(each) and self.axis(each) == axis:
-                return each
-        return self._refuse()
+        sources = [each for each, place in self.places.items() if place == axis]
+        return sources[0] if sources else self._refuse()
 
     def rows(self, values):
         """Return the arrays with the replica's rows, and the state of x[index]."""
@@ -301,7 +308,7 @@ def _slices_of_sparse(shards, node, values):
 def _advanced_inc_subtensor(shards, node, values):
     x, y, index = values[0], values[1], shards.wholes(values[2:])
     constant = not has_rows(index)
-    if constant and _adds_to_zero(node, x, y):
+    if constant and _adds_to_zero(shards, node, x, y):
         return shards.apply(node, [x, y] + index, y.state)
     x, y = shards.wholes([x, y])
     if constant and x.kind == y.kind == CONSTANT:
@@ -345,8 +352,7 @@ def _join(shards, node, values):
 @rule(basic.Split, of=ROWS)
 def _split(shards, node, values):
     x, axis = values[0], number(node.inputs[1])
-    if has_rows(values[1:]):
-        shards.refuse(node, 'its lengths are made of samples')
+    base.refuse_rows(shards, node, values[1:], 'its lengths are made of samples')
     if axis is None or int(axis) % node.inputs[0].ndim == x.axis:
         sizes = elements(node.inputs[2], values[2].state.size) or ()
         if axis is None or x.state.outer is None or COUNT not in sizes:
@@ -391,20 +397,8 @@ def _takes_block(shards, node, x, entries, axis):
         and entry.step in (None, 1) \
         and all(bound in (None, 0) or isinstance(bound, theano.Variable) and shards.value(bound).state.size == COUNT
                 for bound in (entry.start, entry.stop)) \
-        and _are_numbers(entries[:axis] + entries[axis + 1:]) \
+        and are_numbers(entries[:axis] + entries[axis + 1:]) \
         and not (entry.start in (None, 0) and takes_all(node.inputs[0], axis, entry.stop))
-
-
-def _block(shards, node, x, entries):
-    """Return the Value of a basic index that takes one block of rows."""
-    axis = sliced_axes(entries, node.inputs[0].ndim).index(x.axis)
-    return [_of_block(shards, node, x, entries, lambda part: part, [], rows(axis))]
-
-
-def _write_block(shards, node, x, y, entries):
-    """Return the Value of rows of which one block is written."""
-    write = T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor
-    return [_of_block(shards, node, x, entries, write, [y], x.state)]
 
 
 def _of_block(shards, node, x, entries, function, others, state):
@@ -427,9 +421,3 @@ def _of_block(shards, node, x, entries, function, others, state):
         return function(variable[tuple(index)], *more[:len(others)])
     bounds = [shards.value(bound) for bound in (entry.start, entry.stop) if isinstance(bound, theano.Variable)]
     return shards.make(local, [x] + shards.outer(x) + others + bounds, state, like=node.outputs[0])
-
-
-def _are_numbers(entries):
-    """Return whether all of an index is known."""
-    return not any(isinstance(part, theano.Variable) for entry in entries for part in
-                   ((entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)))

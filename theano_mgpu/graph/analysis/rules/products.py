@@ -18,7 +18,8 @@ def _dot(shards, node, values):
     shares = shares_of(values)
     if len(shares) == 1:
         share, other = values[shares[0]], values[1 - shares[0]]
-        if other.kind == CONSTANT and share.state.reduction == SUM and other.stage <= share.stage \
+        if other.kind == CONSTANT and share.state.reduction == SUM \
+                and shards.stage(other.variable) <= shards.stage(share.variable) \
                 and node.outputs[0].ndim <= node.inputs[shares[0]].ndim:
             return shards.apply(node, values, partial())
     values = shards.wholes(values)

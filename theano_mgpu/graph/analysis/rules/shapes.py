@@ -4,10 +4,11 @@ from __future__ import annotations
 import theano
 import theano.tensor as T
 from theano.compile import ops as compile_ops
-from theano.tensor import basic, elemwise, opt
+from theano.tensor import basic, elemwise
 
+from ..known import number
 from ..shards import Shards, rule
-from ..sizes import elements, number
+from ..sizes import elements
 from ..states import CONSTANT, COUNT, PARTIAL, ROWS, WHOLE, State, rows
 from .base import constants, refuse_rows
 
@@ -49,11 +50,6 @@ def _specified(shards, node, values):
     return [shards.converted(shards.check(node, 'the batch has another length', x, *right))]
 
 
-@rule(opt.MakeVector)
-def _make_vector(shards, node, values):
-    return shards.constant(node, shards.wholes(values))
-
-
 @rule(elemwise.DimShuffle)
 def _dimshuffle(shards, node, values):
     state, order = values[0].state, list(node.op.new_order)
@@ -66,12 +62,11 @@ def _dimshuffle(shards, node, values):
 
 @rule(basic.Reshape)
 def _reshape(shards, node, values):
-    x, shape = values[0], shards.whole(values[1])
+    x, (shape,) = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)
     if x.kind == PARTIAL:
         return shards.apply(node, [x, shape], x.state)
     if x.kind == CONSTANT:
         return shards.constant(node, [x, shape])
-    refuse_rows(shards, node, [shape], MADE_OF_SAMPLES)
     axis, merges = _place_of_samples(shards, node, x, shape)
     layout = shards.make_all(lambda v, *outer: _layout(shards, v, x.axis, *outer), [x] + shards.outer(x), [WHOLE] * 2)
 
@@ -161,8 +156,3 @@ def _alloc(shards, node, values):
         lengths[axis] = variable.shape[value.axis]
         return T.alloc(variable, *lengths)
     return [shards.make(local, values, value.state._replace(axis=axis), like=node.outputs[0])]
-
-
-@rule(basic.AllocEmpty)
-def _alloc_empty(shards, node, values):
-    return shards.constant(node, constants(shards, node, values, MADE_OF_SAMPLES))

@@ -5,11 +5,11 @@ from theano.tensor import basic, elemwise, extra_ops
 from theano.tensor.nnet import nnet
 from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 
+from ..known import number, number_everywhere
 from ..reductions import MAX, MIN, PROD, SUM
 from ..shards import rule
-from ..sizes import number
-from ..states import FREE, PARTIAL, REFUSED, ROWS, State, Value, partial
-from .base import aligned, number_everywhere, refuse_rows, rows_along, widens
+from ..states import PARTIAL, REFUSED, ROWS, State, Value, partial
+from .base import aligned, refuse_rows, rows_along, widens
 
 REDUCTION = {scalar.Add: SUM, scalar.Mul: PROD, elemwise.MulWithoutZeros: PROD, scalar.Maximum: MAX,
              scalar.Minimum: MIN, scalar.OR: MAX, scalar.AND: MIN}
@@ -58,7 +58,7 @@ def _argmax(shards, node, values):
         return shards.apply(node, values, _without(value.state, axes))
     place = State(REFUSED, reason='%s: the place of the maximum among all samples is not known to a replica' % node)
     highest = [] if isinstance(node.op, basic.Argmax) else shards.apply(node, values, partial(MAX))[:1]
-    return highest + [Value(None, place, FREE)]
+    return highest + [Value(None, place)]
 
 
 @rule(extra_ops.CumOp, extra_ops.DiffOp, SortOp, ArgSortOp, TopKOp, of=ROWS)

@@ -15,11 +15,10 @@ from theano.tensor import basic, blas, elemwise, extra_ops, opt, subtensor
 from theano.tensor.nnet import abstract_conv, nnet
 from theano.tensor.signal.pool import Pool
 
-from ...random_streams import DRAWS
-from ..shards import Shards
-from ..sizes import CASTS, element, number
-from ..states import COUNT, ROWS, rows
-from .base import entries_of, entry_at, is_scalar_op, is_whole, number_everywhere, sliced_axes
+from ..random_streams import DRAWS
+from .known import CASTS, element, entries_of, entry_at, is_scalar_op, is_whole, number, number_everywhere, sliced_axes
+from .shards import Shards
+from .states import COUNT, ROWS, rows
 
 # Ops whose output has the rows of their first input.
 OF_THE_FIRST = (nnet.Softmax, nnet.SoftmaxWithBias, nnet.LogSoftmax, compile_ops.Rebroadcast, compile_ops.ViewOp,
@@ -42,10 +41,12 @@ def rows_of_each(shards: Shards, variable: theano.Variable, axis: int) -> tuple[
     if shards.value(variable).kind != ROWS or shards.value(variable).axis != axis:
         return None
     if (variable, axis) not in shards.rows_of_each:
-        for node in io_toposort([], [variable]):  # in this order no recursion is deep
-            for each in node.inputs + node.outputs:
-                _find_out(shards, each)
-        _find_out(shards, variable)
+        nodes = io_toposort([], [variable])
+        for each in [*(v for node in nodes for v in node.inputs + node.outputs), variable]:  # no recursion is deep
+            key = each, shards.value(each).axis
+            if shards.value(each).kind == ROWS and key not in shards.rows_of_each:
+                factors = _rows_of_each(shards, *key)
+                shards.rows_of_each[key] = (key,) if factors is None else factors
     return shards.rows_of_each[variable, axis]
 
 
@@ -61,13 +62,6 @@ def is_total(shards: Shards, size: theano.Variable) -> bool:
 
 def _is_one(factors):
     return factors is not None and all(factor == 1 for factor in factors)
-
-
-def _find_out(shards, variable):
-    key = variable, shards.value(variable).axis
-    if shards.value(variable).kind == ROWS and key not in shards.rows_of_each:
-        factors = _rows_of_each(shards, *key)
-        shards.rows_of_each[key] = (key,) if factors is None else factors
 
 
 def _rows_of_each(shards, variable, axis):
@@ -161,12 +155,6 @@ def _counts_places(shards, size):
         node = node.inputs[0].owner
     return bool(node) and isinstance(node.op, basic.ARange) and number(node.inputs[0]) == 0 \
         and number(node.inputs[2]) == 1 and shards.value(node.inputs[1]).state.size == COUNT
-
-
-def is_quotient_of_rows(shards: Shards, node: theano.Apply) -> bool:
-    """Return whether a division of a multiple of the number of samples leaves one, whatever their number."""
-    factors = rows_of_size(shards, node.inputs[0])
-    return factors is not None and _quotient(factors, node.inputs[1]) is not None
 
 
 def _factor(variable):
