@@ -58,21 +58,6 @@ def test_fit_evaluate_predict(pair):
     assert parallel.metrics_names == plain.metrics_names
 
 
-def test_generators(pair):
-    class Batches(keras.utils.Sequence):
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, i):
-            return X[i * 7:i * 7 + 7], Y[i * 7:i * 7 + 7]
-    histories = [model.fit_generator(Batches(), epochs=2, verbose=0, validation_data=Batches(), shuffle=False,
-                                     workers=2).history for model in pair]
-    assert_same_history(*histories)
-    parallel, plain = pair
-    np.testing.assert_allclose(parallel.evaluate_generator(Batches()), plain.evaluate_generator(Batches()), rtol=1e-4)
-    np.testing.assert_allclose(parallel.predict_generator(Batches()), plain.predict_generator(Batches()), rtol=1e-4)
-
-
 def test_the_template_sees_what_was_trained(pair):
     parallel, plain = pair
     fit(parallel), fit(plain)
@@ -254,4 +239,3 @@ def test_reset_metrics_and_states(pair):
     parallel.reset_metrics()
     assert K.get_value(parallel.metrics[0].count) == 0
     parallel.reset_states()
-
