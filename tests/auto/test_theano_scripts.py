@@ -6,20 +6,18 @@ functions over contexts, and when `theano-mgpu launch` runs it in two processes.
 import math
 import os
 import re
-import subprocess
-import sys
 
 from theano_mgpu.utils.flags import join_flags, parse_flags
 
 import pytest
 from support.devices import context_map
-from support.search_path import search_path
+from support.processes import python
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(TESTS, 'theano_scripts')
 # Each script with its arguments.
-CASES = ['logistic_sgd', 'logistic_sgd ragged', 'mlp', 'convolutional_mlp', 'dA', 'SdA', 'rbm', 'rbm cd', 'lstm',
-         'lstm rmsprop', 'lasagne_mnist mlp', 'lasagne_mnist mlp bn', 'lasagne_mnist cnn', 'lasagne_mnist cnn bn',
+CASES = ['logistic_sgd', 'logistic_sgd ragged', 'convolutional_mlp', 'SdA', 'rbm', 'rbm cd', 'lstm', 'lstm rmsprop',
+         'lasagne_mnist mlp', 'lasagne_mnist mlp bn', 'lasagne_mnist cnn', 'lasagne_mnist cnn bn',
          'lasagne_mnist custom_mlp:2,24,.1,.3', 'no_batch', 'coupled', 'monitors',
          'word2vec sgd', 'word2vec adagrad', 'word2vec set', 'text_cnn nonstatic', 'text_cnn static', 'captions',
          'semi_supervised_gan separate', 'semi_supervised_gan joined']
@@ -57,11 +55,8 @@ def run_python(words, case, dtype, compiles=False):
     if case in QUICK and not compiles:  # that would take most of the time; GPUs need it
         flags.update(cxx='', optimizer='fast_compile')
     name, *arguments = case.split()
-    done = subprocess.run([sys.executable] + words + [os.path.join(FOLDER, name + '.py')] + arguments,
-                          capture_output=True, text=True, timeout=500, cwd=FOLDER,
-                          env=dict(os.environ, PYTHONPATH=search_path(), PYTHONDONTWRITEBYTECODE='1',
-                                   THEANO_FLAGS=join_flags(flags)))
-    assert done.returncode == 0, done.stderr
+    done = python(*words, os.path.join(FOLDER, name + '.py'), *arguments, folder=FOLDER, flags=join_flags(flags),
+                  PYTHONDONTWRITEBYTECODE='1')
     return done.stdout, done.stderr
 
 

@@ -10,6 +10,7 @@ from theano_mgpu.cli import main
 from theano_mgpu.utils.python2 import hint
 
 import pytest
+from support.processes import python
 
 EVERYTHING = '>&- 2>&- <&-'
 
@@ -99,15 +100,10 @@ def test_flags_are_checked_before_a_job_starts(monkeypatch, capsys):
     assert 'cannot be read: no closing quotation' in capsys.readouterr().err
 
 
-def test_a_timeline_in_a_folder_that_does_not_exist(tmp_path):
+def test_a_timeline_in_a_folder_that_does_not_exist():
     """The import of theano_mgpu, and each command, ended with a FileNotFoundError."""
-    text = 'the timeline /nowhere/t.json could not be written, .*No such file .*mgpu.timeline'
-    with pytest.raises(mgpu.MgpuError, match=text):
-        with mgpu.timeline('/nowhere/t.json'):
-            pass
-    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'devices'], capture_output=True, text=True,
-                          env=dict(os.environ, THEANO_FLAGS='cxx=,mgpu.timeline=/nowhere/t.json'))
-    assert done.returncode == 2 and done.stdout == '' and 'Traceback' not in done.stderr
+    done = python('-m', 'theano_mgpu', 'devices', flags='cxx=,mgpu.timeline=/nowhere/t.json', expected=2)
+    assert done.stdout == '' and 'Traceback' not in done.stderr
     assert 'the timeline /nowhere/t.json could not be written' in done.stderr
 
 
@@ -141,8 +137,7 @@ import theano_mgpu
 
 def test_a_second_import_uses_the_modules_of_the_first():
     """After the package was removed from sys.modules, its import ended with "This name is already taken"."""
-    done = subprocess.run([sys.executable, '-c', TWICE], capture_output=True, text=True,
-                          env=dict(os.environ, THEANO_FLAGS='floatX=float64,cxx='))
+    done = python('-c', TWICE, flags='floatX=float64,cxx=', expected=1)
     assert done.stderr.rstrip().splitlines()[-1].startswith(
         'theano_mgpu.errors.MgpuError: theano_mgpu and Theano were removed from sys.modules'), done.stderr
 

@@ -2,8 +2,6 @@
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import threading
 import types
 
@@ -17,6 +15,7 @@ import theano
 import theano.tensor as T
 from keras import backend as K
 from support.modes import PYTHON
+from support.processes import python
 from theano.configparser import change_flags
 from theano.gof import Optimizer, cmodule, compilelock
 
@@ -118,9 +117,8 @@ def test_a_function_without_a_name_is_named_after_the_line_of_the_script(make, i
 def test_c_code_of_a_gpu_is_the_same_in_each_process():
     """Processes that compiled pooling left "the same cache key is associated to different modules"."""
     script = 'import theano_mgpu; from theano.gpuarray.pool import GpuPool; print(GpuPool(True).params_type.name)'
-    first, second = [subprocess.run([sys.executable, '-c', script], stdout=subprocess.PIPE, check=True).stdout
-                     for _ in range(2)]
-    assert first == second and first.startswith(b'_Params_')
+    first, second = [python('-c', script).stdout for _ in range(2)]
+    assert first == second and first.startswith('_Params_')
 
 
 class Starting:

@@ -1,7 +1,5 @@
 """Bugs that were found and fixed, each under its symptom: devices, contexts and their kernels."""
 import os
-import subprocess
-import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
@@ -15,13 +13,13 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.processes import python
 
 
 def test_a_child_process_can_open_a_gpu_too(gpu2):
     """Theano marks the environment; children then refused: "You can't initialize the GPU in a subprocess"."""
     code = 'import theano_mgpu as mgpu; print(mgpu.init("dev0->%s")[0].name)' % gpu2[0].device
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.stdout.strip() == 'dev0', done.stderr
+    assert python('-c', code).stdout.strip() == 'dev0'
 
 
 def test_a_python_integer_shape_of_a_transposed_convolution_is_not_read_as_garbage(gpu2):
@@ -172,8 +170,7 @@ print(f(), *theano.gpuarray.type.list_contexts())
 
 def run_named(flags, *arguments):
     """Run NAMED in a process of its own, with these contexts; return the last line of its output, or of its error."""
-    done = subprocess.run([sys.executable, '-c', NAMED, *map(str, arguments)], text=True, capture_output=True,
-                          env=dict(os.environ, THEANO_FLAGS='floatX=float32,contexts=' + flags))
+    done = python('-c', NAMED, *arguments, flags='floatX=float32,contexts=' + flags, expected=None)
     return (done.stdout or done.stderr).strip().splitlines()[-1]
 
 

@@ -1,10 +1,6 @@
 """Bugs that were found and fixed, each under its symptom: several processes."""
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 import types
 
 import theano_mgpu as mgpu
@@ -15,7 +11,8 @@ import numpy as np
 import pytest
 import theano
 from support.comparison import assert_bitwise
-from support.launch import INTERPRETED, JOBS, alone, arrays, launch
+from support.launch import INTERPRETED, alone, arrays, launch
+from support.processes import python
 
 
 @pytest.mark.mpi
@@ -61,39 +58,6 @@ def test_a_failure_of_one_rank_late_in_a_step_is_one_of_all(flag, tmp_path):
         assert all(found['same']) and len(found['same']) > 3
 
 
-def processes_of(text):
-    """Return the running processes whose command line contains a text."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir('/proc')):
-        try:
-            with open('/proc/%s/cmdline' % pid) as file:
-                if text in file.read():
-                    found.append(int(pid))
-        except OSError:  # it has ended
-            pass
-    return found
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize('killed', ['launch', pytest.param('mpirun', marks=pytest.mark.slow)])
-def test_a_killed_launcher_leaves_no_process(killed, tmp_path):
-    """mpirun and the ranks went on training, and writing checkpoints, for ever."""
-    mark = str(tmp_path / 'state.npz')
-    job = subprocess.Popen([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', JOBS, 'wait', mark],
-                           env=dict(os.environ, THEANO_FLAGS=INTERPRETED), stdout=subprocess.PIPE, text=True)
-    with job:
-        assert job.stdout.readline() == 'waiting\n'
-        assert len(processes_of(mark)) == 4
-        mpirun, = set(processes_of(mark)) & {*processes_of('mpirun'), *processes_of('prterun')}  # of Open MPI 5
-        os.kill(job.pid if killed == 'launch' else mpirun, signal.SIGKILL)
-        job.wait(60)
-        for _ in range(600):
-            if not processes_of(mark):
-                break
-            time.sleep(0.1)
-    assert not processes_of(mark)
-
-
 @pytest.mark.mpi
 def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
     """The others waited for the first rank for ever; and float16 was an error of mpi4py's, "KeyError: 'e'"."""
@@ -133,8 +97,7 @@ def test_launch_in_a_process_that_has_initialised_mpi(tmp_path):
     (tmp_path / 'job.py').write_text('print("a rank")')
     program = ('import subprocess, sys\nfrom mpi4py import MPI\n'
                'sys.exit(subprocess.call([sys.executable, "-m", "theano_mgpu", "launch", "-n", "2", "job.py"]))')
-    done = subprocess.run([sys.executable, '-c', program], cwd=str(tmp_path), capture_output=True, text=True)
-    assert (done.returncode, done.stdout.count('a rank')) == (0, 2), done.stderr
+    assert python('-c', program, folder=tmp_path).stdout.count('a rank') == 2
 
 
 ONE_THREAD = '''

@@ -31,14 +31,6 @@ def test_what_is_made_of_the_gradient_of_a_mean_is_exact(cpu2):
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
 
 
-def test_an_output_that_mixes_samples_is_exact(cpu2):
-    x = T.fmatrix('x')
-    rows = data(7, 5)[0]
-    found = mgpu.function([x], [x - x.mean(axis=0), T.dot(x, x.T)], mode='FAST_COMPILE')(rows)
-    for ours, expected in zip(found, [rows - rows.mean(axis=0), rows.dot(rows.T)]):
-        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
-
-
 def normalised(x):
     axes = (0, 2, 3)
     return (x - x.mean(axes, keepdims=True)) * T.inv(T.sqrt(x.var(axes, keepdims=True) + 1e-4))

@@ -90,21 +90,6 @@ def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
     assert {row.kind for row in report.rows} >= {'gradient', 'weight', 'optimizer'}
 
 
-def test_a_summary_without_a_model_on_contexts_says_why(cpu2, enabled):
-    """The summary was "0 models on 0 contexts ()" where every model was left to plain Keras."""
-    from keras import backend as K
-    from keras import layers as L
-    from keras.models import Model
-    report = enabled()
-    tensor = L.Input(tensor=K.variable(np.ones((4, 6))))
-    model = Model(tensor, L.Dense(3)(tensor))
-    model.compile('sgd', 'mse', target_tensors=K.variable(np.ones((4, 3))))
-    title, header, row, note = str(report).splitlines()
-    assert title == 'no model ran on the contexts' and 'reads its data from a tensor' in row
-    assert header.split()[0] == 'MODEL'
-    assert note.startswith('note: %s is left to plain Keras' % model.name) and 'reads its data from a tensor' in note
-
-
 def test_a_model_that_is_verified_prints_once(cpu2, capsys):
     """The values of its first batch were printed for one device, for each context, and for each context again."""
     from theano_mgpu.keras import disable, enable

@@ -315,3 +315,15 @@ def test_a_fit_with_another_number_of_logical_shards_is_refused(cpu2, tmp_path, 
     with pytest.raises(ValueError, match='run.npz was written with mgpu.logical_shards=4, but this function has 0'):
         keras_fit(model, path, epochs=1)
     assert_bitwise(model.get_weights(), before)
+
+
+def test_what_a_checkpoint_refuses(cpu2, tmp_path):
+    path, model = str(tmp_path / 'run.npz'), keras_model()
+    keras_fit(model, None, epochs=1)
+    model.train_function.function.save(path)
+    with pytest.raises(ValueError, match='not written by theano_mgpu.keras.Checkpoint'):
+        keras_fit(model, path)
+    with pytest.raises(ValueError, match='every=0'):
+        checkpoint(path, every=0)
+    with pytest.raises(ValueError, match='2 Checkpoints'):
+        keras_fit(model, None, [checkpoint(path), checkpoint(path)])

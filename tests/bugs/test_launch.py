@@ -17,6 +17,7 @@ from theano_mgpu.utils import mpi_environment
 import pytest
 from support.launch import launch
 from support.parameters import slow_but
+from support.processes import python
 
 RULE = b'-' * 74 + b'\n'
 # Texts that a script may print, also if they look like messages of Open MPI, MPICH or Slurm.
@@ -162,11 +163,14 @@ def folders_of(*processes):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize('killed', ['launcher', pytest.param('mpirun', marks=pytest.mark.slow)])
-def test_a_kill_leaves_neither_ranks_nor_files_of_shared_memory(killed, launched, monkeypatch):
-    """Ranks that had not imported theano_mgpu went on; 4 MB a rank stayed in shared memory."""
-    monkeypatch.setenv('MGPU_IMPORTED', '1')
-    process = launched(text=WAITS, arguments=['mpi'])
+@pytest.mark.parametrize('killed, has_imported', [
+    ('launcher', False), ('launcher', True), *(pytest.param('mpirun', has, marks=pytest.mark.slow)
+                                               for has in (False, True))])
+def test_a_kill_leaves_neither_ranks_nor_files_of_shared_memory(killed, has_imported, launched, monkeypatch):
+    """Ranks went on for ever, also ones that had not imported theano_mgpu; 4 MB a rank stayed in shared memory."""
+    if not has_imported:
+        monkeypatch.setenv('MGPU_IMPORTED', '1')
+    process = launched(text='import theano_mgpu\n' * has_imported + WAITS, arguments=['mpi'])
     ranks = list(map(int, read(process.stdout, 16).split()))
     other = launched(text=WAITS)  # a live job: nothing of it may be touched
     others = list(map(int, read(other.stdout, 16).split()))
@@ -247,11 +251,9 @@ def test_no_module_of_the_current_folder_is_imported(command, tmp_path):
     for name in ('argparse', 'shlex', 'tempfile', 'runpy', 'theano', 'numpy', 'config'):
         (tmp_path / (name + '.py')).write_text('raise SystemExit("imported from the current folder")')
     words = [os.path.join('folder', 'linked.py'), '-n', '7']
-    plain, ours = [subprocess.run([sys.executable] + start + words, cwd=str(tmp_path), capture_output=True, text=True,
-                                  env=dict(os.environ, THEANO_FLAGS='cxx='))
+    plain, ours = [python(*start, *words, folder=tmp_path, flags='cxx=').stdout
                    for start in ([], ['-m', 'theano_mgpu'] + command)]
-    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout), ours.stderr
-    assert plain.returncode == 0 and 'True True' in plain.stdout
+    assert ours == plain and 'True True' in plain
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason='option -P is new in Python 3.11')
@@ -260,10 +262,9 @@ def test_a_folder_or_script_under_a_safe_path(tmp_path):
     (tmp_path / 'app').mkdir()
     (tmp_path / 'app' / '__main__.py').write_text('import sys, own; print(own.__file__, len(sys.path), sys.argv)')
     (tmp_path / 'app' / 'own.py').write_text('')
-    environment = dict(os.environ, THEANO_FLAGS='cxx=', PYTHONSAFEPATH='1')
-    plain, ours = [subprocess.run([sys.executable] + start + ['app', 'x'], cwd=str(tmp_path), capture_output=True,
-                                  text=True, env=environment) for start in ([], ['-m', 'theano_mgpu', 'run', '-q'])]
-    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout) and plain.returncode == 0, ours.stderr
+    plain, ours = [python(*start, 'app', 'x', folder=tmp_path, flags='cxx=', PYTHONSAFEPATH='1').stdout
+                   for start in ([], ['-m', 'theano_mgpu', 'run', '-q'])]
+    assert ours == plain
 
 
 @pytest.mark.mpi
@@ -275,11 +276,8 @@ def test_an_error_before_a_script_has_joined_the_others_ends_all(flags, words, c
     script = tmp_path / 'script.py'
     script.write_text('import theano, theano.tensor as T\nx = T.matrix("x")\n'
                       'theano.function([x], x.sum(), mode="FAST_COMPILE")([[1, 2]])')
-    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'run', *words, str(script)],
-                          capture_output=True, text=True, timeout=60,
-                          env=dict(os.environ, THEANO_FLAGS='cxx=,contexts=' + flags))
-    assert done.returncode == code and text in done.stderr, done.stderr
-    assert done.stderr.count('theano-mgpu: error: ') == 1
+    done = launch(2, *words, script, job='run', flags='cxx=,contexts=' + flags, expected=code)
+    assert text in done.stderr and done.stderr.count('theano-mgpu: error: ') == 1, done.stderr
 
 
 ENDS_EARLY = '''
@@ -327,10 +325,7 @@ def test_a_rank_that_ends_alone_ends_the_others_with_an_error(case, tmp_path):
     ends, where, who, code, text = case
     script = tmp_path / 'script.py'
     script.write_text(ENDS_EARLY)
-    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', str(script), ends, where, who],
-                          capture_output=True, text=True, timeout=60,
-                          env=dict(os.environ, THEANO_FLAGS='floatX=float32,cxx='))
-    assert done.returncode == code, done.stderr
+    done = launch(2, ends, where, who, job=str(script), flags='floatX=float32,cxx=', expected=code)
     assert text.format(host=os.uname().nodename) in ' '.join(done.stderr.split())  # Open MPI breaks lines
 
 
@@ -359,6 +354,4 @@ def test_a_rank_that_joins_late(seconds, flag, code, text, tmp_path):
 def test_a_launcher_whose_faults_are_shown(fake_mpirun, tmp_path):
     """PYTHONFAULTHANDLER ended the launcher with a TypeError: Python cannot put back a handler of C code."""
     fake_mpirun('exit 0')
-    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', __file__], capture_output=True,
-                          text=True, env=dict(os.environ, PYTHONFAULTHANDLER='1'))
-    assert (done.returncode, done.stderr) == (0, '')
+    assert python('-m', 'theano_mgpu', 'launch', '-n', '2', __file__, PYTHONFAULTHANDLER='1').stderr == ''

@@ -1,7 +1,4 @@
 """Bugs that were found and fixed, each under its symptom: replicas in threads, and Ctrl-C."""
-import os
-import subprocess
-import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu import training as training_module
@@ -16,6 +13,7 @@ import pytest
 import theano
 from support.interrupts import interrupted_at_each_line
 from support.launch import INTERPRETED
+from support.processes import python
 from support.small_models import data, dense_model, momentum
 
 INNER = '''
@@ -48,8 +46,7 @@ for number in range(200):
 @pytest.mark.parametrize('inner', ['scan', 'OpFromGraph'])
 def test_replicas_in_threads_do_not_run_one_inner_function(inner):
     """Functions over one op shared its compiled inner graph: "expected an ndarray, not None", or wrong results."""
-    done = subprocess.run([sys.executable, '-c', INNER, inner], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python('-c', INNER, inner)
 
 
 MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile
@@ -107,9 +104,7 @@ with mgpu.Predictor([x], x.sum(axis=1)) as predictor:
     assert (predictor.predict(np.ones((50, 3), 'float32'), batch_size=1) == 3).all()
 print(interrupted)
 '''
-    done = subprocess.run([sys.executable, '-c', script], env=dict(os.environ, THEANO_FLAGS=INTERPRETED), timeout=60,
-                          stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == '800\n'
+    assert python('-c', script, flags=INTERPRETED).stdout == '800\n'
 
 
 def test_interrupts_of_training_leave_its_threads_working():
@@ -136,6 +131,4 @@ for _ in range(1500):
 executor.run(tasks)
 print(interrupted)
 '''
-    done = subprocess.run([sys.executable, '-c', script], env=dict(os.environ, THEANO_FLAGS=INTERPRETED), timeout=60,
-                          stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == '1500\n'
+    assert python('-c', script, flags=INTERPRETED).stdout == '1500\n'

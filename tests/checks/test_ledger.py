@@ -2,8 +2,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import theano_mgpu as mgpu
@@ -247,21 +245,6 @@ def test_files_that_cannot_be_compared(recording, tmp_path, cpu2, capsys):
     assert main(['compare', one, other]) == main(['compare', one, str(tmp_path / 'none')]) == 2
     text = capsys.readouterr().err
     assert 'have no step in common' in text and 'train up to step 1' in text and 'No such file' in text
-
-
-def test_a_file_that_another_process_writes(recording, tmp_path, cpu2):
-    path = recording('a')
-    script = "import theano_mgpu, time; from theano_mgpu.checks.ledger import use_ledger; use_ledger(%r); " \
-        "print('open', flush=True); time.sleep(60)" % path
-    other = subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True,
-                             env=dict(os.environ, THEANO_FLAGS=INTERPRETED))
-    try:
-        assert other.stdout.readline() == 'open\n'
-        with pytest.raises(mgpu.MgpuError, match='another job, process %d' % other.pid):
-            network()
-    finally:
-        other.kill()
-        other.communicate()
 
 
 @pytest.mark.mpi

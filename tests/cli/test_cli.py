@@ -16,6 +16,7 @@ from theano_mgpu.utils import flags
 import pytest
 import theano
 from cli_fixtures import *  # noqa: F403  the fixtures
+from support.processes import python
 from support.search_path import search_path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,6 +199,4 @@ def test_the_example_is_read_as_it_says(monkeypatch):
     assert (flags.flag('floatX'), flags.flag('blas.ldflags'), flags.flag('device')) == (
         'float32', '-lopenblas', 'cpu')
     code = "import theano_mgpu, theano; c = theano.config; print(c.floatX, c.blas.ldflags, c.mgpu.executor)"
-    done = subprocess.run([sys.executable, '-c', code], env=dict(os.environ, PYTHONPATH=search_path()), text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert done.stdout == 'float32 -lopenblas auto\n', done.stderr
+    assert python('-c', code).stdout == 'float32 -lopenblas auto\n'

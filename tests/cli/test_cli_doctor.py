@@ -2,8 +2,6 @@
 import contextlib
 import ctypes
 import json
-import os
-import subprocess
 import sys
 
 import theano_mgpu as mgpu
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 import theano
 from cli_fixtures import *  # noqa: F403  the fixtures
+from support.processes import python
 from support.search_path import search_path
 
 STATUSES = {'ok', 'warn', 'FAIL', 'skip'}
@@ -24,10 +23,7 @@ STATUSES = {'ok', 'warn', 'FAIL', 'skip'}
 
 def command(*args, environment=None):
     """Run ``python -m theano_mgpu`` afresh, with only the given flags."""
-    env = dict(os.environ, PYTHONPATH=search_path(), THEANO_FLAGS='')
-    env.update(environment or {})
-    return subprocess.run([sys.executable, '-m', 'theano_mgpu'] + list(args), env=env, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return python('-m', 'theano_mgpu', *args, expected=None, **{'THEANO_FLAGS': '', **(environment or {})})
 
 
 def run_doctor(capsys):

@@ -1,8 +1,5 @@
 """`--ledger` of `theano-mgpu run` and `launch`, and `theano-mgpu compare` of the ledgers of two commands."""
 import json
-import os
-import subprocess
-import sys
 import textwrap
 
 from theano_mgpu.checks import ledger_file
@@ -10,7 +7,7 @@ from theano_mgpu.cli import main
 
 import pytest
 from support.launch import INTERPRETED
-from support.search_path import search_path
+from support.processes import python
 
 TWO = 'a->cpu;b->cpu'
 SCRIPT = textwrap.dedent('''
@@ -38,11 +35,9 @@ def command(tmp_path):
     """Return a function that runs a command in a folder with the script."""
     (tmp_path / 'train.py').write_text(SCRIPT)
 
-    def run(*words, flags=''):
+    def run(*words, flags='', expected=0):
         every = [INTERPRETED, 'contexts=' + TWO, 'mgpu.ledger_every=1', 'mgpu.shares=equal'] + [flags] * bool(flags)
-        return subprocess.run([sys.executable, '-m', 'theano_mgpu', *words], cwd=str(tmp_path), capture_output=True,
-                              text=True, timeout=300,
-                              env=dict(os.environ, PYTHONPATH=search_path(), THEANO_FLAGS=','.join(every)))
+        return python('-m', 'theano_mgpu', *words, folder=tmp_path, flags=','.join(every), expected=expected)
     return run
 
 
@@ -51,10 +46,8 @@ def command(tmp_path):
 def test_one_process_and_two(update_on, command, tmp_path, capsys):
     """Two contexts and two processes have the same bits; a state of which each process has a part counts, too."""
     one, two = str(tmp_path / 'one.jsonl'), str(tmp_path / 'with space.jsonl')
-    done = command('run', '-q', '--ledger', 'one.jsonl', 'train.py')
-    assert done.returncode == 0, done.stderr
-    done = command('launch', '-n', '2', '--ledger', 'with space.jsonl', 'train.py', flags='mgpu.update_on=' + update_on)
-    assert done.returncode == 0, done.stderr
+    command('run', '-q', '--ledger', 'one.jsonl', 'train.py')
+    command('launch', '-n', '2', '--ledger', 'with space.jsonl', 'train.py', flags='mgpu.update_on=' + update_on)
     assert main(['compare', one, two]) == 0, capsys.readouterr().out
     assert 'equal: 12 steps of both have the same bits' in capsys.readouterr().out
     starts = [ledger_file.read(path).starts[0] for path in (one, two)]
@@ -67,8 +60,7 @@ def test_one_process_and_two(update_on, command, tmp_path, capsys):
 def test_a_killed_job(command, tmp_path):
     """A job that is killed and starts again has the bits of one that was not killed."""
     for name, killed in (('whole', '99'), ('parts', '8')):
-        done = command('launch', '-n', '2', '--restarts', '1', '--ledger', name, 'train.py', killed)
-        assert done.returncode == 0, done.stderr
+        command('launch', '-n', '2', '--restarts', '1', '--ledger', name, 'train.py', killed)
         (tmp_path / 'state.npz').unlink()
     whole, parts = (ledger_file.read(str(tmp_path / name)) for name in ('whole', 'parts'))
     assert parts.steps == whole.steps and [len(each.starts) for each in (whole, parts)] == [1, 2]
@@ -78,17 +70,17 @@ def test_a_killed_job(command, tmp_path):
 def test_a_file_that_cannot_be_written(command, tmp_path):
     """The error comes before the script begins."""
     (tmp_path / 'other').write_text('text')
-    done = command('run', '--ledger', 'other', 'train.py')
-    assert done.returncode == 2 and 'other is no ledger of theano_mgpu' in done.stderr
-    done = command('run', '--ledger', 'none/a', 'train.py')
-    assert done.returncode == 2 and 'none/a cannot be written' in done.stderr and 'Traceback' not in done.stderr
-    done = command('launch', '-n', '2', 'train.py', flags='mgpu.ledger=none/a')
-    assert done.returncode == 2 and 'theano-mgpu: error: none/a cannot be written: there is no' in done.stderr
+    done = command('run', '--ledger', 'other', 'train.py', expected=2)
+    assert 'other is no ledger of theano_mgpu' in done.stderr
+    done = command('run', '--ledger', 'none/a', 'train.py', expected=2)
+    assert 'none/a cannot be written' in done.stderr and 'Traceback' not in done.stderr
+    done = command('launch', '-n', '2', 'train.py', flags='mgpu.ledger=none/a', expected=2)
+    assert 'theano-mgpu: error: none/a cannot be written: there is no' in done.stderr
 
 
 def test_the_options_of_launch(command):
     done = command('launch', '-n', '2', '--ledger', 'a', '--dry-run', 'run', 'train.py')
-    assert "mgpu.ledger=" in done.stdout and done.returncode == 0
+    assert "mgpu.ledger=" in done.stdout
 
 
 def write(path, *lines, every=1, **start):

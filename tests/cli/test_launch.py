@@ -20,11 +20,11 @@ from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.errors import ContextError, MgpuError
 from theano_mgpu.exchange.whole import summed
-from theano_mgpu.plan import Machine, Shares
 from theano_mgpu.utils import mpi_environment, rank_process, values
 
 import numpy as np
 import pytest
+from support.processes import python
 
 
 @pytest.fixture
@@ -463,22 +463,15 @@ def test_an_mpi_of_another_mpirun():
     """The environment tells of two processes, and MPI finds itself alone."""
     pytest.importorskip('mpi4py')
     code = 'from theano_mgpu.comm.mpi_library import import_mpi; import_mpi()'
-    env = dict(os.environ, **dict(zip(mpi_environment.HYDRA.variables, '0202')), THEANO_FLAGS='mgpu.executor=serial')
-    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
+    done = python('-c', code, flags='mgpu.executor=serial', expected=None,
+                  **dict(zip(mpi_environment.HYDRA.variables, '0202')))
     assert re.search('mpiexec of MPICH or Intel MPI started 2 processes, but the MPI library of mpi4py, [^,]*, finds '
                      '1: each would train by itself', done.stderr)
 
 
 def test_theano_does_not_start_mpi():
-    code = ("import theano_mgpu, sys; assert 'mpi4py.MPI' not in sys.modules\n"
-            "from theano.tensor.io import mpi_enabled; assert not mpi_enabled")
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_samples_of_ranks():
-    assert Shares(Machine(replicas=(2, 1, 1))).lengths(10) == [6, 2, 2]
-    assert Shares(Machine(replicas=(1, 1, 1)), least_samples=2).lengths(2) == [2, 0, 0]
+    python('-c', "import theano_mgpu, sys; assert 'mpi4py.MPI' not in sys.modules\n"
+                 "from theano.tensor.io import mpi_enabled; assert not mpi_enabled")
 
 
 @pytest.mark.parametrize('change', [lambda x: x[::-1], lambda x: x + 1, lambda x: np.roll(x, 1, axis=1)])

@@ -1,8 +1,6 @@
 """`theano-mgpu run --processes`: the choice, and runs of scripts in several processes."""
 import argparse
 import os
-import subprocess
-import sys
 import textwrap
 
 from theano_mgpu.cli import job_command, main, processes
@@ -13,7 +11,7 @@ from theano_mgpu.errors import MgpuError
 from theano_mgpu.utils import mpi_environment
 
 import pytest
-from support.search_path import search_path
+from support.processes import python
 
 QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'
 
@@ -144,9 +142,7 @@ TRAIN = '''
 
 def run(*words, folder):
     """Return (exit code, stdout, stderr) of `theano-mgpu run`."""
-    env = dict(os.environ, PYTHONPATH=search_path(), THEANO_FLAGS=QUICK)
-    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', *words], cwd=str(folder), env=env, text=True,
-                          input='typed', stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
+    done = python('-m', 'theano_mgpu', 'run', *words, folder=folder, flags=QUICK, input='typed', expected=None)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -1,6 +1,5 @@
 """The host's all_reduce."""
 import os
-import subprocess
 import sys
 import threading
 import tracemalloc
@@ -13,6 +12,7 @@ from theano_mgpu.comm.host_sum import add_by_numpy, all_reduce, all_reduce_each
 import numpy as np
 import pytest
 import theano
+from support.processes import python
 
 LARGE = 3 * host_sum.SHARE // 4 + 5  # Elements: two float32 buffers are worth several threads and streamed stores.
 
@@ -202,9 +202,7 @@ def test_code_is_built_once_for_all_processes(tmp_path):
             'x = np.ones(host_sum.SMALLEST); host_sum.all_reduce([x, x], y := x.copy()); print((y == 2).all())')
     built = []
     for _ in range(2):
-        done = subprocess.run([sys.executable, '-c', code], check=True, capture_output=True, text=True,
-                              env=dict(os.environ, THEANO_FLAGS='base_compiledir=%s' % tmp_path))
-        assert done.stdout == 'True\n', done.stderr
+        assert python('-c', code, flags='base_compiledir=%s' % tmp_path).stdout == 'True\n'
         path, = tmp_path.rglob('host_sum_*.so')
         built.append(path.stat().st_mtime_ns)
     assert built[0] == built[1]

@@ -1,7 +1,4 @@
 """The patches of cuDNN that need no device."""
-import os
-import subprocess
-import sys
 import types
 
 from theano_mgpu.compat.cuda_libraries import cudnn as libraries
@@ -11,19 +8,13 @@ from theano_mgpu.errors import MgpuWarning
 import pytest
 import theano
 import theano.gpuarray.type
-
-
-def run(code, flags=''):
-    """Return the output of a program in a fresh interpreter."""
-    env = dict(os.environ, THEANO_FLAGS=flags)
-    return subprocess.run([sys.executable, '-c', code], env=env, stdout=subprocess.PIPE, text=True, check=True,
-                          timeout=300).stdout
+from support.processes import python
 
 
 @pytest.mark.needs_compiler
 def test_an_import_does_not_look_for_cudnn():
     """Each process ran g++ for the check, and kept a wrong result for ever."""
-    assert run('''
+    assert python('-c', '''
 import subprocess
 commands, run = [], subprocess.Popen.__init__
 
@@ -35,15 +26,15 @@ subprocess.Popen.__init__ = noted
 import theano_mgpu
 import theano.gpuarray.dnn
 print([command for command in commands if 'cudnn' in command], theano.config.dnn.enabled)
-''') == '[] auto\n'
+''', flags='').stdout == '[] auto\n'
 
 
 @pytest.mark.parametrize('flags,algorithms', [('', 'deterministic deterministic small'),
                                               ('dnn.conv.algo_bwd_data=none', 'none deterministic small')])
 def test_algorithms_are_deterministic_by_default(flags, algorithms):
-    assert run('import theano_mgpu; from theano import config\n'
-               'print(config.dnn.conv.algo_bwd_data, config.dnn.conv.algo_bwd_filter, config.dnn.conv.algo_fwd)',
-               flags) == algorithms + '\n'
+    code = 'import theano_mgpu; from theano import config\n' \
+        'print(config.dnn.conv.algo_bwd_data, config.dnn.conv.algo_bwd_filter, config.dnn.conv.algo_fwd)'
+    assert python('-c', code, flags=flags).stdout == algorithms + '\n'
 
 
 def test_several_devices_do_not_choose_by_time(monkeypatch):

@@ -2,7 +2,6 @@
 import importlib.util
 import io
 import pickle
-import subprocess
 import sys
 import types
 
@@ -16,6 +15,7 @@ from keras.engine import saving
 from keras.layers import Dense, Embedding, Flatten, Layer
 from keras.utils import io_utils
 from support.keras_equivalence import QUICK
+from support.processes import python
 
 pytestmark = pytest.mark.usefixtures('interpreted')
 H5PY_3 = int(h5py.__version__.split('.')[0]) >= 3
@@ -199,10 +199,8 @@ def test_texts_of_attributes_are_texts_that_can_be_decoded(tmp_path):
 
 
 def test_keras_is_mended_when_somebody_imports_it():
-    code = ('import sys, theano_mgpu; assert "keras" not in sys.modules\n'
-            'import keras, h5py; assert hasattr(h5py.AttributeManager.__getitem__, "__wrapped__")')
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python('-c', 'import sys, theano_mgpu; assert "keras" not in sys.modules\n'
+                 'import keras, h5py; assert hasattr(h5py.AttributeManager.__getitem__, "__wrapped__")')
 
 
 def test_a_module_that_is_there_is_mended_at_once(monkeypatch):

@@ -1,7 +1,4 @@
 """Theano and Keras on NumPy 2: the types and values that NumPy 1 gives them, and C code for either one."""
-import os
-import subprocess
-import sys
 import warnings
 
 from theano_mgpu.compat import numpy2
@@ -11,6 +8,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.patches import WITHOUT_PATCH
+from support.processes import python
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.subtensor import AdvancedIncSubtensor1
 
@@ -61,8 +59,7 @@ EXAMPLES = [  # fix, code that needs it, its output, and the symptom
 def test_without_a_fix_its_symptom_is_back(fix, code, output, symptom, tmp_path):
     for before in ('', WITHOUT_PATCH % fix):
         flags = 'floatX=float64,on_unused_input=ignore,base_compiledir=%s/%d' % (tmp_path, len(before))
-        done = subprocess.run([sys.executable, '-c', before + IMPORT + code], text=True, capture_output=True,
-                              env=dict(os.environ, THEANO_FLAGS=flags))
+        done = python('-c', before + IMPORT + code, flags=flags, expected=None)
         if not before:
             assert done.stdout.strip() == output, done.stderr
     assert symptom in done.stdout + done.stderr and done.stdout.strip() != output

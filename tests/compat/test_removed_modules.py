@@ -1,6 +1,5 @@
 """Modules that newer versions of Python, NumPy and setuptools do not have: Theano is imported without them."""
 import os
-import subprocess
 import sys
 import sysconfig
 
@@ -9,6 +8,8 @@ from theano_mgpu.compat import removed_modules
 import numpy as np
 import pytest
 from support.patches import WITHOUT_PATCH
+from support.processes import python
+from support.search_path import search_path
 
 # Python 3.12 without setuptools, on any Python: nobody finds the modules that it does not have.
 WITHOUT = """
@@ -38,15 +39,8 @@ print({'imp', 'distutils', 'distutils.spawn', 'pkg_resources'} & set(sys.modules
 """
 
 
-def python(code, **environment):
-    """Run code in a fresh interpreter without the .pth files of setuptools; return the finished process."""
-    return subprocess.run([sys.executable, '-c', code], env=dict(os.environ, **environment), text=True,
-                          capture_output=True)
-
-
 def test_theano_compiles_without_the_removed_modules_and_leaves_no_replacement():
-    done = python(WITHOUT + USE)
-    assert done.returncode == 0, done.stderr
+    done = python('-c', WITHOUT + USE)
     first, left = done.stdout.splitlines()
     assert first.split()[:3] == ['25.0', np.get_include(), sysconfig.get_paths()['include']] and left == 'set()'
 
@@ -58,8 +52,7 @@ def test_theano_compiles_without_the_removed_modules_and_leaves_no_replacement()
     ('replace_pkg_resources', "No module named 'pkg_resources'"),
 ])
 def test_without_a_fix_its_symptom_is_back(fix, symptom):
-    done = python(WITHOUT + WITHOUT_PATCH % fix + USE)
-    assert done.returncode != 0 and symptom in done.stderr, done.stderr
+    assert symptom in python('-c', WITHOUT + WITHOUT_PATCH % fix + USE, expected=1).stderr
 
 
 def test_scikit_cuda_is_missing_as_without_the_replacement(tmp_path):
@@ -67,8 +60,8 @@ def test_scikit_cuda_is_missing_as_without_the_replacement(tmp_path):
     (tmp_path / 'skcuda').mkdir()
     (tmp_path / 'skcuda' / '__init__.py').write_text(
         'import pkg_resources\npkg_resources.declare_namespace(__name__)\n')
-    done = python(WITHOUT + 'import theano_mgpu, theano.gpuarray; print("fine")', PYTHONPATH=str(tmp_path))
-    assert done.stdout.strip() == 'fine', done.stderr
+    code = WITHOUT + 'import theano_mgpu, theano.gpuarray; print("fine")'
+    assert python('-c', code, PYTHONPATH=search_path(tmp_path)).stdout == 'fine\n'
 
 
 def test_scikit_cuda_finds_the_real_module(tmp_path):
@@ -76,7 +69,7 @@ def test_scikit_cuda_finds_the_real_module(tmp_path):
     (tmp_path / 'skcuda' / '__init__.py').write_text('')
     (tmp_path / 'pkg_resources.py').write_text('class DistributionNotFound(Exception):\n    pass\n')
     code = 'import sys, theano_mgpu, theano.gpuarray; print(sys.modules["pkg_resources"].__file__)'
-    done = python(code, PYTHONPATH=str(tmp_path))
+    done = python('-c', code, PYTHONPATH=search_path(tmp_path))
     assert done.stdout.strip() == str(tmp_path / 'pkg_resources.py'), done.stderr
 
 

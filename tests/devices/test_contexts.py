@@ -1,8 +1,5 @@
 """Choosing contexts and opening their devices."""
-import os
 import platform
-import subprocess
-import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.errors import ContextError
@@ -11,14 +8,12 @@ import numpy as np
 import pytest
 import theano
 from support.devices import context_map
+from support.processes import python
 
 
 def run_python(code, **environment):
     """Return the output of a fresh interpreter."""
-    env = dict(os.environ, **{'THEANO_FLAGS': '', **environment})
-    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return python('-c', code, **{'THEANO_FLAGS': '', **environment}).stdout.strip()
 
 
 def test_an_explicit_call_wins_over_the_flags(monkeypatch):
@@ -157,10 +152,7 @@ print(mallinfo().fordblks)
 def test_freed_memory_is_used_again():
     """A freed array of 40 MB stays with a CPU context's process, for the next array."""
     def bytes_kept(how, **environment):
-        done = subprocess.run([sys.executable, '-c', KEPT, how], capture_output=True, text=True,
-                              env=dict(os.environ, **environment))
-        assert done.returncode == 0, done.stderr
-        return int(done.stdout)
+        return int(python('-c', KEPT, how, **environment).stdout)
     assert bytes_kept('open') >= 40000000 > bytes_kept('do not')
     assert bytes_kept('open', MALLOC_TOP_PAD_='4096') < 40000000  # the user's own settings stay
 
@@ -184,7 +176,6 @@ borrow(mgpu.init()[0])
 
 def test_memory_is_reserved_once(gpu2):
     """The flag gpuarray.preallocate reserves memory for a device's first context, and none for a further one."""
-    done = subprocess.run([sys.executable, '-c', RESERVED], capture_output=True, text=True, env=dict(
-        os.environ, THEANO_FLAGS='gpuarray.preallocate=20,contexts=a->' + gpu2[0].device))
+    done = python('-c', RESERVED, flags='gpuarray.preallocate=20,contexts=a->' + gpu2[0].device)
     assert done.stdout.splitlines() == ['a 20.0', 'a.1 0'], done.stderr
     assert done.stderr.count('Mapped name') == 1

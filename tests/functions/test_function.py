@@ -8,9 +8,8 @@ import pytest
 import theano
 import theano.tensor as T
 from scipy.sparse import csr_matrix
-from support.comparison import note_of
 from support.modes import PYTHON
-from support.small_models import data, host_indexing, shared
+from support.small_models import data, shared
 from theano import sparse
 
 X = data(11, 5)[0]
@@ -195,30 +194,6 @@ def test_wrong_arguments(cpu2):
     with pytest.raises(TypeError, match='2 arguments were given'):
         f(X, X)
     np.testing.assert_array_equal(f(X), X)
-
-
-@pytest.mark.parametrize('kind,executor', [
-    ('cpu', 'serial'), ('cpu', 'threads'), pytest.param('gpu', 'threads', marks=pytest.mark.slow)])
-def test_an_exception_in_one_replica(contexts, kind, executor):
-    """The error names replica, context and samples; streams are where they were, and the call can be repeated."""
-    active = contexts(kind, 2)
-    x, i = T.fmatrix('x'), T.ivector('i')
-    from theano.sandbox.rng_mrg import MRG_RandomStreams
-    table = shared(np.ones((4, 5)), 'table')
-
-    def make():
-        noise = MRG_RandomStreams(2).uniform(x.shape, dtype='float32')
-        return mgpu.function([x, i], x + noise + table[i], executor=executor, mode=host_indexing())
-
-    f, undisturbed = make(), make()
-    good, bad = np.zeros(11, 'int32'), np.zeros(11, 'int32')
-    bad[9] = 100
-    np.testing.assert_array_equal(f(X, good), undisturbed(X, good))
-    with pytest.raises(IndexError, match='index 100 is out of bounds|out of bounds') as caught:
-        f(X, bad)
-    assert 'replica 1 (context %s->%s, samples 6 to 10) failed, nothing was changed' \
-        % (active[1].name, active[1].device) in note_of(caught.value)
-    np.testing.assert_array_equal(f(X, good), undisturbed(X, good))
 
 
 @pytest.mark.unverified

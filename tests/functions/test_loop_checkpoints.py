@@ -1,8 +1,6 @@
 """`mgpu.Checkpoint`: a loop over Theano functions that was killed goes on to the bit."""
 import os
 import random
-import subprocess
-import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.auto import checkpoint
@@ -13,15 +11,14 @@ import theano
 import theano.tensor as T
 from support import killed_loop
 from support.launch import launch
+from support.processes import python
 
 SCRIPT = os.path.abspath(killed_loop.__file__)
 FLAGS = 'floatX=float64,cxx=,optimizer=fast_compile,mgpu.shares=equal'
 
 
 def started(folder, calls, kind, expected):
-    done = subprocess.run([sys.executable, SCRIPT, str(folder), str(calls), kind], capture_output=True, text=True,
-                          env=dict(os.environ, THEANO_FLAGS=FLAGS))
-    assert done.returncode == expected, done.stderr
+    done = python(SCRIPT, folder, calls, kind, flags=FLAGS, expected=expected)
     assert 'MgpuWarning' not in done.stderr, done.stderr
     return done.stdout
 

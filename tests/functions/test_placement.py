@@ -3,7 +3,6 @@ import json
 from collections import Counter
 
 import theano_mgpu as mgpu
-from theano_mgpu.errors import ContextError
 
 import numpy as np
 import pytest
@@ -253,19 +252,3 @@ def test_the_timeline_shows_each_context(cpu3, tmp_path):
     runs = Counter(tracks[event['tid']] for event in events if event['ph'] == 'X' and event['name'] == 'run')
     # Forward and backward for each micro-batch; on the last device both at once.
     assert [runs[context.name] for context in cpu3] == [2 * 2 * 2, 2 * 2 * 2, 2 * 2], runs
-
-
-@pytest.mark.parametrize('places,options,message', [
-    (['host0', 'host9'], {}, "context 'host9' is not mapped; known contexts: host0, host1, host2"),
-    (['host0', 'host1'], {'contexts': ['host0']},
-     'placed on 2 contexts .host0, host1., but is to run on 1: host0.*name all'),
-    (['host0', 'host1'], {'contexts': [['host0', 'host2']]},
-     'placed on host1, which is not among the contexts of the first replica, host0, host2. Add it there'),
-    (['host0', 'host1'], {'contexts': [['host0', 'host1'], ['host2']]}, 'as many contexts as the first one'),
-    (['host0', 'host1'], {'contexts': [['host0', 'host1'], ['host1', 'host2']]}, 'each named once'),
-    (None, {'contexts': [['host0', 'host1'], ['host2']]},
-     r'a list for each replica, but nothing in the graph is placed.*Place it by "with mgpu.device\('),
-], ids=['unknown', 'too few', 'lacks one', 'unequal', 'twice', 'not placed'])
-def test_what_cannot_be_placed(cpu3, places, options, message):
-    with pytest.raises(ContextError, match=message):
-        training_step('chain', places, **options)

@@ -1,8 +1,6 @@
 """The place of each op of a graph: blocks, gradients beside their forward ops, and propagation."""
 import copy
 import pickle
-import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +17,7 @@ import pytest
 import theano
 import theano.tensor as T
 from keras import backend as K
+from support.processes import python
 from theano.gof.graph import Apply, ancestors, io_toposort
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
@@ -151,7 +150,7 @@ def test_without_placement_nothing_is_patched():
             'assert not is_placed([x]) and not any(patched())\n'
             'x.tag.mgpu_place = "dev0"  # as if it was unpickled\n'
             'assert is_placed([x]) and all(patched())\n')
-    subprocess.run([sys.executable, '-c', code], check=True)
+    python('-c', code)
 
 
 @pytest.mark.parametrize('name', ['tag_new_nodes', 'clones', 'place_gradients'])
@@ -603,8 +602,7 @@ print([(str(variable), place) for variable, place in variables.items()])
 
 
 def test_all_processes_find_the_same():
-    found = {subprocess.run([sys.executable, '-c', DESCRIBE, number], text=True, capture_output=True,
-                            check=True).stdout for number in ('1', '100003')}
+    found = {python('-c', DESCRIBE, number).stdout for number in ('1', '100003')}
     assert len(found) == 1 and 'dev1' in found.pop()
 
 

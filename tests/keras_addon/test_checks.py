@@ -1,7 +1,4 @@
 """Keras models with a ledger (`mgpu.ledger`), and with the flag `mgpu.check`."""
-import os
-import subprocess
-import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.checks import ledger, ledger_file
@@ -17,7 +14,7 @@ from keras.layers import BatchNormalization, Dense, Dropout, Lambda
 from keras.models import Sequential
 from support.launch import INTERPRETED
 from support.modes import PYTHON
-from support.search_path import search_path
+from support.processes import python
 from theano.configparser import change_flags
 
 X = np.random.RandomState(0).rand(22, 3).astype('float32')
@@ -160,10 +157,8 @@ def test_a_script_in_two_processes(update_on, tmp_path):
     """An unchanged script ends with the same error on each rank; its ledger has the steps before."""
     (tmp_path / 'train.py').write_text(SCRIPT)
     flags = INTERPRETED + ',contexts=a->cpu;b->cpu,mgpu.check=1,mgpu.ledger_every=1,mgpu.shares=equal,mgpu.update_on='
-    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--ledger', 'run.jsonl',
-                           'train.py'], cwd=str(tmp_path), capture_output=True, text=True, timeout=300,
-                          env=dict(os.environ, PYTHONPATH=search_path(), THEANO_FLAGS=flags + update_on))
-    assert done.returncode == 3, done.stderr
+    done = python('-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--ledger', 'run.jsonl', 'train.py', folder=tmp_path,
+                  flags=flags + update_on, expected=3)
     assert 'NonFiniteError the loss is ' in done.stdout and \
         'Log(0.0) = -inf in sample 4 of the batch, on rank 0, a->cpu, near' in done.stdout, done.stdout
     steps = ledger_file.read(str(tmp_path / 'run.jsonl')).steps

@@ -10,12 +10,11 @@ from theano_mgpu.auto.model_function import ModelFunction
 from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.devices.context_map import HOST
 from theano_mgpu.errors import GraphError
-from theano_mgpu.keras import Checkpoint, disable, enable
+from theano_mgpu.keras import disable, enable
 
 import numpy as np
 import pytest
 from keras import layers as L
-from keras.callbacks import LambdaCallback
 from keras.models import Sequential
 from keras.optimizers import SGD
 from support import keras_rank_jobs as rank_jobs
@@ -156,30 +155,6 @@ def test_a_placed_model_runs_where_it_is_placed(contexts):
     model.compile('sgd', 'mse', mode=QUICK)
     model.fit(X, Y, verbose=0)
     assert {context.name for context in report.usages[0].contexts} >= {first.name, second.name}
-
-
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.slow  # test_checks.py and tests/bugs/test_keras_checkpoints.py continue fits, too
-def test_a_fit_with_a_checkpoint_continues_with_the_same_bits(contexts, tmp_path):
-    contexts('cpu', 2)
-
-    def fitted(path, killed_at=None):
-        def kill(batch, logs):
-            if batch == killed_at:
-                raise Killed
-        np.random.seed(3)
-        model = compiled()
-        history = model.fit(X, Y, batch_size=10, epochs=2, verbose=0, callbacks=[
-            Checkpoint(str(path), every=1), LambdaCallback(on_batch_begin=kill)]).history
-        return [('loss', history['loss'])] + values(model.weights) + values(model.optimizer.weights)
-    enable(tell=lambda text: None)
-    expected = fitted(tmp_path / 'whole.npz')
-    with pytest.raises(Killed):
-        fitted(tmp_path / 'run.npz', killed_at=3)
-    assert_same_bits(fitted(tmp_path / 'run.npz'), expected)
 
 
 @pytest.mark.opencl

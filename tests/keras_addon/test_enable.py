@@ -12,11 +12,11 @@ import pytest
 from keras import backend as K
 from keras import callbacks as C
 from keras import layers as L
-from keras.models import Model, Sequential, clone_model, load_model, model_from_json
+from keras.models import Model, Sequential, clone_model, model_from_json
 from keras.wrappers.scikit_learn import KerasClassifier, KerasRegressor
 from support import keras_zoo as zoo
 from support.keras_equivalence import QUICK
-from support.keras_zoo import dense, head, noise, one_hot, tokens
+from support.keras_zoo import dense, head, noise, one_hot
 
 X, Y = noise(43, 6).astype('float32'), one_hot(43).astype('float32')
 SEQUENCES = noise(43, 5, 4).astype('float32')
@@ -146,15 +146,6 @@ def test_metrics(same, compiled):
     same(script)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['lstm, masking', 'embedding'])
-def test_masking(name, same, compiled):
-    def script():
-        model = compiled(zoo.MODELS[name][0]())
-        return [model.fit(tokens(43, 5), Y, batch_size=10, verbose=0).history, left_behind(model)]
-    same(script)
-
-
 def test_a_masking_layer_and_a_mask_that_reaches_the_loss(same, compiled):
     data = SEQUENCES.copy()
     data[::3, 2:] = 0
@@ -183,23 +174,6 @@ def test_trainability(same, compiled):
         model.trainable = False
         return results + left_behind(model) + [len(model.trainable_weights)]
     same(script)
-
-
-@pytest.mark.slow
-def test_callbacks(same, tmp_path, compiled):
-    def script():
-        model, seen = compiled(dense()), []
-        path, log = str(tmp_path / 'best.h5'), str(tmp_path / 'log.csv')
-        history = model.fit(X, Y, batch_size=10, epochs=8, verbose=0, validation_split=0.3, callbacks=[
-            C.LearningRateScheduler(lambda epoch, rate: rate * 1.1), C.CSVLogger(log), C.TerminateOnNaN(),
-            C.ReduceLROnPlateau(monitor='val_loss', patience=1, factor=0.5, min_delta=0.5),
-            C.EarlyStopping(monitor='val_loss', patience=3, min_delta=0.01, restore_best_weights=True),
-            C.ModelCheckpoint(path, save_best_only=True),
-            C.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(logs['loss']))]).history
-        with open(log) as f:
-            lines = len(f.readlines())
-        return [history, seen, lines, load_model(path).get_weights(), left_behind(model)]
-    same(script, tolerance=1e-4)
 
 
 class Batches(keras.utils.Sequence):
@@ -237,34 +211,19 @@ def test_a_plain_generator(same, compiled):
 
 # --- Files and copies ----------------------------------------------------------------------------
 
-@pytest.mark.slow
-def test_saving(same, tmp_path, compiled):
-    """A loaded model runs over the contexts, too, and goes on with the optimizer's state."""
-    path, weights = str(tmp_path / 'm.h5'), str(tmp_path / 'w.h5')
-
-    def script():
-        model = compiled(dense())
-        model.fit(X, Y, verbose=0)
-        model.save(path)
-        model.save_weights(weights)
-        loaded = load_model(path)
-        results = [loaded.fit(X, Y, verbose=0, shuffle=False).history, left_behind(loaded)]
-        again = model_from_json(model.to_json())
-        again.load_weights(weights)
-        results += [again.predict(X), clone_model(model).predict(X).shape, loaded.count_params()]
-        assert (parallel_state_of(loaded) is None) == (parallel_state_of(model) is None)
-        assert type(loaded) is Sequential is type(model)
-        return results
-    same(script)
-
-
-def test_pickling(same, compiled):
+def test_copies(same, compiled):
+    """A pickled or copied model runs over the contexts, too, and goes on with the optimizer's state."""
     def script():
         model = compiled(dense())
         model.fit(X, Y, verbose=0)
         copies = [pickle.loads(pickle.dumps(model)), copy.deepcopy(model)]
+        assert len({type(each) for each in copies + [model]}) == 1
+        assert len({parallel_state_of(each) is None for each in copies + [model]}) == 1
+        others = [clone_model(model), model_from_json(model.to_json())]
+        for each in others:
+            each.set_weights(model.get_weights())
         return [[each.fit(X, Y, verbose=0, shuffle=False).history for each in copies],
-                [left_behind(each) for each in copies + [model]]]
+                [left_behind(each) for each in copies + [model]], [each.predict(X) for each in others]]
     same(script)
 
 
@@ -336,20 +295,6 @@ def test_scikit_learn_wrappers(same, compiled):
         linear.fit(X, X[:, 0])
         return [history, estimator.predict(X), estimator.predict_proba(X), estimator.score(X, classes),
                 linear.predict(X), linear.score(X, X[:, 0])]
-    same(script)
-
-
-@pytest.mark.slow  # tests/bugs/test_child_processes.py runs a search, too
-def test_grid_search(same, compiled):
-    search = pytest.importorskip('sklearn.model_selection')
-
-    def build(units):
-        return compiled(Sequential([L.Dense(units, activation='tanh', input_shape=(6,)), head()]))
-
-    def script():
-        grid = search.GridSearchCV(KerasClassifier(build, epochs=1, batch_size=10, verbose=0), {'units': [2, 5]}, cv=2)
-        found = grid.fit(X, zoo.labels(43))
-        return [found.cv_results_['mean_test_score'], found.best_params_['units']]
     same(script)
 
 

@@ -89,17 +89,6 @@ def test_chosen_contexts(contexts):
         enable(4, always=True)
 
 
-def test_a_stateful_model_takes_all_contexts_whatever_its_batch():
-    report = enable(always=True)
-    model, plain = [built(lambda: Sequential([L.SimpleRNN(3, stateful=True, batch_input_shape=(5, 5, 4))]))
-                    for _ in range(2)]
-    compiled(model, 'mse').train_on_batch(noise(5, 5, 4), noise(5, 3))
-    disable()
-    compiled(plain, 'mse').train_on_batch(noise(5, 5, 4), noise(5, 3))
-    assert [len(usage.contexts) for usage in report.usages] == [2] and not report.notes
-    assert_equal(values(model.weights + model.layers[0].states), values(plain.weights + plain.layers[0].states), 1e-5)
-
-
 def test_data_tensors_are_left_to_plain_keras():
     data = L.Input(tensor=K.variable(X))
     model = Model(data, head()(data))

@@ -4,15 +4,34 @@ import theano_mgpu  # noqa: F401
 import keras
 import numpy as np
 import pytest
+from keras import backend as K
 from keras import layers as L
 from keras import regularizers
 from keras.constraints import MaxNorm, NonNeg, UnitNorm
 from keras.losses import MeanSquaredError
-from keras.models import Sequential
+from keras.models import Model, Sequential
 from keras.utils.losses_utils import Reduction
 from support import keras_zoo as zoo
 from support.keras_equivalence import COMPILED, DTYPES, check, compiling, values
-from support.keras_zoo import COMPILED_MODELS, MODELS, OPTIMIZERS, VECTORS, N, dense, noise, one_hot
+from support.keras_zoo import (
+    CLASSES,
+    COMPILED_MODELS,
+    IMAGES,
+    MODELS,
+    OPTIMIZERS,
+    SEQUENCES,
+    VECTORS,
+    WORDS,
+    N,
+    dense,
+    head,
+    images,
+    noise,
+    one_hot,
+    sequences,
+    tokens,
+    words,
+)
 from support.parameters import slow_but
 
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # an exact model leads to no warning
@@ -77,7 +96,8 @@ def test_losses(loss, contexts):
 @DTYPES
 def test_sparse_labels(dtype, contexts):
     data = [[noise(N, 6)], [zoo.labels(N)[:, None]]]
-    check(dense, compiling(loss='sparse_categorical_crossentropy', metrics=['accuracy']), data, dtype, contexts)
+    metrics = ['accuracy', keras.metrics.sparse_top_k_categorical_accuracy]
+    check(dense, compiling(loss='sparse_categorical_crossentropy', metrics=metrics), data, dtype, contexts)
 
 
 @DTYPES
@@ -124,14 +144,43 @@ def test_class_weight(dtype, contexts):
 def stateful_metrics():
     from keras import metrics as M
     return [M.Precision(), M.Recall(), M.AUC(num_thresholds=20), M.TruePositives(), M.FalseNegatives(),
-            M.SensitivityAtSpecificity(0.5, num_thresholds=10), M.CategoricalAccuracy(), M.MeanSquaredError(),
-            M.RootMeanSquaredError(), M.CosineSimilarity(), M.KLDivergence()]
+            M.TrueNegatives(), M.FalsePositives(), M.SensitivityAtSpecificity(0.5, num_thresholds=10),
+            M.SpecificityAtSensitivity(0.5, num_thresholds=10), MeanIoU()]
+
+
+class MeanIoU(keras.metrics.Metric):
+    """A metric like keras.metrics.MeanIoU, which needs TensorFlow: a confusion matrix that batches add to."""
+
+    def __init__(self, name='mean_iou', **options):
+        super().__init__(name=name, **options)
+        self.total = self.add_weight('total', shape=(CLASSES, CLASSES), initializer='zeros')
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        true = K.one_hot(K.cast(K.argmax(y_true), 'int32'), CLASSES)
+        found = K.one_hot(K.cast(K.argmax(y_pred), 'int32'), CLASSES)
+        return [K.update_add(self.total, K.dot(K.transpose(true), found))]
+
+    def result(self):
+        hits = K.sum(self.total * K.eye(CLASSES))
+        return hits / K.sum(self.total)
+
+    def reset_states(self):
+        K.set_value(self.total, np.zeros((CLASSES, CLASSES)))
+
+
+def metrics_of_means():
+    from keras import metrics as M
+    return [M.CategoricalAccuracy(), M.TopKCategoricalAccuracy(2), M.MeanSquaredError(), M.RootMeanSquaredError(),
+            M.CosineSimilarity(), M.KLDivergence(), M.Hinge(), M.SquaredHinge(), M.CategoricalHinge(), M.Poisson(),
+            M.LogCoshError(), M.MeanAbsoluteError(), M.MeanAbsolutePercentageError(), M.BinaryCrossentropy(),
+            M.MeanSquaredLogarithmicError(), M.CategoricalCrossentropy(), M.BinaryAccuracy(), M.Accuracy()]
 
 
 @DTYPES
-def test_stateful_metrics(dtype, contexts, interpreted):
+@pytest.mark.parametrize('metrics', [stateful_metrics, metrics_of_means])
+def test_stateful_metrics(metrics, dtype, contexts, interpreted):
     data = [[noise(N, 6)], [one_hot(N)]]
-    check(dense, compiling('sgd', metrics=stateful_metrics), data, dtype, contexts)
+    check(dense, compiling('sgd', metrics=metrics), data, dtype, contexts)
 
 
 @DTYPES
@@ -158,3 +207,94 @@ def test_stateful_rnn(dtype, contexts):
         found += [('prediction after reset', model.predict(noise(12, 5, 4), batch_size=6))]
         return found + values(model.weights)
     check(build, compiling('sgd'), zoo.SEQUENCES, dtype, contexts, sizes=(6, 6, 6, 6), compare=compare)
+
+
+# --- Further layers and losses --------------------------------------------------------------------
+
+def tversky_loss(y_true, y_pred, alpha=0.7, smooth=1.):
+    true, found = K.flatten(y_true), K.flatten(y_pred)
+    hits, missed = K.sum(true * found), K.sum(true * (1 - found))
+    wrong = K.sum((1 - true) * found)
+    return 1 - (hits + smooth) / (hits + alpha * missed + (1 - alpha) * wrong + smooth)
+
+
+def segmentation():
+    return Sequential([L.Conv2D(3, 3, padding='same', activation='tanh', input_shape=(8, 8, 2)), L.MaxPooling2D(2),
+                       L.UpSampling2D(2), L.Conv2D(1, 1, activation='sigmoid')])
+
+
+def in_the_middle(layer, **options):
+    return lambda: Sequential([L.Dense(5, activation='tanh', input_shape=(6,)), layer(), L.Dense(4, **options), head()])
+
+
+def masked(layer):
+    return lambda: Sequential([L.Masking(input_shape=(5, 4)), layer(), head()])
+
+
+def attention():
+    a = L.Input((5, 4))
+    states = L.GRU(3, return_sequences=True)(a)
+    scores = L.Lambda(lambda s: K.softmax(s, axis=1))(L.Dense(1, use_bias=False)(states))
+    context = L.Lambda(lambda pair: K.batch_dot(pair[0], pair[1], axes=[1, 1]),
+                       output_shape=(1, 3))([scores, states])
+    return Model(a, head()(L.Flatten()(context)))
+
+
+def self_attention():
+    a = L.Input((5, 4))
+    query, key, value = [L.Dense(3, use_bias=use_bias)(a) for use_bias in (True, False, True)]
+    weights = L.Softmax()(L.Dot(axes=2)([query, key]))
+    return Model(a, head()(L.GlobalAveragePooling1D()(L.Dot(axes=[2, 1])([weights, value]))))
+
+
+MASKS = [[noise(N, 8, 8, 2)], [(noise(N, 8, 8, 1, seed=1) > 0).astype('float64')]]
+GAPS = [[noise(N, 5, 4) * (tokens(N, 5) > 0)[:, :, None]], [one_hot(N)]]
+# name -> (build, data, arguments of compile); without biases whose gradients are zero but for rounding
+FURTHER = {
+    'batch normalisation, unscaled': (in_the_middle(lambda: L.BatchNormalization(scale=False)), VECTORS, {}),
+    'gaussian noise': (in_the_middle(lambda: L.GaussianNoise(0.5)), VECTORS, {}),
+    'gaussian dropout': (in_the_middle(lambda: L.GaussianDropout(0.3)), VECTORS, {}),
+    'alpha dropout': (in_the_middle(lambda: L.AlphaDropout(0.3), activation='selu'), VECTORS, {}),
+    'spatial dropout': (sequences(lambda: L.SpatialDropout1D(0.4), L.Flatten), SEQUENCES, {}),
+    'tversky': (dense, VECTORS, {'loss': tversky_loss}),
+    'masking, lstm': (masked(lambda: L.LSTM(3)), GAPS, {}), 'masking, gru': (masked(lambda: L.GRU(3)), GAPS, {}),
+    'unrolled': (masked(lambda: L.SimpleRNN(3, unroll=True)), GAPS, {}),
+    'two layers, dropout': (words(lambda: L.LSTM(3, return_sequences=True, dropout=0.2, recurrent_dropout=0.2),
+                                  lambda: L.GRU(3)), WORDS, {}),
+    'bidirectional, masking': (words(lambda: L.Bidirectional(L.LSTM(2))), WORDS, {}),
+    'time distributed, masking': (words(lambda: L.TimeDistributed(L.Dense(3)), lambda: L.LSTM(2)), WORDS, {}),
+    'masks that reach the loss': (lambda: Sequential([
+        L.Embedding(7, 4, mask_zero=True, input_length=5), L.LSTM(3, return_sequences=True),
+        L.TimeDistributed(head())]), [WORDS[0], [np.eye(3)[tokens(N, 5, 3)]]], {'metrics': ['accuracy']}),
+    'attention': (attention, SEQUENCES, {}), 'self-attention': (self_attention, SEQUENCES, {})}
+FURTHER_COMPILED = {
+    'convolution, batch normalisation, dropout': (images(
+        lambda: L.Conv2D(3, 3, padding='same', use_bias=False), L.BatchNormalization, lambda: L.Activation('tanh'),
+        lambda: L.Dropout(0.3), L.MaxPooling2D), IMAGES, {'metrics': ['accuracy']}),
+    'channels first': (images(
+        lambda: L.Conv2D(3, 3, padding='same', data_format='channels_first', use_bias=False),
+        lambda: L.BatchNormalization(axis=1), lambda: L.AveragePooling2D(2, data_format='channels_first')), IMAGES, {}),
+    'segmentation by dice': (segmentation, MASKS, {'loss': zoo.dice_loss}),
+    'segmentation by tversky': (segmentation, MASKS, {'loss': tversky_loss}),
+    'convolutional lstm': (lambda: Sequential([L.ConvLSTM2D(2, 3, input_shape=(3, 5, 5, 1)), L.Flatten(), head()]),
+                           [[noise(N, 3, 5, 5, 1)], [one_hot(N)]], {})}
+QUICK_ONES = 'gaussian noise', 'spatial dropout', 'tversky', 'self-attention'
+
+
+def check_further(build, data, options, contexts, **others):
+    def seeded():
+        np.random.seed(3)  # of random streams
+        return build()
+    check(seeded, compiling('nesterov, decay', **options), data, 'float64', contexts, **others)
+
+
+@pytest.mark.parametrize('name', slow_but(QUICK_ONES, FURTHER))
+def test_further_models(name, contexts):
+    check_further(*FURTHER[name], contexts)
+
+
+@pytest.mark.slow
+@pytest.mark.needs_compiler
+@pytest.mark.parametrize('name', FURTHER_COMPILED)
+def test_further_models_with_convolutions(name, contexts):
+    check_further(*FURTHER_COMPILED[name], contexts, mode=COMPILED)

@@ -38,11 +38,6 @@ def test_running_statistics_are_those_of_the_whole_batch(dtype, contexts):
     check(normalised, compiling('sgd'), data, dtype, contexts, counts=[2, 3])
 
 
-@DTYPES
-def test_normalisation_within_a_model(dtype, contexts):
-    check(normalised_twice, compiling(), VECTORS, dtype, contexts, counts=[2, 3])
-
-
 def shared_normalisation():
     a, b, normal = L.Input((6,)), L.Input((6,)), L.BatchNormalization()
     return Model([a, b], head()(L.add([normal(a), normal(b)])))
@@ -91,22 +86,9 @@ def test_local_statistics(contexts):
         check(normalised, compiling(), VECTORS, 'float64', contexts, counts=[2, 3], sizes=(3, 2, 3, 3))
 
 
-@pytest.mark.parametrize('n', [1, 2, 3, 4])
-def test_batches_smaller_than_the_number_of_contexts(n, contexts):
-    contexts('cpu', 4)
-    model, plain = multi_gpu_model(built(dense)), built(dense)
-    for m in (model, plain):
-        m.compile('sgd', 'categorical_crossentropy', mode=QUICK)
-    x, y = noise(n, 6), one_hot(n)
-    np.testing.assert_allclose(model.train_on_batch(x, y), plain.train_on_batch(x, y), rtol=1e-5)
-    np.testing.assert_allclose(model.predict_on_batch(x), plain.predict_on_batch(x), rtol=1e-4)
-
-
 def test_float64_is_not_lost_on_the_way(contexts):
     with floatx('float64'):
         contexts('cpu', 2)
         model = multi_gpu_model(built(dense))
         model.compile('sgd', 'mse', mode=QUICK)
         assert model.predict(noise(3, 6)).dtype == 'float64'
-
-

@@ -1,8 +1,6 @@
 """Logical shards of Keras models: the same bits on any number of contexts, in fit, evaluate and predict."""
 import hashlib
 import os
-import subprocess
-import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
@@ -15,6 +13,7 @@ from keras import backend as K
 from keras import layers as L
 from support.keras_equivalence import built
 from support.keras_zoo import CLASSES, labels, noise, tokens
+from support.processes import python
 from support.standin import run
 from theano.configparser import change_flags
 
@@ -106,12 +105,10 @@ def digests(lines, counts):
 def test_any_number_of_ranks_gives_the_same_bits(tmp_path):
     path = tmp_path / 'program.py'
     path.write_text(PROGRAM % (FOLDERS, '12', 20, 'cpu'))
-    env = dict(os.environ, THEANO_FLAGS=FLAGS, KERAS_BACKEND='theano')
     of_each_model = []
     for start in ([], ['-m', 'theano_mgpu', 'launch', '-n', '2'], ['-m', 'theano_mgpu', 'launch', '-n', '3']):
-        done = subprocess.run([sys.executable, *start, str(path)], capture_output=True, text=True, env=env)
-        assert not done.returncode, done.stderr
-        of_each_model.append(digests(done.stdout.splitlines(), '12'))
+        printed = python(*start, path, flags=FLAGS, KERAS_BACKEND='theano').stdout
+        of_each_model.append(digests(printed.splitlines(), '12'))
     for of_model in zip(*of_each_model):
         assert len({each for of_start in of_model for each in of_start}) == 1
 

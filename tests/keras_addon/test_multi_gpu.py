@@ -123,10 +123,3 @@ def test_a_stateful_model_is_split_unevenly(contexts):
             model.train_on_batch(noise(6, 5, 4), noise(6, 3))
     assert_equal(values(template.weights + template.layers[0].states), values(plain.weights + plain.layers[0].states),
                  1e-5)
-
-
-def test_outputs_that_are_no_samples_are_those_of_the_whole_batch(contexts):
-    contexts('cpu', 2)
-    a = L.Input((6,))
-    model = multi_gpu_model(Model(a, L.Lambda(lambda x: K.sum(x, axis=0, keepdims=True), output_shape=(6,))(a)))
-    np.testing.assert_allclose(model.predict_on_batch(X), X.sum(axis=0, keepdims=True), rtol=1e-5)

@@ -4,8 +4,6 @@ import functools
 import itertools
 import os
 import re
-import subprocess
-import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.errors import ContextError
@@ -27,6 +25,7 @@ from support.keras_equivalence import COMPILED, DTYPES, QUICK, assert_equal, bui
 from support.keras_zoo import head, noise, one_hot
 from support.layer_places import layer_places
 from support.modes import LAZY
+from support.processes import python
 from support.strategies import examples
 from theano.configparser import change_flags
 from theano.tensor.nnet.nnet import Softmax
@@ -209,9 +208,7 @@ def test_a_file_does_not_say_where_layers_are(fitted, tmp_path):
     path, out = str(tmp_path / 'm.h5'), str(tmp_path / 'w.npz')
     placed.save(path)
     assert 'host1' not in placed.to_json() and b'host1' not in open(path, 'rb').read()
-    done = subprocess.run([sys.executable, '-c', PLAIN_KERAS % (os.path.dirname(mgpu.__file__), path, out)],
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python('-c', PLAIN_KERAS % (os.path.dirname(mgpu.__file__), path, out))
     with np.load(out) as found:
         expected = placed.get_weights() + placed.optimizer.get_weights()
         assert_equal([('', found['arr_%d' % i]) for i in range(len(found.files))], [('', w) for w in expected], 0)

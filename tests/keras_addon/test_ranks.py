@@ -2,9 +2,6 @@
 import json
 import os
 
-import theano_mgpu as mgpu
-from theano_mgpu.keras.hooks import checkpoint
-
 import keras
 import numpy as np
 import pytest
@@ -102,47 +99,3 @@ def test_each_process_feeds_its_own_data(tmp_path, contexts):
         assert_same(ours, rank_jobs.state(model), 1e-4)
         np.testing.assert_allclose(their_scores, scores, rtol=1e-4)
         assert_same_history(history(path, rank), found, 1e-4)
-
-
-def test_checkpoint_in_one_process(tmp_path, contexts, monkeypatch):
-    contexts('cpu', 2)
-    file = str(tmp_path / 'c.npz')
-    x, y = rank_jobs.X, rank_jobs.Y
-
-    def fit(epochs, file=None, stop=None):
-        model = rank_jobs.parallel(seed=1)
-        seen = []
-        used = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))]
-        used += [mgpu.keras.Checkpoint(file, every=3)] * (file is not None)
-        if stop:
-            used.append(keras.callbacks.LambdaCallback(on_batch_end=stop))
-        log = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=used).history
-        return model, log, seen
-
-    whole, log, _ = fit(3)
-
-    count = []
-
-    def interrupt(batch, logs):
-        count.append(batch)
-        if len(count) == 11:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(3, file, interrupt)
-    resumed, log_of_resumed, seen = fit(3, file)
-    assert_same(rank_jobs.state(resumed), rank_jobs.state(whole), 0)
-    assert_same_history(log_of_resumed, log, 0)
-    assert seen == [1, 2]
-    monkeypatch.setattr(checkpoint, '_runs', {})  # as in a new process
-    again, _, seen = fit(3, file)  # all is done
-    assert_same(rank_jobs.state(again), rank_jobs.state(whole), 0)
-    assert seen == []
-    monkeypatch.setattr(checkpoint, '_runs', {})
-    with pytest.raises(ValueError, match='not written by theano_mgpu.keras.Checkpoint'):
-        whole.train_function.function.save(file)
-        fit(3, file)
-    with pytest.raises(ValueError, match='every=0'):
-        mgpu.keras.Checkpoint(file, every=0)
-    with pytest.raises(ValueError, match='2 Checkpoints'):
-        whole.fit(x, y, verbose=0, callbacks=[mgpu.keras.Checkpoint(file), mgpu.keras.Checkpoint(file)])

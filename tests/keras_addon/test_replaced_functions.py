@@ -1,7 +1,5 @@
 """A user's functions in the place of a model's train, test and predict functions: the same in every mode."""
 import os
-import subprocess
-import sys
 
 from theano_mgpu.keras import disable, enable
 
@@ -10,6 +8,7 @@ import pytest
 from support import replaced_functions
 from support.keras_equivalence import floatx
 from support.modes import PYTHON
+from support.processes import python
 from support.replaced_functions import CASES
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*several cores')
@@ -48,11 +47,8 @@ def test_on_devices(case, contexts, monkeypatch):
 @pytest.mark.parametrize('option', [['--always'], []])
 def test_in_two_processes(option):
     """The first epoch ended with "'function' object has no attribute 'begin'"."""
-    env = dict(os.environ, THEANO_FLAGS='floatX=float64,cxx=,optimizer=fast_compile')
-    found = [subprocess.run([sys.executable] + words + [SCRIPT], capture_output=True, text=True, env=env, timeout=300)
+    found = [python(*words, SCRIPT, flags='floatX=float64,cxx=,optimizer=fast_compile')
              for words in ([], ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', *option])]
-    for done in found:
-        assert done.returncode == 0, done.stderr
     plain, ranks = [{line.split()[0]: np.array(line.split()[1:], float) for line in done.stdout.splitlines()}
                     for done in found]
     assert set(plain) == set(ranks) == set(CASES)

@@ -1,14 +1,13 @@
 """Scripts in the manner of Keras's examples (tests/keras_scripts): unchanged, on two contexts, with the same seed."""
 import os
 import runpy
-import subprocess
 import sys
 
 from theano_mgpu.keras import disable, enable
 
 import numpy as np
 import pytest
-from support.search_path import search_path
+from support.processes import python
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(TESTS, 'keras_scripts')
@@ -78,8 +77,5 @@ def test_with_dropout_it_is_reproducible(name, final_loss):
 
 
 def test_the_command_gives_the_same(own_draws, final_loss, tmp_path):
-    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu',
-                           path_of('mnist_mlp'), '0'], cwd=str(tmp_path), capture_output=True, text=True,
-                          env=dict(os.environ, PYTHONPATH=search_path()))
-    assert done.returncode == 0, done.stderr
+    done = python('-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', path_of('mnist_mlp'), '0', folder=tmp_path)
     assert loss_in(done.stdout) == close_to(final_loss('mnist_mlp', '0', kind='cpu'))

@@ -2,8 +2,6 @@
 import csv
 import os
 import pickle
-import subprocess
-import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
@@ -18,6 +16,7 @@ from keras.models import Sequential, load_model
 from support import keras_zoo as zoo
 from support.keras_equivalence import QUICK, assert_equal, built, everything, values
 from support.keras_zoo import OPTIMIZERS, dense, noise, one_hot
+from support.processes import python
 
 pytestmark = pytest.mark.usefixtures('interpreted')  # files of models do not name a mode
 X, Y = noise(20, 6).astype('float32'), one_hot(20).astype('float32')
@@ -56,21 +55,6 @@ def test_fit_evaluate_predict(pair):
     np.testing.assert_allclose(parallel.predict_proba(X), plain.predict_proba(X), rtol=1e-4)
     np.testing.assert_array_equal(parallel.predict_classes(X), plain.predict_classes(X))
     assert parallel.metrics_names == plain.metrics_names
-
-
-def test_generators(pair):
-    class Batches(keras.utils.Sequence):
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, i):
-            return X[i * 7:i * 7 + 7], Y[i * 7:i * 7 + 7]
-    histories = [model.fit_generator(Batches(), epochs=2, verbose=0, validation_data=Batches(), shuffle=False,
-                                     workers=2).history for model in pair]
-    assert_same_history(*histories)
-    parallel, plain = pair
-    np.testing.assert_allclose(parallel.evaluate_generator(Batches()), plain.evaluate_generator(Batches()), rtol=1e-4)
-    np.testing.assert_allclose(parallel.predict_generator(Batches()), plain.predict_generator(Batches()), rtol=1e-4)
 
 
 def test_the_template_sees_what_was_trained(pair):
@@ -180,9 +164,7 @@ def test_plain_keras_opens_the_file(build, kind, contexts, tmp_path):
     parallel.train_on_batch(X, Y)
     path, out = str(tmp_path / 'm.h5'), str(tmp_path / 'w.npz')
     parallel.save(path)
-    code = PLAIN_KERAS % (os.path.dirname(mgpu.__file__), path, kind, out)
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python('-c', PLAIN_KERAS % (os.path.dirname(mgpu.__file__), path, kind, out))
     with np.load(out) as found:
         expected = parallel.get_weights() + parallel.optimizer.get_weights()
         assert_equal([('', found['arr_%d' % i]) for i in range(len(found.files))], [('', w) for w in expected], 0)
@@ -254,4 +236,3 @@ def test_reset_metrics_and_states(pair):
     parallel.reset_metrics()
     assert K.get_value(parallel.metrics[0].count) == 0
     parallel.reset_states()
-

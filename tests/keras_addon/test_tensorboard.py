@@ -1,7 +1,5 @@
 """`keras.callbacks.TensorBoard` on Theano writes files that TensorBoard itself reads."""
 import os
-import subprocess
-import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
@@ -14,6 +12,7 @@ from support.event_files import pixels, read, scalars
 from support.keras_equivalence import check  # noqa: F401  chooses Keras's backend first
 from support.launch import INTERPRETED, launch
 from support.modes import PYTHON
+from support.processes import python
 
 X = np.random.RandomState(0).rand(20, 4)
 Y = X.sum(axis=1, keepdims=True)
@@ -47,9 +46,7 @@ def test_plain_keras(command, tmp_path):
     """An unchanged script writes scalars, histograms, images and the graph of its layers."""
     script, logs = tmp_path / 'train.py', tmp_path / 'logs'
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable] + command + [str(script), str(logs)], capture_output=True, text=True,
-                          env=dict(os.environ, KERAS_BACKEND='theano', THEANO_FLAGS=INTERPRETED))
-    assert done.returncode == 0, done.stderr
+    done = python(*command, script, logs, flags=INTERPRETED, KERAS_BACKEND='theano')
     assert "those of the layers' outputs" in done.stderr
     events = read(logs)
     losses = [float(loss) for loss in done.stdout.split()[:2]]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from support.devices import context_map
 
-from .test_versions import HERE, KINDS, QUICK, python, tolerance
+from .test_versions import HERE, KINDS, QUICK, tolerance, with_keras
 
 SCRIPT = str(HERE / 'add_on.py')
 VERSIONS = '1.0.8', '1.2.2', '2.0.9', '2.1.6', '2.2.4', '2.3.1'
@@ -13,7 +13,7 @@ LAUNCH = '-m', 'theano_mgpu', 'launch', '-n', '2'
 
 
 def check_models(version, kinds, **options):
-    found = json.loads(python(version, SCRIPT, 'compare', *kinds, **options).stdout.splitlines()[-1])
+    found = json.loads(with_keras(version, SCRIPT, 'compare', *kinds, **options).stdout.splitlines()[-1])
     assert found['version'] == version and found['verified'] == [True] * len(kinds), found
     assert max([*found['enabled'].values(), *found['parallel'].values()]) < tolerance(version), found
     for name, *work in found['rows']:  # one for each model, by its name
@@ -56,7 +56,7 @@ def test_images(version):
 @pytest.mark.slow
 @pytest.mark.parametrize('version', VERSIONS)
 def test_files_and_places(version, tmp_path):
-    python(version, SCRIPT, 'save', str(tmp_path / 'model.h5'))
+    with_keras(version, SCRIPT, 'save', str(tmp_path / 'model.h5'))
 
 
 @pytest.mark.slow
@@ -64,9 +64,9 @@ def test_files_and_places(version, tmp_path):
 @pytest.mark.parametrize('version', VERSIONS)
 def test_a_fit_that_is_killed_continues(version, action, tmp_path):
     whole, continued, checkpoint = str(tmp_path / 'whole'), str(tmp_path / 'continued'), str(tmp_path / 'run.npz')
-    all_samples = int(python(version, SCRIPT, action, whole).stdout.split()[-1])
-    python(version, SCRIPT, action, continued, checkpoint, '8', expected=7)
-    samples = int(python(version, SCRIPT, action, continued, checkpoint).stdout.split()[-1])
+    all_samples = int(with_keras(version, SCRIPT, action, whole).stdout.split()[-1])
+    with_keras(version, SCRIPT, action, continued, checkpoint, '8', expected=7)
+    samples = int(with_keras(version, SCRIPT, action, continued, checkpoint).stdout.split()[-1])
     assert samples == all_samples * 7 // 15 or samples == 27  # of 15 batches, 8 were in the file
     assert_same(continued + '.0.npz', whole + '.0.npz')
 
@@ -77,8 +77,8 @@ def test_a_fit_that_is_killed_continues(version, action, tmp_path):
 @pytest.mark.parametrize('version', VERSIONS)
 def test_two_processes(version, action, tmp_path):
     one, two = str(tmp_path / 'one'), str(tmp_path / 'two')
-    python(version, SCRIPT, action, one)
-    done = python(version, *LAUNCH, SCRIPT, action, two)
+    with_keras(version, SCRIPT, action, one)
+    done = with_keras(version, *LAUNCH, SCRIPT, action, two)
     for rank in range(2):
         assert_same('%s.%d.npz' % (two, rank), one + '.0.npz', tolerance(version))
     assert done.stdout.count('Epoch 1/3') == 1
@@ -91,8 +91,8 @@ def test_two_processes(version, action, tmp_path):
 @pytest.mark.parametrize('version', VERSIONS)
 def test_two_processes_with_samples_of_their_own(version, tmp_path):
     one, two = str(tmp_path / 'one'), str(tmp_path / 'two')
-    python(version, SCRIPT, 'shard', one)
-    python(version, *LAUNCH, SCRIPT, 'shard', two, flags=QUICK + ',mgpu.data=sharded')
+    with_keras(version, SCRIPT, 'shard', one)
+    with_keras(version, *LAUNCH, SCRIPT, 'shard', two, flags=QUICK + ',mgpu.data=sharded')
     for rank in range(2):
         assert_same('%s.%d.npz' % (two, rank), one + '.0.npz', tolerance(version))
 
@@ -101,6 +101,6 @@ def test_two_processes_with_samples_of_their_own(version, tmp_path):
 @pytest.mark.parametrize('version', VERSIONS)
 def test_batches_that_are_sent_ahead(version):
     """All batches but the first of each epoch are; a queue may not have the next one yet."""
-    done = python(version, SCRIPT, 'ahead', context_map('gpu', 2), flags='floatX=float32')
+    done = with_keras(version, SCRIPT, 'ahead', context_map('gpu', 2), flags='floatX=float32')
     of_fit, of_generator = json.loads(done.stdout.splitlines()[-1])
     assert of_fit == 8 and (of_generator > 0) == (version >= '2.2')

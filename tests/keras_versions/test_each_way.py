@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.devices import gpu_devices
 
-from .test_versions import HERE, VERSIONS, python
+from .test_versions import HERE, VERSIONS, with_keras
 from .zoo_difference import difference
 
 KINDS = ('of_images', 'of_sequences', 'of_masked_sequences', 'of_two_branches', 'of_weighted_classes', 'with_a_state')
@@ -38,7 +38,7 @@ WAYS = {'two contexts': lambda: RUN + ON_CPU,
 
 def written(version, words, path, flags):
     """Return the results that the zoo writes in one way."""
-    python(version, *words, str(HERE / 'zoo.py'), '--write', str(path), *KINDS, flags=flags)
+    with_keras(version, *words, str(HERE / 'zoo.py'), '--write', str(path), *KINDS, flags=flags)
     with np.load(str(path)) as file:
         return {name: file[name] for name in file.files}
 

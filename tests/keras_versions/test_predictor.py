@@ -9,7 +9,7 @@ import h5py
 import pytest
 from support import keras_equivalence  # noqa: F401  chooses Keras's backend first
 
-from .test_versions import QUICK, each, python
+from .test_versions import QUICK, each, with_keras
 
 SCRIPT = str(Path(__file__).parent / 'predictions.py')
 VERSIONS = '1.2.2', '2.0.9', '2.1.6', '2.2.4', '2.3.1'
@@ -17,7 +17,7 @@ QUICK_32 = QUICK.replace('float64', 'float32')
 
 
 def result(version, *words, **options):
-    return json.loads(python(version, SCRIPT, *words, **options).stdout.splitlines()[-1])
+    return json.loads(with_keras(version, SCRIPT, *words, **options).stdout.splitlines()[-1])
 
 
 @each(VERSIONS, quick=('1.2.2', '2.2.4'))
@@ -95,5 +95,5 @@ for mode in ('concat', lambda tensors: tensors[0]):
 
 def test_a_merge_without_code_is_safe():
     """The option --safe refused each Merge of Keras 1, as if there were code in it."""
-    passes, refused = python('1.2.2', '-c', MERGED).stdout.splitlines()[-2:]
+    passes, refused = with_keras('1.2.2', '-c', MERGED).stdout.splitlines()[-2:]
     assert passes == 'passes' and 'the layer merged has code in the file' in refused

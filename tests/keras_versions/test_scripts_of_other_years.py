@@ -10,7 +10,7 @@ import keras
 import pytest
 
 from . import names as names_of_packages
-from .test_versions import KERASES, QUICK, python
+from .test_versions import KERASES, QUICK, with_keras
 
 # The installed Keras, the end of a script for another one, and the version and name in the note.
 QUICK_CASES = [
@@ -70,7 +70,7 @@ def end_of(version, tmp_path, end, *command):
     start = START if command != ('-m', 'theano_mgpu', 'run') else START.replace('import theano_mgpu\n', '')
     script = tmp_path / 'train.py'
     script.write_text(start.replace('ACCURACY', accuracy) + end.replace('FIT', 'verbose=0, ' + fit))
-    return python(version, *command, str(script), expected=None).stderr
+    return with_keras(version, *command, str(script), expected=None).stderr
 
 
 def check_note(tmp_path, version, end, wanted, name, *command):

@@ -2,7 +2,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,8 @@ import numpy as np
 import pytest
 from support.launch import environment
 from support.patches import WITHOUT_PATCH
+from support.processes import python
+from support.search_path import search_path
 
 HERE = Path(__file__).parent
 KERASES = Path(sys.prefix) / 'kerases'  # `.ci/setup` installs them there
@@ -73,18 +74,14 @@ def each(versions, quick):
         version, marks=pytest.mark.slow) for version in versions])
 
 
-def python(version, *words, flags=QUICK, expected=0):
+def with_keras(version, *words, flags=QUICK, expected=0):
     """Return what a program prints with a Keras of one version."""
     folder = KERASES / version
     if not folder.exists() and version != '2.3.1':  # that one is beside Theano
         pytest.skip('Keras %s is not in %s: make setup' % (version, KERASES))
     flags = flags.replace('float64', 'float32' if version in SINGLE else 'float64')
-    variables = dict(environment(flags), KERAS_BACKEND='theano',
-                     PYTHONPATH=os.pathsep.join([str(folder), os.environ.get('PYTHONPATH', '')]))
-    done = subprocess.run([sys.executable, *words], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          universal_newlines=True)
-    assert expected is None or done.returncode == expected, done.stderr[-3000:]
-    return done
+    return python(*words, expected=expected, **dict(environment(flags), KERAS_BACKEND='theano',
+                                                    PYTHONPATH=search_path(folder)))
 
 
 def tolerance(version):
@@ -92,7 +89,7 @@ def tolerance(version):
 
 
 def check_equal(version, kinds, **options):
-    found = json.loads(python(version, str(HERE / 'zoo.py'), *kinds, **options).stdout.splitlines()[-1])
+    found = json.loads(with_keras(version, str(HERE / 'zoo.py'), *kinds, **options).stdout.splitlines()[-1])
     assert found['version'] == version
     assert max(found['differences'].values()) < tolerance(version), found
     assert found['divided'] >= 3 * len(kinds), found  # train, test, predict
@@ -119,12 +116,12 @@ def test_images(version):
 
 @each(('2.0.9', '2.1.6'), quick=('2.0.9',))
 def test_queues_end_by_stop_iteration(version):
-    python(version, '-c', QUEUES)
+    with_keras(version, '-c', QUEUES)
 
 
 @each(VERSIONS, quick=('0.3.3', '1.2.2', '2.2.4'))
 def test_files_come_back(version, tmp_path):
-    python(version, '-c', SAVED, str(tmp_path / 'm.h5'))
+    with_keras(version, '-c', SAVED, str(tmp_path / 'm.h5'))
 
 
 @each(('0.3.3', '1.0.8', '1.2.2'), quick=('1.2.2',))
@@ -135,13 +132,13 @@ def test_old_kerases_find_graphviz(version, tmp_path, monkeypatch):
     dot.touch(mode=0o755)
     monkeypatch.setenv('PYTHONPATH', str(tmp_path), prepend=os.pathsep)
     code = 'import theano_mgpu, keras.utils.visualize_util'
-    without = python(version, '-c', WITHOUT_PATCH % 'restore_find_graphviz' + code, expected=1)
+    without = with_keras(version, '-c', WITHOUT_PATCH % 'restore_find_graphviz' + code, expected=1)
     assert "has no attribute 'find_graphviz'" in without.stderr
     monkeypatch.setenv('PATH', str(tmp_path), prepend=os.pathsep)
-    python(version, '-c', code)
+    with_keras(version, '-c', code)
     dot.unlink()
     monkeypatch.setenv('PATH', str(tmp_path))
-    assert 'You must install pydot' in python(version, '-c', code, expected=1).stderr
+    assert 'You must install pydot' in with_keras(version, '-c', code, expected=1).stderr
 
 
 @pytest.mark.parametrize('version,row', [('0.3.3', '3 of 5 Theano functions on 2 contexts'),
@@ -149,13 +146,13 @@ def test_old_kerases_find_graphviz(version, tmp_path, monkeypatch):
                                          ('2.1.6', r'1 model on 2 contexts(.*\n)+sequential_1  +a b  +42 ')])
 def test_an_unchanged_script_under_run(version, row, tmp_path):
     """The summary listed functions by lines of the script, also those that Keras makes for itself, but no model."""
-    done = python(version, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', '--always', str(HERE / 'zoo.py'),
-                  '--write', str(tmp_path / 'results.npz'), 'of_weighted_classes')
+    done = with_keras(version, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', '--always', HERE / 'zoo.py',
+                      '--write', tmp_path / 'results.npz', 'of_weighted_classes')
     assert re.search(row, done.stderr) and 'backend.py' not in done.stderr, done.stderr
 
 
 def test_the_add_on_names_the_versions_that_it_is_for():
-    done = python('0.3.3', '-c', """
+    done = with_keras('0.3.3', '-c', """
 import theano_mgpu
 try:
     import theano_mgpu.keras
@@ -172,7 +169,7 @@ def test_data_sets_of_texts_and_kernels_of_tensorflow(version, tmp_path):
     texts[:] = [[4, 5], [6], [4, 4, 5]]
     np.savez(str(tmp_path / 'texts.npz'), **{name: texts if name[0] == 'x' else np.arange(3) for name in (
         'x_train', 'y_train', 'x_test', 'y_test')})
-    done = python(version, '-c', """
+    done = with_keras(version, '-c', """
 import sys
 import theano_mgpu
 import numpy as np

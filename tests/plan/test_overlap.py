@@ -1,11 +1,7 @@
 """`mgpu.overlap`: the backward pass is cut at buckets of gradients, each exchanged while the next is computed."""
-import time
-import types
 
 import theano_mgpu as mgpu
-from theano_mgpu.exchange.over_ranks import OverRanks
 from theano_mgpu.plan import buckets
-from theano_mgpu.utils.timeline import Timings
 
 import numpy as np
 import pytest
@@ -69,22 +65,3 @@ def test_it_is_the_step_without_overlap(make, shape, updates, options, contexts,
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     for mine, its in zip(*(values([each.variable for each in step.updated]) for step in sides)):
         np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-6)
-
-
-def test_what_the_ranks_have_begun_to_add_is_added_after_an_error_too():
-    """The other ranks add these sums: without this one, their next exchange would meet a different one here."""
-    added = []
-
-    class Slow:
-        by_host = True
-
-        def add_over(self):
-            time.sleep(0.05)
-            added.append(self)
-
-    sums, ranks = [Slow(), Slow()], types.SimpleNamespace(size=2, handshake=lambda activity: None)
-    over_ranks = OverRanks(ranks, Timings(), overlaps=True)
-    for each in sums:
-        over_ranks.start(each, idle=False)
-    over_ranks.wait()  # as `StepRun.undo` does
-    assert added == sums

@@ -154,16 +154,20 @@ def test_values_are_taken_in_the_same_order_in_every_process(names):
     assert taken == sorted(taken) and len(taken) == 6
 
 
-def test_errors_of_the_mesh(names):
-    with pytest.raises(mgpu.ContextError, match='placed on 2 contexts .*, but is to run on 1: host0'):
-        compiled(names[:2], contexts=names[:1])
-    with pytest.raises(mgpu.ContextError, match='has a list for each replica, but nothing in the graph is placed'):
-        compiled([None, None], contexts=[names[:2], names[2:]])
-    with pytest.raises(mgpu.ContextError, match='as many contexts as the first one'):
-        compiled(names[:2], contexts=[names[:2], names[2:3]])
-    with pytest.raises(mgpu.ContextError, match='not among the contexts of the first replica'):
-        compiled(names[:2], contexts=[names[1:3]])
-    with pytest.raises(mgpu.ContextError, match='placed on host1, which is not among the contexts that it is to run'):
-        compiled(names[:2], contexts=[names[0], names[3]])
-    with pytest.raises(mgpu.ContextError, match='mixes contexts with lists'):
-        compiled(names[:2], contexts=[names[:2], names[2]])
+A, B, C, D = ['host%d' % i for i in range(4)]
+
+
+@pytest.mark.parametrize('places, given, message', [
+    ([A, 'host9'], None, "context 'host9' is not mapped; known contexts: host0, host1, host2"),
+    ([A, B], [A], 'placed on 2 contexts .host0, host1., but is to run on 1: host0.*name all'),
+    ([None, None], [[A, B], [C, D]],
+     r'has a list for each replica, but nothing in the graph is placed.*Place it by "with mgpu.device\('),
+    ([A, B], [[A, B], [C]], 'as many contexts as the first one'),
+    ([A, B], [[A, B], [B, C]], 'each named once'),
+    ([A, B], [[B, C]],
+     'placed on host0, which is not among the contexts of the first replica, host1, host2. Add it there'),
+    ([A, B], [A, D], 'placed on host1, which is not among the contexts that it is to run'),
+    ([A, B], [[A, B], C], 'mixes contexts with lists')])
+def test_errors_of_the_mesh(places, given, message):
+    with pytest.raises(mgpu.ContextError, match=message):
+        compiled(places, contexts=given)

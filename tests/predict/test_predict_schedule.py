@@ -1,14 +1,13 @@
 """`mgpu.Predictor`: the replica and the time of each batch."""
 import itertools
 import os
-import subprocess
-import sys
 import time
 import weakref
 
 import pytest
 from support.devices import context_map
 from support.prediction import rows, slow_down, sums
+from support.processes import python
 
 
 def test_the_free_replica_is_next(cpu2):
@@ -78,9 +77,7 @@ with mgpu.Predictor([x], x[:, 5], prefetch=2) as predictor:
 @pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='reads /proc')
 def test_ten_gigabytes_pass_through(kind):
     """Two replicas and two batches read ahead make four batches of 32 MB; one of them was in memory before."""
-    done = subprocess.run([sys.executable, '-c', TEN_GB, context_map(kind, 2)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    n, megabytes = map(int, done.stdout.split())
+    n, megabytes = map(int, python('-c', TEN_GB, context_map(kind, 2)).stdout.split())
     assert n == 320 and megabytes <= 4 * 32 + 16
 
 

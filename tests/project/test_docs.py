@@ -3,13 +3,12 @@ import html
 import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 from theano_mgpu.utils.flags import OWN_FLAGS
 
 from support.patches import PAGE, tables, with_table
+from support.processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,9 +17,7 @@ def test_the_site_is_built_and_complete(tmp_path):
     """The test builds the site like `make docs`; a broken reference, or a page in no menu, is a warning."""
     options, = re.findall(r'^docs: .*\n\t@.*-m sphinx (.*)$', (ROOT / 'Makefile').read_text(), re.MULTILINE)
     options = options.replace('build/', '%s/' % tmp_path).replace('$(ARGS)', '').split()
-    done = subprocess.run([sys.executable, '-m', 'sphinx'] + options, cwd=str(ROOT), text=True, capture_output=True,
-                          env=dict(os.environ, THEANO_FLAGS=''))
-    assert done.returncode == 0, done.stderr
+    python('-m', 'sphinx', *options, folder=ROOT, flags='')
     pages = {path: path.read_text(encoding='utf-8') for path in (tmp_path / 'docs').rglob('*.html')}
     check_links(pages)
     check_reference({path.name: html.unescape(re.sub('<[^>]*>', '', text)) for path, text in pages.items()

@@ -1,14 +1,11 @@
 """The examples run as their README says, on one device where nothing divides them; frameworks are optional."""
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.event_files import read, scalars
-from support.search_path import search_path
+from support.processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS = {'lasagne_mnist': 'lasagne', 'blocks_main_loop': None, 'pymc3_minibatch': 'pymc3'}
@@ -23,11 +20,8 @@ def run(name, *args, folder, flags):
     """Return the standard output of an example that runs with Theano's flags."""
     if NEEDS[name] and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip('%s is not installed: examples/README.md says how' % NEEDS[name])
-    env = dict(os.environ, THEANO_FLAGS=flags, PYTHONPATH=search_path())
-    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', str(ROOT / 'examples' / (name + '.py')), *args],
-                          cwd=folder, env=env, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    example = ROOT / 'examples' / (name + '.py')
+    return python('-m', 'theano_mgpu', 'run', example, *args, folder=folder, flags=flags).stdout
 
 
 def numbers(pattern, text):
@@ -73,17 +67,14 @@ def test_pymc3(tmp_path):
 @pytest.mark.parametrize('name', list(PLACED))
 def test_placed_on_two_devices(name, tmp_path):
     """The examples compare with one device themselves."""
-    command = [sys.executable, str(ROOT / 'examples' / (name + '.py')), '--contexts', 'dev0->cpu;dev1->cpu']
-    env = dict(os.environ, THEANO_FLAGS=INTERPRETED.replace('float32', 'float64'), KERAS_BACKEND='theano',
-               PYTHONPATH=search_path())
-    done = subprocess.run(command + list(PLACED[name]), cwd=tmp_path, env=env, text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    losses = numbers('loss', done.stdout)
+    out = script(name, '--contexts', 'dev0->cpu;dev1->cpu', *PLACED[name], folder=tmp_path,
+                 flags=INTERPRETED.replace('float32', 'float64'))
+    losses = numbers('loss', out)
     assert len(losses) == 20 and losses[-1] < losses[0] / 2
-    differences = re.findall(r'^(\w+) +differ by (\S+) at most$', done.stdout, re.M)
+    differences = re.findall(r'^(\w+) +differ by (\S+) at most$', out, re.M)
     assert sorted(what for what, _ in differences) == ['gradients', 'losses', 'outputs', 'weights']
     assert all(float(largest) < 1e-9 for _, largest in differences)
-    assert all(int(re.search(r'(\d+) on %s\b' % where, done.stdout).group(1)) > 20
+    assert all(int(re.search(r'(\d+) on %s\b' % where, out).group(1)) > 20
                for where in ('dev0', 'dev1', 'the host'))
 
 
@@ -92,31 +83,23 @@ def test_placed_on_two_devices(name, tmp_path):
 @pytest.mark.parametrize('name', WATCHED)
 def test_autoencoders(name, tmp_path):
     """The autoencoders learn, and TensorBoard reads losses, six images, histograms and the graph."""
-    command = [sys.executable, str(ROOT / 'examples' / (name + '.py')), '--contexts', 'dev0->cpu;dev1->cpu',
-               '--filters', '4', '8', '--epochs', '2', '--samples', '330', '--logs', 'logs']
-    env = dict(os.environ, THEANO_FLAGS='floatX=float32', KERAS_BACKEND='theano',
-               PYTHONPATH=search_path())
-    done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert '330 training and 297 test images' in done.stdout and 'dev0 on cpu, dev1 on cpu' in done.stdout
+    out = script(name, '--contexts', 'dev0->cpu;dev1->cpu', '--filters', '4', '8', '--epochs', '2', '--samples', '330',
+                 '--logs', 'logs', folder=tmp_path, flags='floatX=float32')
+    assert '330 training and 297 test images' in out and 'dev0 on cpu, dev1 on cpu' in out
     events = read(tmp_path / 'logs')
     training, test = {'autoencoder': ('loss/training', 'loss/test'), 'autoencoder_keras': ('loss', 'val_loss')}[name]
     for each in (training, test):
         (_, first), (_, last) = scalars(events, each)
         assert last < first
-    assert 'training %.2f, test %.2f' % (scalars(events, training)[-1][1], scalars(events, test)[-1][1]) in done.stdout
+    assert 'training %.2f, test %.2f' % (scalars(events, training)[-1][1], scalars(events, test)[-1][1]) in out
     assert all(len(events.Images('output/image/%d' % i)) == 2 for i in range(6)) and events.Tags()['graph']
     assert len(events.Tags()['histograms']) == 8
 
 
 def script(name, *arguments, folder, flags):
     """Return the standard output of a script that imports theano_mgpu itself."""
-    env = dict(os.environ, THEANO_FLAGS=flags, KERAS_BACKEND='theano',
-               PYTHONPATH=search_path())
-    done = subprocess.run([sys.executable, str(ROOT / 'examples' / (name + '.py')), *arguments], cwd=folder, env=env,
-                          text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    example = ROOT / 'examples' / (name + '.py')
+    return python(example, *arguments, folder=folder, flags=flags, KERAS_BACKEND='theano').stdout
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 import doctest
 import json
 import os
-import subprocess
-import sys
 import time
 
 from theano_mgpu.options import Options
@@ -15,7 +13,7 @@ import predict_scaling
 import pytest
 from cost_model import ONE_HOST, CostModel, Link, predictions
 from measured_costs import Block, Findings, costs_of
-from support.search_path import search_path
+from support.processes import python
 from support.small_models import saved_classifier
 
 FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
@@ -23,10 +21,7 @@ FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
 
 def predict(folder, model, *arguments, code=0):
     """Run the script in a folder; return its output, and the figures in out.json; or the error."""
-    done = subprocess.run([sys.executable, predict_scaling.__file__, '--model', model, *arguments], cwd=str(folder),
-                          env=dict(os.environ, THEANO_FLAGS=FLAGS, PYTHONPATH=search_path()), capture_output=True,
-                          text=True)
-    assert done.returncode == code, done.stderr
+    done = python(predict_scaling.__file__, '--model', model, *arguments, folder=folder, flags=FLAGS, expected=code)
     return (done.stdout, json.loads((folder / 'out.json').read_text())) if not code else done.stderr
 
 

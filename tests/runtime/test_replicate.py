@@ -1,6 +1,5 @@
 """The user's own shared variables stay the truth."""
 import copy
-import gc
 import pickle
 import threading
 
@@ -41,10 +40,6 @@ def both(trained):
     model, step, reference, plain, x, labels = trained
     np.testing.assert_allclose(step(x, labels), plain(x, labels), rtol=1e-5)
     same(model, reference)
-
-
-def test_get_value_sees_trained_values(trained):
-    both(trained)
 
 
 def test_set_value_reaches_every_replica(trained):
@@ -125,21 +120,6 @@ def test_functions_over_different_contexts_see_each_others_steps(contexts):
 
 def momentum_without_state(gradients, params):
     return {p: p - np.float32(0.1) * g for p, g in zip(params, gradients)}
-
-
-@pytest.mark.opencl
-def test_the_last_value_comes_home_when_the_function_goes(contexts):
-    contexts('gpu', 2)
-    model, reference = dense_model(), dense_model()
-    x, labels = data(10, 7)
-    plain = plain_step(reference, momentum)
-    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum)
-    step(x, labels), plain(x, labels)
-    assert shared_variables.watcher_of(model.params[0]) is not None
-    del step
-    gc.collect()
-    assert shared_variables.watcher_of(model.params[0]) is None
-    same(model, reference)
 
 
 def test_variables_can_be_copied_and_pickled(trained):

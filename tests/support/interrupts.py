@@ -22,7 +22,7 @@ def interrupted_at_each_line(call, modules, after):
 
     Returns how often it was; calls ``after(number)`` each time.
     """
-    number, interrupted = 0, True
+    number, interrupted, before = 0, True, sys.gettrace()  # a tool that measures coverage goes on afterwards
     while interrupted:
         number += 1
         sys.settrace(interrupting_at(number, [module.__file__ for module in modules]))
@@ -32,6 +32,6 @@ def interrupted_at_each_line(call, modules, after):
         except KeyboardInterrupt:
             pass
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         after(number)
     return number - 1

@@ -81,11 +81,6 @@ def mean_loss(self, loss, params, gradients):
 
 
 @stepping
-def rate_by_loss(self, loss, params, gradients):
-    return [K.switch(K.greater(loss, 1.), .1 * g, .01 * g) for g in gradients]
-
-
-@stepping
 def sharpness(self, loss, params, gradients):
     """Return SAM's steps: the gradient of the loss at other weights, with the worst loss nearby."""
     norm = K.sqrt(squares(gradients)) + 1e-8
@@ -105,28 +100,6 @@ def curvature(self, loss, params, gradients):
                  for p, h, v in zip(params, products, signs)]
     self.weights += diagonals
     return [.05 * g / (K.sqrt(d) + .1) for g, d in zip(gradients, diagonals)]
-
-
-@stepping
-def penalised_gradient(self, loss, params, gradients):
-    """Return steps along the gradient of the loss and of the square of its gradient."""
-    return [.05 * g for g in K.gradients(loss + .1 * squares(gradients), params)]
-
-
-@stepping
-def conflicting(self, loss, params, gradients):
-    """Return PCGrad's steps, without the part of a task's gradient that conflicts with another task's."""
-    others = K.gradients(-.3 * squares(params) + .1 * K.square(loss), params)
-    products = [K.sum(g * o) for g, o in zip(gradients, others)]
-    return [.05 * (g - K.minimum(p, 0.) / (K.sum(K.square(o)) + 1e-6) * o + o)
-            for g, o, p in zip(gradients, others, products)]
-
-
-@stepping
-def noise(self, loss, params, gradients):
-    decay = 1. / (1. + K.cast(self.iterations, K.floatx()))
-    return [.05 * (g + .1 * decay * K.random_normal(K.int_shape(p), seed=5 + i))
-            for i, (p, g) in enumerate(zip(params, gradients))]
 
 
 @stepping
@@ -153,24 +126,6 @@ def hypergradient(self, loss, params, gradients):
     self.rate = self.state(.05, lambda rate: rate + .001 * product, 'rate')
     self.weights += before + [self.rate]
     return [(self.rate + .001 * product) * g for g in gradients]
-
-
-@stepping
-def constrained(self, loss, params, gradients):
-    """Return steps to new weights that have at most a norm."""
-    new = [p - .1 * g for p, g in zip(params, gradients)]
-    norms = [K.sqrt(K.sum(K.square(n), axis=0, keepdims=True)) for n in new]
-    return [p - n * K.clip(norm, 0, .5) / (1e-7 + norm) for p, n, norm in zip(params, new, norms)]
-
-
-@optimizer
-def of_the_outputs(model):
-    """Return an optimizer with a rate from single samples: the variance and the largest of the model's outputs."""
-    class OfOutputs(Steps):
-        def steps(self, loss, params, gradients):
-            spread = K.var(model.output) + K.max(K.abs(model.output))
-            return [.05 / (1. + spread) * g for g in gradients]
-    return OfOutputs()
 
 
 class Wrapper(Optimizer):

@@ -1,6 +1,4 @@
 """`mgpu.Summary` writes files that TensorBoard itself reads."""
-import subprocess
-import sys
 
 import theano_mgpu as mgpu
 
@@ -10,6 +8,7 @@ import theano
 import theano.tensor as T
 from support.event_files import pixels, read, scalars
 from support.launch import launch
+from support.processes import python
 
 
 def nodes(events):
@@ -121,8 +120,7 @@ assert 'tensorboardX' not in sys.modules
 sys.modules['tensorboardX'] = None
 theano_mgpu.Summary('logs')
 """
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.returncode == 1 and "pip install 'theano_mgpu[tensorboard]'" in done.stderr
+    assert "pip install 'theano_mgpu[tensorboard]'" in python('-c', code, expected=1).stderr
 
 
 @pytest.mark.mpi

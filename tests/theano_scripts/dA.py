@@ -1,8 +1,7 @@
-"""A denoising autoencoder with tied weights, in the manner of the Deep Learning Tutorials."""
+"""A denoising autoencoder with tied weights, a layer of SdA.py, in the manner of the Deep Learning Tutorials."""
 import numpy
 import theano
 import theano.tensor as T
-from logistic_sgd import load_data, print_params
 from theano.tensor.shared_randomstreams import RandomStreams
 
 
@@ -54,34 +53,3 @@ class dA(object):
         gparams = T.grad(cost, self.params)
         updates = [(param, param - learning_rate * gparam) for param, gparam in zip(self.params, gparams)]
         return (cost, updates)
-
-
-def train_dA(corruption_level, learning_rate=0.05, training_epochs=3, batch_size=20):
-    datasets = load_data(n_train=110)
-    train_set_x, train_set_y = datasets[0]
-    n_train_batches = -(-train_set_x.get_value(borrow=True).shape[0] // batch_size)
-    index = T.lscalar()
-    x = T.matrix('x')
-    rng = numpy.random.RandomState(123)
-    theano_rng = RandomStreams(rng.randint(2 ** 30))
-    da = dA(numpy_rng=rng, theano_rng=theano_rng, input=x, n_visible=64, n_hidden=24)
-    cost, updates = da.get_cost_updates(corruption_level=corruption_level, learning_rate=learning_rate)
-    train_da = theano.function(
-        [index],
-        cost,
-        updates=updates,
-        givens={
-            x: train_set_x[index * batch_size: (index + 1) * batch_size]
-        }
-    )
-    for epoch in range(training_epochs):
-        c = []
-        for batch_index in range(n_train_batches):
-            c.append(train_da(batch_index))
-        print('corruption %.10g, epoch %d, cost %.10g' % (corruption_level, epoch, numpy.mean(c, dtype='float64')))
-    print_params(da.params)
-
-
-if __name__ == '__main__':
-    train_dA(corruption_level=0.)
-    train_dA(corruption_level=0.3)

@@ -2,8 +2,6 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -17,6 +15,7 @@ from theano_mgpu.utils.worker_threads import Task, WorkerThreads
 
 import pytest
 from support.interrupts import interrupted_at_each_line
+from support.processes import python
 
 
 @pytest.fixture
@@ -170,6 +169,4 @@ from theano_mgpu.utils.worker_threads import Task, WorkerThreads
 threads = WorkerThreads([time.sleep], 'test')
 threads.submit(Task(1000))
 '''
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', script], capture_output=True, text=True, timeout=60,
-                          env=dict(os.environ, THEANO_FLAGS='cxx='))
-    assert (done.returncode, done.stderr) == (0, '')
+    assert python('-W', 'ignore', '-c', script, flags='cxx=').stderr == ''

@@ -67,7 +67,7 @@ class FunctionUsage:
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.why = name, 'no call of it has succeeded'
+        self.name, self.why = name, 'it was not called, or no call has succeeded'
         self.contexts: Sequence[Context] = []
         self.calls = self.samples = 0
 
