@@ -418,6 +418,8 @@ def test_what_mpirun_adds_is_left_out_but_nothing_else():
     whole = NOISE + b'text\n' + news + b'-- a line\n' + NOISE + news + b'end'
     assert list(in_parts(OwnMessages, whole)) == [whole.replace(NOISE, b'')] * 3
     assert list(in_parts(OwnMessages, NOISE[:90])) == [NOISE[:90]] * 3
+    alone = b'MPI_ABORT was invoked by a script\n'  # without lines of dashes around it: it is no message of mpirun
+    assert list(in_parts(OwnMessages, alone)) == [alone] * 3
 
 
 @pytest.fixture

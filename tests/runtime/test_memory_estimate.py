@@ -86,7 +86,7 @@ def ratios(step, *shape):
         step(x)
     counted = peaks(N)
     for variable in step.executable.variables:
-        variable.evict()  # the shapes of freed copies are those of the variables
+        variable.evict()  # a freed copy has the shape of its variable
     return [step.built.dry_step.peaks(len(x))[context] / peak for context, peak in zip(step.mesh.contexts, counted)]
 '''
 

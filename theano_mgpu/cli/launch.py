@@ -89,7 +89,7 @@ def add_parser(sub: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the script, with restarts if asked for; return the exit code of the job."""
     program = program_of(args)
-    for name in OWN_FLAGS:  # an error of one is said once, not by each process
+    for name in OWN_FLAGS:  # an error in a flag is said once, not by each process
         own_flag(name)
     config.check_together()
     check_restarts(args)

@@ -48,11 +48,12 @@ class OwnMessages:
 
     def passed(self, data: bytes) -> bytes:
         """Return the bytes to print after `data` has arrived."""
-        shown, data = b'', self.unfinished + data
-        while match := PART.match(data):
-            shown, data = shown + self._shown(match[0]), data[match.end():]
-        self.unfinished = data
-        return shown
+        shown, end, data = [], 0, self.unfinished + data
+        while match := PART.match(data, end):  # by its place: to cut off each part would copy the rest each time
+            end = match.end()
+            shown.append(self._shown(match[0]))
+        self.unfinished = data[end:]
+        return b''.join(shown)
 
     def _shown(self, part):
         is_message = part.startswith(RULE)
@@ -62,9 +63,12 @@ class OwnMessages:
                 return b''
             return ('%snote: in %s, rank %s ended by signal %s\n'
                     % (PREFIX, self.job, *[text.decode() for text in signal.groups()])).encode()
-        if NOISE[-1] in part and not is_message:
+        if is_message:
+            return b'' if any(noise in part for noise in NOISE) else part
+        if NOISE[-1] in part:
             self.internal += part
-        return b'' if any(noise in part for noise in NOISE) else part
+            return b''
+        return part
 
 
 class JobOutput:

@@ -280,8 +280,11 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     explanations = [explanation(each.plan, each.splitter.changes(), each.estimate())
                     for each in recorded]
     if args.json:
-        with whole_text(args.json) as file:
-            json.dump(explanations, file, indent=1)
+        try:
+            with whole_text(args.json) as file:
+                json.dump(explanations, file, indent=1)
+        except OSError as error:
+            raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
     if args.explain and sys.stderr is not None:
         texts = list(map(as_text, explanations)) or ['nothing was divided, so there is no plan: the summary says why']
         print('\n' + '\n\n'.join(texts), file=sys.stderr)

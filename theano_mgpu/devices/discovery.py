@@ -131,24 +131,27 @@ def nvml_status(name: str, bus_id: str) -> DeviceStatus | None:
 
     None where NVML is missing, as in some containers, or does not know the device, as a slice of one (MIG).
     """
-    with nvml() as library:
-        if library is not None:
-            with contextlib.suppress(library.NVMLError):
-                handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
-                memory = library.nvmlDeviceGetMemoryInfo(handle)
-                return DeviceStatus(name, memory.free, memory.total, library.nvmlDeviceGetUtilizationRates(handle).gpu)
-    return None
+    def read(library, handle):
+        memory = library.nvmlDeviceGetMemoryInfo(handle)
+        return DeviceStatus(name, memory.free, memory.total, library.nvmlDeviceGetUtilizationRates(handle).gpu)
+    return _nvml_read(bus_id, read)
 
 
 def nvml_load(bus_id: str) -> tuple[list[int], int]:
     """Return the processes that compute on an NVIDIA device, and its free memory in bytes; none, and 0, if unknown."""
+    def read(library, handle):
+        processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
+        return [each.pid for each in processes], library.nvmlDeviceGetMemoryInfo(handle).free
+    return _nvml_read(bus_id, read) or ([], 0)
+
+
+def _nvml_read(bus_id, read):
+    """Return the result of ``read(pynvml, handle)`` for a device; None where NVML is missing, or does not know it."""
     with nvml() as library:
         if library is not None:
             with contextlib.suppress(library.NVMLError):
-                handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
-                processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
-                return [each.pid for each in processes], library.nvmlDeviceGetMemoryInfo(handle).free
-    return [], 0
+                return read(library, library.nvmlDeviceGetHandleByPciBusId(bus_id))
+    return None
 
 
 @contextlib.contextmanager

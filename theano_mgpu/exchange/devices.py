@@ -19,7 +19,7 @@ from .orders import Parts
 
 
 class NcclLayout(Layout):
-    """A layout whose large sums lie apart, as NCCL is told of it; each small sum is for every device.
+    """A layout for NCCL: large sums lie apart, and each small sum is for every device.
 
     An owner is the device that alone gets a large sum, by its place among the devices of all ranks. The arrays that are
     exchanged are the flat ones, then the large ones; their numbers are as in `Copies` and `Collectives`.

@@ -89,7 +89,7 @@ class ShardGraph:
         return self.stages.get(variable, FREE)
 
     def at(self, variable: theano.Variable, stage: int) -> theano.Variable:
-        """Return what stands for a variable in a stage: itself, or a placeholder where an earlier stage computes it."""
+        """Return a variable as a stage has it: itself, or a placeholder where an earlier stage computes it."""
         if self.stage(variable) in (FREE, stage) or self.is_everywhere(variable):
             return variable
         key = variable, stage

@@ -36,7 +36,7 @@ def chosen_contexts(gpus: Any) -> list[Context]:
         raise ContextError('gpus=%r is neither a number of contexts, nor a list of their numbers or names, nor None '
                            'for all; there are: %s' % (gpus, describe(there)))
     names = dict(enumerate(context.name for context in host_contexts()))
-    return resolve_contexts(gpus and [names.get(gpu, gpu) for gpu in gpus])
+    return resolve_contexts(gpus and [gpu if isinstance(gpu, bool) else names.get(gpu, gpu) for gpu in gpus])
 
 
 def _longer_map(there, n):
