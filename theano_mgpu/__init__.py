@@ -10,7 +10,7 @@ from .devices import patches as _of_devices
 from .utils.command_line import is_command_line as _is_command_line
 from .utils.command_line import own_command as _own_command
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 _tables = _of_comm.PATCHES, _of_devices.PATCHES  # of rooms that patch the import of Theano
 _needs_theano = _own_command() != 'launch'  # each of the processes that launch starts imports Theano
