@@ -6,7 +6,6 @@ divides them exactly, or refuses.
 """
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any, Iterable, NamedTuple, Sequence
 
@@ -14,11 +13,12 @@ import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors, io_toposort
-from theano.tensor.elemwise import CAReduce
-from theano.tensor.opt import Shape_i
+from theano.tensor.basic import discrete_dtypes, float_dtypes
 from theano.tensor.sharedvar import TensorSharedVariable
 from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
 
+from ..graph.analysis import ROWS, CannotCut, Shards, Value
+from ..graph.analysis.states import rows
 from ..graph.graph import is_sparse, substitute
 from ..graph.random_streams import DRAWS, is_random_state
 from ..graph.repeatable import unrepeatable
@@ -53,13 +53,16 @@ class DataSets:
     ----------
     leaves : list of theano.Variable
         The shared variables and constants that may be data sets, as of the last `ways`.
+    lengths : set of int
+        The numbers of rows of all ways so far.
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
                  updated: Iterable[Any]) -> None:
         self._inputs, self._outputs, self._changed = inputs, list(outputs), set(updated)
-        self._private: dict[theano.Variable, Private] = {}
+        self._private: Any = weakref.WeakValueDictionary()  # a Private for each constant, or expression, that has one
         self.leaves: list[Any] = []
+        self.lengths: set[int] = set()
 
     def ways(self, values: Sequence[Any], of_expressions: bool = False) -> list[Rows]:
         """Return the ways to take data sets for the batch of a call, three at most, the one with most bytes first.
@@ -76,14 +79,14 @@ class DataSets:
         if of_expressions:
             made = [v for v in frontier if v in fixed and v.owner and axes_for_samples(v) and not is_sparse(v) and
                     not set(leaves).isdisjoint(ancestors([v]))]
-            sizes = iter(_function([Shape_i(i)(v) for v in made for i in range(v.ndim)])() if made else ())
-            shapes.update((v, tuple(int(next(sizes)) for _ in range(v.ndim))) for v in made)
+            shapes.update(zip(made, map(np.shape, _function(made)())))
         others = [*[getattr(value, 'shape', ()) for value in values], *map(_shape, self._changed),
                   *[_shape(v)[1:] for v in leaves]]
         groups: dict[int, dict[Any, int]] = {}
         for variable, shape in shapes.items():
             if shape[0] >= FEWEST and not any(shape[0] in other for other in others):
                 groups.setdefault(shape[0], {})[variable] = _bytes(variable, shape)
+        self.lengths.update(groups)
         ways = [Rows(tuple(group), length, sum(group.values())) for length, group in groups.items()]
         return sorted(ways, key=lambda way: -way.n_bytes)[:3]
 
@@ -103,35 +106,30 @@ class DataSets:
 
     def graph(self, way: Rows) -> tuple[list[theano.Variable], dict[Any, int]]:
         """Return the graph with shared variables in place of the data sets of a way, and the axes of their samples."""
-        for variable in way.key:
-            if variable not in self._private and not isinstance(variable, SharedVariable):
-                self._private[variable] = Private(variable)
-        new = {v: self._private[v].variable if v in self._private else v for v in way.key}
+        private = {v: self._private.get(v) or Private(v) for v in way.key if not isinstance(v, SharedVariable)}
+        self._private.update(private)
+        new = {v: private[v].variable if v in private else v for v in way.key}
         return substitute(self._outputs, new), dict.fromkeys(new.values(), 0)
-
-    def refresh(self, step: Any) -> None:
-        """Compute the expressions of data sets that a ParallelFunction divides, where the data sets have changed."""
-        for each in self._private.values():
-            if each.variable in step.inputs.data:
-                each.refresh()
 
 
 class Private:
-    """A shared variable in place of a constant, or of an expression of data sets, which is computed when these are set.
-    """
+    """A shared variable in place of a constant, or of an expression of data sets, which follows these."""
 
     def __init__(self, variable: theano.Variable) -> None:
         is_constant = isinstance(variable, theano.Constant)
-        value = variable.data if is_constant else np.zeros(list(map(int, variable.broadcastable)), variable.dtype)
+        self._of = [replicated(v) for v in ancestors([variable]) if isinstance(v, SharedVariable)]
+        self._compute: Any = None if is_constant else _function(variable)
+        value = variable.data if is_constant else self._compute()
+        self._versions = [each.version for each in self._of]
         self.variable = theano.shared(value, borrow=True) if is_sparse(variable) else \
             TensorSharedVariable(None, variable.type, value, True)
-        self.variable.name, self.variable.tag.constant = _name(variable), True
-        self._of = [replicated(v) for v in ancestors([variable]) if isinstance(v, SharedVariable)]
-        self._compute = functools.lru_cache(None)(lambda: _function(variable))
-        self._versions: list[int] | None = [] if is_constant else None
+        self.variable.name, self.variable.tag.private = _name(variable), self
+        self._replica = replicated(self.variable)
+        if not is_constant:
+            self._replica.ask(self._follow)
 
-    def refresh(self) -> None:
-        """Compute the value if it was not computed yet, or a data set has changed."""
+    def _follow(self, variable):
+        """Compute the value of the variable anew if a data set has changed."""
         for each in self._of:
             if each.lent:
                 each.note_edits()
@@ -140,7 +138,8 @@ class Private:
         versions = [each.version for each in self._of]
         if versions != self._versions or any(each.divided for each in self._of):
             self._versions = versions
-            self.variable.set_value(self._compute()(), borrow=True)
+            self._replica.give(self._compute())
+            self._replica.touched = True  # ranks compare it
 
 
 def note_updates(function: Any) -> None:
@@ -150,9 +149,8 @@ def note_updates(function: Any) -> None:
 
 def may_be_data(variable: Any) -> bool:
     """Return whether a variable is shared or constant, has many rows, and no function is known to update it."""
-    known = isinstance(variable, (SharedVariable, theano.Constant)) and not is_random_state(variable)
-    return known and axes_for_samples(variable) > 0 and _shape(variable)[0] >= FEWEST and \
-        getattr(variable.tag, 'stands_for', variable) not in _updated
+    return _shape(variable)[:1] >= (FEWEST,) and axes_for_samples(variable) > 0 and not is_random_state(variable) and \
+        getattr(variable.tag, 'stands_for', variable) not in _updated and not _counts_samples(variable)
 
 
 def has_data(outputs: Sequence[Any]) -> bool:
@@ -162,28 +160,44 @@ def has_data(outputs: Sequence[Any]) -> bool:
 
 # Predicates for the program of a way.
 
-def has_all(sets: DataSets, way: Any, program: Program) -> bool:
-    """Return whether replicas work in one stage, and none needs the whole of a data set that is larger."""
+def fits(sets: DataSets, way: Any, program: Program) -> bool:
+    """Return whether replicas do not need the whole of a data set that is larger."""
     read = set(ancestors(program.in_stages))
-    return _in_one_stage(program) and not any(v in read and _bytes(v, _shape(v)) > way.n_bytes for v in sets.leaves)
+    return not any(v in read and _bytes(v, _shape(v)) > way.n_bytes for v in sets.leaves)
 
 
-def is_apart(sets: DataSets, way: Any, program: Program) -> bool:
-    """Return whether replicas exchange results alone: nothing is summed, or made of data sets, after an exchange."""
+def fits_at_once(sets: DataSets, way: Any, program: Program) -> bool:
+    """Return whether replicas work in one stage, too."""
+    return fits(sets, way, program) and sum(bool(stage.outputs) for stage in program.stages) <= 1
+
+
+def is_of_parameters(way: Any) -> bool:
+    """Return whether arguments beside larger data sets look like parameters: floats in vectors, or a few components."""
+    return bool(way.axes) and all(v.dtype in float_dtypes and (v.ndim == 1 or way.length < FEWEST) for v in way.axes)
+
+
+def is_apart(sets: DataSets, way: Any, program: Program, is_known: bool = True) -> bool:
+    """Return whether it is known that replicas exchange no value with a row for each of a data set.
+
+    They may exchange such an output, unless the batch looks like parameters.
+    """
     late = [output.variable for output in program.outputs if output.reduction is None]
-    exchanged = {each.variable for each in program.exchanges if each.variable.ndim}
-    read: set[Any] = set()
-    for node in io_toposort([], late):
-        if not exchanged.isdisjoint(node.inputs):
-            if isinstance(node.op, (CAReduce, theano.tensor.Dot)):
+    used = {v for node in io_toposort([], [*program.in_stages, *late]) for v in node.inputs}
+    sources = [each.source for each in program.every_exchange if each.variable in used or is_of_parameters(way)]
+    for length in sets.lengths:
+        known = {v: Value(v, rows(_shape(v).index(length))) for v in ancestors(sources) if length in _shape(v)}
+        try:
+            if any(value.kind == ROWS for value in Shards([], sources, known=known).outputs):
                 return False
-            exchanged.update(node.outputs)
-            read.update(node.inputs)
-    return _in_one_stage(program) and set(sets.leaves).isdisjoint(ancestors(list(read)))
+        except CannotCut:
+            if is_known:
+                return False
+    return True
 
 
-def _in_one_stage(program):
-    return sum(bool(stage.outputs) for stage in program.stages) <= 1
+def may_be_apart(sets: DataSets, way: Any, program: Program) -> bool:
+    """Return whether it is not known that a value such as `is_apart` looks for has rows."""
+    return is_apart(sets, way, program, is_known=False)
 
 
 def _name(variable):
@@ -191,9 +205,15 @@ def _name(variable):
         variable.name or 'a constant of %s' % ' x '.join(map(str, _shape(variable)))
 
 
+def _counts_samples(v):
+    """Return whether a variable is a constant with the places of all rows, such as an index in ``p[arange(n), y]``."""
+    return isinstance(v, theano.tensor.TensorConstant) and v.ndim == 1 and v.dtype in discrete_dtypes \
+        and np.array_equal(v.data, np.arange(len(v.data)))
+
+
 def _shape(v):
-    """Return the shape of a shared variable or a constant; none for a value without axes."""
-    return tuple(getattr(v.container.storage[0] if hasattr(v, 'container') else v.data, 'shape', ()))
+    """Return the shape of a shared variable or a constant; none for a value without axes, or another variable."""
+    return tuple(getattr(v.container.storage[0] if hasattr(v, 'container') else getattr(v, 'data', None), 'shape', ()))
 
 
 def _bytes(variable, shape):

@@ -16,7 +16,7 @@ from ..runtime.batches.arguments import axes_for_samples
 from ..runtime.batches.data_sets import Slices
 from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.building import NotWanted
-from .data_sets import DataSets, has_all, has_data, is_apart
+from .data_sets import DataSets, fits, fits_at_once, has_data, is_apart, is_of_parameters, may_be_apart
 from .definition import Refusal
 
 REFUSALS = 6  # ways to take the batch that are analysed
@@ -168,7 +168,8 @@ class Programs:
         if self.step is not None:
             ways = list(self._finder.ways(values))
             if self.step.inputs.data:
-                return not self._refused.issuperset(way.key for way in ways) and self.change(values)
+                return any(way.key not in self._refused and (way.key, is_apart) not in self._unwanted
+                           for way in ways) and self.change(values)
             own = [way.length for way in ways if self._steps.get(way.key) is self.step]
             if not own or own[0] == ways[0].length:
                 return False
@@ -232,19 +233,20 @@ class Programs:
         ways = list(self._finder.ways(values))
         data = self.data.ways(values)
         self._is_new = False
-        if data and data[0].n_bytes > sum(getattr(value, 'nbytes', 0) for value in values):
-            yield from itertools.product(ways, [is_apart])
-            yield from itertools.product(data, [has_all])
-            made = self.data.ways(values, of_expressions=True)
-            yield from itertools.product(made, [has_all])
-            data += made
-        yield from itertools.product([*ways, *data[:1]], [None])
+        if not data or data[0].n_bytes <= sum(getattr(value, 'nbytes', 0) for value in values):
+            yield from itertools.product([*ways, *data[:1]], [None])
+            return
+        yield from itertools.product(ways, [is_apart])
+        yield from itertools.product(data, [fits_at_once])
+        made = self.data.ways(values, of_expressions=True)
+        yield from itertools.product(made, [fits_at_once])
+        yield from itertools.product([way for way in ways if not is_of_parameters(way)], [None])
+        yield from itertools.product([*data, *made], [fits])
+        yield from itertools.product(ways, [may_be_apart])
 
     def _made(self, way, values, wanted):
         inputs, outputs, updates = self._graph
         graph, samples = self.data.graph(way) if way.data else ([*outputs, *updates.values()], way.axes)
-        step = self._make(inputs, graph[:len(outputs)], dict(zip(updates, graph[len(outputs):])), samples=samples,
+        return self._make(inputs, graph[:len(outputs)], dict(zip(updates, graph[len(outputs):])), samples=samples,
                           length=way.length, example=values, must_divide=True,
                           wanted=wanted and functools.partial(wanted, self.data, way))
-        self.data.refresh(step)
-        return step

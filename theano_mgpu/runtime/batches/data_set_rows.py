@@ -47,7 +47,7 @@ class DataSet:
 
     def __init__(self, variable: Any) -> None:
         self._replica = replicated(variable)
-        self._storage, self._is_constant = variable.container.storage, hasattr(variable.tag, 'constant')
+        self._storage, self._is_private = variable.container.storage, hasattr(variable.tag, 'private')
         self.stand_in = stand_in(variable, str(variable))
         self._version: int | None = None
         self._pieces: Any = None
@@ -63,8 +63,8 @@ class DataSet:
         replica = self._replica
         if replica.lent:
             replica.note_edits()
-        if replica.version != self._version or replica.divided or replica.on_read:
-            replica.before_read()
+        replica.before_read()
+        if replica.version != self._version:
             self._version = replica.version
             self._pieces, self._parts = None, ()
         return self
@@ -75,7 +75,7 @@ class DataSet:
         if pieces is not self._pieces:  # rows of others are freed
             self._pieces, self._parts = pieces, [Rows(self._storage, piece) for piece in pieces]
             self._replica.is_in_parts |= stay
-            if stay and not self._is_constant and is_lent(self._storage):
+            if stay and not self._is_private and is_lent(self._storage):
                 self._replica.lend()  # a copy on a device would miss edits of the memory
         return self._parts if stay else [rows.on(HOST) for rows in self._parts]
 
