@@ -1,4 +1,6 @@
 """Data sets inside of a function, whose rows are its batch: shared variables and constants that no argument brings."""
+import re
+
 import theano_mgpu as mgpu
 from theano_mgpu.auto.enabled_function import NO_BATCH
 from theano_mgpu.devices.transfers import DeviceBuffers
@@ -8,10 +10,12 @@ import pytest
 import theano
 import theano.tensor as T
 from support import data_set_cases
-from support.data_set_cases import ANSWERS, CASES, D, N, X, chains, data, differences, process
+from support.data_set_cases import ANSWERS, CASES, REFUSED, D, N, X, chains, data, differences
 from support.launch import launch
 from support.modes import PYTHON
 from support.parameters import slow_but
+
+ROWS = {'subset': 40, 'masked': int(data_set_cases.MASK.sum()), 'series': N - 1}  # of cases, if not N
 
 pytestmark = pytest.mark.usefixtures('interpreted')
 
@@ -43,7 +47,7 @@ def expected(w, x, y):
 def test_rows_of_data_sets_are_the_batch(name, n, contexts):
     made = contexts('cpu', n)
     difference, usage = differences(CASES[name])
-    rows = {'subset': 40, 'masked': data_set_cases.MASK.sum()}.get(name, N)
+    rows = ROWS.get(name, N)
     assert difference < 1e-12 and list(usage.contexts) == made
     assert (usage.why, usage.calls, usage.samples) == ('divided', 3, 3 * rows)
 
@@ -56,12 +60,13 @@ def test_rows_of_data_sets_are_the_batch_of_devices(name, gpu2):
 
 
 @pytest.mark.mpi
-def test_rows_of_data_sets_are_the_batch_of_ranks():
-    names = ['logistic', 'logistic_cg', 'mixture', 'hierarchical', 'descent', 'masked']
+@pytest.mark.parametrize('names', [['logistic_cg', 'mixture', 'hierarchical', 'descent', 'masked', 'kernel'],
+                                   pytest.param(list(CASES), marks=pytest.mark.slow)], ids=['some', 'all'])
+def test_rows_of_data_sets_are_the_batch_of_ranks(names):
     done = launch(2, *names, flags='contexts=a->cpu,floatX=float64,cxx=', job=data_set_cases.__file__)
     for name in names:
-        rows = int(data_set_cases.MASK.sum()) if name == 'masked' else N
-        assert done.stdout.count('%s: alike, %d samples' % (name, 3 * rows)) >= 1, done.stdout + done.stderr
+        text = '%s: alike, %d samples' % (name, 3 * ROWS.get(name, N))
+        assert text in done.stdout, done.stdout + done.stderr
 
 
 def test_arguments_with_a_batch_come_first(cpu2):
@@ -69,11 +74,11 @@ def test_arguments_with_a_batch_come_first(cpu2):
     assert difference < 1e-12 and usage.samples == 300
 
 
-def test_the_reason_names_the_data_sets_and_not_the_parameters(cpu2):
-    difference, usage = differences(process)
+@pytest.mark.parametrize('make', list(REFUSED))
+def test_the_reason_names_the_data_sets_and_not_the_parameters(make, cpu2):
+    difference, usage = differences(make)
     assert difference == 0 and not usage.contexts
-    assert usage.why.startswith('it cannot be computed in parts by the 61 rows of X, y: Cholesky') and \
-        usage.why.endswith('Cholesky takes its matrix as a whole, and all samples meet there')
+    assert re.match('it cannot be computed in parts by the 61 rows of ' + REFUSED[make], usage.why)
 
 
 def test_weights_are_no_data_set(cpu2, enabled):
