@@ -1,7 +1,9 @@
 """Data sets inside of a function, whose rows are its batch: shared variables and constants that no argument brings."""
 import re
+import time
 
 import theano_mgpu as mgpu
+from theano_mgpu.auto.data_sets import DataSets
 from theano_mgpu.auto.enabled_function import NO_BATCH
 from theano_mgpu.devices.transfers import DeviceBuffers
 
@@ -14,8 +16,12 @@ from support.data_set_cases import ANSWERS, CASES, REFUSED, D, N, X, chains, dat
 from support.launch import launch
 from support.modes import PYTHON
 from support.parameters import slow_but
+from theano.compile.ops import as_op
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import inputs as inputs_of
+from theano.sandbox.rng_mrg import MRG_RandomStreams
 
-ROWS = {'subset': 40, 'masked': int(data_set_cases.MASK.sum()), 'series': N - 1}  # of cases, if not N
+ROWS = {'subset': 40, 'sparse_subset': 40, 'masked': int(data_set_cases.MASK.sum()), 'series': N - 1}  # of cases, if not N
 
 pytestmark = pytest.mark.usefixtures('interpreted')
 
@@ -79,6 +85,35 @@ def test_the_reason_names_the_data_sets_and_not_the_parameters(make, cpu2):
     difference, usage = differences(make)
     assert difference == 0 and not usage.contexts
     assert re.match('it cannot be computed in parts by the 61 rows of ' + REFUSED[make], usage.why)
+
+
+def ways(output, *values, updated=(), **options):
+    """Return the rows and the names of the ways to take data sets for the batch of a graph."""
+    inputs = [v for v in inputs_of([output]) if not isinstance(v, (theano.Constant, SharedVariable))]
+    found = DataSets(inputs, [output], updated).ways(values, **options)
+    return [(way.length, sorted(map(str, way.key))) for way in found]
+
+
+def test_data_sets_are_variables_whose_rows_meet_nothing_else():
+    (x, y), v, m = data(), T.dvector(), T.dmatrix()
+    table, layer = theano.shared(np.ones((30, 20)), 'table'), theano.shared(np.ones((64, 3)), 'layer')
+    both = T.sqr(x).sum() + y.sum() + v.sum()
+    assert ways(both, np.ones(4)) == [(N, ['X', 'y'])] and not ways(both, np.ones(N))    # an argument has as many
+    assert not ways(both, np.ones(4), updated=[theano.shared(np.ones(N))])               # or a weight
+    columns = both + T.sqr(table).sum() + theano.shared(np.ones(20), 'bias').sum()       # or the columns of another
+    assert ways(columns, np.ones(4)) == [(30, ['table']), (N, ['X', 'y'])]
+    assert not ways(T.sqr(x).sum() + m.sum(), np.ones((1, 7))) and ways(T.sqr(x).sum() + m.sum(), np.ones((2, 7)))
+    product = T.dot(T.outer(v, v).flatten(), layer)
+    assert not ways(product, np.ones(8)) and ways(product + T.sqr(layer).sum(), np.ones(8)) == [(64, ['layer'])]
+    assert not ways(theano.shared(np.ones(15)).sum()) and not ways(T.constant(np.arange(40)).sum())
+    assert not ways(MRG_RandomStreams(1).uniform((40,)).sum())
+
+
+def test_expressions_of_data_are_data_sets():
+    x, v = data()[0], T.dvector()
+    now = as_op([T.dmatrix], [T.dmatrix])(lambda values: values + time.time())
+    assert ways(T.dot(x[20:], v), np.ones(D), of_expressions=True) == [(N - 20, ['Subtensor{int64::}.0'])]
+    assert ways(T.dot(now(x)[20:], v), np.ones(D), of_expressions=True) == [(N, ['X'])]
 
 
 def test_weights_are_no_data_set(cpu2, enabled):

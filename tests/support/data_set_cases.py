@@ -140,6 +140,13 @@ def sparse_rows():
 
 
 @case
+def sparse_subset():
+    x, y = theano.shared(sparse.csr_matrix(X * (X > 0)), 'X')[:40], data()[1][:40]
+    w = T.dmatrix('w')
+    return [w], [T.sqr(structured_dot(x, w)[:, 0] - y).mean()]
+
+
+@case
 def scanned():
     """Theano has the sums of a loop over samples in a state, so each replica has a loop of its own."""
     x, y = data()
@@ -301,7 +308,8 @@ SHAPES = {'u': (7, 4), 'w': (D,), 'v': (D,), 'b': (K,), 'effects': (7,), 'theta'
 def values_of(make):
     """Return the arguments of three calls."""
     shapes = {**SHAPES, **{'multinomial': {'w': (D, K)}, 'mixture': {'theta': (3 * K,)}, 'chains': {'w': (100, D)},
-                           'sparse_rows': {'w': (D, 1)}, 'numbered': {'w': (D, K)}, 'centres': {'u': (K, D)},
+                           'sparse_rows': {'w': (D, 1)}, 'sparse_subset': {'w': (D, 1)},
+                           'numbered': {'w': (D, K)}, 'centres': {'u': (K, D)},
                            'factors': {'v': (K, 4)}, 'process': {'theta': (2,)}}.get(make.__name__, {})}
     return [lambda v, i=i: np.random.RandomState(i).randn(*shapes[v.name]) / 2 for i in range(3)]
 

@@ -69,8 +69,7 @@ class DataSets:
         # Values without arguments or updates above, but those that arguments pick rows from; values that others read;
         # and those that are read otherwise than by a product with their rows, as weights are.
         moving = self._changed.union(inputs)
-        self._fixed = {v for v in ancestors(self._outputs)
-                       if v.owner is None and v not in moving and not is_random_state(v)}
+        self._fixed = {v for v in ancestors(self._outputs) if v.owner is None and v not in moving}
         self._frontier, self._read, picked = dict.fromkeys(self._outputs), set(), set()
         for node in io_toposort(inputs, self._outputs):
             self._read.update(node.inputs[:1] if isinstance(node.op, theano.tensor.Dot) else node.inputs)
@@ -97,7 +96,7 @@ class DataSets:
         shapes = {v: _shape(v) for v in leaves if v in self._frontier or not of_expressions}
         if of_expressions:
             made = [v for v in self._frontier if v in self._fixed and v.owner and axes_for_samples(v) and
-                    not is_sparse(v) and not set(leaves).isdisjoint(ancestors([v]))]
+                    not set(leaves).isdisjoint(ancestors([v]))]
             shapes.update(zip(made, map(np.shape, host_function([], made)())))
         others += [*map(_shape, self._changed), *[_shape(v)[1:] for v in leaves]]
         groups: dict[int, dict[Any, int]] = {}
