@@ -21,7 +21,8 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import inputs as inputs_of
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
-ROWS = {'subset': 40, 'sparse_subset': 40, 'masked': int(data_set_cases.MASK.sum()), 'series': N - 1}  # of cases, if not N
+# The rows of cases, if not N.
+ROWS = {'subset': 40, 'sparse_subset': 40, 'masked': int(data_set_cases.MASK.sum()), 'series': N - 1}
 
 pytestmark = pytest.mark.usefixtures('interpreted')
 
@@ -75,9 +76,28 @@ def test_rows_of_data_sets_are_the_batch_of_ranks(names):
         assert text in done.stdout, done.stdout + done.stderr
 
 
-def test_arguments_with_a_batch_come_first(cpu2):
+@pytest.mark.parametrize('n', [40, 100])  # of less memory than the data sets, and of more
+def test_arguments_with_a_batch_come_first(n, cpu2, monkeypatch):
+    monkeypatch.setattr(data_set_cases, 'CHAINS', n)
     difference, usage = differences(chains)
-    assert difference < 1e-12 and usage.samples == 300
+    assert difference < 1e-12 and usage.samples == 3 * n
+
+
+def test_parameters_of_more_memory_than_the_data_come_first(cpu2, enabled):
+    y, theta = data()[1], T.dvector('theta')
+    f = theano.function([theta], T.sqr((theta.dimshuffle(0, 'x') * y).sum(axis=0)).sum(), mode=PYTHON)
+    np.testing.assert_allclose(f(np.ones(300)), np.square(300 * ANSWERS).sum(), rtol=1e-12)
+    assert enabled.usages[0].samples == 300
+
+
+def test_data_sets_without_rows_leave_a_call_to_one_device(cpu2, enabled):
+    f, x, y = least_squares()
+    for n in (N, 0, N):
+        x.set_value(X[:n])
+        y.set_value(ANSWERS[:n])
+        with np.errstate(invalid='ignore'):
+            np.testing.assert_allclose(f(np.ones(D)), np.square(X[:n].sum(axis=1) - ANSWERS[:n]).sum() / (n or np.nan))
+    assert enabled.usages[0].samples == 2 * N
 
 
 @pytest.mark.parametrize('make', list(REFUSED))

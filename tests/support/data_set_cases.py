@@ -20,6 +20,7 @@ X, ANSWERS = RNG.randn(N, D), (RNG.rand(N) > .5) * 1.
 LABELS, GROUPS, MASK = RNG.randint(0, K, N), RNG.randint(0, 7, N), RNG.rand(N) > .4
 PARAMETERS = RNG.randn(200) / 2
 CASES = {}
+CHAINS = 40
 
 
 def case(function):
@@ -252,7 +253,7 @@ def newton():
 
 
 def chains():
-    """Return a function of 100 chains: its arguments are the batch, as ever."""
+    """Return a function of several chains: its arguments are the batch, as ever."""
     x, y = data()
     w = T.dmatrix('w')
     values = T.dot(w, x.T)
@@ -307,7 +308,7 @@ SHAPES = {'u': (7, 4), 'w': (D,), 'v': (D,), 'b': (K,), 'effects': (7,), 'theta'
 
 def values_of(make):
     """Return the arguments of three calls."""
-    shapes = {**SHAPES, **{'multinomial': {'w': (D, K)}, 'mixture': {'theta': (3 * K,)}, 'chains': {'w': (100, D)},
+    shapes = {**SHAPES, **{'multinomial': {'w': (D, K)}, 'mixture': {'theta': (3 * K,)}, 'chains': {'w': (CHAINS, D)},
                            'sparse_rows': {'w': (D, 1)}, 'sparse_subset': {'w': (D, 1)},
                            'numbered': {'w': (D, K)}, 'centres': {'u': (K, D)},
                            'factors': {'v': (K, 4)}, 'process': {'theta': (2,)}}.get(make.__name__, {})}
