@@ -136,6 +136,36 @@ def test_expressions_of_data_are_data_sets():
     assert ways(T.dot(now(x)[20:], v), np.ones(D), of_expressions=True) == [(N, ['X'])]
 
 
+def test_an_expression_is_computed_once_where_its_samples_meet(cpu2, enabled):
+    x, w = data()[0], T.dvector('w')
+    f = theano.function([w], T.sqr(T.dot((x - x.mean(axis=0)) / x.std(axis=0), w)).mean(), mode=PYTHON)
+    f(np.ones(D))
+    assert len(step_of(f).plan.program.stages) == 1 and not step_of(f).inputs.data.keys() & {x}
+
+
+def test_a_function_without_arguments_is_left_to_plain_theano_once_its_data_are_refused(cpu2, enabled):
+    f = theano.function([], T.sort(data()[0][:, 0])[3] + theano.shared(1.), mode=PYTHON)
+    f()
+    assert f.mgpu_divided is None
+
+
+def test_a_function_without_arguments_is_no_error_if_its_data_are_refused(cpu2):
+    told = []
+    report = mgpu.enable(always=True, strict=True, tell=told.append)
+    f = theano.function([], T.sort(data()[0][:, 0])[3], mode=PYTHON)
+    mgpu.disable()
+    assert f() == np.sort(X[:, 0])[3] and not told and 'by the 61 rows of X' in report.usages[0].why
+
+
+def test_calls_of_a_function_without_arguments_may_grow(cpu2):
+    mgpu.enable(tell=lambda text: None)
+    f = theano.function([], T.sqr(data()[0]).sum(), mode=PYTHON)
+    mgpu.disable()
+    for _ in range(20):
+        f()
+    assert f.mgpu_divided is not None  # its data may be set to more rows
+
+
 def test_weights_are_no_data_set(cpu2, enabled):
     """An embedding that a function updates has many rows, and so has a matrix whose rows meet an argument's columns."""
     words = theano.shared(np.ones((1000, 4)), 'words')
