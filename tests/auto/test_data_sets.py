@@ -1,5 +1,9 @@
 """Data sets inside of a function, whose rows are its batch: shared variables and constants that no argument brings."""
+import re
+import time
+
 import theano_mgpu as mgpu
+from theano_mgpu.auto.data_sets import DataSets
 from theano_mgpu.auto.enabled_function import NO_BATCH
 from theano_mgpu.devices.transfers import DeviceBuffers
 
@@ -8,10 +12,17 @@ import pytest
 import theano
 import theano.tensor as T
 from support import data_set_cases
-from support.data_set_cases import ANSWERS, CASES, D, N, X, chains, data, differences, process
+from support.data_set_cases import ANSWERS, CASES, REFUSED, D, N, X, chains, data, differences
 from support.launch import launch
 from support.modes import PYTHON
 from support.parameters import slow_but
+from theano.compile.ops import as_op
+from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import inputs as inputs_of
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+# The rows of cases, if not N.
+ROWS = {'subset': 40, 'sparse_subset': 40, 'masked': int(data_set_cases.MASK.sum()), 'series': N - 1}
 
 pytestmark = pytest.mark.usefixtures('interpreted')
 
@@ -43,7 +54,7 @@ def expected(w, x, y):
 def test_rows_of_data_sets_are_the_batch(name, n, contexts):
     made = contexts('cpu', n)
     difference, usage = differences(CASES[name])
-    rows = {'subset': 40, 'masked': data_set_cases.MASK.sum()}.get(name, N)
+    rows = ROWS.get(name, N)
     assert difference < 1e-12 and list(usage.contexts) == made
     assert (usage.why, usage.calls, usage.samples) == ('divided', 3, 3 * rows)
 
@@ -56,24 +67,103 @@ def test_rows_of_data_sets_are_the_batch_of_devices(name, gpu2):
 
 
 @pytest.mark.mpi
-def test_rows_of_data_sets_are_the_batch_of_ranks():
-    names = ['logistic', 'logistic_cg', 'mixture', 'hierarchical', 'descent', 'masked']
+@pytest.mark.parametrize('names', [['logistic_cg', 'mixture', 'hierarchical', 'descent', 'masked', 'kernel'],
+                                   pytest.param(list(CASES), marks=pytest.mark.slow)], ids=['some', 'all'])
+def test_rows_of_data_sets_are_the_batch_of_ranks(names):
     done = launch(2, *names, flags='contexts=a->cpu,floatX=float64,cxx=', job=data_set_cases.__file__)
     for name in names:
-        rows = int(data_set_cases.MASK.sum()) if name == 'masked' else N
-        assert done.stdout.count('%s: alike, %d samples' % (name, 3 * rows)) >= 1, done.stdout + done.stderr
+        text = '%s: alike, %d samples' % (name, 3 * ROWS.get(name, N))
+        assert text in done.stdout, done.stdout + done.stderr
 
 
-def test_arguments_with_a_batch_come_first(cpu2):
+@pytest.mark.parametrize('n', [40, 100])  # of less memory than the data sets, and of more
+def test_arguments_with_a_batch_come_first(n, cpu2, monkeypatch):
+    monkeypatch.setattr(data_set_cases, 'CHAINS', n)
     difference, usage = differences(chains)
-    assert difference < 1e-12 and usage.samples == 300
+    assert difference < 1e-12 and usage.samples == 3 * n
 
 
-def test_the_reason_names_the_data_sets_and_not_the_parameters(cpu2):
-    difference, usage = differences(process)
+def test_parameters_of_more_memory_than_the_data_come_first(cpu2, enabled):
+    y, theta = data()[1], T.dvector('theta')
+    f = theano.function([theta], T.sqr((theta.dimshuffle(0, 'x') * y).sum(axis=0)).sum(), mode=PYTHON)
+    np.testing.assert_allclose(f(np.ones(300)), np.square(300 * ANSWERS).sum(), rtol=1e-12)
+    assert enabled.usages[0].samples == 300
+
+
+def test_data_sets_without_rows_leave_a_call_to_one_device(cpu2, enabled):
+    f, x, y = least_squares()
+    for n in (N, 0, N):
+        x.set_value(X[:n])
+        y.set_value(ANSWERS[:n])
+        with np.errstate(invalid='ignore'):
+            np.testing.assert_allclose(f(np.ones(D)), np.square(X[:n].sum(axis=1) - ANSWERS[:n]).sum() / (n or np.nan))
+    assert enabled.usages[0].samples == 2 * N
+
+
+@pytest.mark.parametrize('make', list(REFUSED))
+def test_the_reason_names_the_data_sets_and_not_the_parameters(make, cpu2):
+    difference, usage = differences(make)
     assert difference == 0 and not usage.contexts
-    assert usage.why.startswith('it cannot be computed in parts by the 61 rows of X, y: Cholesky') and \
-        usage.why.endswith('Cholesky takes its matrix as a whole, and all samples meet there')
+    assert re.match('it cannot be computed in parts by the 61 rows of ' + REFUSED[make], usage.why)
+
+
+def ways(output, *values, updated=(), **options):
+    """Return the rows and the names of the ways to take data sets for the batch of a graph."""
+    inputs = [v for v in inputs_of([output]) if not isinstance(v, (theano.Constant, SharedVariable))]
+    found = DataSets(inputs, [output], updated).ways(values, **options)
+    return [(way.length, sorted(map(str, way.key))) for way in found]
+
+
+def test_data_sets_are_variables_whose_rows_meet_nothing_else():
+    (x, y), v, m = data(), T.dvector(), T.dmatrix()
+    table, layer = theano.shared(np.ones((30, 20)), 'table'), theano.shared(np.ones((64, 3)), 'layer')
+    both = T.sqr(x).sum() + y.sum() + v.sum()
+    assert ways(both, np.ones(4)) == [(N, ['X', 'y'])] and not ways(both, np.ones(N))    # an argument has as many
+    assert not ways(both, np.ones(4), updated=[theano.shared(np.ones(N))])               # or a weight
+    columns = both + T.sqr(table).sum() + theano.shared(np.ones(20), 'bias').sum()       # or the columns of another
+    assert ways(columns, np.ones(4)) == [(30, ['table']), (N, ['X', 'y'])]
+    assert not ways(T.sqr(x).sum() + m.sum(), np.ones((1, 7))) and ways(T.sqr(x).sum() + m.sum(), np.ones((2, 7)))
+    product = T.dot(T.outer(v, v).flatten(), layer)
+    assert not ways(product, np.ones(8)) and ways(product + T.sqr(layer).sum(), np.ones(8)) == [(64, ['layer'])]
+    assert not ways(theano.shared(np.ones(15)).sum()) and not ways(T.constant(np.arange(40)).sum())
+    assert not ways(MRG_RandomStreams(1).uniform((40,)).sum())
+
+
+def test_expressions_of_data_are_data_sets():
+    x, v = data()[0], T.dvector()
+    now = as_op([T.dmatrix], [T.dmatrix])(lambda values: values + time.time())
+    assert ways(T.dot(x[20:], v), np.ones(D), of_expressions=True) == [(N - 20, ['Subtensor{int64::}.0'])]
+    assert ways(T.dot(now(x)[20:], v), np.ones(D), of_expressions=True) == [(N, ['X'])]
+
+
+def test_an_expression_is_computed_once_where_its_samples_meet(cpu2, enabled):
+    x, w = data()[0], T.dvector('w')
+    f = theano.function([w], T.sqr(T.dot((x - x.mean(axis=0)) / x.std(axis=0), w)).mean(), mode=PYTHON)
+    f(np.ones(D))
+    assert len(step_of(f).plan.program.stages) == 1 and not step_of(f).inputs.data.keys() & {x}
+
+
+def test_a_function_without_arguments_is_left_to_plain_theano_once_its_data_are_refused(cpu2, enabled):
+    f = theano.function([], T.sort(data()[0][:, 0])[3] + theano.shared(1.), mode=PYTHON)
+    f()
+    assert f.mgpu_divided is None
+
+
+def test_a_function_without_arguments_is_no_error_if_its_data_are_refused(cpu2):
+    told = []
+    report = mgpu.enable(always=True, strict=True, tell=told.append)
+    f = theano.function([], T.sort(data()[0][:, 0])[3], mode=PYTHON)
+    mgpu.disable()
+    assert f() == np.sort(X[:, 0])[3] and not told and 'by the 61 rows of X' in report.usages[0].why
+
+
+def test_calls_of_a_function_without_arguments_may_grow(cpu2):
+    mgpu.enable(tell=lambda text: None)
+    f = theano.function([], T.sqr(data()[0]).sum(), mode=PYTHON)
+    mgpu.disable()
+    for _ in range(20):
+        f()
+    assert f.mgpu_divided is not None  # its data may be set to more rows
 
 
 def test_weights_are_no_data_set(cpu2, enabled):

@@ -256,7 +256,7 @@ def test_a_context_that_computes_nonsense_or_on_the_host(monkeypatch, opencl):
 
 
 def test_mpi4py_that_does_not_load(monkeypatch):
-    monkeypatch.setattr(host_checks.metadata, 'version', lambda name: '4.0.0')
+    monkeypatch.setattr(host_checks, 'installed', lambda name: '4.0.0')
     monkeypatch.setattr(host_checks.mpi_library, 'PROBE', 'raise RuntimeError("cannot load MPI library")')
     setup = host_checks.Setup()
     finding = host_checks.check_mpi(setup)

@@ -513,12 +513,12 @@ def test_doctor_starts_two_processes():
 def test_doctor_finds_processes_that_are_apart(fake_mpirun, does, text, monkeypatch):
     program = '#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 4" || { %s; }\n'
     (fake_mpirun / 'mpirun').write_text(program % does)
-    monkeypatch.setattr(mpi_checks.metadata, 'version', lambda name: '3')
+    monkeypatch.setattr(mpi_checks, 'installed', lambda name: '3')
     finding = mpi_checks.check_mpirun(None)
     assert finding.status == 'warn' and text in finding.text and 'openmpi-bin' in finding.remedy
 
 
 def test_doctor_without_mpirun(monkeypatch, tmp_path):
-    monkeypatch.setattr(mpi_checks.metadata, 'version', lambda name: '3')
+    monkeypatch.setattr(mpi_checks, 'installed', lambda name: '3')
     monkeypatch.setenv('PATH', str(tmp_path))
     assert mpi_checks.check_mpirun(None)[:2] == ('warn', 'mpirun, which starts the processes, is not on PATH')

@@ -10,6 +10,7 @@ import theano
 import theano.tensor as T
 from scipy import sparse
 from theano.sparse import structured_dot
+from theano.tensor.shared_randomstreams import RandomStreams
 
 from support.modes import PYTHON
 
@@ -19,6 +20,7 @@ X, ANSWERS = RNG.randn(N, D), (RNG.rand(N) > .5) * 1.
 LABELS, GROUPS, MASK = RNG.randint(0, K, N), RNG.randint(0, 7, N), RNG.rand(N) > .4
 PARAMETERS = RNG.randn(200) / 2
 CASES = {}
+CHAINS = 40
 
 
 def case(function):
@@ -139,6 +141,13 @@ def sparse_rows():
 
 
 @case
+def sparse_subset():
+    x, y = theano.shared(sparse.csr_matrix(X * (X > 0)), 'X')[:40], data()[1][:40]
+    w = T.dmatrix('w')
+    return [w], [T.sqr(structured_dot(x, w)[:, 0] - y).mean()]
+
+
+@case
 def scanned():
     """Theano has the sums of a loop over samples in a state, so each replica has a loop of its own."""
     x, y = data()
@@ -147,8 +156,104 @@ def scanned():
     return with_gradient(values.mean(), w)
 
 
+@case
+def predictions():
+    """The parameters could be divided, but replicas would add up a value for each row."""
+    x, w = data()[0], T.dvector('w')
+    return [w], [T.dot(x, w)]
+
+
+@case
+def kernel():
+    """Samples meet in two stages: their weights add up to one."""
+    (x, y), w = data(), T.dvector('w')
+    weights = T.exp(-T.sqr(x - w).sum(axis=1))
+    return with_gradient((weights * y).sum() / weights.sum(), w)
+
+
+@case
+def weighted():
+    (x, y), w, mask = data(), T.dvector('w'), theano.shared(MASK * 1., 'mask')
+    return with_gradient((mask * T.sqr(T.dot(x, w) - y)).sum() / mask.sum(), w)
+
+
+@case
+def largest():
+    (x, y), w = data(), T.dvector('w')
+    return with_gradient(abs(T.dot(x, w) - y).max(), w)
+
+
+@case
+def by_group():
+    (x, y), w, groups = data(), T.dvector('w'), theano.shared(GROUPS, 'groups')
+    return with_gradient(T.sqr(T.inc_subtensor(T.zeros((7,), 'float64')[groups], T.dot(x, w) - y)).sum(), w)
+
+
+@case
+def numbered():
+    """The places of all samples are a constant, and no data set."""
+    x, w = data()[0], T.dmatrix('w')
+    return with_gradient(-T.log(T.nnet.softmax(T.dot(x, w)))[np.arange(N), LABELS].mean(), w)
+
+
+@case
+def columns():
+    """The samples of one data set lie along its last axis: each replica has all of it."""
+    x, y, w = theano.shared(X.T.copy(), 'X'), data()[1], T.dvector('w')
+    return with_gradient(T.sqr(T.dot(w, x) - y).mean(), w)
+
+
+@case
+def factors():
+    rows, columns = theano.shared(GROUPS, 'rows'), theano.shared(LABELS, 'columns')
+    u, v = T.dmatrix('u'), T.dmatrix('v')
+    return with_gradient(T.sqr((u[rows] * v[columns]).sum(axis=1) - X[:, 0]).sum() + T.sqr(u).sum(), u, v)
+
+
+@case
+def centres():
+    """The means of a mixture are matrices of a few rows, and no batch."""
+    x, u = data()[0], T.dmatrix('u')
+    shares = T.nnet.softmax(-T.sqr(x.dimshuffle(0, 'x', 1) - u).sum(axis=2))
+    means = T.dot(shares.T, x) / shares.sum(axis=0).dimshuffle(0, 'x')
+    return [u], [means, (shares.dimshuffle(0, 1, 'x') * T.sqr(x.dimshuffle(0, 'x', 1) - means)).sum()]
+
+
+@case
+def noisy():
+    (x, y), w, streams = data(), T.dvector('w'), RandomStreams(3)
+    return with_gradient(T.sqr(T.dot(x * streams.uniform(x.shape), w) - y).mean(), w)
+
+
+@case
+def series():
+    y, w = data()[0][:, 0], T.dvector('w')
+    return with_gradient(density(y[1:], w[0] * y[:-1], T.exp(w[1])).sum(), w)
+
+
+@case
+def two_lengths():
+    (x, y), w, x2, y2 = data(), T.dvector('w'), theano.shared(X[:23] * 2, 'X2'), theano.shared(ANSWERS[:23], 'y2')
+    cost = T.sqr(T.dot(x, w) - y).mean()
+    return [w], [cost, T.grad(cost, w), T.sqr(T.dot(x2, w) - y2).mean()]
+
+
+@case
+def single_precision():
+    x, y, w = theano.shared(X.astype('float32'), 'X'), theano.shared(LABELS.astype('int8'), 'y'), T.dvector('w')
+    return with_gradient(T.sqr(T.dot(x, w) - y).mean(), w)
+
+
+@case
+def newton():
+    x, y = data()
+    w = theano.shared(np.zeros(D), 'w')
+    cost = (T.nnet.softplus(T.dot(x, w)) - y * T.dot(x, w)).mean()
+    return [], [cost], None, [(w, w - T.slinalg.solve(T.hessian(cost, w), T.grad(cost, w)))]
+
+
 def chains():
-    """Return a function of 100 chains: its arguments are the batch, as ever."""
+    """Return a function of several chains: its arguments are the batch, as ever."""
     x, y = data()
     w = T.dmatrix('w')
     values = T.dot(w, x.T)
@@ -165,13 +270,48 @@ def process():
     return [theta], [T.sqr(T.slinalg.solve_lower_triangular(factor, y)).sum() + T.log(T.diag(factor)).sum()]
 
 
-SHAPES = {'w': (D,), 'v': (D,), 'b': (K,), 'effects': (7,), 'theta': (D + 1,)}
+def nearest():
+    """Return a function of the nearest sample: its place among all samples is not known to a replica."""
+    x, w = data()[0], T.dvector('w')
+    distances = T.sqr(x - w).sum(axis=1)
+    return [w], [data()[1][distances.argmin()], distances.min()]
+
+
+def survival():
+    """Return a proportional hazards likelihood, with sums over all samples that come later."""
+    (x, y), w = data(), T.dvector('w')
+    score = T.dot(x, w)
+    return [w], [(y * (score - T.log(T.cumsum(T.exp(score))))).sum()]
+
+
+def recurrence():
+    """Return the likelihood of a series whose variance depends on the turns before."""
+    y, w = data()[0][:, 0], T.dvector('w')
+    scales, _ = theano.scan(lambda last, scale, w: T.exp(w[0]) + .1 * T.sqr(last) + T.nnet.sigmoid(w[1]) * scale, y,
+                            T.constant(np.array(1.)), w)
+    return with_gradient(density(y, 0, T.sqrt(scales)).sum(), w)
+
+
+def by_place():
+    """Return a cost over some samples of values that parameters change: no data set has these rows."""
+    (x, y), w = data(), T.dvector('w')
+    return with_gradient(T.sqr(T.dot(x, w) - y)[:40].mean(), w)
+
+
+REFUSED = {nearest: 'X: MaxAndArgmax.*: the place of the maximum among all samples is not known to a replica',
+           survival: '(X, y|y, X): CumOp.*: it goes along the samples',
+           recurrence: 'X.*: it loops over samples, and each turn needs what the turns before have come to',
+           by_place: 'X, y: Subtensor.*: it picks samples by their place in the batch',
+           process: 'X, y: Cholesky.*: Cholesky takes its matrix as a whole, and all samples meet there'}
+SHAPES = {'u': (7, 4), 'w': (D,), 'v': (D,), 'b': (K,), 'effects': (7,), 'theta': (D + 1,)}
 
 
 def values_of(make):
     """Return the arguments of three calls."""
-    shapes = {**SHAPES, **{'multinomial': {'w': (D, K)}, 'mixture': {'theta': (3 * K,)}, 'chains': {'w': (100, D)},
-                           'sparse_rows': {'w': (D, 1)}, 'process': {'theta': (2,)}}.get(make.__name__, {})}
+    shapes = {**SHAPES, **{'multinomial': {'w': (D, K)}, 'mixture': {'theta': (3 * K,)}, 'chains': {'w': (CHAINS, D)},
+                           'sparse_rows': {'w': (D, 1)}, 'sparse_subset': {'w': (D, 1)},
+                           'numbered': {'w': (D, K)}, 'centres': {'u': (K, D)},
+                           'factors': {'v': (K, 4)}, 'process': {'theta': (2,)}}.get(make.__name__, {})}
     return [lambda v, i=i: np.random.RandomState(i).randn(*shapes[v.name]) / 2 for i in range(3)]
 
 
@@ -202,4 +342,5 @@ def differences(make, mode=PYTHON):
 if __name__ == '__main__':
     for name in sys.argv[1:]:
         difference, usage = differences(CASES[name])
+        assert difference < 1e-12, 'on rank %d: %s' % (mgpu.rank(), difference)  # rank 0 alone prints
         print('%s: %s, %s samples' % (name, 'alike' if difference < 1e-12 else difference, usage.samples), flush=True)

@@ -6,7 +6,6 @@ divides them exactly, or refuses.
 """
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any, Iterable, NamedTuple, Sequence
 
@@ -14,18 +13,19 @@ import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors, io_toposort
-from theano.tensor.elemwise import CAReduce
-from theano.tensor.opt import Shape_i
+from theano.tensor.basic import float_dtypes
 from theano.tensor.sharedvar import TensorSharedVariable
 from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
 
+from ..graph.analysis import ROWS, CannotCut, Shards, Value
+from ..graph.analysis.states import rows
 from ..graph.graph import is_sparse, substitute
-from ..graph.random_streams import DRAWS, is_random_state
+from ..graph.random_streams import is_random_state
 from ..graph.repeatable import unrepeatable
-from ..graph.theano_functions import plain_function
+from ..graph.theano_functions import host_function
 from ..plan import Program
 from ..runtime.batches.arguments import axes_for_samples
-from ..runtime.replicas.borrowed import is_lent
+from ..runtime.batches.free_batch_size import positions_step
 from ..runtime.replicas.replicated import replicated
 
 FEWEST = 16  # rows; a call over fewer is too short to divide
@@ -33,17 +33,20 @@ FEWEST = 16  # rows; a call over fewer is too short to divide
 _updated: weakref.WeakSet[Any] = weakref.WeakSet()  # shared variables that functions update, such as weights
 
 
-class Rows(NamedTuple):
-    """A way to take a batch: data sets with as many rows. These are shared variables, constants, or made of such."""
+class BatchWay(NamedTuple):
+    """A way to take a batch of a length: arguments with samples along some axes, or the rows of data sets.
 
-    key: Sequence[Any]  # the data sets
+    The `key` differs for each way that needs a program of its own. Of data sets it has the shared variables, the
+    constants, and the expressions of such, and `n_bytes` is their size.
+    """
+
+    axes: dict[theano.Variable, int]
     length: int
-    n_bytes: int
+    key: Any
+    n_bytes: int = 0
 
-    @property
-    def data(self) -> str:
-        """A text that names the data sets."""
-        return 'by the {:,} rows of {}'.format(self.length, ', '.join(dict.fromkeys(map(_name, self.key))))
+    def __str__(self) -> str:
+        return 'the {:,} rows of {}'.format(self.length, ', '.join(dict.fromkeys(map(_name, self.key))))
 
 
 class DataSets:
@@ -53,94 +56,91 @@ class DataSets:
     ----------
     leaves : list of theano.Variable
         The shared variables and constants that may be data sets, as of the last `ways`.
+    lengths : set of int
+        The numbers of rows of all ways so far.
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
                  updated: Iterable[Any]) -> None:
-        self._inputs, self._outputs, self._changed = inputs, list(outputs), set(updated)
-        self._private: dict[theano.Variable, Private] = {}
+        self._outputs, self._changed = list(outputs), set(updated)
+        self._private: Any = weakref.WeakValueDictionary()  # a Private for each constant, or expression, that has one
         self.leaves: list[Any] = []
+        self.lengths: set[int] = set()
+        # Values without arguments or updates above, but those that arguments pick rows from; values that others read;
+        # and those that are read otherwise than by a product with their rows, as weights are.
+        moving = self._changed.union(inputs)
+        self._fixed = {v for v in ancestors(self._outputs) if v.owner is None and v not in moving}
+        self._frontier, self._read, picked = dict.fromkeys(self._outputs), set(), set()
+        for node in io_toposort(inputs, self._outputs):
+            self._read.update(node.inputs[:1] if isinstance(node.op, theano.tensor.Dot) else node.inputs)
+            if self._fixed.issuperset(node.inputs) and not unrepeatable(node.op):
+                self._fixed.update(node.outputs)
+                continue
+            self._frontier.update(dict.fromkeys(node.inputs))
+            if isinstance(node.op, (Subtensor, AdvancedSubtensor1, AdvancedSubtensor)) and \
+                    not self._fixed.issuperset(node.inputs[1:]):
+                picked.add(node.inputs[0])
+        self._fixed -= picked
 
-    def ways(self, values: Sequence[Any], of_expressions: bool = False) -> list[Rows]:
+    def ways(self, values: Sequence[Any], of_expressions: bool = False) -> list[BatchWay]:
         """Return the ways to take data sets for the batch of a call, three at most, the one with most bytes first.
 
         A parameter is no data set: arguments pick some of its rows, or they meet another axis, of an argument, of a
         variable that a step updates, or of another parameter. With `of_expressions`, a value that the graph computes of
-        data sets alone is a data set, too.
+        data sets alone is a data set, too. There is none beside a batch of one.
         """
-        if not has_data(self._outputs):
+        others: list[Any] = [getattr(value, 'shape', ()) for value in values]
+        if any(len(shape) > 1 and shape[0] == 1 for shape in others):
             return []
-        fixed, frontier, picked = self._walk()
-        self.leaves = leaves = [v for v in ancestors(self._outputs) if may_be_data(v) and v in fixed.difference(picked)]
-        shapes = {v: _shape(v) for v in leaves if v in frontier or not of_expressions}
+        self.leaves = leaves = [v for v in ancestors(self._outputs) if v in self._fixed and may_be_data(v)]
+        shapes = {v: _shape(v) for v in leaves if v in self._frontier or not of_expressions}
         if of_expressions:
-            made = [v for v in frontier if v in fixed and v.owner and axes_for_samples(v) and not is_sparse(v) and
+            made = [v for v in self._frontier if v in self._fixed and v.owner and axes_for_samples(v) and
                     not set(leaves).isdisjoint(ancestors([v]))]
-            sizes = iter(_function([Shape_i(i)(v) for v in made for i in range(v.ndim)])() if made else ())
-            shapes.update((v, tuple(int(next(sizes)) for _ in range(v.ndim))) for v in made)
-        others = [*[getattr(value, 'shape', ()) for value in values], *map(_shape, self._changed),
-                  *[_shape(v)[1:] for v in leaves]]
+            shapes.update(zip(made, map(np.shape, host_function([], made)())))
+        others += [*map(_shape, self._changed), *[_shape(v)[1:] for v in leaves]]
         groups: dict[int, dict[Any, int]] = {}
         for variable, shape in shapes.items():
             if shape[0] >= FEWEST and not any(shape[0] in other for other in others):
                 groups.setdefault(shape[0], {})[variable] = _bytes(variable, shape)
-        ways = [Rows(tuple(group), length, sum(group.values())) for length, group in groups.items()]
+        self.lengths.update(groups)
+        ways = [BatchWay({}, length, tuple(group), sum(group.values())) for length, group in groups.items()
+                if not self._read.isdisjoint(group)]
         return sorted(ways, key=lambda way: -way.n_bytes)[:3]
 
-    def _walk(self):
-        """Return values without arguments or updates above, values that others read, and those that are picked from."""
-        moving, frontier, picked = {*self._inputs, *self._changed}, dict.fromkeys(self._outputs), set()
-        fixed = {v for v in ancestors(self._outputs) if v.owner is None and v not in moving and not is_random_state(v)}
-        for node in io_toposort(self._inputs, self._outputs):
-            if fixed.issuperset(node.inputs) and not isinstance(node.op, DRAWS) and not unrepeatable(node.op):
-                fixed.update(node.outputs)
-                continue
-            frontier.update(dict.fromkeys(node.inputs))
-            if isinstance(node.op, (Subtensor, AdvancedSubtensor1, AdvancedSubtensor)) and \
-                    not fixed.issuperset(node.inputs[1:]):
-                picked.add(node.inputs[0])
-        return fixed, frontier, picked
-
-    def graph(self, way: Rows) -> tuple[list[theano.Variable], dict[Any, int]]:
+    def graph(self, way: BatchWay) -> tuple[list[theano.Variable], dict[Any, int]]:
         """Return the graph with shared variables in place of the data sets of a way, and the axes of their samples."""
-        for variable in way.key:
-            if variable not in self._private and not isinstance(variable, SharedVariable):
-                self._private[variable] = Private(variable)
-        new = {v: self._private[v].variable if v in self._private else v for v in way.key}
+        private = {v: self._private.get(v) or Private(v) for v in way.key if not isinstance(v, SharedVariable)}
+        self._private.update(private)
+        new = {v: private[v].variable if v in private else v for v in way.key}
         return substitute(self._outputs, new), dict.fromkeys(new.values(), 0)
-
-    def refresh(self, step: Any) -> None:
-        """Compute the expressions of data sets that a ParallelFunction divides, where the data sets have changed."""
-        for each in self._private.values():
-            if each.variable in step.inputs.data:
-                each.refresh()
 
 
 class Private:
-    """A shared variable in place of a constant, or of an expression of data sets, which is computed when these are set.
-    """
+    """A shared variable in place of a constant, or of an expression of data sets, which follows these."""
 
     def __init__(self, variable: theano.Variable) -> None:
         is_constant = isinstance(variable, theano.Constant)
-        value = variable.data if is_constant else np.zeros(list(map(int, variable.broadcastable)), variable.dtype)
+        self._of = [replicated(v) for v in ancestors([variable]) if isinstance(v, SharedVariable)]
+        self._compute: Any = None if is_constant else host_function([], variable)
+        value = variable.data if is_constant else self._compute()
+        self._versions = [each.version for each in self._of]
         self.variable = theano.shared(value, borrow=True) if is_sparse(variable) else \
             TensorSharedVariable(None, variable.type, value, True)
-        self.variable.name, self.variable.tag.constant = _name(variable), True
-        self._of = [replicated(v) for v in ancestors([variable]) if isinstance(v, SharedVariable)]
-        self._compute = functools.lru_cache(None)(lambda: _function(variable))
-        self._versions: list[int] | None = [] if is_constant else None
+        self.variable.name, self.variable.tag.private = _name(variable), self
+        self._replica = replicated(self.variable)
+        self._replica.ask(None if is_constant else self._follow)
 
-    def refresh(self) -> None:
-        """Compute the value if it was not computed yet, or a data set has changed."""
+    def _follow(self, variable):
+        """Compute the value of the variable anew if a data set has changed."""
         for each in self._of:
-            if each.lent:
-                each.note_edits()
-            if is_lent(each.variable.container.storage):
-                each.lend()
+            each.note_edits()
+            each.watch_lent_memory()
         versions = [each.version for each in self._of]
         if versions != self._versions or any(each.divided for each in self._of):
             self._versions = versions
-            self.variable.set_value(self._compute()(), borrow=True)
+            self._replica.give(self._compute())
+            self._replica.touched = True  # ranks compare it
 
 
 def note_updates(function: Any) -> None:
@@ -150,9 +150,9 @@ def note_updates(function: Any) -> None:
 
 def may_be_data(variable: Any) -> bool:
     """Return whether a variable is shared or constant, has many rows, and no function is known to update it."""
-    known = isinstance(variable, (SharedVariable, theano.Constant)) and not is_random_state(variable)
-    return known and axes_for_samples(variable) > 0 and _shape(variable)[0] >= FEWEST and \
-        getattr(variable.tag, 'stands_for', variable) not in _updated
+    length = _shape(variable)[:1]
+    return length >= (FEWEST,) and axes_for_samples(variable) > 0 and not is_random_state(variable) and \
+        getattr(variable.tag, 'stands_for', variable) not in _updated and not positions_step(variable, *length)
 
 
 def has_data(outputs: Sequence[Any]) -> bool:
@@ -162,28 +162,44 @@ def has_data(outputs: Sequence[Any]) -> bool:
 
 # Predicates for the program of a way.
 
-def has_all(sets: DataSets, way: Any, program: Program) -> bool:
-    """Return whether replicas work in one stage, and none needs the whole of a data set that is larger."""
+def fits(sets: DataSets, way: BatchWay, program: Program) -> bool:
+    """Return whether replicas do not need the whole of a data set that is larger."""
     read = set(ancestors(program.in_stages))
-    return _in_one_stage(program) and not any(v in read and _bytes(v, _shape(v)) > way.n_bytes for v in sets.leaves)
+    return not any(v in read and _bytes(v, _shape(v)) > way.n_bytes for v in sets.leaves)
 
 
-def is_apart(sets: DataSets, way: Any, program: Program) -> bool:
-    """Return whether replicas exchange results alone: nothing is summed, or made of data sets, after an exchange."""
+def fits_at_once(sets: DataSets, way: BatchWay, program: Program) -> bool:
+    """Return whether replicas work in one stage, too."""
+    return fits(sets, way, program) and sum(bool(stage.outputs) for stage in program.stages) <= 1
+
+
+def is_of_parameters(way: BatchWay) -> bool:
+    """Return whether arguments beside larger data sets look like parameters: floats in vectors, or a few components."""
+    return bool(way.axes) and all(v.dtype in float_dtypes and (v.ndim == 1 or way.length < FEWEST) for v in way.axes)
+
+
+def is_apart(sets: DataSets, way: BatchWay, program: Program, is_known: bool = True) -> bool:
+    """Return whether it is known that replicas exchange no value with a row for each of a data set.
+
+    They may exchange such an output, unless the batch looks like parameters.
+    """
     late = [output.variable for output in program.outputs if output.reduction is None]
-    exchanged = {each.variable for each in program.exchanges if each.variable.ndim}
-    read: set[Any] = set()
-    for node in io_toposort([], late):
-        if not exchanged.isdisjoint(node.inputs):
-            if isinstance(node.op, (CAReduce, theano.tensor.Dot)):
+    used = {v for node in io_toposort([], [*program.in_stages, *late]) for v in node.inputs}
+    sources = [each.source for each in program.every_exchange if each.variable in used or is_of_parameters(way)]
+    for length in sets.lengths:
+        known = {v: Value(v, rows(_shape(v).index(length))) for v in ancestors(sources) if length in _shape(v)}
+        try:
+            if any(value.kind == ROWS for value in Shards([], sources, known=known).outputs):
                 return False
-            exchanged.update(node.outputs)
-            read.update(node.inputs)
-    return _in_one_stage(program) and set(sets.leaves).isdisjoint(ancestors(list(read)))
+        except CannotCut:
+            if is_known:
+                return False
+    return True
 
 
-def _in_one_stage(program):
-    return sum(bool(stage.outputs) for stage in program.stages) <= 1
+def may_be_apart(sets: DataSets, way: BatchWay, program: Program) -> bool:
+    """Return whether it is not known that a value such as `is_apart` looks for has rows."""
+    return is_apart(sets, way, program, is_known=False)
 
 
 def _name(variable):
@@ -192,14 +208,9 @@ def _name(variable):
 
 
 def _shape(v):
-    """Return the shape of a shared variable or a constant; none for a value without axes."""
-    return tuple(getattr(v.container.storage[0] if hasattr(v, 'container') else v.data, 'shape', ()))
+    """Return the shape of a shared variable or a constant; none for a value without axes, or another variable."""
+    return tuple(getattr(v.container.storage[0] if hasattr(v, 'container') else getattr(v, 'data', None), 'shape', ()))
 
 
 def _bytes(variable, shape):
     return int(np.prod(shape, dtype='int64')) * np.dtype(variable.dtype).itemsize
-
-
-def _function(outputs):
-    """Return a function of data sets that computes on the host."""
-    return plain_function([], outputs, mode=theano.compile.get_default_mode().excluding('gpuarray_opt'))

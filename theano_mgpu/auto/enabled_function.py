@@ -224,8 +224,6 @@ class EnabledFunction:
         return leave
 
     def _by(self, step, values):
-        if self._programs is not None:
-            self._programs.data.refresh(step)
         lent = self._in_place.lent()
         results = step.steps.compute((values, {})).outputs
         self._in_place.write(lent)

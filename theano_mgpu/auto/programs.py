@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
@@ -16,24 +16,12 @@ from ..runtime.batches.arguments import axes_for_samples
 from ..runtime.batches.data_sets import Slices
 from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.building import NotWanted
-from .data_sets import DataSets, has_all, has_data, is_apart
+from .data_sets import BatchWay, DataSets, fits, fits_at_once, has_data, is_apart, is_of_parameters, may_be_apart
 from .definition import Refusal
 
 REFUSALS = 6  # ways to take the batch that are analysed
 PATTERNS = 1000  # patterns of lengths that are told apart
 EACH = 64        # calls of which each may bring other slices; after them, calls 128, 256, 512, … may
-
-
-class BatchWay(NamedTuple):
-    """A way to take arguments as a batch of a length: the inputs that have samples, along which axis, and how many.
-
-    The `key` differs for each way that needs a program of its own. A batch of `data` sets has no such inputs.
-    """
-
-    axes: dict[theano.Variable, int]
-    length: int
-    key: Any
-    data: Any = None
 
 
 class BatchFinder:
@@ -130,6 +118,7 @@ class Programs:
         self._graph, self._make = (inputs, outputs, updates), make
         self._finder = BatchFinder(inputs, [*outputs, *updates.values()], updates)
         self.data = DataSets(inputs, [*outputs, *updates.values()] if seeks_data else [], updates)
+        self.guesses = not self._finder  # its data sets alone may be its batch, which only looks like one
         self._steps: dict[Any, ParallelFunction] = {}  # by the key of a BatchWay
         self._refused: set[Any] = set()
         self._unwanted: set[Any] = set()  # keys of ways in which replicas exchange too early, and of data sets
@@ -167,8 +156,6 @@ class Programs:
         """
         if self.step is not None:
             ways = list(self._finder.ways(values))
-            if self.step.inputs.data:
-                return not self._refused.issuperset(way.key for way in ways) and self.change(values)
             own = [way.length for way in ways if self._steps.get(way.key) is self.step]
             if not own or own[0] == ways[0].length:
                 return False
@@ -192,11 +179,6 @@ class Programs:
         """Make the ParallelFunction that divides no batch."""
         return self._make(*self._graph, samples={}, whole=True)
 
-    @property
-    def guesses(self) -> bool:
-        """Return whether its data sets alone may be its batch, which only looks like one."""
-        return not self._finder
-
     def forget_refusals(self) -> None:
         """Forget the refused ways, so that they are analysed, and refused, again."""
         self._refused.clear()
@@ -205,11 +187,11 @@ class Programs:
 
     def _step_for(self, values):
         """Return the ParallelFunction for a batch such as this one; None without one, or for a known refusal."""
-        refusal = by = None
+        refusal, by = None, ''
         for way, wanted in self._tries(values):
-            known = self._unwanted if way.data else self._refused
+            known = self._unwanted if way.n_bytes else self._refused
             if way.key in known or (way.key, wanted) in self._unwanted or \
-                    not way.data and len(self._refused) >= REFUSALS:
+                    not way.n_bytes and len(self._refused) >= REFUSALS:
                 continue
             try:
                 if way.key not in self._steps:
@@ -218,33 +200,35 @@ class Programs:
             except NotWanted:
                 self._unwanted.add((way.key, wanted))
             except GraphError as error:
-                if refusal is None or way.data and not by:
-                    refusal, by = error, way.data
+                if refusal is None or way.n_bytes and not by:
+                    refusal, by = error, ' by ' + str(way) if way.n_bytes else ''
                 known.add(way.key)
         if refusal is None:
             return None
         if isinstance(refusal.__cause__, CannotCut):  # the text says all that the errors before this one do
-            raise Refusal('it cannot be computed in parts%s: %s' % (by and ' ' + by or '', refusal.__cause__)) from None
+            raise Refusal('it cannot be computed in parts%s: %s' % (by, refusal.__cause__)) from None
         raise Refusal(str(refusal)) from refusal
 
     def _tries(self, values):
         """Yield ways to take a batch, each with a predicate for its program or None, the best one first."""
-        ways = list(self._finder.ways(values))
+        # Once data sets were divided, they are: an update that comes later makes no batch of parameters.
+        ways = [] if self.step is not None and self.step.inputs.data else list(self._finder.ways(values))
         data = self.data.ways(values)
         self._is_new = False
-        if data and data[0].n_bytes > sum(getattr(value, 'nbytes', 0) for value in values):
-            yield from itertools.product(ways, [is_apart])
-            yield from itertools.product(data, [has_all])
-            made = self.data.ways(values, of_expressions=True)
-            yield from itertools.product(made, [has_all])
-            data += made
-        yield from itertools.product([*ways, *data[:1]], [None])
+        if not data or data[0].n_bytes <= sum(getattr(value, 'nbytes', 0) for value in values):
+            yield from itertools.product([*ways, *data[:1]], [None])
+            return
+        yield from itertools.product(ways, [is_apart])
+        yield from itertools.product(data, [fits_at_once])
+        made = self.data.ways(values, of_expressions=True)
+        yield from itertools.product(made, [fits_at_once])
+        yield from itertools.product([way for way in ways if not is_of_parameters(way)], [None])
+        yield from itertools.product([*data, *made], [fits])
+        yield from itertools.product(ways, [may_be_apart])
 
     def _made(self, way, values, wanted):
         inputs, outputs, updates = self._graph
-        graph, samples = self.data.graph(way) if way.data else ([*outputs, *updates.values()], way.axes)
-        step = self._make(inputs, graph[:len(outputs)], dict(zip(updates, graph[len(outputs):])), samples=samples,
+        graph, samples = self.data.graph(way) if way.n_bytes else ([*outputs, *updates.values()], way.axes)
+        return self._make(inputs, graph[:len(outputs)], dict(zip(updates, graph[len(outputs):])), samples=samples,
                           length=way.length, example=values, must_divide=True,
                           wanted=wanted and functools.partial(wanted, self.data, way))
-        self.data.refresh(step)
-        return step

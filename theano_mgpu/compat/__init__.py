@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from typing import Sequence
 
 from ..errors import MgpuError
 from ..utils import flags
 from ..utils.collector import collector_paused
+from ..utils.installed import installed
 from .patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, AtImport, Patch, apply
 from .patches import PATCHES
 
@@ -23,11 +23,11 @@ theano_was_first = False      # whether Theano was imported before theano_mgpu
 
 def check_fork() -> None:
     """Raise an MgpuError if Theano-PyMC is installed in place of Theano."""
-    fork, theano = [next(iter(metadata.distributions(name=name)), None) for name in ('Theano-PyMC', 'Theano')]
-    if fork is not None and theano is None:
+    fork = installed('Theano-PyMC')
+    if fork and not installed('Theano'):
         raise MgpuError('Theano-PyMC %s is installed in place of Theano 1.0.5, with which theano_mgpu runs PyMC3, too: '
                         'pip uninstall Theano-PyMC, then pip install --no-deps --force-reinstall Theano==1.0.5'
-                        % fork.version)
+                        % fork)
 
 
 def before_theano(*tables: Sequence[Patch]) -> None:

@@ -6,10 +6,10 @@ import re
 import sys
 import traceback
 import types
-from importlib import metadata
 from typing import Any
 
 from ..errors import warn
+from ..utils.installed import installed
 from .wrapping import wrap
 
 VERSIONS = '0.3.3', '1.2.2', '2.0.9', '2.1.6', '2.2.4', '2.3.1'  # those that are tested
@@ -25,11 +25,7 @@ _metrics: set[str] = set()  # of all models that this process has trained
 
 def about() -> str:
     """Return the installed Keras and the tested ones, as the last lines of a command's help."""
-    try:
-        version = metadata.version('keras')
-    except metadata.PackageNotFoundError:
-        version = 'none'
-    return '\nKeras: %s is installed; %s\n' % (version, TESTED)
+    return '\nKeras: %s is installed; %s\n' % (installed('keras') or 'none', TESTED)
 
 
 def hint(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import threading
-from typing import Any, Callable, Iterator, List, Mapping
+from typing import Any, Callable, Iterator, List, Mapping, Sequence
 
 from ..compat.wrapping import wrap
 from ..utils import progress
@@ -45,6 +45,13 @@ def plain_function(*args: Any, **kwargs: Any) -> Callable[..., Any]:
     import theano
     with plain_functions():
         return theano.function(*args, **kwargs)
+
+
+def host_function(inputs: Sequence[Any], outputs: Any, **options: Any) -> Callable[..., Any]:
+    """Make such a function that computes on the host."""
+    import theano
+    mode = theano.compile.get_default_mode().excluding('gpuarray_opt')
+    return plain_function(inputs, outputs, mode=mode, **options)
 
 
 def is_of_user(arguments: Mapping[str, Any]) -> bool:

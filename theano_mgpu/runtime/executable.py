@@ -165,8 +165,7 @@ class Executable:
         for variable in self.variables:  # all of them: another function may have divided some otherwise
             if variable.divided and (self.owners is None or variable.divided != self.owners.gather):
                 variable.divided()
-            if variable.lent is not None:
-                variable.note_edits()
+            variable.note_edits()
             if variable.on_read is not None:
                 variable.on_read(variable.variable)
         for compiled in self.parts.values():

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import tempfile
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import theano_mgpu
@@ -22,6 +21,7 @@ from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
 from ...utils import blas
 from ...utils.flags import environment_flags, flag, theanorc_files
+from ...utils.installed import installed
 from ...utils.values import wrong
 from ..output import quietly
 
@@ -223,9 +223,8 @@ def source_of_map() -> str:
 def check_keras(setup: Setup) -> Finding:
     """Check that Keras runs on Theano, and say what its version lacks."""
     remedy = PIP + "Keras==2.3.1 h5py, and KERAS_BACKEND=theano"
-    try:
-        version = metadata.version('keras')
-    except metadata.PackageNotFoundError:
+    version = installed('keras')
+    if version is None:
         return Finding(SKIP, 'not installed; optional; ' + keras_names.TESTED)
     try:
         with quietly():
@@ -242,9 +241,7 @@ def check_keras(setup: Setup) -> Finding:
 
 def check_mpi(setup: Setup) -> Finding:
     """Check that mpi4py can be imported."""
-    try:
-        metadata.version('mpi4py')
-    except metadata.PackageNotFoundError:
+    if installed('mpi4py') is None:
         return Finding(SKIP, 'not installed; optional, for several processes')
     probe = mpi_library.probe()  # in a process of its own: outside mpirun some implementations abort
     if probe.returncode:

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import subprocess
-from importlib import metadata
 
 from ...comm import mpi_library
 from ...comm.allocation import Allocation, allocation
 from ...errors import MgpuError
 from ...utils import mpi_environment
+from ...utils.installed import installed
 from ..job_command import choose_start, starting_environment
 from .host_checks import FAIL, OK, SKIP, WARN, Finding, Setup
 
@@ -26,15 +26,14 @@ SPREAD = 'Start them with theano-mgpu launch; or see srun --ntasks-per-node, and
 
 def check_mpirun(setup: Setup) -> Finding:
     """Start two ranks on this host, or all ranks of the allocation; at most a warning: nothing else needs them."""
+    if installed('mpi4py') is None:
+        return Finding(SKIP, 'needs mpi4py; optional, for several processes')
     try:
-        metadata.version('mpi4py')
         job = allocation()
         ranks = sum(job.tasks) if job else 2
         if ranks == 1:
             return Finding(SKIP, 'this allocation has one task')
         start = choose_start(ranks, None, job)
-    except metadata.PackageNotFoundError:
-        return Finding(SKIP, 'needs mpi4py; optional, for several processes')
     except MgpuError as error:
         text, _, remedy = str(error).partition('. ')
         return Finding(WARN, text, remedy)

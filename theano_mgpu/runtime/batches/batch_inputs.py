@@ -108,8 +108,8 @@ class BatchInputs:
 
         # Chains that go on without the batch, as in persistent contrastive divergence.
         chains = {v: stand_in(v, 'rows of %s' % v) for v, new in zip(updated, outputs[n_outputs:])
-                  if v in read and not is_random_state(v) and length is not None and _rows_of(v) == length and
-                  set(inputs).isdisjoint(ancestors([new]))}
+                  if v in read and not is_random_state(v) and set(inputs).isdisjoint(ancestors([new])) and
+                  getattr(v.get_value(borrow=True), 'shape', ())[:1] == (length,)}
         if chains:
             try:
                 program = with_rows(chains)
@@ -154,9 +154,3 @@ class BatchInputs:
             raise LengthError('a batch of %d samples was given, but the graph has the length of its batches, %d, as a '
                               'number' % (length, self.only_length))
         return length
-
-
-def _rows_of(variable):
-    """Return the length of a shared variable along axis 0; None for a value without axes."""
-    shape = getattr(variable.get_value(borrow=True), 'shape', ())
-    return shape[0] if shape else None

@@ -14,7 +14,6 @@ import theano
 from ...devices.context_map import HOST, Context
 from ...devices.transfers import DeviceBuffers, fetch
 from ...graph.graph import host_type, is_sparse
-from ..replicas.borrowed import is_lent
 from ..replicas.replicated import replicated
 
 
@@ -47,10 +46,9 @@ class DataSet:
 
     def __init__(self, variable: Any) -> None:
         self._replica = replicated(variable)
-        self._storage, self._is_constant = variable.container.storage, hasattr(variable.tag, 'constant')
+        self._storage, self._is_private = variable.container.storage, hasattr(variable.tag, 'private')
         self.stand_in = stand_in(variable, str(variable))
-        self._version: int | None = None
-        self._pieces: Any = None
+        self._key: Any = None  # the version of the value, and the pieces, that the parts are of
         self._parts: Sequence[Rows] = ()
 
     @property
@@ -59,24 +57,20 @@ class DataSet:
         return self._storage[0].shape
 
     def latest(self) -> DataSet:
-        """Note whether the variable has a new value, and return the data set."""
-        replica = self._replica
-        if replica.lent:
-            replica.note_edits()
-        if replica.version != self._version or replica.divided or replica.on_read:
-            replica.before_read()
-            self._version = replica.version
-            self._pieces, self._parts = None, ()
+        """Bring the value up to date, and return the data set."""
+        self._replica.note_edits()
+        self._replica.before_read()
         return self
 
     def parts(self, pieces: Sequence[slice], stay: bool) -> Sequence[Any]:
         """Return the rows of each piece: as they are on the host or, if they `stay` on devices, `Rows` to send there.
         """
-        if pieces is not self._pieces:  # rows of others are freed
-            self._pieces, self._parts = pieces, [Rows(self._storage, piece) for piece in pieces]
+        key = self._replica.version, pieces
+        if key != self._key:  # rows of other pieces, or of an earlier value, are freed
+            self._key, self._parts = key, [Rows(self._storage, piece) for piece in pieces]
             self._replica.is_in_parts |= stay
-            if stay and not self._is_constant and is_lent(self._storage):
-                self._replica.lend()  # a copy on a device would miss edits of the memory
+            if stay and not self._is_private:
+                self._replica.watch_lent_memory()  # a copy on a device would miss edits
         return self._parts if stay else [rows.on(HOST) for rows in self._parts]
 
 

@@ -26,7 +26,7 @@ from ...graph.graph import host_type, is_sparse, shared_ancestors, shared_variab
 from ...graph.own_flags import builds_graphs
 from ...graph.random_streams import DRAWS
 from ...graph.repeatable import unrepeatable_in
-from ...graph.theano_functions import plain_function
+from ...graph.theano_functions import host_function
 from ...plan import Program, expressed
 from .arguments import moved
 
@@ -114,8 +114,7 @@ class Slices:
 
     def _on_host_of(self, outputs: list[Any]) -> Callable[..., list[Any]]:
         """Return a function of the inputs that is computed on the host."""
-        return plain_function(self._inputs, outputs, on_unused_input='ignore',
-                              mode=theano.compile.get_default_mode().excluding('gpuarray_opt'))
+        return host_function(self._inputs, outputs, on_unused_input='ignore')
 
 
 def _slices(inputs, outputs, updated):

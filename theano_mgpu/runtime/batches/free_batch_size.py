@@ -1,7 +1,7 @@
 """The rewrite of a graph that has the length of its batches as a number, for batches of any length."""
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 import theano
@@ -74,10 +74,8 @@ class FreeBatchSize:
 
     def _step_of_positions(self, variable):
         """Return the step of a vector of as many positions as the length, from 0 on; None for another variable."""
-        if isinstance(variable, theano.Constant) and isinstance(variable.type, T.TensorType) and variable.ndim == 1 \
-                and len(variable.data) == self.length and variable.dtype in T.discrete_dtypes:
-            step = int(variable.data[1])
-            return step if np.array_equal(variable.data, np.arange(self.length) * step) else None
+        if isinstance(variable, theano.Constant):
+            return positions_step(variable, self.length)
         if not variable.owner or not isinstance(variable.owner.op, basic.ARange):
             return None
         start, stop, step = [number(v) for v in variable.owner.inputs]
@@ -143,6 +141,15 @@ class FreeBatchSize:
 
     def _is_length(self, size):
         return size is not None and number(T.as_tensor_variable(size)) == self.length
+
+
+def positions_step(variable: Any, length: int) -> int | None:
+    """Return the step of a constant vector of so many positions, from 0 on; None for another variable."""
+    if not isinstance(variable, T.TensorConstant) or variable.data.shape != (length,) or \
+            variable.dtype not in T.discrete_dtypes:
+        return None
+    step = int(variable.data[1])
+    return step if np.array_equal(variable.data, np.arange(length) * step) else None
 
 
 def written_lengths(outputs: Sequence[theano.Variable]) -> set[int]:

@@ -149,12 +149,12 @@ class Replicated:
             version = self.version  # before the value is read: one that is set meanwhile is another version
             replica.container.unwatched = self.latest()
             self._has_read(replica, version)
-            self._watch_lent_memory()
+            self.watch_lent_memory()
 
     def _new_version(self, *replicas):
         commit([self], [replicas])
 
-    def _watch_lent_memory(self):
+    def watch_lent_memory(self):
         """Watch a value that was copied for edits in place, if somebody else refers to it."""
         if self.variable in self.latest_in and is_lent(self.variable.container.storage):
             self.lend()
@@ -189,8 +189,10 @@ class Replicated:
             _note_change()
 
     def note_edits(self) -> None:
-        """Take an edit in place of the variable's value, which is `lent`, as a new version."""
+        """Take an edit in place of the variable's value, where it is `lent`, as a new version."""
         storage = self.variable.container.storage
+        if self.lent is None:
+            return
         if self.variable in self.latest_in and checksum(storage[0]) != self.lent:
             self._new_version(self.variable)
             self.touched = True
@@ -306,7 +308,7 @@ class Replicated:
         version = self.version
         replica = copy_on(context, self.variable, self.latest())
         self._has_read(replica, version)
-        self._watch_lent_memory()
+        self.watch_lent_memory()
         return replica
 
 
