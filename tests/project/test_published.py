@@ -31,6 +31,9 @@ def test_others_name_the_same_error(document):
     number, median, within = re.search(r'the model \| (\d+) \| (\d+) % \| (\d+)', published.summary()).groups()
     text = ' '.join((ROOT / document).read_text(encoding='utf-8').split())
     assert '%s %% in the median; %s of %s' % (median, within, number) in text
+    of_v100 = [100 * published.error(*pair) for line in published.lines() if line.table == 'tensorpack, V100, NCCL'
+               for pair in line.pairs(8)]
+    assert document != 'README.md' or 'V100 by NCCL are %.0f and %.0f %% too fast' % tuple(of_v100) in text
 
 
 def test_a_row_that_gave_a_rate_is_not_counted():
