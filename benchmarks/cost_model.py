@@ -364,7 +364,8 @@ def limit(parts: dict[str, float]) -> str:
     return max((part for part in parts if part != 'compute'), key=parts.__getitem__)
 
 
-def predictions(model: CostModel, batch_size: int, networks: dict[str, Network]) -> dict[Any, Row]:
+def predictions(model: CostModel, batch_size: int, networks: dict[str, Network],
+                planned: Sequence[str] = ('host', 'host')) -> dict[Any, Row]:
     """Predict steps and speedups of devices like the measured one, each with hardware of its own.
 
     Parameters
@@ -373,12 +374,14 @@ def predictions(model: CostModel, batch_size: int, networks: dict[str, Network])
     batch_size : int
         Samples in the whole batch (strong scaling), or of each device (weak).
     networks : dict of str to Network
+    planned : sequence of str
+        The schemes that the plan of a step chooses for devices of one host, and of several.
 
     Returns
     -------
     dict of (network, scheme, scaling, devices) to dict
-        The key's entries by name; seconds of a step, its parts and its limit; speedup and efficiency; the batch that
-        pays, in samples.
+        The key's entries by name; whether the plan chooses this scheme (planned); seconds of a step, its parts and its
+        limit; speedup and efficiency; the batch that pays, in samples.
     """
     predicted = {}
     schemes = [scheme for scheme in SCHEMES if scheme != ('ring' if model.logical_shards else 'blocks')]  # as by NCCL
@@ -389,5 +392,6 @@ def predictions(model: CostModel, batch_size: int, networks: dict[str, Network])
         gain = model.speedup(n, batch_size, scaling == 'weak')
         predicted[key] = dict(zip(('network', 'scheme', 'scaling', 'devices'), key), seconds=sum(parts.values()),
                               speedup=gain, efficiency=gain / n, limit=limit(parts), parts=parts,
-                              batch_that_pays=model.batch_that_pays(n))
+                              batch_that_pays=model.batch_that_pays(n),
+                              planned=scheme == planned[model.network.divided(n)[0] > 1])
     return predicted

@@ -6,10 +6,11 @@ import time
 from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
 
 from theano_mgpu.comm.host_sum import all_reduce
-from theano_mgpu.devices import discovery
+from theano_mgpu.devices import discovery, nccl
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.devices.contexts import gpu_context
-from theano_mgpu.plan import buckets
+from theano_mgpu.plan import Machine, StepPlan, buckets
+from theano_mgpu.runtime.building import divide, plan_of
 
 import numpy as np
 from cost_model import EVERY_DEVICE, MEMORY, PARTS, CostModel, Link, Network, Row, fit_line, in_half
@@ -114,7 +115,9 @@ class Findings(NamedTuple):
     overlaps : bool
         Whether gradients are exchanged while others are computed.
     scheme : {'host', 'ring', 'blocks'}
-        The way in which contexts add gradients: through the host, or by NCCL.
+        The way in which the contexts here add gradients: through the host, or by NCCL.
+    planned : tuple of str
+        The schemes that the plan chooses for devices of one host, and of several, each with hardware of its own.
     fits : str
         A sentence on the batches that fit in the memory of all devices; empty if it is not known.
     logical_shards : int
@@ -130,6 +133,7 @@ class Findings(NamedTuple):
     in_half: bool = False
     overlaps: bool = False
     scheme: str = 'host'
+    planned: Tuple[str, ...] = ('host', 'host')
     fits: str = ''
     logical_shards: int = 0
 
@@ -206,11 +210,30 @@ def bytes_of_gradients(model: Any) -> int:
     return sum(weight.get_value(borrow=True).nbytes for weight in model._collected_trainable_weights)
 
 
-def scheme_of(model: Any) -> str:
-    """Return the scheme of `cost_model.SCHEMES` in which the contexts of a parallel model add gradients."""
-    plan = model.train_function.function.plan
-    by_nccl = any(group.way.by_devices for part in plan.parts for group in part.sums)
-    return 'host' if not by_nccl else 'blocks' if plan.shares.logical_shards else 'ring'
+def scheme_of(plan: StepPlan) -> str:
+    """Return the scheme of `cost_model.SCHEMES` in which a plan has the gradients added."""
+    groups = [group for part in plan.parts for group in part.sums]
+    # Gradients are most of the arrays; the loss may go another way.
+    ways = {sum(each.variable.ndim for each in group.exchanges): group.way for group in groups}
+    if not ways or not ways[max(ways)].by_devices:
+        return 'host'
+    return 'blocks' if plan.shares.logical_shards else 'ring'
+
+
+def planned_schemes(function: Any) -> tuple[str, ...]:
+    """Return the schemes that plans choose for devices like those of a function, on one host and on several.
+
+    Two devices, and two hosts of two, stand for any number; plans are made without a device.
+    """
+    first, options = function.contexts[0], function.options
+    pair = [first._replace(name='device %d' % i) for i in range(2)]
+    against = nccl.reason_against([first], options.flags.collectives)
+    schemes = []
+    for hosts in (1, 2):
+        machine = Machine(0, (2,) * hosts, (options.updates_on(pair)[0],) * hosts, (options.flags.overlap,) * hosts,
+                          (options.flags.exchange == 'float16',) * hosts, against)
+        schemes.append(scheme_of(plan_of(divide(*function._definition, options, pair, hosts), options, machine)))
+    return tuple(schemes)
 
 
 def median_seconds(action: Callable[..., Any], arguments: Sequence[Sequence[Any]] = ((),),

@@ -7,9 +7,10 @@ devices pay: their efficiency, speedup / N, is then at least 70 %. The predictio
 cost model (described in benchmarks/cost_model.py): the measured costs of a step, on devices that share no hardware, and
 the latency and bandwidth of --link. Its columns are three ways to add gradients: through the host; a ring of all
 devices, as by NCCL, between CUDA devices, or with mgpu.logical_shards by blocks; hierarchical, within a host, then
-between hosts. The answer names the one that runs here. Measurement and prediction follow the flags mgpu.update_on,
-mgpu.exchange, mgpu.collectives, mgpu.logical_shards and mgpu.overlap, which is predicted to hide as much as it can; of
-a placed model, only the measurement does.
+between hosts. The answer, and the cells marked *, are of the one that the plan of a step chooses for such devices.
+Measurement and prediction follow the flags mgpu.update_on, mgpu.exchange, mgpu.collectives, mgpu.logical_shards and
+mgpu.overlap, which is predicted to hide as much as it can; of a placed model, only the measurement does.
+docs/guide/predicted.md compares predictions with published speeds.
 
 A link is one of
 LINKS
@@ -71,6 +72,7 @@ from measured_costs import (
     copy_rate,
     link_to,
     most_sharing,
+    planned_schemes,
     reduce_rate,
     scheme_of,
 )
@@ -142,7 +144,7 @@ def answer_of(findings: Findings, rows: Sequence[Row], networks: dict[str, Netwo
         sentences.append('%s %s here (an efficiency of %.0f %%, speedup / devices) %s.'
                          % (counted(n, 'context'), pay, 100 * PAYS, when))
     sentences += [findings.fits] if findings.fits else []
-    return sentences + predicted_answer(findings.batch_size, networks, predicted, findings.scheme)
+    return sentences + predicted_answer(findings.batch_size, networks, predicted)
 
 
 def measured_limit(findings: Findings, row: Row) -> str:
@@ -158,23 +160,24 @@ def measured_limit(findings: Findings, row: Row) -> str:
         label(row), part, 100 * row['parts'][part] / sum(row['parts'].values()), remedy)
 
 
-def predicted_answer(batch_size: int, networks: dict[str, Network], predicted: dict[Any, Row], scheme: str = 'host'
-                     ) -> list[str]:
+def predicted_answer(batch_size: int, networks: dict[str, Network], predicted: dict[Any, Row]) -> list[str]:
     """Return a sentence on devices like the measured one over each network, each with hardware of its own.
 
-    `scheme` is the way in which gradients are added here.
+    Gradients are added as the plan of a step chooses.
     """
     sentences = []
     for name, network in networks.items():
-        eight = predicted[name, scheme, 'strong', 8]
-        most = [max((n for n in NUMBERS if predicted[name, scheme, scaling, n]['efficiency'] >= PAYS), default=1)
+        planned = {(scaling, n): row for (net, _, scaling, n), row in predicted.items()
+                   if net == name and row['planned']}
+        eight = planned['strong', 8]
+        most = [max((n for n in NUMBERS if planned[scaling, n]['efficiency'] >= PAYS), default=1)
                 for scaling in ('strong', 'weak')]
         strong, weak = ({1: 'no number of them pays', 1024: 'all 1,024 pay'}.get(n, 'up to %d pay' % n) for n in most)
         batch = eight['batch_that_pays']
         sentences.append(
             'Over %s, 8 such devices would be %.1f times as fast as one at batch %s, with sums %s, limited by %s. They '
             'pay %s. With the same whole batch, %s; with %s for each device, %s.'
-            % (network.name, eight['speedup'], format(batch_size, ','), SUMS[scheme], eight['limit'],
+            % (network.name, eight['speedup'], format(batch_size, ','), SUMS[eight['scheme']], eight['limit'],
                'at no batch size' if batch is None else 'from batch %s on' % format(batch, ','), strong,
                counted(batch_size, 'sample'), weak))
     return sentences
@@ -187,7 +190,8 @@ def prediction_table(predicted: dict[Any, Row], networks: dict[str, Network], sc
              [''] + [SCHEMES[scheme] for scheme in schemes] * len(networks)]
     for n in NUMBERS:
         cells = [predicted[name, scheme, scaling, n] for name in networks for scheme in schemes]
-        lines.append([str(n)] + ['%.1f %s' % (cell['speedup'], cell['limit']) for cell in cells])
+        lines.append([str(n)] + ['%.1f %s%s' % (cell['speedup'], cell['limit'], ' *' * cell['planned'])
+                                 for cell in cells])
     return table(lines, {0})
 
 
@@ -280,11 +284,11 @@ def measure(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Context
             turns = take_turns(contestants, args.rounds, bar)
     rounds: list[dict[Key, Block]] = [{block[:3]: block for blocks in of_round for block in blocks}
                                       for of_round in zip(*turns.values())]
-    flags, n_bytes = theano.config.mgpu, bytes_of_gradients(model)
+    flags, n_bytes, step = theano.config.mgpu, bytes_of_gradients(model), model.train_function.function.step
     return Findings(rounds, batch_size, n_bytes, [most_sharing(contexts[:n + 1]) for n in range(len(contexts))],
                     link_to(contexts[0], n_bytes), Options().updates_on(contexts)[0], flags.exchange == 'float16',
-                    flags.overlap == 'True' and not flags.logical_shards, scheme_of(model), trainee.fits,
-                    int(flags.logical_shards))
+                    flags.overlap == 'True' and not flags.logical_shards, scheme_of(step.plan),
+                    planned_schemes(step), trainee.fits, int(flags.logical_shards))
 
 
 def show(args: argparse.Namespace, setting: dict[str, Any], findings: Findings, networks: dict[str, Network]) -> None:
@@ -292,13 +296,14 @@ def show(args: argparse.Namespace, setting: dict[str, Any], findings: Findings, 
     host = dict(copy_bytes_per_s=copy_rate(), reduce_bytes_per_s=reduce_rate(findings.n_bytes, 2))
     rows = findings.rows()
     model = findings.model(findings.medians)._replace(reduce_bytes_per_s=host['reduce_bytes_per_s'])
-    predicted = predictions(model, args.batch_size, networks)
+    predicted = predictions(model, args.batch_size, networks, findings.planned)
     answer = answer_of(findings, rows, networks, predicted)
     print('\nmedians of %s in turns; speedup over 1 context, or 1 rank, with the same whole batch\n%s\n\n%s\n'
           % (counted(args.rounds, 'round'), scaling_table(rows), phase_table(rows)))
     for sentence in [*answer, costs_line(model, host['copy_bytes_per_s'])]:
         print(textwrap.fill(sentence, WIDTH, initial_indent='- ', subsequent_indent='  '))
-    print('\npredicted speedup and what limits it, %s scaling: devices that share no hardware, %d on a host\n%s'
+    print('\npredicted speedup and what limits it, %s scaling: devices that share no hardware, %d on a host; *: as '
+          'planned\n%s'
           % (args.scaling, args.devices_per_host, prediction_table(predicted, networks, args.scaling)))
     if args.json:
         figures = dict(setting, rows=rows, checks=[row['check'] for row in rows if row['n'] > 1],

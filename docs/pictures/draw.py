@@ -12,6 +12,7 @@ WIDTH = 480
 INK, GREY, PAPER = '#1f2933', '#7b8794', '#ffffff'
 BLUE, ORANGE, GREEN, PALE = '#cfe3f7', '#fbdcbc', '#cdebd3', '#eef1f4'
 COLOURS = [BLUE, ORANGE]  # for dev0 and dev1
+OF_NUMBER = ['#5aa0e0', '#6cc483', '#f0a04b']  # for 2, 4 and 8 GPUs
 
 
 class Picture:
@@ -47,6 +48,10 @@ class Picture:
         """Add a straight line between two points."""
         self.elements.append('<line x1="%g" y1="%g" x2="%g" y2="%g" stroke="%s" stroke-width="1.5"/>'
                              % (*start, *end, colour))
+
+    def dot(self, x, y, fill, edge=INK):
+        """Add a small circle around a point."""
+        self.elements.append('<circle cx="%g" cy="%g" r="4.5" fill="%s" stroke="%s"/>' % (x, y, fill, edge))
 
     def arrow(self, *points):
         """Add an arrow along some points."""
@@ -201,8 +206,39 @@ def data_sets():
     return picture
 
 
+def predicted():
+    """Draw the first table of docs/guide/predicted.md: the error of each prediction, in a row for each program."""
+    page = (RESULTS.parents[1] / 'docs' / 'guide' / 'predicted.md').read_text(encoding='utf-8')
+    programs = {}
+    for program, *cells in re.findall(r'^\| ([^|]+) \| [^|]+, \d+ \| (.*) \| (.*) \| (.*) \|$',
+                                      page.partition('## The errors')[0], re.MULTILINE):
+        for index, cell in enumerate(cells):
+            programs.setdefault(program, []).extend((index, int(error)) for error in re.findall(
+                r'^\d.*\(([+-]\d+) %\)', cell))
+    row, top, left, right, least, most = 56, 76, 24, 456, -30, 70
+    picture = Picture(top + row * len(programs) + 40, 'Errors of predictions, by program and number of GPUs')
+    picture.text(14, 20, 'Predicted images a second, against published', weight='bold', anchor='start')
+
+    def place(error):
+        return left + (right - left) * (error - least) / (most - least)
+
+    picture.box(place(-15), 56, place(15) - place(-15), picture.height - 96, edge=PALE)
+    for error in (-30, -15, 0, 15, 30, 45, 60):
+        picture.text(place(error), 44, '%+d %%' % error if error else '0', 13, colour=GREY)
+        picture.line((place(error), 56), (place(error), picture.height - 40), INK if not error else '#d5dae0')
+    for index, (program, errors) in enumerate(programs.items()):
+        picture.label(place(15) + 10, top + row * index, program, 12.5)
+        for number, error in errors:
+            picture.dot(place(error), top + row * index + 10 * number, OF_NUMBER[number])
+    for number, text in enumerate(('2 GPUs', '4 GPUs', '8 GPUs')):
+        picture.dot(30 + 90 * number, picture.height - 18, OF_NUMBER[number])
+        picture.text(42 + 90 * number, picture.height - 18, text, 13, 'start')
+    picture.text(300, picture.height - 18, 'grey: within 15 %', 13, 'start', GREY)
+    return picture
+
+
 PICTURES = {'data_sets.svg': data_sets, 'step.svg': step, 'pipeline.svg': pipeline, 'automatic.svg': automatic,
-            'ratios.svg': ratios}
+            'ratios.svg': ratios, 'predicted.svg': predicted}
 
 if __name__ == '__main__':
     for name, draw in PICTURES.items():

@@ -292,7 +292,7 @@ def test_dispatch(options):
         'predict_on_batch', 'train_on_batch') for size in (1, 9)]
 
 
-QUICK = 'choices.py', 'dispatch.py'
+QUICK = 'choices.py', 'dispatch.py', 'published.py'
 OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scaling.py', 'predict.py',
           'compile_once.py', 'all_reduce.py', 'versions.py', 'exactness.py', 'devices.py', 'theano_script.py',
           'placement.py', 'host_loops.py', 'vector_math.py', 'startup.py', 'second_start.py', 'half_precision.py',

@@ -254,11 +254,22 @@ def test_devices_beyond_the_number_of_logical_shards_have_nothing_to_do():
     assert [round(shards_over(n, fixed_s=0.008, launch_s=0.008)['dispatch'], 9) for n in (1, 2, 3, 16)] == [0.008] * 4
 
 
+def test_the_answer_is_of_the_planned_exchange():
+    """A host of four adds by NCCL here, and hosts by MPI: 8 devices are on two hosts."""
+    networks = {'pcie4': parse_network('pcie4'), 'hosts': parse_network('pcie4+10gbe', 4)}
+    predicted = cost_model.predictions(COSTS, 128, networks, ('ring', 'host'))
+    one, several = predict_scaling.predicted_answer(128, networks, predicted)
+    assert 'with sums by NCCL' in one and 'with sums through the host' in several
+    assert {(key[1], key[3]) for key, row in predicted.items() if row['planned'] and key[0] == 'hosts'} == {
+        ('ring' if n <= 4 else 'host', n) for n in cost_model.NUMBERS}
+
+
 def test_a_prediction_with_logical_shards_has_blocks_in_place_of_the_ring():
     for number, scheme in ((0, 'ring'), (8, 'blocks')):
         networks = {'pcie4': parse_network('pcie4')}
-        predicted = cost_model.predictions(COSTS._replace(logical_shards=number), 128, networks)
+        predicted = cost_model.predictions(COSTS._replace(logical_shards=number), 128, networks, (scheme, 'host'))
         assert {key[1] for key in predicted} == {'host', 'hierarchical', scheme}
         table = predict_scaling.prediction_table(predicted, networks, 'strong')
         assert ('blocks (NCCL)' in table, 'ring (NCCL)' in table) == (number == 8, number == 0)
-        assert predict_scaling.predicted_answer(128, networks, predicted, scheme)
+        sentence, = predict_scaling.predicted_answer(128, networks, predicted)
+        assert 'with sums by NCCL' in sentence and ' *' in table

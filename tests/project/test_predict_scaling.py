@@ -3,18 +3,25 @@ import doctest
 import json
 import os
 import time
+from types import SimpleNamespace
 
+from theano_mgpu.graph import graph, training_graph
 from theano_mgpu.options import Options
 
 import cost_model
 import matplotlib.pyplot as plt
 import measured_costs
+import numpy as np
 import predict_scaling
 import pytest
+import theano
+import theano.tensor as T
 from cost_model import ONE_HOST, CostModel, Link, predictions
 from measured_costs import Block, Findings, costs_of
+from support.plans import TWO, momentum
 from support.processes import python
 from support.small_models import saved_classifier
+from theano.configparser import change_flags
 
 FLAGS = 'floatX=float32,contexts=bench_a->cpu;bench_b->cpu'
 
@@ -67,6 +74,7 @@ def check_prediction(text, figures):
     assert {(each['network'], each['scheme'], each['scaling']) for each in predicted} == {
         (network, scheme, scaling) for network in ('nvlink3+100gbe', '5:10')
         for scheme in ('host', 'ring', 'hierarchical') for scaling in ('strong', 'weak')}
+    assert {each['scheme'] for each in predicted if each['planned']} == {'host'}  # as of any CPU
     for each in predicted:
         assert 0 < each['efficiency'] <= 1.0001 and sum(each['parts'].values()) == pytest.approx(each['seconds'])
     # One host with all devices: a hierarchy of one host, which has no ring of hosts.
@@ -157,6 +165,23 @@ def test_two_contexts_are_predicted_from_one():
     assert check['predicted'] == pytest.approx(sum(parts.values()))
     sentence = predict_scaling.measured_limit(findings, findings.rows()[-1])
     assert sentence.startswith('What limits 2 contexts is compute') and '--ranks 2' in sentence
+
+
+@pytest.mark.parametrize('flags,expected', [
+    ({}, ('ring', 'ring')), ({'mgpu.collectives': 'host'}, ('host', 'host')),
+    ({'mgpu.logical_shards': '8'}, ('blocks', 'blocks')),
+    ({'mgpu.exchange': 'float16'}, ('ring', 'host')),  # hosts send float16 by MPI
+    ({'mgpu.update_on': 'sharded'}, ('ring', 'ring'))], ids=str)
+def test_the_plan_chooses_the_exchange_of_more_devices(flags, expected, monkeypatch):
+    """One GPU exchanges nothing; several of its kind would, and no context is opened to ask."""
+    monkeypatch.setattr(measured_costs.nccl, 'reason_against', lambda contexts, flag: flag if flag == 'host' else '')
+    x, w = T.matrix('x'), theano.shared(np.zeros((3, 3), theano.config.floatX), name='w')
+    loss = T.sqr(T.dot(x, w)).mean()
+    updates = training_graph.new_values(momentum, training_graph.loss_gradients(loss, [w]), [w])
+    with change_flags(**flags):
+        step = SimpleNamespace(_definition=([x], [loss], training_graph.on_host(updates)), contexts=TWO[:1],
+                               options=Options.of(params=[graph.host_view(w)]))
+        assert measured_costs.planned_schemes(step) == expected
 
 
 def test_how_many_devices_pay():

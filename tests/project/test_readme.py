@@ -15,7 +15,7 @@ import pytest
 from support.processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/guide/*.md'))
+GUIDE = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/guide/*.md')) + ['docs/coming_from.md']
 DOCUMENTS = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/cuda.md',
              'docs/tests.md', 'docs/upstream_tests.md', 'examples/README.md', 'benchmarks/RESULTS.md'] + GUIDE
 SITE = ['docs/index.md'] + sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/reference/*.md'))
@@ -89,6 +89,9 @@ def test_python_blocks_run(tmp_path):
     for document in ('README.md', 'docs/guide/theano.md', 'docs/guide/keras.md'):
         assert SAME in out[document]
     assert 'dev0 cpu cpu' in out['docs/guide/contexts.md'] and '(1000, 3)' in out['docs/guide/prediction.md']
+    distances = dict(re.findall(r'^(.*): (\de-\d\d)$', out['docs/coming_from.md'], re.MULTILINE))
+    assert len(distances) == 4 and float(distances.pop('theano_mgpu')) < 1e-6
+    assert all('| %s | %s |' % each in text_of('docs/coming_from.md') for each in distances.items())
 
 
 def test_python_blocks_run_on_the_contexts_of_the_machine(tmp_path):
@@ -128,6 +131,22 @@ def test_every_python_block_is_found():
         text = text_of(document)
         others = text.count('```text plan=')  # tests/plan/test_plan.py makes these
         assert text.count('```') == 2 * (len(python_blocks(document)) + others) and '    import ' not in text, document
+
+
+def test_lines_of_this_package_are_run():
+    """Each line that the page of other programs gives is in one of its blocks, or is a command or a flag."""
+    n_found = 0
+    blocks = ''.join(python_blocks('docs/coming_from.md'))
+    for section in re.split(r'^## ', text_of('docs/coming_from.md'), flags=re.MULTILINE)[1:]:
+        title, *rows = [line for line in section.splitlines() if line.startswith('| ')] or ['']
+        if '| here |' not in title:
+            continue
+        column = title.split('|').index(' here ')
+        for code in re.findall('`([^`]+)`', ' '.join(row.split('|')[column] for row in rows)):
+            flag, _, value = code.partition('=')
+            assert code in blocks or parse_command(code) or flag in OWN_FLAGS and value, (title, code)
+            n_found += 1
+    assert n_found > 25
 
 
 def test_the_table_of_flags_is_complete():
