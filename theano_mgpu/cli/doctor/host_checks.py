@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import theano_mgpu
 
 from ...comm import mpi_library
-from ...compat import kept_graphs, keras_names, keras_versions
+from ...compat import keras_names, keras_versions
 from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
@@ -179,23 +179,6 @@ def check_blas(setup: Setup) -> Finding:
         return Finding(WARN, text + ', slow on this processor',
                        'Unset %s, or install an OpenBLAS that knows this processor' % blas.VARIABLE)
     return Finding(OK, text)
-
-
-def check_kept_graphs(setup: Setup) -> Finding:
-    """Check that optimised graphs can be kept for the next start, and count those that are."""
-    off = kept_graphs.why_off()
-    if off:
-        return Finding(SKIP, 'off (%s): each start optimises all graphs' % off)
-    folder, n_graphs, n_bytes = kept_graphs.store()
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        return Finding(WARN, '%s cannot be written (%s): each start optimises all graphs' % (folder, error.strerror),
-                       'Name a folder of your own: THEANO_FLAGS=base_compiledir=FOLDER')
-    return Finding(OK, '%d, of %.1f MB (at most %d), in %s'
-                   % (n_graphs, n_bytes / 2 ** 20, kept_graphs.CAPACITY >> 20, folder))
 
 
 def check_map(setup: Setup) -> Finding:
