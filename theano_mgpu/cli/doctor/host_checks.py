@@ -6,7 +6,6 @@ it is at most a warning. Theano is imported by the checks, not here: it may be b
 from __future__ import annotations
 
 import configparser
-import os
 import re
 import sys
 import tempfile
