@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import theano
@@ -22,7 +22,6 @@ from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import training_state
 from .utils.mpi_environment import CHECKPOINT
-from .utils.progress import bar
 from .utils.rank_process import report
 
 
@@ -168,7 +167,7 @@ class TrainingFunction(DividedFunction):
         self._note_completed()
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def over(self, batches: Iterable[Any], ahead: bool | None = None, progress: bool | str = False) -> Iterator[Any]:
+    def over(self, batches: Iterable[Any], ahead: bool | None = None) -> Iterator[Any]:
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
 
         Parameters
@@ -179,8 +178,6 @@ class TrainingFunction(DividedFunction):
             Whether to take, split and send the next batch while the devices compute: the default for a list or tuple.
             An iterator is asked in its turn, since it may read weights. With ``ahead=True`` it is asked one step
             earlier, and reading weights then raises an MgpuError.
-        progress : bool or str
-            Show a bar with the loss, under a title if one is given, in a terminal or a notebook. It needs tqdm.
 
         Yields
         ------
@@ -188,13 +185,10 @@ class TrainingFunction(DividedFunction):
             The result of the call.
         """
         ahead = isinstance(batches, (list, tuple)) if ahead is None else ahead
-        total, source = len(batches) if isinstance(batches, Sized) else None, PeekableBatches(batches)
-        with self.look_ahead.asking(source.peek if ahead else None), bar(total, progress, unit='batches') as shown:
+        source = PeekableBatches(batches)
+        with self.look_ahead.asking(source.peek if ahead else None):
             for batch in source:
-                outputs = self(*batch)
-                shown.set_postfix_str('loss %.4g' % (outputs[0] if isinstance(outputs, list) else outputs))
-                shown.update(1)
-                yield outputs
+                yield self(*batch)
 
     def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
         for outputs, length in super().joined():

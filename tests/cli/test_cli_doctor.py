@@ -170,15 +170,6 @@ def test_numpy_versions(monkeypatch, python, version, requirement):
     assert finding.remedy == ("python -m pip install '%s'" % requirement if requirement else '')
 
 
-@pytest.mark.parametrize('version,fine', [((3, 7, 9), False), ((3, 8, 0), True), ((3, 13, 1), True),
-                                          ((3, 14, 0), False)])
-def test_python_versions(monkeypatch, version, fine):
-    monkeypatch.setattr(sys, 'version_info', version)
-    finding = host_checks.check_python(None)
-    assert (finding.status == 'ok') == fine and '%d.%d.%d' % version in finding.text
-    assert fine or 'python3.11 -m venv' in finding.remedy
-
-
 def test_other_versions_of_theano_and_keras(monkeypatch):
     setup = host_checks.Setup()
     setup.theano_error = None

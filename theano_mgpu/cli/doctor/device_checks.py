@@ -113,23 +113,6 @@ def check_library(setup: Setup, name: str) -> Finding:
     return broken(setup.needs('cuda'), '%s needs it: %s' % (CUDA_LIBRARIES[name], problem), remedy)
 
 
-def check_nvrtc(setup: Setup) -> Finding:
-    """Check that the driver loads code of NVRTC, and that NVRTC supports the architecture of every device."""
-    survey = cuda_libraries.survey()
-    nvrtc, driver = survey.libraries.get('libnvrtc.so'), survey.libraries.get('libcuda.so')
-    if nvrtc is None or driver is None or nvrtc.problem or not survey.architectures:
-        return Finding(SKIP, 'needs libcuda.so and libnvrtc.so')
-    problem = cuda_libraries.nvrtc_problem(nvrtc.path, nvrtc.version, survey.architectures, driver.version,
-                                           survey.capabilities)
-    if problem:
-        return broken(setup.needs('cuda'), problem, cuda_libraries.remedy(driver.version))
-    compiled = ['compute_%d for compute capability %s' % (
-        cuda_libraries.architecture_for(capability, survey.architectures), cuda_libraries.dotted(capability))
-        for capability in sorted(set(survey.capabilities))]
-    return Finding(OK, 'NVRTC %s compiles %s; the driver is for CUDA %s' % (
-        cuda_libraries.dotted(nvrtc.version), ', '.join(compiled), cuda_libraries.dotted(driver.version)))
-
-
 def check_cudnn(setup: Setup) -> Finding:
     """Check that cuDNN is installed with its headers, and that Theano's convolutions compile with it."""
     if not cuda_libraries.survey().capabilities:

@@ -27,7 +27,6 @@ from ..output import quietly
 OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'
 
 PIP = 'python -m pip install '
-OLDEST_PYTHON, NEWEST_PYTHON = (3, 8), (3, 13)
 # The oldest and the newest version that run Theano with the patches, and what pip is asked for, by the oldest Python;
 # see setup.py.
 NUMPY = {(3, 8): ((1, 17), (1, 24), 'numpy>=1.17,<1.25'), (3, 12): ((1, 26), (1, 26), 'numpy>=1.26,<2'),
@@ -92,13 +91,8 @@ def version_tuple(text: str) -> tuple[int, ...]:
 
 
 def check_python(setup: Setup) -> Finding:
-    """Check that Theano 1.0.5 works with this Python."""
-    version = '%d.%d.%d' % sys.version_info[:3]
-    if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
-        works = '%d.%d to %d.%d' % (OLDEST_PYTHON + NEWEST_PYTHON)
-        return Finding(FAIL, '%s; Theano 1.0.5 works with %s' % (version, works),
-                       'Make a virtual environment of one of these: python3.11 -m venv .venv, or uv venv --python 3.11')
-    return Finding(OK, version)
+    """Tell the version of Python; pip installs the package on those alone that Theano 1.0.5 works with."""
+    return Finding(OK, '%d.%d.%d' % sys.version_info[:3])
 
 
 def check_numpy(setup: Setup) -> Finding:
