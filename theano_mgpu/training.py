@@ -30,7 +30,7 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
                       micro_batches: int | None = None, batch_updates: Any = None,
                       broadcast: Sequence[theano.Variable] = (), givens: Any = None, contexts: Any = None,
                       executor: str | None = None, mode: Any = None, name: str | None = None,
-                      allow_input_downcast: bool | None = None, least_samples: int = 1, sharded: bool | None = None,
+                      allow_input_downcast: bool | None = None, sharded: bool | None = None,
                       update_on: str | None = None, recompute: bool | None = None) -> TrainingFunction:
     """Compile one training step of a model over every context.
 
@@ -68,8 +68,6 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
         its results. Saves memory, takes time. By default the flag ``mgpu.recompute``, False.
     batch_updates : dict of SharedVariable to theano.Variable, optional
         Further new values, which may depend on the batch: counts, running averages.
-    least_samples : int
-        Samples that a sub-batch has at least, but for a batch that has fewer.
     update_on : {'auto', 'device', 'sharded', 'host'}, optional
         Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one context of all
         processes, which alone has the state of its updates (moments) and sends the parameter to the others; the values
@@ -111,8 +109,8 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
         raise GraphError('%s gets a new value by updates, and another one by batch_updates' % twice[0])
     step = TrainingFunction(inputs, loss, params, {**new, **of_batch}, outputs, micro_batches=micro_batches,
                             broadcast=broadcast, givens=givens, contexts=contexts, executor=executor, mode=mode,
-                            name=name, allow_input_downcast=allow_input_downcast, least_samples=least_samples,
-                            sharded=sharded, update_on=update_on, recompute=recompute)
+                            name=name, allow_input_downcast=allow_input_downcast, sharded=sharded,
+                            update_on=update_on, recompute=recompute)
     step.steps.record(account_of(step, step.variables()))
     warn_of_refusals(step.built, step.options)
     return step

@@ -71,9 +71,8 @@ def test_each_patch_is_in_a_table_once():
     assert found - applied == NO_PATCHES
 
 
-def test_patches_are_applied_once(monkeypatch):
+def test_patches_are_applied_once():
     """A second import of a package whose first one failed must not wrap a function twice."""
-    monkeypatch.setattr(compat, 'theano_was_first', False)
     get_value = theano.compile.SharedVariable.get_value
     finders = list(sys.meta_path)
     compat.before_theano()
