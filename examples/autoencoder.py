@@ -118,7 +118,7 @@ def main(contexts, epochs, batch, filters, dropout, samples, logs):
             began, total = time.time(), 0
             order = np.random.RandomState(epoch).permutation(len(train))
             batches = [(train[order[i:i + batch]], rate) for i in range(0, len(train), batch)]
-            for (images, _), loss in zip(batches, step.over(batches)):
+            for (images, _), loss in zip(batches, step.over(batches, progress='epoch %d' % epoch)):
                 n_steps, total = n_steps + 1, total + loss
                 summary.scalar('loss/batch', loss / len(images), n_steps)
             output, test_loss = reconstruct(test, 0)

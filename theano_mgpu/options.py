@@ -88,6 +88,7 @@ class Options:
     allow_input_downcast: bool | None = None
     profile: bool | None = None
     micro_batches: int | str = OF_FLAG
+    least_samples: int = 1
     sharded: bool | None = None
     update_on: str = OF_FLAG
     recompute: bool = OF_FLAG
@@ -141,7 +142,7 @@ class Options:
         """Return the samples that a sub-batch has at least: two where each sub-batch is normalised by itself."""
         normalised = self.flags.batch_statistics == 'local' and any(
             v.owner and isinstance(v.owner.op, AbstractBatchNormTrain) for v in ancestors(outputs))
-        return 2 if normalised else 1
+        return max(self.least_samples, 2 if normalised else 1)
 
     def is_sharded(self, n_ranks: int) -> bool:
         """Return whether there are several processes, each with samples of its own."""

@@ -2,16 +2,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 
 import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 
 from .checks import settings
-from .checks.ledger import account_of
+from .checks.ledger import account_of, ledger_at
 from .devices.shared_variables import watcher_of
-from .errors import GraphError
+from .errors import GraphError, NonFiniteError
 from .graph import graph, training_graph
 from .graph.own_flags import builds_graphs
 from .graph.updates import as_dict
@@ -22,15 +22,16 @@ from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import training_state
 from .utils.mpi_environment import CHECKPOINT
+from .utils.progress import bar
 from .utils.rank_process import report
 
 
 def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iterable[SharedVariable],
                       updates: Callable[..., Any], outputs: Sequence[Any] = (),
                       micro_batches: int | None = None, batch_updates: Any = None,
-                      broadcast: Sequence[theano.Variable] = (), givens: Any = None, contexts: Any = None,
-                      executor: str | None = None, mode: Any = None, name: str | None = None,
-                      allow_input_downcast: bool | None = None, sharded: bool | None = None,
+                      broadcast: Sequence[theano.Variable] = (), givens: Any = None, check_finite: bool = False,
+                      contexts: Any = None, executor: str | None = None, mode: Any = None, name: str | None = None,
+                      allow_input_downcast: bool | None = None, least_samples: int = 1, sharded: bool | None = None,
                       update_on: str | None = None, recompute: bool | None = None) -> TrainingFunction:
     """Compile one training step of a model over every context.
 
@@ -53,8 +54,9 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
         variables; returns the updates as for `theano.function`, a dict or list of pairs. Lasagne's fit:
         ``lasagne.updates.adam``, or ``functools.partial(lasagne.updates.sgd, learning_rate=0.1)``. They may depend on
         the loss, on other expressions of the batch, and on derivatives of all these, as in plain Theano.
-    outputs : list of theano.Variable
-        Further outputs, of the whole batch.
+    outputs : list of theano.Variable or pairs
+        Further outputs, of the whole batch. ``(output, 'mean')`` and ``(output, 'sum')`` are the same, and an error
+        if the output has rows of single samples; so is ``(output, 'gather')`` if the output has no such rows.
     micro_batches : int or 'auto', optional
         Slices that each sub-batch is computed in, one after the other, so that a batch that does not fit on a device
         trains. Gradients are accumulated exactly. On a model that `device` places on several contexts they are a
@@ -68,6 +70,10 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
         its results. Saves memory, takes time. By default the flag ``mgpu.recompute``, False.
     batch_updates : dict of SharedVariable to theano.Variable, optional
         Further new values, which may depend on the batch: counts, running averages.
+    check_finite : bool
+        Raise a NonFiniteError, and change nothing, when the loss or a gradient is not finite.
+    least_samples : int
+        Samples that a sub-batch has at least, but for a batch that has fewer.
     update_on : {'auto', 'device', 'sharded', 'host'}, optional
         Where the new values are computed. 'device': on each context. 'sharded': of each parameter on one context of all
         processes, which alone has the state of its updates (moments) and sends the parameter to the others; the values
@@ -102,16 +108,18 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
     params = list(params)
     if not params:
         raise GraphError('params is empty: name the shared variables to train')
+    variables, reductions = training_graph.output_reductions(outputs)
     gradients = training_graph.loss_gradients(loss, params)
     new, of_batch = training_graph.new_values(updates, gradients, params), as_dict(batch_updates)
     twice = [variable for variable in of_batch if variable in new]
     if twice:
         raise GraphError('%s gets a new value by updates, and another one by batch_updates' % twice[0])
-    step = TrainingFunction(inputs, loss, params, {**new, **of_batch}, outputs, micro_batches=micro_batches,
-                            broadcast=broadcast, givens=givens, contexts=contexts, executor=executor, mode=mode,
-                            name=name, allow_input_downcast=allow_input_downcast, sharded=sharded,
-                            update_on=update_on, recompute=recompute)
+    step = TrainingFunction(inputs, loss, params, {**new, **of_batch}, variables, gradients if check_finite else (),
+                            micro_batches=micro_batches, broadcast=broadcast, givens=givens, contexts=contexts,
+                            executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
+                            least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute)
     step.steps.record(account_of(step, step.variables()))
+    training_graph.check_reductions(step.plan.results[1:], reductions, variables)
     warn_of_refusals(step.built, step.options)
     return step
 
@@ -126,16 +134,19 @@ class TrainingFunction(DividedFunction):
     updates : dict of SharedVariable to theano.Variable
         New values.
     outputs : list of theano.Variable
+    gradients : list of theano.Variable
+        The gradients of the parameters, if they have to be finite.
     **options
         The other keywords of `training_function`.
     """
 
     @builds_graphs
     def __init__(self, inputs: Sequence[Any], loss: theano.Variable, params: Iterable[SharedVariable], updates: Any,
-                 outputs: Sequence[theano.Variable] = (), **options: Any):
+                 outputs: Sequence[theano.Variable] = (), gradients: Sequence[theano.Variable] = (), **options: Any):
         self.params = list(params)
+        self._n_outputs = 1 + len(outputs)
         updates = training_graph.on_host(as_dict(updates))
-        super().__init__(inputs, [loss, *outputs], updates,
+        super().__init__(inputs, [loss, *outputs, *gradients], updates,
                          Options.of(params=[graph.host_view(param) for param in self.params], **options))
         state_variables = [watcher_of(variable) or replicated(variable)
                            for variable in self.params + training_graph.read_by_updates(updates, loss)]
@@ -165,7 +176,7 @@ class TrainingFunction(DividedFunction):
         self._note_completed()
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def over(self, batches: Iterable[Any], ahead: bool | None = None) -> Iterator[Any]:
+    def over(self, batches: Iterable[Any], ahead: bool | None = None, progress: bool | str = False) -> Iterator[Any]:
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
 
         Parameters
@@ -176,6 +187,8 @@ class TrainingFunction(DividedFunction):
             Whether to take, split and send the next batch while the devices compute: the default for a list or tuple.
             An iterator is asked in its turn, since it may read weights. With ``ahead=True`` it is asked one step
             earlier, and reading weights then raises an MgpuError.
+        progress : bool or str
+            Show a bar with the loss, under a title if one is given, in a terminal or a notebook. It needs tqdm.
 
         Yields
         ------
@@ -183,15 +196,28 @@ class TrainingFunction(DividedFunction):
             The result of the call.
         """
         ahead = isinstance(batches, (list, tuple)) if ahead is None else ahead
-        source = PeekableBatches(batches)
-        with self.look_ahead.asking(source.peek if ahead else None):
+        total, source = len(batches) if isinstance(batches, Sized) else None, PeekableBatches(batches)
+        with self.look_ahead.asking(source.peek if ahead else None), bar(total, progress, unit='batches') as shown:
             for batch in source:
-                yield self(*batch)
+                outputs = self(*batch)
+                shown.set_postfix_str('loss %.4g' % (outputs[0] if isinstance(outputs, list) else outputs))
+                shown.update(1)
+                yield outputs
 
     def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
         for outputs, length in super().joined():
             self._note_completed()
-            yield outputs, length
+            yield outputs[:self._n_outputs], length
+
+    def _check(self, outputs: list[np.ndarray]) -> None:
+        if len(outputs) == self._n_outputs:
+            return
+        for param, value in zip([None] + self.params, outputs[:1] + outputs[self._n_outputs:]):
+            if not np.isfinite(value).all():
+                name = 'the loss' if param is None else 'the gradient of %s' % param
+                raise NonFiniteError('%s is not finite (loss %s): no parameter was changed. Lower the learning rate, '
+                                     'clip the gradients, or look for a division by zero or a log of zero in the '
+                                     'model; mgpu.check=1 names the op and the samples' % (name, outputs[0]))
 
     def variables(self) -> list[Replicated]:
         """Return the variables that make up the training state, each once, in an order that the graph gives."""
@@ -246,7 +272,7 @@ class TrainingFunction(DividedFunction):
         saved.check(self.variables())
         settings.check_same(saved.path, saved.settings, self.options, strict)
 
-    def checkpoint(self, path: str, every: int, allow_nan: bool = False) -> int:
+    def checkpoint(self, path: str, every: int, allow_nan: bool = False, ledger: str | None = None) -> int:
         """Save the training state every `every` steps; if the file exists, resume from it first.
 
         Parameters
@@ -257,6 +283,9 @@ class TrainingFunction(DividedFunction):
             Completed steps between checkpoints, at least 1: a crash loses no more. An error completes no step.
         allow_nan : bool
             As for `save`.
+        ledger : str, optional
+            A file for a ledger, with a line for each checkpoint, and for the values before the first step; see
+            ``theano-mgpu compare``. By default, the flag ``mgpu.ledger`` alone counts.
 
         Returns
         -------
@@ -280,6 +309,9 @@ class TrainingFunction(DividedFunction):
             saved = training_state.read(path, self.ranks, self.check_saved)
             before = training_state.completed_steps(saved)
             saved.give(self.variables())
+        if ledger is not None:
+            self.steps.record(ledger_at(ledger, every, self.ranks).account(
+                self.options.name, [each.variable for each in self._state], self.ranks))
         if self.steps.account and before:
             self.steps.account.steps = before
         self._completed, self._checkpoint = before, (path, every, allow_nan)

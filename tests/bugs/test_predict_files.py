@@ -416,6 +416,26 @@ def test_models_that_cannot_be_loaded(files, capfd):
         assert_refused(capfd, path, path, 'x.npy', 'y.npy', '--quiet')
 
 
+def test_a_file_at_which_libhdf5_ends_the_process(files, capfd, monkeypatch):
+    """A flipped bit in an HDF5 file ended the command by a segmentation fault, or had it read for ever."""
+    import signal
+
+    from theano_mgpu.cli import hdf5_check
+    np.save('y.npy', X)
+    before = tree('.')
+    # The bit that does so depends on the version of the library.
+    monkeypatch.setattr(hdf5_check, '_visit', lambda *args: os.kill(os.getpid(), signal.SIGSEGV))
+    assert_refused(capfd, 'cannot load the model model.h5: ValueError: libhdf5', 'model.h5', 'x.npy', 'y.npy')
+
+    def for_ever(*args):
+        while True:
+            pass
+    monkeypatch.setattr(hdf5_check, '_visit', for_ever)
+    monkeypatch.setattr(hdf5_check, 'LONGEST', 0.1)
+    assert_refused(capfd, 'by signal %d' % signal.SIGPROF, 'model.h5', 'x.npy', 'y.npy')
+    assert tree('.') == before
+
+
 def test_a_group_within_itself_is_read(files):
     with h5py.File('x.h5', 'w') as file:
         file['x'] = X

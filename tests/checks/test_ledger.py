@@ -126,12 +126,14 @@ def test_a_resumed_run(recording, cpu2, tmp_path, capsys):
     assert 'repeated by train: 6, 7, 8, which came out the same' in capsys.readouterr().out
 
 
-def test_another_number_of_steps_is_an_error(recording, cpu2, monkeypatch):
-    recording('a')
-    network()
-    monkeypatch.setattr(theano.config.mgpu, 'ledger_every', 7)
-    with pytest.raises(mgpu.MgpuError, match='has a line every . steps in this process, not every 7'):
-        network()
+def test_the_ledger_of_a_checkpoint(recording, cpu2, tmp_path):
+    """It has a line for each checkpoint, and for some steps before the first; no function can write it more often."""
+    step, path = network()[0], str(tmp_path / 'own')
+    for i in range(step.checkpoint(str(tmp_path / 'state.npz'), every=3, ledger=path), 7):
+        step(X[i])
+    assert list(ledger_file.read(path).steps) == [('train', step) for step in (0, 1, 2, 3, 6)]
+    with pytest.raises(mgpu.MgpuError, match='has a line every 3 steps in this process, not every 4'):
+        step.checkpoint(str(tmp_path / 'state.npz'), every=4, ledger=path)
 
 
 def test_a_run_that_begins_anew_replaces_its_lines(recording, cpu2, capsys):

@@ -195,7 +195,7 @@ DOCTOR = HEAD + """
 from theano_mgpu.cli import doctor
 from theano_mgpu.cli.doctor import host_checks
 plan = dict(doctor.plan(host_checks.Setup()))
-names = ['CUDA devices', 'libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so', 'context dev0']
+names = ['CUDA devices', 'libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so', 'architecture', 'context dev0']
 import json
 print(json.dumps({name: plan[name](host_checks.Setup()) for name in names}))
 """
@@ -211,6 +211,8 @@ def test_the_doctor_names_each_file(machine):
     status, text, _ = found['libnvrtc.so']
     assert status == 'ok' and text.startswith('12.9: %s, through %s/' % (nvrtc, machine.shims))
     assert found['libcublas.so'][0] == 'ok' and found['libnccl.so'][0] == 'skip'
+    assert found['architecture'] == ['ok', 'NVRTC 12.9 compiles compute_120 for compute capability 12.0; the driver is '
+                                     'for CUDA 12.9', '']
     assert found['context dev0'][0] == 'ok', found['context dev0']
 
 
@@ -222,7 +224,7 @@ def test_the_doctor_says_what_to_install(machine):
     for name in ('libnvrtc.so', 'libcublas.so'):
         assert found[name][0] == 'fail' and 'is not installed' in found[name][1]
         assert found[name][2].startswith("python -m pip install 'theano_mgpu[cuda12]' 'nvidia-cuda-nvrtc-cu12<12.5'")
-    assert found['libcuda.so'][0] == 'ok'
+    assert found['libcuda.so'][0] == 'ok' and found['architecture'][0] == 'skip'
     machine.install_nvrtc(*NVRTC_12_9)
     found = json.loads(machine.run(DOCTOR, driver=(12, 4), THEANO_FLAGS=flags))
     assert found['libnvrtc.so'][0] == 'fail' and 'is newer than the driver' in found['libnvrtc.so'][1]

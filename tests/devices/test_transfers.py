@@ -188,10 +188,9 @@ def test_where_the_update_is_by_default(contexts, kind):
     assert len(update_of(step).functions) == (2 if kind == 'gpu' else 1)
 
 
-def test_an_error_in_an_update_on_the_host_changes_nothing(cpu2, monkeypatch):
-    monkeypatch.setattr(theano.config.mgpu, 'check', 1)
+def test_an_error_in_an_update_on_the_host_changes_nothing(cpu2):
     model = dense_model()
-    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, update_on='host')
+    step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, update_on='host', check_finite=True)
     step(*data(5, 7))
     before = [param.get_value() for param in model.params]
     with pytest.raises(mgpu.NonFiniteError):

@@ -70,8 +70,8 @@ def test_on_devices(contexts, kind, name):
 
 @pytest.mark.parametrize('options', [
     {'micro_batches': 1, 'recompute': True}, {'micro_batches': 2, 'executor': 'threads'},
-    {'micro_batches': 4, 'executor': 'serial'}, {'update_on': 'host'}, {'update_on': 'device', 'micro_batches': 2}],
-                         ids=str)
+    {'micro_batches': 4, 'executor': 'serial'}, {'update_on': 'host'}, {'update_on': 'device', 'micro_batches': 2},
+    {'check_finite': True}], ids=str)
 @pytest.mark.parametrize('name', ['towers', pytest.param('batch_normalised', marks=pytest.mark.slow)])
 def test_options(cpu3, name, options):
     check(training_step(name, cpu3, **options), name, SIZES)

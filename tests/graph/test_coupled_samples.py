@@ -64,7 +64,7 @@ LOSSES = {'contrastive': contrastive,
           'dice': lambda z, x: 1 - (z * x[:, :3]).sum() / (abs(z).sum() + abs(x).sum()),
           'normalised': lambda z, x: (T.sqr((z - z.mean(axis=0)) / T.sqrt(z.var(axis=0) + 0.1)) * abs(x[:, :3])).mean(),
           'largest': lambda z, x: z.max(axis=0).sum() / x.max() + (z ** 2).mean()}
-CPU_OPTIONS = [(2, {}), (3, {'micro_batches': 2}), (2, {'update_on': 'device'})]
+CPU_OPTIONS = [(2, {}), (3, {'micro_batches': 2}), (2, {'update_on': 'device', 'check_finite': True})]
 
 
 def assert_all_close(ours, theirs, tolerance):
@@ -86,7 +86,7 @@ def test_a_loss_in_which_samples_meet(contexts, name, n, options):
 @pytest.mark.cuda
 @pytest.mark.parametrize('name, options', [
     pytest.param('contrastive', {'update_on': 'host'}, marks=pytest.mark.slow),
-    pytest.param('largest', {}, marks=pytest.mark.slow),
+    pytest.param('largest', {'check_finite': True}, marks=pytest.mark.slow),
     pytest.param('normalised', {'micro_batches': 2}, marks=pytest.mark.slow)])
 def test_a_loss_in_which_samples_meet_on_devices(gpu2, name, options):
     expected, model = Small(LOSSES[name]).plain(), Small(LOSSES[name])

@@ -64,6 +64,15 @@ def test_lines_of_a_fit(recording, cpu2):
     assert ledger_file.read(other).steps['train_function of net', 0] != read.steps['train_function of net', 0]
 
 
+def test_the_ledger_of_a_checkpoint(recording, cpu2, tmp_path):
+    """It has a line for each checkpoint; the ledger of the flag goes on after the fit."""
+    path = recording('a')
+    model = fitted(callbacks=[Checkpoint(str(tmp_path / 'fit.npz'), every=3, ledger=str(tmp_path / 'own'))])
+    model.fit(X, Y, batch_size=22, epochs=2, verbose=0)
+    assert [step for _, step in ledger_file.read(str(tmp_path / 'own')).steps] == [0, 1, 2, 3, 6, 9, 12]
+    assert [step for _, step in ledger_file.read(path).steps] == [0, 1, 2]
+
+
 def test_batches_of_plain_keras(recording, contexts):
     """A model that `enable` leaves to plain Keras has its lines, too."""
     path = recording('a')

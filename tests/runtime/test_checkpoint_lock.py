@@ -7,13 +7,12 @@ import re
 import subprocess
 import sys
 
-from theano_mgpu.checks.ledger import ledger
+from theano_mgpu.checks.ledger import ledger_at
 from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.errors import MgpuError, MgpuWarning
 from theano_mgpu.utils.owned import lock_file
 
 import pytest
-import theano
 
 OTHER = """
 import sys
@@ -35,15 +34,14 @@ def other(tmp_path):
         process.kill()
 
 
-def test_two_processes_cannot_have_one_file(other, tmp_path, cpu2, monkeypatch):
+def test_two_processes_cannot_have_one_file(other, tmp_path, cpu2):
     path = str(tmp_path / 'run.npz')
     text = '%s is in use by another job, process %d on host %s: end that job, or name another file for %%s' \
         % (path, other.pid, os.uname().nodename)
     with pytest.raises(MgpuError, match=re.escape(text % 'the checkpoints')):
         lock_file(path)
-    monkeypatch.setattr(theano.config.mgpu, 'ledger', path)
-    with pytest.raises(MgpuError, match=re.escape(text % 'the ledger (mgpu.ledger, --ledger)')):
-        ledger(Communicator())
+    with pytest.raises(MgpuError, match=re.escape(text % 'the ledger (mgpu.ledger, --ledger or ledger=)')):
+        ledger_at(path, 1, Communicator())
     link = tmp_path / 'link'
     link.symlink_to(tmp_path)
     with pytest.raises(MgpuError, match='process %d on host' % other.pid):

@@ -176,6 +176,5 @@ def test_copies_leave_no_context_current(gpu2):
     if source.context.kind != b'cuda':
         pytest.skip('only CUDA has current contexts')
     back = copy_to(gpu2[0], copy_to(gpu2[1], source.T))
-    entries, enter_and_exit = cuda_contexts._library().entries, cuda_contexts._enter_and_exit()
-    assert [entries(gpu_context(context).ptr, *enter_and_exit) for context in gpu2] == [0, 0]
+    assert [cuda_contexts.entries(gpu_context(context)) for context in gpu2] == [0, 0]
     check(back, np.ones((3, 2), 'float32'), gpu2[0])

@@ -27,7 +27,7 @@ def assert_close(ours, theirs, tolerance):
 
 @pytest.mark.parametrize('n, options', [
     (1, {}), (2, {}), (3, {}), (3, {'executor': 'threads'}), (2, {'micro_batches': 3}), (1, {'micro_batches': 2}),
-    (2, {'update_on': 'device'})])
+    (2, {'update_on': 'device'}), (2, {'check_finite': True}), (2, {'least_samples': 5})])
 def test_training_is_that_of_plain_theano(n, options, expected, contexts):
     contexts('cpu', n)
     model = CoupledModel('float64')

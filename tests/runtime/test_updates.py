@@ -47,8 +47,8 @@ def test_updates(name, cpu2):
     check(name)
 
 
-@pytest.mark.parametrize('options', [{'update_on': 'device', 'micro_batches': 2}, {'update_on': 'sharded'}],
-                         ids=str)
+@pytest.mark.parametrize('options', [{'update_on': 'device', 'micro_batches': 2}, {'update_on': 'sharded'},
+                                     {'check_finite': True}], ids=str)
 @pytest.mark.parametrize('name', [name if name in ('curvature', 'rate_of_the_loss') else
                                   pytest.param(name, marks=pytest.mark.slow) for name in UPDATES])
 def test_options(name, options, cpu2):

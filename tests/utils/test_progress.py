@@ -27,7 +27,9 @@ x, w = T.matrix('x'), theano.shared(np.zeros(2, 'float32'), name='w')
 loss = T.sqr(T.dot(x, w) - 1).mean()
 step = mgpu.training_function([x], loss, [w], lambda gradients: {w: w - np.float32(0.1) * gradients[0]}, name='train')
 batch = np.eye(2, dtype='float32')
-step(batch)
+assert len(list(step.over([[batch]] * 7, progress='epoch 1'))) == 7
+assert len(list(step.over(iter([batch] * 5), progress=True))) == 5
+step.verify(batch)
 with mgpu.Predictor([x], T.dot(x, w)) as predictor:
     predictor.predict(np.zeros((100, 2), 'float32'), verbose=1)
 """
@@ -54,8 +56,11 @@ def in_terminal(code, **environment):
     return shown.decode()
 
 
-def test_the_bar_of_a_prediction_in_a_terminal():
+def test_bars_in_a_terminal():
+    """The script shows bars for epochs with and without a known length, for `verify`, and for prediction."""
     shown = in_terminal(SCRIPT, THEANO_FLAGS=INTERPRETED)
+    assert 'epoch 1: 100%' in shown and '7/7 [' in shown and 'loss 1' in shown
+    assert '5 batches [' in shown and 'verify:   0%' in shown
     assert '100/100 [' in shown and 'samples/s' in shown
 
 
@@ -74,12 +79,11 @@ def step_of(contexts):
 
 
 def test_elsewhere_nothing_is_shown(contexts, capfd):
-    contexts('cpu', 2)
-    x = T.matrix('x')
-    with mgpu.Predictor([x], x.sum(axis=1), mode=PYTHON) as predictor:
-        predictor.predict(np.zeros((100, 2), theano.config.floatX), verbose=1)
+    step, batch = step_of(contexts), np.eye(2, dtype=theano.config.floatX)
+    assert len(list(step.over([[batch]] * 3, progress=True))) == 3
+    step.verify(batch)
     captured = capfd.readouterr()
-    assert '100/100' not in captured.err and not captured.out
+    assert '3/3' not in captured.err and 'verify' not in captured.err and not captured.out
 
 
 @pytest.mark.parametrize('terminal, notebook, rank, expected', [
@@ -106,7 +110,7 @@ def test_a_bar_without_tqdm_is_an_error_only_if_it_was_asked_for(monkeypatch):
     with pytest.raises(mgpu.MgpuError, match='pip install tqdm'):
         progress.bar(3, True)
     monkeypatch.setattr(progress, 'is_shown', lambda: True)
-    with progress.compiling('compiling'), progress.modules_bar(3) as bar:
+    with progress.passing_bar(3, 'modules', 'compiling') as bar:
         bar.update(1)
 
 

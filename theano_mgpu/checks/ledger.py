@@ -33,13 +33,14 @@ _open: dict[str, Ledger] = {}  # by path
 
 
 def ledger(ranks: Communicator) -> Ledger | None:
-    """Return the ledger of the flag ``mgpu.ledger``; None where it has no value. Every rank makes the call.
+    """Return the ledger of the flag ``mgpu.ledger``; None where it has no value. Every rank makes the call."""
+    path = theano.config.mgpu.ledger
+    return ledger_at(path, int(theano.config.mgpu.ledger_every), ranks) if path else None
 
-    Raise an MgpuError if the flag ``mgpu.ledger_every`` has changed since the file was opened.
-    """
-    if not theano.config.mgpu.ledger:
-        return None
-    path, every = os.path.abspath(theano.config.mgpu.ledger), int(theano.config.mgpu.ledger_every)
+
+def ledger_at(path: str, every: int, ranks: Communicator) -> Ledger:
+    """Return the ledger of a file, with a line every few steps; raise an MgpuError if it has them at other steps."""
+    path = os.path.abspath(path)
     if path not in _open:
         book = Ledger(path, every)
         on_rank_0(ranks, book.open)
@@ -108,7 +109,7 @@ class Ledger:
         except OSError as error:
             remedy = 'Leave it in its place' if error.errno == errno.ENOENT else 'Make room for it'
             raise MgpuError('the ledger %s cannot be written any more: %s. %s, or run without a ledger (mgpu.ledger, '
-                            '--ledger)' % (self._file.name, error.strerror, remedy)) from error
+                            '--ledger or ledger=)' % (self._file.name, error.strerror, remedy)) from error
 
 
 class Account:

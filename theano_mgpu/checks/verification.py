@@ -15,6 +15,7 @@ from ..graph.graph import host_graph, on_host, shared_variables, substitute
 from ..graph.random_streams import is_random_state
 from ..graph.repeatable import unrepeatable_in
 from ..graph.theano_functions import plain_function
+from ..utils.progress import passing_bar
 from ..utils.tables import Printed, counted, table
 from ..utils.values import TOLERANCE, checksum, coarsest, largest, relative_difference
 
@@ -104,11 +105,13 @@ def verified(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = {},
         names, states = names + [('new value', str(variable)) for variable in updates], changed
     with function.lock:
         values = function.arguments.bind(args, kwargs)
-        one = OneDevice(function.arguments.inputs, [*outputs, *(new.get(each, each) for each in states)],
-                        function.options.mode)
-        reference = one(values)
-        with unchanged(changed):
-            many = function.locked_step((args, kwargs)) + [variable.get_value() for variable in states]
+        with passing_bar(2, 'sides', 'verify') as bar:
+            one = OneDevice(function.arguments.inputs, [*outputs, *(new.get(each, each) for each in states)],
+                            function.options.mode)
+            reference = one(values)
+            bar.update(1)
+            with unchanged(changed):
+                many = function.locked_step((args, kwargs)) + [variable.get_value() for variable in states]
         return _report(names, one, values, reference, many, [each for each in function.contexts if each != HOST],
                        tolerance or TOLERANCE[one.dtype])
 

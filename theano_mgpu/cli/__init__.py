@@ -4,6 +4,7 @@ A context is Theano's name for a device. THEANO_FLAGS or .theanorc map them:
   THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1' theano-mgpu devices
 
 examples:
+  theano-mgpu                                show the devices here, and the next commands
   theano-mgpu devices                        list contexts and devices
   theano-mgpu doctor                         check the set-up, and print remedies
   theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
@@ -27,7 +28,7 @@ import theano_mgpu
 from ..compat import keras_names
 from ..errors import MgpuError, MissingError, exit_code_of
 from ..utils import rank_process
-from . import bench, compare, config, devices, doctor, launch, predict, run
+from . import bench, compare, config, devices, doctor, launch, overview, predict, run
 from .output import help_of, tell
 
 COMMANDS = (devices, doctor, config, run, launch, predict, bench, compare)
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     code: Any = 0  # or a function that runs a script
     try:
         if not hasattr(args, 'run'):
-            parser.print_help()
+            overview.show()
             return 0
         if not hasattr(args, 'works_without_theano'):
             check_theano()

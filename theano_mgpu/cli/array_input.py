@@ -10,6 +10,7 @@ from typing import Any, Iterator
 import numpy as np
 
 from ..errors import MgpuError
+from .hdf5_check import check_hdf5
 
 CHUNK = 1 << 24  # bytes that are read at a time
 
@@ -111,6 +112,7 @@ def check_size(size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
 def open_h5(path: str, stack: contextlib.ExitStack) -> dict[str, Any]:
     """Open the arrays of an HDF5 file."""
     import h5py
+    check_hdf5(path)
     file = stack.enter_context(h5py.File(path, 'r'))
     arrays = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset) and item.shape is not None}
     for array in arrays.values():

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..compat import keras_versions
 from ..errors import MgpuError
+from .hdf5_check import check_hdf5
 
 # Keys in the configuration of a layer that may have functions; Keras 1's Merge has 'raw' where it has none.
 LAMBDA_KEYS = 'function_type', 'output_shape_type', 'output_mask_type', 'mode_type'
@@ -22,6 +23,7 @@ def load_model(path: str, safe: bool) -> Any:
     import h5py
     advice = ''
     try:
+        check_hdf5(path)
         with h5py.File(path, 'r') as file:  # the file that is checked is the one that is loaded
             if 'model_config' not in file.attrs:
                 raise MgpuError('%s has no model in it, perhaps weights alone: write it with model.save' % path)

@@ -2,7 +2,7 @@
 
 Input and output are .npy files, or .npz or .h5 files: their arrays are named like the model's inputs and outputs.
 A model with several inputs or outputs needs these names. Files are read and written batch by batch, so their size does
-not matter; but an .npz file is read whole.
+not matter.
 
 The output file appears when it is complete, and then replaces an existing file of that name. Until then its rows are
 in the file OUTPUT.unfinished: after a kill or an error the same command resumes there.

@@ -53,6 +53,12 @@ def free_within_context(gpu_context: Any) -> None:
         _library().free_within_context()
 
 
+def entries(gpu_context: Any) -> int:
+    """Return how often libgpuarray has entered a CUDA context without leaving it; -1 where the count is not found.
+    """
+    return _library().entries(gpu_context.ptr, *_enter_and_exit())
+
+
 @functools.lru_cache(maxsize=None)
 def _library():
     from ..utils import native  # imports Theano
@@ -80,3 +86,13 @@ def stream_of(gpu_context: Any) -> int:
     """Return the address of the stream that libgpuarray, and so Theano, computes on in a CUDA context."""
     get_stream = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_extension(b'cuda_get_stream'))
     return get_stream(gpu_context.ptr)
+
+
+def entries_left(gpu_context: Any) -> int:
+    """Return the entries into a CUDA context that two compilations of one kernel leave: 0, if libgpuarray is right."""
+    from pygpu.gpuarray import GpuArray, GpuKernel
+    before = entries(gpu_context)
+    for _ in range(2):
+        GpuKernel('#include "cluda.h"\nKERNEL void theano_mgpu_probe(GLOBAL_MEM float *x) { x[0] = 1; }',
+                  'theano_mgpu_probe', [GpuArray], context=gpu_context)
+    return entries(gpu_context) - before

@@ -9,6 +9,7 @@ from theano.compile import SharedVariable
 
 from ..errors import GraphError
 from . import graph
+from .partition import Output
 from .updates import as_dict, of_type
 
 
@@ -23,6 +24,30 @@ def loss_gradients(loss: theano.Variable, params: Sequence[SharedVariable]) -> l
             raise GraphError('the loss does not depend on the parameter %s; its shared variables are: %s'
                              % (param, ', '.join(map(str, known)) or 'none'))
     return [graph.from_gpu(gradient) for gradient in theano.grad(graph.on_host(loss), params)]
+
+
+def output_reductions(outputs: Sequence[Any]) -> tuple[list[theano.Variable], list[str | None]]:
+    """Split ``outputs`` into variables and the reduction that the user names for each."""
+    pairs = [output if isinstance(output, tuple) else (output, None) for output in outputs]
+    return [variable for variable, _ in pairs], [how for _, how in pairs]
+
+
+def check_reductions(results: Sequence[Output], reductions: Sequence[str | None],
+                     outputs: Sequence[theano.Variable]) -> None:
+    """Raise a GraphError where the reduction that the user names does not fit an output.
+
+    Parameters
+    ----------
+    results : sequence of Output
+        The plan's, one for each of `outputs`, and maybe more.
+    """
+    for how, result, output in zip(reductions, results, outputs):
+        if how not in (None, 'gather', 'mean', 'sum'):
+            raise GraphError('output %s is to be reduced by %r, which is none of gather, mean, sum' % (output, how))
+        if how == 'gather' and result.reduction is None or how in ('mean', 'sum') and result.has_rows:
+            raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
+                             'the whole batch' % (output, 'has rows of single samples' if result.reduction else
+                                                  'has no rows of single samples', how))
 
 
 def new_values(updates: Callable[..., Any], gradients: Sequence[theano.Variable],

@@ -64,6 +64,8 @@ class DividedFunction:
         Duration of the last step up to its new values; gathering outputs with one row per sample is not included.
     """
 
+    _n_outputs: int | None = None  # the outputs that a call returns; by default all of them
+
     def __init__(self, inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Updates, options: Options):
         self.lock = threading.RLock()
         self.samples = self.calls = 0
@@ -149,7 +151,7 @@ class DividedFunction:
         finally:
             self.arguments.assigned.clear()
         assert outputs is not None
-        return Computed(self._printed(outputs), self.samples, self.contexts, self)
+        return Computed(self._printed(outputs)[:self._n_outputs], self.samples, self.contexts, self)
 
     def locked_step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
         """Compute a batch, and return the outputs and the values to print.
@@ -233,6 +235,7 @@ class DividedFunction:
             result = run.end()
             if self._sentinel is not None:
                 self._sentinel.check(self.calls, result, lambda compute: StepAgain(executable, split(), compute))
+            self._check(result.outputs)
             report = speeds.report(batch.split, timed, result.timed) if speeds else []
             reports: Any = [report]
             if ranks.size > 1:
@@ -280,6 +283,9 @@ class DividedFunction:
             batch = self.split(values)
         send(self.executable, batch)
         return values, batch
+
+    def _check(self, outputs: list[np.ndarray]) -> None:
+        """Raise an error where outputs show that the new values are not to be stored."""
 
     def _printed(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
         """Print the last outputs, if the graph has them printed, and return the others."""

@@ -19,7 +19,7 @@ from .files import check_folder, target_of
 
 LONGEST = 1000  # bytes of a file that tell whether the package made it
 CONTENT = re.compile(rb'(process \d+ on host .*)?')  # of a FileLock; it is empty until it is locked
-CHECKPOINTS, LEDGER = 'the checkpoints', 'the ledger (mgpu.ledger, --ledger)'  # uses of a file
+CHECKPOINTS, LEDGER = 'the checkpoints', 'the ledger (mgpu.ledger, --ledger or ledger=)'  # uses of a file
 
 # By path and process id: a process may lock a file several times.
 _locks: weakref.WeakValueDictionary[tuple[str, int], FileLock] = weakref.WeakValueDictionary()

@@ -49,15 +49,9 @@ def compiling(title: str) -> Iterator[None]:
 
 
 def modules_bar(total: int) -> Any:
-    """Return a bar for modules of C code, which disappears at its end.
-
-    It is silent without tqdm, and if this thread compiles for Theano itself.
-    """
+    """Return a bar for modules of C code; silent if this thread compiles for Theano itself."""
     title = getattr(_compiling, 'title', None)
-    with contextlib.suppress(ImportError):
-        if title and is_shown():
-            return _tqdm()(total=total, unit=' modules', desc=title, leave=False)
-    return Silent()
+    return passing_bar(total, 'modules', title) if title else Silent()
 
 
 def _note_beside_bars(text):
@@ -73,21 +67,32 @@ def is_shown() -> bool:
     return is_first() and (_in_notebook() or not getattr(sys.stderr, 'closed', True) and sys.stderr.isatty())
 
 
-def bar(total: int | None, shown: bool, initial: int = 0) -> Any:
-    """Return a tqdm bar of samples with their rate; a context manager with ``update(n)``.
+def bar(total: int | None, shown: bool | str, initial: int = 0, unit: str = 'samples') -> Any:
+    """Return a tqdm bar with its rate; a context manager with ``update(n)``.
 
-    `shown` tells whether the user has asked for a bar: even so, it is shown only where `is_shown` says so, and without
-    tqdm it is an MgpuError. `initial` samples are done already.
+    `shown` tells whether the user has asked for a bar, or its title: even so, it is shown only where `is_shown` says
+    so, and without tqdm it is an MgpuError. `initial` units are done already.
     """
     if not shown:
         return Silent()
     try:
         tqdm = _tqdm()
     except ImportError as error:
-        raise MgpuError('a progress bar needs tqdm: pip install tqdm; or turn it off (verbose=0, --quiet)') from error
+        raise MgpuError('a progress bar needs tqdm: pip install tqdm; or turn it off (verbose=0, progress=False, '
+                        '--quiet)') from error
     if not is_shown():
         return Silent()
-    return tqdm(total=total, initial=initial, unit=' samples', unit_scale=True)
+    title = shown if isinstance(shown, str) else None
+    return tqdm(total=total, initial=initial, unit=' ' + unit, unit_scale=unit == 'samples', desc=title)
+
+
+def passing_bar(total: int, unit: str, title: str) -> Any:
+    """Return a bar that nobody has asked for: it disappears at its end, and is not shown without tqdm."""
+    try:
+        tqdm = _tqdm() if is_shown() else None
+    except ImportError:
+        tqdm = None
+    return Silent() if tqdm is None else tqdm(total=total, unit=' ' + unit, desc=title, leave=False)
 
 
 def _tqdm():
@@ -111,6 +116,9 @@ class Silent:
         pass
 
     def update(self, n: int) -> None:
+        """Do nothing."""
+
+    def set_postfix_str(self, text: str) -> None:
         """Do nothing."""
 
     refresh = close = __enter__

@@ -163,7 +163,7 @@ def _events(process, title, spans):
 
 
 @contextlib.contextmanager
-def timeline(path: str) -> Iterator[None]:
+def timeline(path: str, rank: int | None = None) -> Iterator[None]:
     """Record the actions of each context while the ``with`` block runs.
 
     Parameters
@@ -172,6 +172,8 @@ def timeline(path: str) -> Iterator[None]:
         A .json file for https://ui.perfetto.dev or chrome://tracing. With several processes, rank 0 writes this file
         and each other rank writes one next to it: ``trace.json``, ``trace.rank1.json``. Processes of one host have a
         common clock.
+    rank : int, optional
+        The number of this process; `mgpu.rank` by default.
 
     Notes
     -----
@@ -199,7 +201,7 @@ def timeline(path: str) -> Iterator[None]:
     >>> [event['name'] for event in json.load(open(path))['traceEvents'] if event['ph'] == 'X']
     ['scatter']
     """
-    recorder = start(path)
+    recorder = start(path, rank)
     try:
         yield
     finally:
@@ -211,14 +213,14 @@ def records() -> bool:
     return _recorder is not None
 
 
-def start(path: str, parent: int = 0) -> Recorder:
+def start(path: str, rank: int | None = None, parent: int = 0) -> Recorder:
     """Begin a timeline; `stop` ends it, and so does the end of the process. See Recorder for `parent`."""
     global _recorder
     if _recorder is not None:
         raise RuntimeError('a timeline is being recorded already, to %s: end it first (the flag mgpu.timeline '
                            'records the whole script)' % _recorder.path)
     # The script may change the current folder.
-    recorder = Recorder(path and os.path.abspath(path), mpi_environment.rank(), parent)
+    recorder = Recorder(path and os.path.abspath(path), mpi_environment.rank() if rank is None else rank, parent)
     try:
         check_writable(recorder.path)  # fails now if the path cannot be written, not at the end
     except (OSError, ValueError) as error:  # ValueError: a null byte

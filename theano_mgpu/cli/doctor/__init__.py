@@ -74,7 +74,9 @@ def plan(setup: Setup) -> list[tuple[str, Callable[[Setup], Finding]]]:
     if device_checks.cuda_is_wanted(setup):
         checks += [(name, functools.partial(device_checks.check_library, name=name))
                    for name in device_checks.CUDA_LIBRARIES]
-        checks.append(('libcudnn.so', if_theano(device_checks.check_cudnn)))
+        checks += [('architecture', device_checks.check_nvrtc),
+                   ('libgpuarray', if_theano(device_checks.check_libgpuarray)),
+                   ('libcudnn.so', if_theano(device_checks.check_cudnn))]
     for context in setup.contexts:
         checks.append(('context ' + context.name,
                        if_theano(functools.partial(device_checks.check_context, context=context))))

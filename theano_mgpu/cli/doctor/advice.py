@@ -1,17 +1,35 @@
-"""Advice on the next step: the last line of `theano-mgpu doctor`."""
+"""Advice on the next steps: the last line of `theano-mgpu doctor`, and the commands of `theano-mgpu` alone."""
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
-from typing import Sequence
+from typing import Sequence, Tuple
 
 from ...comm.allocation import allocation
+from ...devices import discovery
+from ...devices.contexts import flagged
 from ...utils import mpi_environment
+from ...utils.flags import theanorc_files
+from . import device_checks
 from .host_checks import FAIL, WARN, Finding, Setup
 
+Step = Tuple[str, str]  # a command to type next, and its purpose
 
-def first_script(setup: Setup) -> tuple[str, str]:
-    """Return the command that runs a script on all that this machine, or this job, has, and its purpose."""
+
+def problem(setup: Setup) -> str:
+    """Return the known problem of this machine as it is set up; the empty string if there is none."""
+    if setup.theano_error is not None:
+        return 'Theano cannot be imported'
+    if setup.map_error is not None:
+        return 'the contexts cannot be read'
+    if device_checks.nvidia_gpu_present() and not discovery.discover('cuda')[0]:
+        return "NVIDIA's GPUs cannot be used yet"
+    return ''
+
+
+def first_script(setup: Setup) -> Step:
+    """Return the command that runs a script on all that this machine, or this job, has."""
     script = 'a Keras or Theano script, unchanged, '
     processes = mpi_environment.size()
     if processes > 1:
@@ -25,6 +43,19 @@ def first_script(setup: Setup) -> tuple[str, str]:
     if len(setup.contexts) == 1:
         return 'theano-mgpu launch --hosts a,b run train.py', script + 'on one device of each of two hosts' + needs
     return 'theano-mgpu run train.py', script + 'on ' + ', '.join(context.name for context in setup.contexts)
+
+
+def next_steps(setup: Setup) -> list[Step]:
+    """Return three commands that make sense next."""
+    wrong = problem(setup)
+    check = ('theano-mgpu doctor', 'begin here: ' + wrong if wrong else 'check that each context computes')
+    if setup.needs('cuda', 'opencl') and not flagged():
+        last = ('theano-mgpu config > ~/.theanorc', 'use these devices, with float32, from now on')
+        if any(map(os.path.exists, theanorc_files())):
+            last = ('theano-mgpu config', 'lines for your .theanorc: these devices, with float32')
+    else:
+        last = ('theano-mgpu bench --model cnn', 'measure how a model scales here')
+    return [check, first_script(setup), last]
 
 
 def last_line(findings: Sequence[tuple[str, Finding]], setup: Setup) -> str:

@@ -6,7 +6,7 @@ import glob
 import warnings
 
 from ...compat import cuda_libraries
-from ...devices import cards, discovery
+from ...devices import cards, cuda_contexts, discovery
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
 from ...utils.values import wrong
@@ -111,6 +111,45 @@ def check_library(setup: Setup, name: str) -> Finding:
     if name not in cuda_libraries.REQUIRED:
         return Finding(SKIP, 'optional; ' + problem)
     return broken(setup.needs('cuda'), '%s needs it: %s' % (CUDA_LIBRARIES[name], problem), remedy)
+
+
+def check_nvrtc(setup: Setup) -> Finding:
+    """Check that the driver loads code of NVRTC, and that NVRTC supports the architecture of every device."""
+    survey = cuda_libraries.survey()
+    nvrtc, driver = survey.libraries.get('libnvrtc.so'), survey.libraries.get('libcuda.so')
+    if nvrtc is None or driver is None or nvrtc.problem or not survey.architectures:
+        return Finding(SKIP, 'needs libcuda.so and libnvrtc.so')
+    problem = cuda_libraries.nvrtc_problem(nvrtc.path, nvrtc.version, survey.architectures, driver.version,
+                                           survey.capabilities)
+    if problem:
+        return broken(setup.needs('cuda'), problem, cuda_libraries.remedy(driver.version))
+    compiled = ['compute_%d for compute capability %s' % (
+        cuda_libraries.architecture_for(capability, survey.architectures), cuda_libraries.dotted(capability))
+        for capability in sorted(set(survey.capabilities))]
+    return Finding(OK, 'NVRTC %s compiles %s; the driver is for CUDA %s' % (
+        cuda_libraries.dotted(nvrtc.version), ', '.join(compiled), cuda_libraries.dotted(driver.version)))
+
+
+def check_libgpuarray(setup: Setup) -> Finding:
+    """Check that libgpuarray leaves no CUDA context current, or that the patch prevents it on two of them."""
+    devices = discovery.discover('cuda')[0]
+    if not devices:  # or there is no pygpu
+        return Finding(SKIP, 'no CUDA device here')
+    import pygpu
+    used = (devices * 2)[:2]
+    with quietly():
+        contexts = [pygpu.init(device) for device in used]
+        leaked = cuda_contexts.entries_left(contexts[0])
+        for context in contexts:
+            cuda_contexts.protect(context)
+        left = sum(cuda_contexts.entries_left(context) for context in contexts)
+    version = 'libgpuarray of pygpu ' + pygpu.__version__
+    if left:
+        return Finding(FAIL, '%s leaves a context current, and the patch does not help: several CUDA contexts in one '
+                       'process will fail' % version, 'Use one process for each device: theano-mgpu launch')
+    found = 'leaves a context current when it has a kernel already; with the patch of theano_mgpu it does not' \
+        if leaked else 'leaves contexts as they were'
+    return Finding(OK, '%s %s, on %s and %s' % (version, found, *used))
 
 
 def check_cudnn(setup: Setup) -> Finding:

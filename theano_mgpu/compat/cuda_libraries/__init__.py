@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 from ...errors import ContextError
 from . import cudnn, nvrtc, search, shims
 from .search import Library, candidates
-from .versions import as_number, cublas_problem, dotted, nccl_version, nvrtc_problem, remedy
+from .versions import architecture_for, as_number, cublas_problem, dotted, nccl_version, nvrtc_problem, remedy
 
 LIBRARIES = ('libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so')
 REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for sums between devices
@@ -173,4 +173,5 @@ def _named(name, path, version, library, function):
     return Library(path, version, shim)
 
 
-__all__ = ['LIBRARIES', 'Library', 'Survey', 'candidates', 'dotted', 'find_cudnn', 'provide', 'require', 'survey']
+__all__ = ['LIBRARIES', 'Library', 'Survey', 'architecture_for', 'candidates', 'dotted', 'find_cudnn', 'nvrtc_problem',
+           'provide', 'remedy', 'require', 'survey']

@@ -64,6 +64,15 @@ def nvrtc_problem(path: str | None, nvrtc: Version, architectures: Sequence[int]
     return ''
 
 
+def architecture_for(capability: Version, architectures: Sequence[int]) -> int:
+    """Return the newest architecture that a device of a compute capability runs, as the shim of NVRTC chooses it.
+
+    >>> architecture_for((12, 0), [75, 90, 120]), architecture_for((12, 0), [75, 80, 90])
+    (120, 90)
+    """
+    return max((number for number in architectures if number <= as_number(capability)), default=as_number(capability))
+
+
 def cublas_problem(path: str, driver: Version, capabilities: Sequence[Version]) -> str:
     """Return why cuBLAS, by the version in its file name, does not suit the driver or a device; '' if it does.
 

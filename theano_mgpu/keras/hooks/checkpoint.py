@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterator
 from keras.callbacks import Callback
 
 from ...auto.parallel_state import parallel_state_of
+from ...checks.ledger import ledger_at
 from ...comm.collectives import broadcast_object
 from ...errors import MgpuError, warn
 from ...runtime.state import training_state
@@ -52,6 +53,9 @@ class Checkpoint(Callback):
     allow_nan : bool
         Also write values that are infinite or not a number. Otherwise a warning names them, and the file is not
         written.
+    ledger : str, optional
+        A file for a ledger, with a line for each checkpoint within an epoch, and for the values before the first batch;
+        see ``theano-mgpu compare``. By default, the flag ``mgpu.ledger`` alone counts.
 
     Raises
     ------
@@ -69,11 +73,11 @@ class Checkpoint(Callback):
     restart. Remove the file to train from the beginning.
     """
 
-    def __init__(self, path: str, every: int = 100, allow_nan: bool = False) -> None:
+    def __init__(self, path: str, every: int = 100, allow_nan: bool = False, ledger: str | None = None) -> None:
         super().__init__()
         if every < 1:
             raise ValueError('every=%r: give the number of batches between checkpoints, 1 or more' % (every,))
-        self.path, self.every, self.allow_nan = path, every, allow_nan
+        self.path, self.every, self.allow_nan, self.ledger = path, every, allow_nan, ledger
         self._others: list[Callback] = []  # the fit's other callbacks
         self._functions: list[Any] = []  # only during a fit: compile() of the model makes new ones
         self._locks: Any = None
@@ -132,8 +136,10 @@ class Checkpoint(Callback):
         if self._run.id is None:
             self._run.id = broadcast_object(ranks, uuid.uuid4().hex)
         self._done.run = self._run.id
+        account = self.ledger and self._functions[0].open_account(ledger_at(self.ledger, self.every, ranks))
         for function in self._functions:
-            function.begin_fit(functools.partial(self.replay_or_compute, function))
+            function.begin_fit(functools.partial(self.replay_or_compute, function),
+                               account if function is self._functions[0] else None)
         report(CHECKPOINT)
 
     def _not_ours(self):

@@ -74,7 +74,7 @@ def _all_finite(path, names, values):
     infinite = [name for name, value in zip(names, values) if value.dtype.kind in 'fc' and not np.isfinite(value).all()]
     if infinite and path not in _not_finite:
         warn('%s: not a number, or infinite. %s is not written, and stays as it is. Look for the cause '
-             '(mgpu.check=1 finds the first such step), or pass allow_nan=True' % (', '.join(infinite), path))
+             '(check_finite=True finds the first such step), or pass allow_nan=True' % (', '.join(infinite), path))
     (_not_finite.add if infinite else _not_finite.discard)(path)
     return not infinite
 
