@@ -76,9 +76,9 @@ def test_processes_that_need_no_fixes_are_left_alone(installed):
     started = {theano_imports.IMPORTED: '1'}
     assert run_installed(installed, '-c', loaded, **started) == "['theano_mgpu_first']\n"
     theano_first = ('import sys, theano.tensor; from theano_mgpu.graph import graph; '
-                    'from theano_mgpu import compat; assert theano is graph.theano; '
-                    'print(compat.theano_was_first, theano.__spec__.origin)')
-    assert run_installed(installed, '-c', theano_first, **started) == 'False %s\n' % theano.__file__
+                    'assert theano is graph.theano; names = list(sys.modules); '
+                    'print(names.index("theano_mgpu") < names.index("theano"), theano.__spec__.origin)')
+    assert run_installed(installed, '-c', theano_first, **started) == 'True %s\n' % theano.__file__
     first, = installed.parent.parent.glob('lib/python*/site-packages/theano_mgpu_first.py')
     first.rename(str(first) + '.gone')
     assert run_installed(installed, '-c', loaded, **started) == '[]\n'

@@ -1,6 +1,4 @@
-"""Reading input arrays for `theano-mgpu predict`: a few rows at a time, from each kind of file."""
-import zipfile
-
+"""Reading input arrays for `theano-mgpu predict`, from each kind of file."""
 from theano_mgpu.cli.array_input import open_inputs
 from theano_mgpu.errors import MgpuError
 
@@ -15,11 +13,12 @@ def test_inputs_of_different_lengths(tmp_path):
         pass
 
 
-def test_stored_arrays_are_memory_mapped(tmp_path):
+def test_an_array_of_its_own_is_mapped_and_others_are_read(tmp_path):
+    np.save(str(tmp_path / 'x.npy'), np.arange(10.))
     np.savez(str(tmp_path / 'x.npz'), x=np.arange(10.), none=np.ones((0, 3)))
-    with open_inputs(str(tmp_path / 'x.npz'), ['x']) as (x,):
-        assert isinstance(x, np.memmap)
-        np.testing.assert_array_equal(x, np.arange(10.))
+    for name, is_mapped in (('x.npy', True), ('x.npz', False)):
+        with open_inputs(str(tmp_path / name), ['x']) as (x,):
+            assert isinstance(x, np.memmap) == is_mapped
+            np.testing.assert_array_equal(x, np.arange(10.))
     with open_inputs(str(tmp_path / 'x.npz'), ['none']) as (none,):
         assert none.shape == (0, 3)
-    assert zipfile.is_zipfile(str(tmp_path / 'x.npz'))

@@ -257,7 +257,7 @@ def test_ranks(files):
     (['x.npy', 'y.npy', '--gpus', '3'], 'as many contexts must be mapped; there are 2'),
     (['x.npy', 'y.npy', '--gpus', 'dev7'], "context 'dev7' is not mapped"),
     (['objects.npy', 'y.npy'], 'the input objects.npy cannot be read: .*Python objects'),
-    (['objects.npz', 'y.npy'], 'it contains Python objects, not numbers'),
+    (['objects.npz', 'y.npy'], 'Object arrays cannot be loaded'),
     (['wide.npy', 'y.npy'], r'samples 0 to 31: batch 0 failed: ValueError: Error when checking input.*shape \(6,\)'),
     (['two.npz', 'y.npy'], 'two.npz has the arrays a, b, but the model has the inputs dense_'),
 ])

@@ -42,9 +42,9 @@ def output(code, **environment):
 # --- The table of patches ------------------------------------------------------------------------
 
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
-NO_PATCHES = {'kept_graphs.store', 'kept_graphs.why_off', 'keras_names.about', 'keras_names.hint', 'numpy2.is_needed',
-              'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_loops.options',
-              'vector_math.available', 'vector_math.parts_of', 'vector_math.support_code'}
+NO_PATCHES = {'keras_names.about', 'keras_names.hint', 'numpy2.is_needed', 'theano_flags.blas_ldflags',
+              'theano_flags.lacks_python_headers', 'theano_loops.options', 'vector_math.available',
+              'vector_math.parts_of', 'vector_math.support_code'}
 PATCHES = [patch for table in tables().values() for patch in table]
 
 
@@ -71,9 +71,8 @@ def test_each_patch_is_in_a_table_once():
     assert found - applied == NO_PATCHES
 
 
-def test_patches_are_applied_once(monkeypatch):
+def test_patches_are_applied_once():
     """A second import of a package whose first one failed must not wrap a function twice."""
-    monkeypatch.setattr(compat, 'theano_was_first', False)
     get_value = theano.compile.SharedVariable.get_value
     finders = list(sys.meta_path)
     compat.before_theano()

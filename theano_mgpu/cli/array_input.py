@@ -1,10 +1,9 @@
-"""Arrays in .npy, .npz and .h5 files, read a few rows at a time."""
+"""Arrays in .npy and .h5 files, read a few rows at a time, and in .npz files, read whole."""
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-import struct
 import zipfile
 from typing import Any, Iterator
 
@@ -84,38 +83,22 @@ def in_order(path: str, arrays: dict[str, Any], names: list[str]) -> list[Any]:
 
 def open_npy(path: str, stack: contextlib.ExitStack) -> dict[str, np.ndarray]:
     """Map the array of an .npy file into memory."""
-    return {'array': mapped(path, 0, os.path.getsize(path))}
+    array = np.lib.format.open_memmap(path, mode='r')
+    check_size(os.path.getsize(path) - array.offset, array.shape, array.dtype)
+    return {'array': array}
 
 
 def open_npz(path: str, stack: contextlib.ExitStack) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file: mapped into memory, or read whole where they are compressed."""
+    """Read the arrays of an .npz file."""
+    arrays = {}
     with zipfile.ZipFile(path) as archive:
-        return {info.filename[:-len('.npy')]: member_of(path, archive, info)
-                for info in archive.infolist() if info.filename.endswith('.npy')}
-
-
-def member_of(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Return one array of an .npz file, see `open_npz`."""
-    array = None
-    with archive.open(info) as stream:
-        if info.compress_type != zipfile.ZIP_STORED:
-            array = np.lib.format.read_array(stream)
-        while stream.read(CHUNK):  # zipfile compares the checksum at the end
-            pass
-    return mapped(path, data_offset(path, info), info.file_size) if array is None else array
-
-
-def mapped(path: str, offset: int, size: int) -> np.ndarray:
-    """Map an .npy file into memory as an array; the file is a part of another one, or all of that."""
-    with open(path, 'rb') as file:
-        file.seek(offset)
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran_order, dtype = read(file)
-        if dtype.hasobject:
-            raise ValueError('it contains Python objects, not numbers')
-        check_size(size - (file.tell() - offset), shape, dtype)
-        return np.memmap(file, dtype, 'r', file.tell(), shape, order='F' if fortran_order else 'C')
+        for name in archive.namelist():
+            if name.endswith('.npy'):
+                with archive.open(name) as stream:
+                    arrays[name[:-len('.npy')]] = np.lib.format.read_array(stream)
+                    while stream.read(CHUNK):  # zipfile compares the checksum at the end
+                        pass
+    return arrays
 
 
 def check_size(size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -124,13 +107,6 @@ def check_size(size: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
     if size != expected:
         raise ValueError('by its header it has the shape %s and dtype %s, which are %d bytes, but there are %d'
                          % (shape, dtype, expected, size))
-
-
-def data_offset(path: str, info: zipfile.ZipInfo) -> int:
-    """Return the offset of a member's data: after its local header, whose lengths may differ from the directory's."""
-    with open(path, 'rb') as file:
-        file.seek(info.header_offset + 26)
-        return info.header_offset + 30 + sum(struct.unpack('<HH', file.read(4)))
 
 
 def open_h5(path: str, stack: contextlib.ExitStack) -> dict[str, Any]:

@@ -16,9 +16,7 @@ from ..utils.installed import installed
 from .patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, AtImport, Patch, apply
 from .patches import PATCHES
 
-__all__ = ['PATCHES', 'before_theano', 'import_theano', 'theano_was_first']
-
-theano_was_first = False      # whether Theano was imported before theano_mgpu
+__all__ = ['PATCHES', 'before_theano', 'import_theano']
 
 
 def check_fork() -> None:
@@ -40,8 +38,7 @@ def before_theano(*tables: Sequence[Patch]) -> None:
 def import_theano(*tables: Sequence[Patch]) -> None:
     """Import Theano with flags that it can be imported with, and apply the patches of this and of other tables to it.
 
-    Where a script has imported Theano before theano_mgpu, Theano has read its flags by itself, and `theano_was_first`
-    is True.
+    Where a script has imported Theano before theano_mgpu, Theano has read its flags by itself.
 
     Raises
     ------
@@ -49,10 +46,8 @@ def import_theano(*tables: Sequence[Patch]) -> None:
         If Theano-PyMC is installed in its place, a flag cannot be read, Theano can write no compiled code, or one of
         theano_mgpu's own flags has a value that it cannot have.
     """
-    global theano_was_first
     check_fork()
-    theano_was_first = 'theano' in sys.modules
-    if not theano_was_first:
+    if 'theano' not in sys.modules:
         _import_with_flags((PATCHES, *tables))
     for table in (PATCHES, *tables):
         apply(table, AFTER_THEANO)

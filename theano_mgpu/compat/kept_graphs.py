@@ -62,7 +62,7 @@ def keep_optimised_graphs() -> None:
 def _optimise(fgraph, optimizer):
     """Optimise a graph, or take the result from the disk; return the optimiser's profile, if there is one."""
     from theano import config, configparser
-    if why_off() or not (optimizer and fgraph.apply_nodes):
+    if not (_is_on() and optimizer and fgraph.apply_nodes):
         return optimizer(fgraph)
     obstacle: Exception | None = None
     try:
@@ -105,23 +105,11 @@ def _note_lost(seconds, obstacle):
                           '"The next start" in docs/guide/performance.md' % (_lost, text))
 
 
-def why_off() -> str | None:
-    """Return the flag, with its value, because of which no graph is kept or taken; None if graphs are kept."""
+def _is_on():
+    """Return whether graphs are kept and taken: not where the user looks at what the optimiser does."""
     from theano import config
-    for name, wanted in [('mgpu.keep_graphs', 'True'), ('compute_test_value', 'off'), ('profile_optimizer', False),
-                         ('optimizer_verbose', False)]:
-        value = functools.reduce(getattr, name.split('.'), config)
-        if value != wanted:
-            return '%s=%s' % (name, value)
-    return None
-
-
-def store() -> tuple[str, int, int]:
-    """Return the folder of the kept graphs that this process would look at, their number, and the bytes they take."""
-    from theano import config
-    folder = os.path.join(config.compiledir, FOLDER)
-    sizes = [size for _, size, _ in _files(folder)] if os.path.isdir(folder) else []
-    return folder, len(sizes), sum(sizes)
+    return config.mgpu.keep_graphs == 'True' and config.compute_test_value == 'off' and \
+        not (config.profile_optimizer or config.optimizer_verbose)
 
 
 # --------------------------------------------------------------------------------------------------- the description

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 
-from .. import compat
 from ..compat import cuda_libraries, patch
 from ..errors import ContextError
 from . import discovery, host_memory
@@ -58,16 +57,6 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
     return True
 
 
-def _pocl_note():
-    if 'POCL_DEVICES' not in os.environ:
-        return ''
-    note = ('; PoCL shows what POCL_DEVICES said at the first OpenCL call of the process (now: %r)'
-            % os.environ['POCL_DEVICES'])
-    if compat.theano_was_first:
-        note += '. Theano was imported before theano_mgpu and made that call: import theano_mgpu first'
-    return note
-
-
 def _forget_active_gpu():
     """Remove the mark of Theano 1.0.5 in the environment of a process that opened a GPU; children inherit it.
 
@@ -83,7 +72,7 @@ def _remedy(context, why):
         more = '' if why_none.rstrip('.') == why else ' (%s)' % why_none
         return 'There is no %s device%s; run "theano-mgpu doctor"' % (context.kind, more)
     if context.device not in devices:
-        return 'There is: %s%s' % (', '.join(devices), _pocl_note() if context.kind == 'opencl' else '')
+        return 'There is: %s' % ', '.join(devices)
     return 'The device exists; run "theano-mgpu doctor" to see what is wrong with it'
 
 

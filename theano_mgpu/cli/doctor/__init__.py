@@ -63,7 +63,6 @@ def plan(setup: Setup) -> list[tuple[str, Callable[[Setup], Finding]]]:
         ('Theano', host_checks.check_theano),
         ('compiler', if_theano(host_checks.check_compiler)),
         ('BLAS', if_theano(host_checks.check_blas)),
-        ('kept graphs', if_theano(host_checks.check_kept_graphs)),
         ('Keras', if_theano(host_checks.check_keras)),
         ('mpi4py', host_checks.check_mpi),
         ('job', if_theano(mpi_checks.check_job)) if mpi_environment.size() > 1 else ('mpirun', mpi_checks.check_mpirun),

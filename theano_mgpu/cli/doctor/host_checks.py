@@ -6,7 +6,6 @@ it is at most a warning. Theano is imported by the checks, not here: it may be b
 from __future__ import annotations
 
 import configparser
-import os
 import re
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import theano_mgpu
 
 from ...comm import mpi_library
-from ...compat import kept_graphs, keras_names, keras_versions
+from ...compat import keras_names, keras_versions
 from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
@@ -28,7 +27,6 @@ from ..output import quietly
 OK, WARN, FAIL, SKIP = 'ok', 'warn', 'fail', 'skip'
 
 PIP = 'python -m pip install '
-OLDEST_PYTHON, NEWEST_PYTHON = (3, 8), (3, 13)
 # The oldest and the newest version that run Theano with the patches, and what pip is asked for, by the oldest Python;
 # see setup.py.
 NUMPY = {(3, 8): ((1, 17), (1, 24), 'numpy>=1.17,<1.25'), (3, 12): ((1, 26), (1, 26), 'numpy>=1.26,<2'),
@@ -93,13 +91,8 @@ def version_tuple(text: str) -> tuple[int, ...]:
 
 
 def check_python(setup: Setup) -> Finding:
-    """Check that Theano 1.0.5 works with this Python."""
-    version = '%d.%d.%d' % sys.version_info[:3]
-    if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
-        works = '%d.%d to %d.%d' % (OLDEST_PYTHON + NEWEST_PYTHON)
-        return Finding(FAIL, '%s; Theano 1.0.5 works with %s' % (version, works),
-                       'Make a virtual environment of one of these: python3.11 -m venv .venv, or uv venv --python 3.11')
-    return Finding(OK, version)
+    """Tell the version of Python; pip installs the package on those alone that Theano 1.0.5 works with."""
+    return Finding(OK, '%d.%d.%d' % sys.version_info[:3])
 
 
 def check_numpy(setup: Setup) -> Finding:
@@ -179,23 +172,6 @@ def check_blas(setup: Setup) -> Finding:
         return Finding(WARN, text + ', slow on this processor',
                        'Unset %s, or install an OpenBLAS that knows this processor' % blas.VARIABLE)
     return Finding(OK, text)
-
-
-def check_kept_graphs(setup: Setup) -> Finding:
-    """Check that optimised graphs can be kept for the next start, and count those that are."""
-    off = kept_graphs.why_off()
-    if off:
-        return Finding(SKIP, 'off (%s): each start optimises all graphs' % off)
-    folder, n_graphs, n_bytes = kept_graphs.store()
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        return Finding(WARN, '%s cannot be written (%s): each start optimises all graphs' % (folder, error.strerror),
-                       'Name a folder of your own: THEANO_FLAGS=base_compiledir=FOLDER')
-    return Finding(OK, '%d, of %.1f MB (at most %d), in %s'
-                   % (n_graphs, n_bytes / 2 ** 20, kept_graphs.CAPACITY >> 20, folder))
 
 
 def check_map(setup: Setup) -> Finding:
