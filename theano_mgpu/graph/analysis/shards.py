@@ -7,11 +7,16 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, NoReturn, Seq
 
 import theano
 import theano.tensor as T
+from theano import sparse
 from theano.compile.ops import Shape, Shape_i
 from theano.gof.graph import io_toposort
 from theano.scalar.basic import EQ, GE, GT, LE, LT, NEQ
 from theano.scan_module.scan_op import Scan
+from theano.tensor.basic import Dot
+from theano.tensor.blas import BatchedDot
 from theano.tensor.elemwise import DimShuffle, Elemwise
+from theano.tensor.nnet.abstract_conv import BaseAbstractConv
+from theano.tensor.nnet.conv import ConvOp
 from theano.tensor.opt import Assert
 from theano.tensor.signal.pool import DownsampleFactorMaxGradGrad, MaxPoolGrad, MaxPoolRop
 from theano.tensor.subtensor import Subtensor
@@ -21,10 +26,13 @@ from ..placement.tags import place_of_node, placed_on
 from ..repeatable import unrepeatable
 from ..traces import keep_trace_above, line_of
 from .reductions import Gather
-from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
+from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis, turned
 from .states import BACKWARDS, CONSTANT, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
 
 COMPARISONS = EQ, NEQ, LT, GT, LE, GE
+SHOWN = 100  # characters of a node in a message
+# Ops whose work is worth dividing. No replica computes them whole where they are refused.
+COSTLY = Dot, BatchedDot, sparse.Dot, sparse.StructuredDot, BaseAbstractConv, ConvOp, Scan
 ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
 
 
@@ -103,6 +111,8 @@ class Shards(ShardGraph):
         self.uniform: dict[Any, bool] = {}
         # Of the new graph.
         self._traced: set[Any] = set()          # variables that have the lines of the given ones
+        self._refusals: list[CannotCut] = []    # of nodes that each replica computes whole instead, of gathered rows
+        self._divides = False                   # whether replicas divide the work of a costly op
         self.compared: set[Any] = set()         # variables that other ones are compared with, bit by bit
         self._given: dict[Any, Any] = {}        # variables, to the variables of the given graph
         known = {**known, **{variable: Value(variable, rows()) for variable in inputs}}
@@ -115,6 +125,8 @@ class Shards(ShardGraph):
                 self._convert(node)
         self.outputs = [self._usable(output) for output in outputs]
         check_limits(None, self.outputs)
+        if self._refusals and not self._divides:
+            raise self._refusals[0]
 
     # ---------------------------------------------------------------------------------------- walking the graph
 
@@ -172,7 +184,6 @@ class Shards(ShardGraph):
 
     def _computed(self, node, values):
         """Return the Values of a node's outputs, from the Values of its inputs, by the rule of its op."""
-        check_limits(node.op, values)
         if getattr(node.op, 'destroy_map', None):
             self.refuse(node, 'it writes into what it is given')
         unknown = unrepeatable(node.op)
@@ -189,7 +200,23 @@ class Shards(ShardGraph):
             values = self.wholes(values)
         if of != CONSTANT and all(value.kind == CONSTANT for value in values):
             return self.constant(node, values)
-        return function(self, node, self.wholes(values) if of == ROWS else values)
+        try:
+            check_limits(node.op, values)
+            new = function(self, node, self.wholes(values) if of == ROWS else values)
+        except CannotCut as refusal:
+            if unknown or not self._may_be_whole(node, values):
+                raise
+            self._refusals.append(refusal)
+            return self.constant(node, [self.gathered(value) for value in self.wholes(values)])
+        self._divides |= isinstance(node.op, COSTLY) and has_rows(values)
+        return new
+
+    def _may_be_whole(self, node, values):
+        """Return whether each replica may compute a node that is refused of the gathered rows."""
+        turned = any(value.state.only == BACKWARDS for value in values)
+        return not (self.around or isinstance(node.op, COSTLY) or isinstance(node.op, Elemwise) and not turned
+                    or _is_of_matrices(node.op) or self.averages.intersection(node.inputs) or any(value.state.only == LAST for value in values)
+                    or any(not isinstance(value.variable.type, T.TensorType) for value in values if value.kind == ROWS))
 
     def check_averages(self, node: theano.Apply, values: list[Value]) -> None:
         """Refuse samples that meet the average of the shards' statistics: each shard is normalised by its own ones."""
@@ -223,6 +250,9 @@ class Shards(ShardGraph):
         if value.kind != ROWS:
             return value
         axis = value.axis
+        if value.state.only == BACKWARDS:
+            whole = self.gathered(self.make(lambda v: turned(v, axis), [value], value.state._replace(only=None)))
+            return self.make(lambda v: turned(v, axis), [whole], whole.state, like=value.variable)
         if value.state.outer is None:
             return self.exchange(value, Gather(axis))
         apart = self.make(lambda v, blocks: split_axis(v, axis, blocks), [value, Value(value.state.outer, WHOLE)],
@@ -233,9 +263,13 @@ class Shards(ShardGraph):
 
 def _unknown(shards, node, values):
     """Refuse samples of an op without a rule."""
-    shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there'
-                         if type(node.op).__module__.endswith('linalg') else
+    shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there' if _is_of_matrices(node.op) else
                          'it is not known how %s depends on single samples') % type(node.op).__name__)
+
+
+def _is_of_matrices(op):
+    """Return whether an op is of linear algebra."""
+    return type(op).__module__.endswith('linalg')
 
 
 def check_limits(op: theano.Op | None, values: list[Value]) -> None:
@@ -246,8 +280,10 @@ def check_limits(op: theano.Op | None, values: list[Value]) -> None:
 
 
 def refusal_of(node: theano.Apply, reason: str) -> str:
-    """Return the text of the CannotCut of a node, for a reason."""
-    return '%s: %s%s' % (node, reason, line_of(node))
+    """Return the text of the CannotCut of a node: the reason, the node by its user's names, and its line."""
+    names = list(dict.fromkeys(str(v) if v.name or v.owner and len(node.inputs) == 1 else '...' for v in node.inputs))
+    text = '%s(%s)' % (node.op, ', '.join(names))
+    return '%s: %s%s' % (reason, text if len(text) <= SHOWN else text[:SHOWN - 4] + '...)', line_of(node))
 
 
 def _compares(node):

@@ -7,7 +7,7 @@ from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 
 from ..known import number, number_everywhere
 from ..reductions import MAX, MIN, PROD, SUM
-from ..shards import rule
+from ..shards import refusal_of, rule
 from ..states import PARTIAL, REFUSED, ROWS, State, Value, partial
 from .base import aligned, refuse_rows, rows_along, widens
 
@@ -56,7 +56,7 @@ def _argmax(shards, node, values):
     value, axes = values[0], _axes(node)
     if value.axis not in axes:
         return shards.apply(node, values, _without(value.state, axes))
-    place = State(REFUSED, reason='%s: the place of the maximum among all samples is not known to a replica' % node)
+    place = State(REFUSED, reason=refusal_of(node, 'the place of the maximum among all samples is not known to a replica'))
     highest = [] if isinstance(node.op, basic.Argmax) else shards.apply(node, values, partial(MAX))[:1]
     return highest + [Value(None, place)]
 
