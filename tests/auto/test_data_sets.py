@@ -72,8 +72,8 @@ def test_arguments_with_a_batch_come_first(cpu2):
 def test_the_reason_names_the_data_sets_and_not_the_parameters(cpu2):
     difference, usage = differences(process)
     assert difference == 0 and not usage.contexts
-    assert usage.why.startswith('it cannot be computed in parts by the 61 rows of X, y: Cholesky') and \
-        usage.why.endswith('Cholesky takes its matrix as a whole, and all samples meet there')
+    assert usage.why.startswith('it cannot be computed in parts by the 61 rows of X, y: Cholesky takes its matrix as a '
+                                'whole, and all samples meet there: Cholesky')
 
 
 def test_weights_are_no_data_set(cpu2, enabled):

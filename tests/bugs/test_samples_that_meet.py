@@ -71,6 +71,7 @@ LOSSES = {
     'differences': lambda z, t, labels: T.sqr(T.extra_ops.diff(z[:, 0])).sum(),
     'every third': lambda z, t, labels: T.sqr(z[::3] - z[1::3]).sum(), 'rolled': lambda z, t, labels: T.sum(
         z * T.roll(z, 1, axis=0)),
+    'neighbours': lambda z, t, labels: T.sqr(T.dot(z - z[labels % z.shape[0]], numbers(3, 2))).sum(),
     'shuffled': lambda z, t, labels: T.sum(z * T.sqr(z[T.argsort(t)])),
     'chosen': lambda z, t, labels: T.sqr(z[(labels > 4).nonzero()]).sum(),
     'split': lambda z, t, labels: T.prod(T.split(z, [2, z.shape[0] - 2], 2)[0]),
@@ -81,7 +82,7 @@ LOSSES = {
 
 
 def trained(loss, divided, kind='cpu', **options):
-    """Return the losses, gradients and weights of steps on ragged batches, and the number of replicas."""
+    """Return the losses, gradients and weights of steps on ragged batches, and our step."""
     x, t, labels = T.matrix('x'), T.vector('t'), T.ivector('labels')
     w, gradient = theano.shared(numbers(4, 3), 'w'), theano.shared(numbers(4, 3), 'gradient')
     cost = loss(T.tanh(T.dot(x, w)), t, labels)
@@ -99,7 +100,7 @@ def trained(loss, divided, kind='cpu', **options):
         batch = np.random.RandomState(n)
         found.append(np.array(step(numbers(n, 4), numbers(n), batch.randint(0, 9, n).astype('int32'))))
         found += [w.get_value(), gradient.get_value()]
-    return found, len(step.contexts) if divided else 1
+    return found, step if divided else None
 
 
 def assert_close(ours, theirs, tolerance):
@@ -112,9 +113,10 @@ def assert_close(ours, theirs, tolerance):
 def test_an_op_that_reads_the_whole_batch_keeps_the_network_before_it_divided(contexts, n, name):
     contexts('cpu', n)
     with change_flags(floatX='float64'):
-        found, n_contexts = trained(LOSSES[name], True)
+        found, step = trained(LOSSES[name], True)
         expected, _ = trained(LOSSES[name], False)
-    assert n_contexts == n
+    assert len(step.contexts) == n
+    assert (', but each replica needs all samples: ' in str(step.plan)) == (LOSSES[name] is not weights)
     assert_close(found, expected, 1e-11)
 
 
@@ -122,8 +124,8 @@ def test_an_op_that_reads_the_whole_batch_keeps_the_network_before_it_divided(co
 @pytest.mark.parametrize('name', ['joined indices', 'sums along the samples', 'reshaped to triplets',
                                   'a loop of which each turn reads all'])
 def test_an_op_that_reads_the_whole_batch_keeps_devices_divided(gpu2, name):
-    found, n_contexts = trained(LOSSES[name], True, 'gpu')
-    assert n_contexts == 2
+    found, step = trained(LOSSES[name], True, 'gpu')
+    assert len(step.contexts) == 2
     assert_close(found, trained(LOSSES[name], False)[0], 2e-4)
 
 
@@ -165,8 +167,8 @@ def test_the_number_of_samples_may_be_a_quotient(contexts, n, name):
         rows = QUOTIENTS[name](y)
         return -T.log(y.reshape((rows, y.shape[-1]))[T.arange(rows), labels.reshape((rows,)) % 3]).mean()
     with change_flags(floatX='float64'):
-        found, n_contexts = trained(loss, True)
-        assert n_contexts == n
+        found, step = trained(loss, True)
+        assert len(step.contexts) == n
         assert_close(found, trained(loss, False)[0], 1e-12)
 
 
@@ -175,8 +177,8 @@ def test_the_number_of_samples_may_be_a_quotient_on_devices(gpu2):
     def loss(z, t, labels):
         rows = T.prod(z.shape) // z.shape[-1]
         return T.sqr(z.reshape((rows, z.shape[-1]))[T.arange(rows), labels % 3]).mean()
-    found, n_contexts = trained(loss, True, 'gpu')
-    assert n_contexts == 2
+    found, step = trained(loss, True, 'gpu')
+    assert len(step.contexts) == 2
     assert_close(found, trained(loss, False)[0], 2e-4)
 
 

@@ -111,7 +111,7 @@ class Shards(ShardGraph):
         self.uniform: dict[Any, bool] = {}
         # Of the new graph.
         self._traced: set[Any] = set()          # variables that have the lines of the given ones
-        self._refusals: list[CannotCut] = []    # of nodes that each replica computes whole instead, of gathered rows
+        self.refusals: list[CannotCut] = []     # of nodes that each replica computes whole instead, of gathered rows
         self._divides = False                   # whether replicas divide the work of a costly op
         self.compared: set[Any] = set()         # variables that other ones are compared with, bit by bit
         self._given: dict[Any, Any] = {}        # variables, to the variables of the given graph
@@ -125,8 +125,8 @@ class Shards(ShardGraph):
                 self._convert(node)
         self.outputs = [self._usable(output) for output in outputs]
         check_limits(None, self.outputs)
-        if self._refusals and not self._divides:
-            raise self._refusals[0]
+        if self.refusals and not self._divides:
+            raise self.refusals[0]
 
     # ---------------------------------------------------------------------------------------- walking the graph
 
@@ -206,17 +206,20 @@ class Shards(ShardGraph):
         except CannotCut as refusal:
             if unknown or not self._may_be_whole(node, values):
                 raise
-            self._refusals.append(refusal)
-            return self.constant(node, [self.gathered(value) for value in self.wholes(values)])
+            self.refusals.append(refusal)
+            i = next(i for i, value in enumerate(values) if value.kind == ROWS)  # others may stay, as in x[rows]
+            return self._computed(node, [*values[:i], self.gathered(values[i]), *values[i + 1:]])
         self._divides |= isinstance(node.op, COSTLY) and has_rows(values)
         return new
 
     def _may_be_whole(self, node, values):
-        """Return whether each replica may compute a node that is refused of the gathered rows."""
-        turned = any(value.state.only == BACKWARDS for value in values)
-        return not (self.around or isinstance(node.op, COSTLY) or isinstance(node.op, Elemwise) and not turned
-                    or _is_of_matrices(node.op) or self.averages.intersection(node.inputs) or any(value.state.only == LAST for value in values)
-                    or any(not isinstance(value.variable.type, T.TensorType) for value in values if value.kind == ROWS))
+        """Return whether each replica may compute a node that is refused, of gathered rows."""
+        backwards = any(value.state.only == BACKWARDS for value in values)
+        return has_rows(values) and not (
+            self.around or isinstance(node.op, COSTLY) or isinstance(node.op, Elemwise) and not backwards
+            or _is_of_matrices(node.op) or self.averages.intersection(node.inputs)
+            or any(value.state.only == LAST for value in values)
+            or any(not isinstance(value.variable.type, T.TensorType) for value in values if value.kind == ROWS))
 
     def check_averages(self, node: theano.Apply, values: list[Value]) -> None:
         """Refuse samples that meet the average of the shards' statistics: each shard is normalised by its own ones."""

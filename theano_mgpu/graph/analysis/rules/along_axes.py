@@ -13,6 +13,7 @@ from .base import aligned, refuse_rows, rows_along, widens
 
 REDUCTION = {scalar.Add: SUM, scalar.Mul: PROD, elemwise.MulWithoutZeros: PROD, scalar.Maximum: MAX,
              scalar.Minimum: MIN, scalar.OR: MAX, scalar.AND: MIN}
+NO_PLACE = 'the place of the maximum among all samples is not known to a replica'
 
 
 def _axes(node):
@@ -56,7 +57,7 @@ def _argmax(shards, node, values):
     value, axes = values[0], _axes(node)
     if value.axis not in axes:
         return shards.apply(node, values, _without(value.state, axes))
-    place = State(REFUSED, reason=refusal_of(node, 'the place of the maximum among all samples is not known to a replica'))
+    place = State(REFUSED, reason=refusal_of(node, NO_PLACE))
     highest = [] if isinstance(node.op, basic.Argmax) else shards.apply(node, values, partial(MAX))[:1]
     return highest + [Value(None, place)]
 
