@@ -47,7 +47,7 @@ def cox_backwards(z, t, labels):
 
 def weights(z, t, labels):
     """Return a loss of samples by the number of those that are like them, as in DeepSequence."""
-    near, _ = theano.map(lambda row, others: 1 / T.sum(T.exp(T.dot(others, row))), z, non_sequences=[z], mode=PYTHON)
+    near, _ = theano.map(lambda row, others: 1 / T.sum(T.exp(T.dot(others, row))), z, non_sequences=[z])
     return (near * T.sqr(z).sum(axis=1)).mean()
 
 
@@ -110,7 +110,7 @@ def assert_close(ours, theirs, tolerance):
 
 @pytest.mark.parametrize('name', LOSSES)
 @pytest.mark.parametrize('n', [2, 3])
-def test_an_op_that_reads_the_whole_batch_keeps_the_network_before_it_divided(contexts, n, name):
+def test_an_op_that_reads_the_whole_batch_keeps_the_network_before_it_divided(contexts, interpreted, n, name):
     contexts('cpu', n)
     with change_flags(floatX='float64'):
         found, step = trained(LOSSES[name], True)
