@@ -33,6 +33,14 @@ def negatives(z, t, labels):
     return -T.log(T.diag(T.nnet.softmax(T.dot(z, table[picked].T)))).mean()
 
 
+def constrained(z, t, labels):
+    """Return a loss of samples that are looked up beside their targets and negatives, as in GRU4Rec."""
+    table, n = theano.shared(numbers(20, 3)), labels.shape[0]
+    rows = table[T.concatenate([labels, labels[::-1], theano.shared(np.array([3, 11, 5], 'int32'))])]
+    rows = rows * T.sqr(z).mean()
+    return -T.log(T.diag(T.nnet.softmax(T.dot(T.tanh(rows[:n] * z), rows[n:].T)))).mean()
+
+
 def cox(z, t, labels):
     """Return the partial likelihood of Cox for samples in order of time, as in DeepSurv."""
     risk = z[:, :1]
@@ -64,7 +72,8 @@ def counted(z, t, labels):
 
 
 LOSSES = {
-    'joined indices': negatives, 'sums along the samples': cox, 'sums from the last sample on': cox_backwards,
+    'joined indices': negatives, 'looked up together': constrained, 'sums along the samples': cox,
+    'sums from the last sample on': cox_backwards,
     'a loop of which each turn reads all': weights, 'reshaped to triplets': triplets, 'counted classes': counted,
     'joined rows': lambda z, t, labels: T.nnet.softmax(T.dot(z, T.concatenate([z, numbers(4, 3)]).T))[:, 1].sum(),
     'sorted': lambda z, t, labels: T.dot(T.sort(z, axis=0)[:, 1], t),
@@ -139,6 +148,29 @@ def test_the_first_rows_of_a_number_that_is_given_are_gathered(cpu2):
     for n in BATCHES:
         rows = np.random.RandomState(n).randn(n, 4)
         assert_close(f(rows, n - 1), plain(rows, n - 1), 1e-12)
+
+
+@pytest.mark.parametrize('n', [2, 3])
+def test_samples_that_are_joined_to_others_and_taken_from_them_again_are_divided(contexts, n):
+    """GRU4Rec looks up samples, targets and negatives at once, and takes as many as an argument says."""
+    contexts('cpu', n)
+    x, y, m = T.ivector('x'), T.ivector('y'), T.lscalar('m')
+    found = []
+    for make in (mgpu.function, theano.function):
+        table, w = theano.shared(numbers(20, 3), 'table'), theano.shared(numbers(3, 3), 'w')
+        places = T.concatenate([x, y, np.array([3, 11, 5], 'int32')])
+        picked = table[places]
+        scores = T.nnet.softmax(T.dot(T.tanh(T.dot(picked[:m], w)), picked[m:].T))
+        loss = -T.log(T.diag(scores)).sum()
+        gradient, of_w = T.grad(loss, [picked, w])
+        f = make([x, y, m], [loss, scores], updates=[(table, T.inc_subtensor(picked, -np.float32(.1) * gradient)),
+                                                     (w, w - np.float32(.1) * of_w)], mode=PYTHON)
+        for each in BATCHES:
+            rng = np.random.RandomState(each)
+            found.append([*f(*rng.randint(0, 20, (2, each)).astype('int32'), each), table.get_value(), w.get_value()])
+        assert make is theano.function or len(f.contexts) == n
+    for ours, theirs in zip(found[:len(BATCHES)], found[len(BATCHES):]):
+        assert_close(ours, theirs, 2e-5)
 
 
 @pytest.mark.parametrize('build', [

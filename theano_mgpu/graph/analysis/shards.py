@@ -7,16 +7,11 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, NoReturn, Seq
 
 import theano
 import theano.tensor as T
-from theano import sparse
 from theano.compile.ops import Shape, Shape_i
 from theano.gof.graph import io_toposort
 from theano.scalar.basic import EQ, GE, GT, LE, LT, NEQ
 from theano.scan_module.scan_op import Scan
-from theano.tensor.basic import Dot
-from theano.tensor.blas import BatchedDot
 from theano.tensor.elemwise import DimShuffle, Elemwise
-from theano.tensor.nnet.abstract_conv import BaseAbstractConv
-from theano.tensor.nnet.conv import ConvOp
 from theano.tensor.opt import Assert
 from theano.tensor.signal.pool import DownsampleFactorMaxGradGrad, MaxPoolGrad, MaxPoolRop
 from theano.tensor.subtensor import Subtensor
@@ -31,8 +26,6 @@ from .states import BACKWARDS, CONSTANT, LAST, PARTIAL, REFUSED, ROWS, WHOLE, St
 
 COMPARISONS = EQ, NEQ, LT, GT, LE, GE
 SHOWN = 100  # characters of a node in a message
-# Ops whose work is worth dividing. No replica computes them whole where they are refused.
-COSTLY = Dot, BatchedDot, sparse.Dot, sparse.StructuredDot, BaseAbstractConv, ConvOp, Scan
 ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
 
 
@@ -42,12 +35,14 @@ class Rule(NamedTuple):
     function: Callable[..., list[Value]]
     of: str
     reads_averages: bool
+    is_costly: bool
 
 
 RULES: dict[type, Rule] = {}  # by class of op; the rule of the nearest base class counts
 
 
-def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False) -> Callable[[Any], Any]:
+def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False, is_costly: bool = False
+         ) -> Callable[[Any], Any]:
     """Register a function ``(shards, node, values) -> list of Value`` for ops of these classes, as a decorator.
 
     Parameters
@@ -57,9 +52,11 @@ def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False) -> Cal
         are exchanged before. PARTIAL: those with partial inputs, too. CONSTANT: all. Other nodes are constants.
     reads_averages : bool
         Whether the function checks itself that samples do not meet averages of statistics, see `check_averages`.
+    is_costly : bool
+        Whether the work of these ops is worth dividing: no replica computes them whole where they are refused.
     """
     def register(function):
-        RULES.update(dict.fromkeys(classes, Rule(function, of, reads_averages)))
+        RULES.update(dict.fromkeys(classes, Rule(function, of, reads_averages, is_costly)))
         return function
     return register
 
@@ -192,8 +189,8 @@ class Shards(ShardGraph):
                               'mgpu_pure = True in its class' % type(unknown).__name__)
         if _compares(node):
             self.compared.update(value.variable for value in values)
-        function, of, reads_averages = next(
-            (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(_unknown, ROWS, False))
+        function, of, reads_averages, is_costly = next(
+            (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(_unknown, ROWS, False, False))
         if not reads_averages:
             self.check_averages(node, values)
         if of == ROWS and not has_rows(values):
@@ -204,20 +201,20 @@ class Shards(ShardGraph):
             check_limits(node.op, values)
             new = function(self, node, self.wholes(values) if of == ROWS else values)
         except CannotCut as refusal:
-            if unknown or not self._may_be_whole(node, values):
+            if unknown or is_costly or not self._may_be_whole(node, values):
                 raise
             self.refusals.append(refusal)
             i = next(i for i, value in enumerate(values) if value.kind == ROWS)  # others may stay, as in x[rows]
             return self._computed(node, [*values[:i], self.gathered(values[i]), *values[i + 1:]])
-        self._divides |= isinstance(node.op, COSTLY) and has_rows(values)
+        self._divides |= is_costly and has_rows(values)
         return new
 
     def _may_be_whole(self, node, values):
         """Return whether each replica may compute a node that is refused, of gathered rows."""
         backwards = any(value.state.only == BACKWARDS for value in values)
         return has_rows(values) and not (
-            self.around or isinstance(node.op, COSTLY) or isinstance(node.op, Elemwise) and not backwards
-            or _is_of_matrices(node.op) or self.averages.intersection(node.inputs)
+            self.around or isinstance(node.op, Elemwise) and not backwards or _is_of_matrices(node.op)
+            or self.averages.intersection(node.inputs)
             or any(value.state.only == LAST for value in values)
             or any(not isinstance(value.variable.type, T.TensorType) for value in values if value.kind == ROWS))
 

@@ -46,7 +46,7 @@ def _op_from_graph(shards, node, values):
     return [shards.converted(output) for output in inner_graph(node, node.inputs)]
 
 
-@rule(Scan, of=ROWS)
+@rule(Scan, of=ROWS, is_costly=True)
 def _scan(shards, node, values):
     """Analyse the graph of a loop like the graph around it: slices and states have one axis less, the time."""
     refuse_rows(shards, node, values[:1], 'it loops over samples')
