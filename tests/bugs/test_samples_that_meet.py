@@ -173,6 +173,18 @@ def test_samples_that_are_joined_to_others_and_taken_from_them_again_are_divided
         assert_close(ours, theirs, 2e-5)
 
 
+def test_fewer_samples_than_were_joined_to_others_are_taken_on_one_device(cpu2):
+    report = mgpu.enable(always=True)
+    try:
+        x, m = T.ivector('x'), T.lscalar('m')
+        f = theano.function([x, m], T.dot(T.eye(20)[T.concatenate([x, [3, 5]])][:m], numbers(20, 3)), mode=PYTHON)
+        for m in (7, 5, 7):
+            np.testing.assert_array_equal(f(np.arange(7, dtype='int32'), m), numbers(20, 3)[:m])
+        assert report.usages[-1].calls == 2
+    finally:
+        mgpu.disable()
+
+
 @pytest.mark.parametrize('build', [
     lambda x: T.sort(x, axis=0), lambda x: T.tanh(T.concatenate([x, x[:1]])).sum(),
     lambda x: T.dot(T.slinalg.cholesky(T.dot(x, x.T)), x)], ids=['sort', 'join', 'cholesky'])
