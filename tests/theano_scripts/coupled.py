@@ -1,6 +1,6 @@
 """A function that computes each sample apart, beside functions whose samples depend on each other.
 
-The order of the errors of a batch needs all errors, which are gathered. Its Cholesky factor can't be computed from the factors
+The order of the errors of a batch needs all errors, which are gathered. Its Cholesky factor can't be computed from factors
 of its parts.
 """
 import numpy as np
