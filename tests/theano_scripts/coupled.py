@@ -1,7 +1,7 @@
 """A function that computes each sample apart, beside functions whose samples depend on each other.
 
-The order of the errors of a batch needs all errors, which are gathered. Its Cholesky factor can't be computed from factors
-of its parts.
+The order of errors needs the errors of the whole batch, which are gathered. The Cholesky factor of a batch can't be
+computed from factors of its parts.
 """
 import numpy as np
 import theano
