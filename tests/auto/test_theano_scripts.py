@@ -30,7 +30,7 @@ NO_BATCH, COUPLED = 'no batch enters it', 'cannot be computed in parts'
 STAY = {'no_batch.py:17': NO_BATCH, 'no_batch.py:30': NO_BATCH, 'no_batch.py:42': NO_BATCH, 'sample_fn': NO_BATCH,
         'samplefun': NO_BATCH,
         'norm': NO_BATCH, 'adadelta_f_update': NO_BATCH, 'rmsprop_f_update': NO_BATCH,
-        'by_rank': COUPLED, 'process': COUPLED}
+        'process': COUPLED}
 # Relative. Ten digits are printed: the last of them may be rounded either way.
 TOLERANCES = {'float32': 1e-4, 'float64': 2e-9}
 # Run as Python would, but for the fixes without which Theano does not import.

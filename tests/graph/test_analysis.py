@@ -275,7 +275,8 @@ def met():
         'joined, rows of all': TIMES - TIMES.mean(axis=0),
         'pairs of joined': T.dot(TWICE, TWICE.T)[:n].sum(axis=1),
         'diagonal of pairs': T.diag(PAIRS), 'diagonal of their transpose': T.diag(PAIRS.T) * v,
-        'trace of pairs': T.nlinalg.trace(PAIRS), 'of rows': T.diag(v),
+        'trace of pairs': T.nlinalg.trace(PAIRS), 'of rows': T.diag(v), 'another diagonal': T.diag(PAIRS, 1),
+        'diagonal of samples and others': T.diag(T.dot(x, table.T)), 'filled diagonal of rows': T.fill_diagonal(x, 0),
         'pairs but for the diagonal': T.fill_diagonal(PAIRS, -9),
         'filled with a sum': T.fill_diagonal(PAIRS.T, v.sum()),
         'of each pair': T.diagonal(x.dimshuffle(0, 'x', 1) - x.dimshuffle('x', 0, 1)),
@@ -288,6 +289,7 @@ def met():
 def refused():
     """Return {name: (expression, reason)} of expressions that cannot be cut."""
     place, unknown = 'picks samples by their place', 'how %s depends on single samples'
+    matrix = 'MatrixInverse takes its matrix as a whole'
     return {
         'two orders': (time_major.reshape((-1, 4)) * s.reshape((-1, 4)), 'different axes of its inputs'),
         'sorted': (T.sort(x, axis=0), 'it goes along the samples'),
@@ -302,8 +304,7 @@ def refused():
         'three quarters': (TWICE[:n + 1], place), 'every other of joined': (TWICE[::2], place),
         'a trace in a loop': (loop(lambda a, h: h + T.nlinalg.trace(T.dot(a.T, a)), T.constant(np.float64(1)),
                                    sequences=time_major), 'what other samples have come to'),
-        'inverse of rows': (T.nlinalg.matrix_inverse(T.dot(x, x.T) + T.eye(n)), unknown % 'MatrixInverse'),
-        'another diagonal': (T.diag(PAIRS, 1), 'not the main one'),
+        'inverse of rows': (T.nlinalg.matrix_inverse(T.dot(x, x.T) + T.eye(n)), matrix),
         'a shifted diagonal': (T.AllocDiag(1)(v), 'not the main'),
         'sent': (io.MPISend(1, 2)(w)[0], 'each replica would call MPISend'),
         'of an unknown op': (noisy(w[0]), 'each replica would call FromFunctionOp.*set mgpu_pure = True'),
@@ -315,7 +316,7 @@ def refused():
         'shuffled': (x[labels], place), 'set one': (T.set_subtensor(x[0], 0), place),
         'argmax': (T.argmax(x, axis=0), 'place of the maximum'),
         'centred in a loop': (loop(lambda h: h - h.mean(axis=0), x, n_steps=2), 'what other samples have come to'),
-        'inverse': (T.nlinalg.matrix_inverse(x), unknown % 'MatrixInverse'),
+        'inverse': (T.nlinalg.matrix_inverse(x), matrix),
         'every other': (x[T.arange(0, n, 2), 0], place),
         'a loop over samples': (loop(lambda a, h: h + a, T.zeros_like(w[:, 0]), sequences=x), 'it loops over samples'),
         'until': (theano.scan(lambda h: (h * 2, theano.scan_module.until(T.gt(h.sum(), 30))), outputs_info=x,
@@ -342,11 +343,9 @@ def refused_for_a_batch():
     """Return {name: (expression, reason)} of expressions for which only the batch shows that they cannot be cut."""
     place = 'picks samples by their place'
     return {
-        'diagonal of rows': (T.diag(x), 'not have as many rows as columns'),
+        'diagonal of rows': (T.diag(x), 'the diagonal does not reach all samples'),
         'all of joined': (TWICE[:2 * n], 'not all of one'), 'a long way into joined': (TWICE[3 * n:], 'not all of one'),
         'joined with some of too few': (T.concatenate([w.T[:n, :2], x[:, :2]])[:n], 'not all of one'),
-        'of samples and others': (T.diag(T.dot(x, table.T)), 'not have as many rows as columns'),
-        'filled diagonal of rows': (T.fill_diagonal(x, 0), 'not have as many rows as columns'),
         'twice as many as n': (T.concatenate([s, s], axis=1).reshape((n * 6, 4))[:2 * n], place),
         'too few for each': (FLAT[T.arange(n) * 3 + labels], place),
         'too many for each': (s.flatten()[T.arange(n) * 14], place),
@@ -392,8 +391,7 @@ REFUSED, REFUSED_BATCHES, CONVOLUTIONS = refused(), refused_for_a_batch(), convo
 WITHOUT_GRADIENT = ['diff', 'alloc of rows', 'normalised by sample', 'cast', 'diagonals', 'diagonals, offset',
                     'of each pair', 'singular values', 'qr', 'unique sums', 'chosen sums', 'of an op of a user']
 # {name: reason} of expressions whose gradient cannot be cut.
-GRADIENT_REFUSED = {'sparse dot': 'how CSMProperties depends',
-                    'diagonal of their transpose': 'different axes'}
+GRADIENT_REFUSED = {'sparse dot': 'how CSMProperties depends'}
 
 
 def check(outputs, mode=PLAIN):

@@ -53,6 +53,8 @@ with change_flags(floatX='float64'):
         'a count of steps': counting(zero), 'a count from the end': counting(zero + 2, -1, -1),
         'a count of all': x * (T.ones_like(x) * 3)[0],
         'words': each(lambda a, b: T.dot(a, w)[T.arange(3), b].sum(), s, words),
+        'beside those in order': each(lambda a: a * 2, x, go_backwards=True) + x,
+        'all samples': each(lambda a, b: T.tanh(a - b).sum(), x, non_sequences=[x]),
     }
     turns, place = 'it loops over samples, and each turn needs what the turns before', 'picks samples by their place'
     REFUSED = {
@@ -64,10 +66,8 @@ with change_flags(floatX='float64'):
         'neighbours': (theano.scan(lambda a, b, c: a + b - c, dict(input=x, taps=[-1, 0, 1]))[0], place),
         'the one before': (theano.scan(lambda a, b: a - b, dict(input=x, taps=[-1, 0]))[0], place),
         'backwards': (each(lambda a: a * 2, x, go_backwards=True), place),
-        'beside those in order': (each(lambda a: a * 2, x, go_backwards=True) + x, place),
         'two orders': (each(lambda a, b: a * b, x, v[::-1]), 'different orders'),
-        'all samples': (each(lambda a, b: (a - b).sum(), x, non_sequences=[x]), 'each turn reads all of them'),
-        'other axes': (each(lambda a, b: a.sum() + b.sum(), x, s[:, :, 0].T), place),
+        'other axes': (each(lambda a, b: a.sum() + b.sum(), x, s[:, :, 0].T), 'what other samples have come to'),
         'until': (theano.scan(lambda a: (a, theano.scan_module.until(a.sum() > 2)), x)[0], 'one of them may end it'),
         'random': (each(lambda a: a + streams.uniform((4,)), x), turns),
         'a count that is the sample\'s own': (counting(x[:, :1]), place),
@@ -83,7 +83,7 @@ def test_loops_over_samples_are_divided(name):
     check([DIVIDED[name]])
 
 
-@pytest.mark.parametrize('name', ['weights', 'of different lengths', 'numbers', 'a loop in a loop',
+@pytest.mark.parametrize('name', ['weights', 'of different lengths', 'numbers', 'all samples', 'a loop in a loop',
                                   'a count of steps'])
 def test_gradients_of_loops_over_samples_are_divided(name):
     check(with_gradients(DIVIDED[name]))

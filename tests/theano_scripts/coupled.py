@@ -1,6 +1,7 @@
 """A function that computes each sample apart, beside functions whose samples depend on each other.
 
-The median and the Cholesky factor of a batch can't be computed from medians and factors of its parts.
+The order of errors needs the errors of the whole batch, which are gathered. The Cholesky factor of a batch can't be
+computed from factors of its parts.
 """
 import numpy as np
 import theano

@@ -17,13 +17,14 @@ from .fallback import FAILED, by_plain, is_for_plain
 from .function_call import FunctionCall
 from .in_place import InPlaceUpdates
 from .programs import Programs
-from .report import FunctionUsage
+from .report import NEVER_CALLED, FunctionUsage
 from .surrounded_function import leave_to_plain
 
 FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
 
 NO_BATCH = 'no batch enters it'
 NO_BATCH_YET = 'no call has shown a batch of more than one sample'
+NO_SUCCESS = 'no call of it has succeeded'
 NOT_TIMED = 'it was not called often enough to be timed'
 PROFILED = 'it is profiled'
 NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
@@ -56,6 +57,8 @@ class EnabledFunction:
         return self._programs and self._programs.step or self._whole
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
+        if self._usage.why == NEVER_CALLED:
+            self._usage.run_on([], NO_SUCCESS)  # until it has one
         if self._chooser.state is State.SEVERAL:
             return self._over_contexts(args, kwargs)
         return self._by_chosen_way(args, kwargs)

@@ -8,6 +8,7 @@ from ..utils import mpi_environment
 from ..utils.tables import Printed, counted, table
 
 SHOWN = 20  # lines of a table
+NEVER_CALLED = 'it was never called'
 
 
 class UsageSummary(Printed):
@@ -67,7 +68,7 @@ class FunctionUsage:
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.why = name, 'it was not called, or no call has succeeded'
+        self.name, self.why = name, NEVER_CALLED
         self.contexts: Sequence[Context] = []
         self.calls = self.samples = 0
 

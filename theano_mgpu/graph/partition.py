@@ -78,6 +78,8 @@ class Program(NamedTuple):
         Inputs of a call: those with samples, and those that every replica gets whole.
     updated : list of SharedVariable
         The last of the outputs are their new values.
+    whole : str
+        Why each replica computes some op whole, of the samples of all; empty where none does.
     """
 
     inputs: list[theano.Variable]
@@ -88,6 +90,7 @@ class Program(NamedTuple):
     own: Collection[SharedVariable] = ()
     given: Sequence[theano.Variable] = ()
     updated: Sequence[SharedVariable] = ()
+    whole: str = ''
 
     @property
     def is_divided(self) -> bool:
@@ -208,7 +211,7 @@ def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:
         stages.insert(0, Stage(exchanges, values.saved, of_stage))
     early = {exchange.variable for stage in stages for exchange in stage.exchanges}
     return Program(list(inputs), shards.numbers, stages, [each for each in last if each.variable not in early],
-                   outputs).renamed(new)
+                   outputs, whole=next(map(str, shards.refusals), '')).renamed(new)
 
 
 def _outputs(shards: Shards, inputs: Sequence[theano.Variable]) -> tuple[list[Output], list[Exchange]]:

@@ -65,8 +65,9 @@ class _Planner:
 
     def plan(self, shares: Shares, refusal: str | None) -> StepPlan:
         n = shares.n_replicas
+        whole = self._program.whole and ', but each replica needs all samples: ' + self._program.whole
         self._choose('division', 'in %d parts' % n if n > 1 else 'whole batches',
-                     refusal or ('the graph is exact in parts' if n > 1 else 'there is one replica'))
+                     refusal or ('the graph is exact in parts' + whole if n > 1 else 'there is one replica'))
         self._choose_shares(shares)
         self._logical_shards = shares.logical_shards
         if self._logical_shards:

@@ -106,6 +106,12 @@ def rows_of_size(shards: Shards, size: theano.Variable | None) -> tuple[Any, ...
         counts = [v for v in node.inputs if shards.value(v).state.size == COUNT]
         factors = rows_of_size(shards, counts[0]) if len(counts) == 1 else None
         return None if factors is None else factors + tuple(_factor(v) for v in node.inputs if v is not counts[0])
+    shape = node.inputs[0].owner if node and isinstance(node.op, elemwise.Prod) else None
+    if shape and isinstance(shape.op, compile_ops.Shape):
+        x, = shape.inputs
+        axis = shards.value(x).axis
+        factors = rows_of_each(shards, x, axis)
+        return None if factors is None else factors + tuple(_factor(x.shape[i]) for i in range(x.ndim) if i != axis)
     variable, axis = _measured(size)
     return None if variable is None else rows_of_each(shards, variable, axis)
 
@@ -158,11 +164,13 @@ def _counts_places(shards, size):
 
 
 def _factor(variable):
-    """Return a number where it is known, else the variable without changes of its type."""
+    """Return a number where it is known, else the variable without changes of its type, and each length as one."""
     value = number(variable)
     if value is not None:
         return int(value)
-    node = variable.owner
+    node, (measured, axis) = variable.owner, _measured(variable)
+    if measured is not None:
+        return compile_ops.Shape_i(axis)(measured)
     return _factor(node.inputs[0]) if node and isinstance(node.op, OF_SCALARS) or is_scalar_op(node, *CASTS) \
         else variable
 
@@ -217,9 +225,11 @@ def _measured(size):
     if node and isinstance(node.op, compile_ops.Shape_i):
         return node.inputs[0], node.op.i
     place, vector = _entry(node)
-    while place is not None and not isinstance(place, slice) and place >= 0:
+    while place is not None and not isinstance(place, slice):
         if vector.owner and isinstance(vector.owner.op, compile_ops.Shape):
-            return vector.owner.inputs[0], int(place)
+            return vector.owner.inputs[0], int(place) % vector.owner.inputs[0].ndim
+        if place < 0:
+            break
         part, vector = _entry(vector.owner)  # the first sizes of a shape
         if not isinstance(part, slice) or part.start not in (None, 0) or part.step not in (None, 1):
             break

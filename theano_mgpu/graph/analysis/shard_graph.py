@@ -177,6 +177,11 @@ def split_axis(variable: theano.Variable, axis: int, blocks: theano.Variable) ->
     return variable.reshape(shape[:axis] + [blocks, shape[axis] // blocks] + shape[axis + 1:], ndim=variable.ndim + 1)
 
 
+def turned(variable: theano.Variable, axis: int = 0) -> theano.Variable:
+    """Return a variable with the last element of an axis first."""
+    return variable[(slice(None),) * axis + (slice(None, None, -1),)]
+
+
 def merge_axis(variable: theano.Variable, axis: int) -> theano.Variable:
     """Merge an axis with the next one."""
     shape = [variable.shape[i] for i in range(variable.ndim)]

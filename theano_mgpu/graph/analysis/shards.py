@@ -21,10 +21,11 @@ from ..placement.tags import place_of_node, placed_on
 from ..repeatable import unrepeatable
 from ..traces import keep_trace_above, line_of
 from .reductions import Gather
-from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis
+from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis, turned
 from .states import BACKWARDS, CONSTANT, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
 
 COMPARISONS = EQ, NEQ, LT, GT, LE, GE
+SHOWN = 100  # characters of a node in a message
 ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
 
 
@@ -34,12 +35,14 @@ class Rule(NamedTuple):
     function: Callable[..., list[Value]]
     of: str
     reads_averages: bool
+    is_costly: bool
 
 
 RULES: dict[type, Rule] = {}  # by class of op; the rule of the nearest base class counts
 
 
-def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False) -> Callable[[Any], Any]:
+def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False, is_costly: bool = False
+         ) -> Callable[[Any], Any]:
     """Register a function ``(shards, node, values) -> list of Value`` for ops of these classes, as a decorator.
 
     Parameters
@@ -49,9 +52,11 @@ def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False) -> Cal
         are exchanged before. PARTIAL: those with partial inputs, too. CONSTANT: all. Other nodes are constants.
     reads_averages : bool
         Whether the function checks itself that samples do not meet averages of statistics, see `check_averages`.
+    is_costly : bool
+        Whether the work of these ops is worth dividing: no replica computes them whole where they are refused.
     """
     def register(function):
-        RULES.update(dict.fromkeys(classes, Rule(function, of, reads_averages)))
+        RULES.update(dict.fromkeys(classes, Rule(function, of, reads_averages, is_costly)))
         return function
     return register
 
@@ -103,6 +108,8 @@ class Shards(ShardGraph):
         self.uniform: dict[Any, bool] = {}
         # Of the new graph.
         self._traced: set[Any] = set()          # variables that have the lines of the given ones
+        self.refusals: list[CannotCut] = []     # of nodes that each replica computes whole instead, of gathered rows
+        self._divides = False                   # whether replicas divide the work of a costly op
         self.compared: set[Any] = set()         # variables that other ones are compared with, bit by bit
         self._given: dict[Any, Any] = {}        # variables, to the variables of the given graph
         known = {**known, **{variable: Value(variable, rows()) for variable in inputs}}
@@ -115,6 +122,8 @@ class Shards(ShardGraph):
                 self._convert(node)
         self.outputs = [self._usable(output) for output in outputs]
         check_limits(None, self.outputs)
+        if self.refusals and not self._divides:
+            raise self.refusals[0]
 
     # ---------------------------------------------------------------------------------------- walking the graph
 
@@ -172,7 +181,6 @@ class Shards(ShardGraph):
 
     def _computed(self, node, values):
         """Return the Values of a node's outputs, from the Values of its inputs, by the rule of its op."""
-        check_limits(node.op, values)
         if getattr(node.op, 'destroy_map', None):
             self.refuse(node, 'it writes into what it is given')
         unknown = unrepeatable(node.op)
@@ -181,15 +189,34 @@ class Shards(ShardGraph):
                               'mgpu_pure = True in its class' % type(unknown).__name__)
         if _compares(node):
             self.compared.update(value.variable for value in values)
-        function, of, reads_averages = next(
-            (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(_unknown, ROWS, False))
+        function, of, reads_averages, is_costly = next(
+            (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(_unknown, ROWS, False, False))
         if not reads_averages:
             self.check_averages(node, values)
         if of == ROWS and not has_rows(values):
             values = self.wholes(values)
         if of != CONSTANT and all(value.kind == CONSTANT for value in values):
             return self.constant(node, values)
-        return function(self, node, self.wholes(values) if of == ROWS else values)
+        try:
+            check_limits(node.op, values)
+            new = function(self, node, self.wholes(values) if of == ROWS else values)
+        except CannotCut as refusal:
+            if unknown or is_costly or not self._may_be_whole(node, values):
+                raise
+            self.refusals.append(refusal)
+            i = next(i for i, value in enumerate(values) if value.kind == ROWS)  # others may stay, as in x[rows]
+            return self._computed(node, [*values[:i], self.gathered(values[i]), *values[i + 1:]])
+        self._divides |= is_costly and has_rows(values)
+        return new
+
+    def _may_be_whole(self, node, values):
+        """Return whether each replica may compute a node that is refused, of gathered rows."""
+        backwards = any(value.state.only == BACKWARDS for value in values)
+        return has_rows(values) and not (
+            self.around or isinstance(node.op, Elemwise) and not backwards or _is_of_matrices(node.op)
+            or self.averages.intersection(node.inputs)
+            or any(value.state.only == LAST for value in values)
+            or any(not isinstance(value.variable.type, T.TensorType) for value in values if value.kind == ROWS))
 
     def check_averages(self, node: theano.Apply, values: list[Value]) -> None:
         """Refuse samples that meet the average of the shards' statistics: each shard is normalised by its own ones."""
@@ -223,6 +250,9 @@ class Shards(ShardGraph):
         if value.kind != ROWS:
             return value
         axis = value.axis
+        if value.state.only == BACKWARDS:
+            whole = self.gathered(self.make(lambda v: turned(v, axis), [value], value.state._replace(only=None)))
+            return self.make(lambda v: turned(v, axis), [whole], whole.state, like=value.variable)
         if value.state.outer is None:
             return self.exchange(value, Gather(axis))
         apart = self.make(lambda v, blocks: split_axis(v, axis, blocks), [value, Value(value.state.outer, WHOLE)],
@@ -233,9 +263,13 @@ class Shards(ShardGraph):
 
 def _unknown(shards, node, values):
     """Refuse samples of an op without a rule."""
-    shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there'
-                         if type(node.op).__module__.endswith('linalg') else
+    shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there' if _is_of_matrices(node.op) else
                          'it is not known how %s depends on single samples') % type(node.op).__name__)
+
+
+def _is_of_matrices(op):
+    """Return whether an op is of linear algebra."""
+    return type(op).__module__.endswith('linalg')
 
 
 def check_limits(op: theano.Op | None, values: list[Value]) -> None:
@@ -246,8 +280,10 @@ def check_limits(op: theano.Op | None, values: list[Value]) -> None:
 
 
 def refusal_of(node: theano.Apply, reason: str) -> str:
-    """Return the text of the CannotCut of a node, for a reason."""
-    return '%s: %s%s' % (node, reason, line_of(node))
+    """Return the text of the CannotCut of a node: the reason, the node by its user's names, and its line."""
+    names = list(dict.fromkeys(str(v) if v.name or v.owner and len(node.inputs) == 1 else '...' for v in node.inputs))
+    text = '%s(%s)' % (node.op, ', '.join(names))
+    return '%s: %s%s' % (reason, text if len(text) <= SHOWN else text[:SHOWN - 4] + '...)', line_of(node))
 
 
 def _compares(node):

@@ -7,12 +7,13 @@ from theano.tensor.sort import ArgSortOp, SortOp, TopKOp
 
 from ..known import number, number_everywhere
 from ..reductions import MAX, MIN, PROD, SUM
-from ..shards import rule
-from ..states import PARTIAL, REFUSED, ROWS, State, Value, partial
+from ..shards import refusal_of, rule
+from ..states import PARTIAL, REFUSED, ROWS, State, Value, has_rows, partial
 from .base import aligned, refuse_rows, rows_along, widens
 
 REDUCTION = {scalar.Add: SUM, scalar.Mul: PROD, elemwise.MulWithoutZeros: PROD, scalar.Maximum: MAX,
              scalar.Minimum: MIN, scalar.OR: MAX, scalar.AND: MIN}
+NO_PLACE = 'the place of the maximum among all samples is not known to a replica'
 
 
 def _axes(node):
@@ -56,7 +57,7 @@ def _argmax(shards, node, values):
     value, axes = values[0], _axes(node)
     if value.axis not in axes:
         return shards.apply(node, values, _without(value.state, axes))
-    place = State(REFUSED, reason='%s: the place of the maximum among all samples is not known to a replica' % node)
+    place = State(REFUSED, reason=refusal_of(node, NO_PLACE))
     highest = [] if isinstance(node.op, basic.Argmax) else shards.apply(node, values, partial(MAX))[:1]
     return highest + [Value(None, place)]
 
@@ -66,8 +67,7 @@ def _along_axis(shards, node, values):
     axis = getattr(node.op, 'axis', None)
     if axis is None and len(node.inputs) > 1:
         axis = number(node.inputs[1])
-    refuse_rows(shards, node, values[1:], 'it goes along the samples')
-    if axis is None or int(axis) % node.inputs[0].ndim == values[0].axis:
+    if has_rows(values[1:]) or axis is None or int(axis) % node.inputs[0].ndim == values[0].axis:
         shards.refuse(node, 'it goes along the samples')
     return shards.apply(node, values, values[0].state)
 

@@ -15,6 +15,7 @@ from theano.tensor.subtensor import IncSubtensor
 
 from ...rewrites import inner_graph
 from ..known import is_scalar_op, is_zero
+from ..shard_graph import turned
 from ..shards import Shards, check_limits, refusal_of, rule
 from ..states import BACKWARDS, CONSTANT, DEPENDENT, LAST, PARTIAL, ROWS, WHOLE, Value, has_rows, partial, rows
 from .base import aligned, refuse_rows, same_order, same_rows, share
@@ -45,7 +46,7 @@ def _op_from_graph(shards, node, values):
     return [shards.converted(output) for output in inner_graph(node, node.inputs)]
 
 
-@rule(Scan, of=ROWS)
+@rule(Scan, of=ROWS, is_costly=True)
 def _scan(shards, node, values):
     """Analyse the graph of a loop like the graph around it: slices and states have one axis less, the time."""
     refuse_rows(shards, node, values[:1], 'it loops over samples')
@@ -208,8 +209,10 @@ def _mapped(shards, node, values):
     inputs = iter(values)
     turns, sequences, sums, ends, others = (
         list(islice(inputs, n)) for n in (1, op.n_seqs, op.n_sit_sot, op.n_nit_sot, len(values)))
-    if any(value.kind != CONSTANT for value in turns + sums + ends + others):
-        shards.refuse(node, LOOPS + 'each turn reads all of them')
+    # Each turn may read all samples, and add to the gradients of all of them.
+    sums, others = [[shards.gathered(value) for value in each] for each in (sums, others)]
+    if any(value.kind != CONSTANT for value in turns + ends):
+        shards.refuse(node, LOOPS + 'their number is made of samples')
     samples = [value for value in sequences if value.kind == ROWS]
     state = same_rows(shards, node, samples)
     if state.axis != 0 or len({value.state.only for value in samples}) > 1:
@@ -257,9 +260,5 @@ def _own_part(shards, value, state):
         return value
     if state.only != BACKWARDS:
         return shards.cut(value, 0, state.outer)
-    turned = shards.cut(shards.make(_turn, [value], value.state), 0, state.outer)
-    return shards.make(_turn, [turned], state, like=value.variable)
-
-
-def _turn(variable):
-    return variable[::-1]
+    own = shards.cut(shards.make(turned, [value], value.state), 0, state.outer)
+    return shards.make(turned, [own], state, like=value.variable)

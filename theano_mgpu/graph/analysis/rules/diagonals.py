@@ -5,7 +5,7 @@ from theano.tensor import basic, extra_ops, nlinalg
 from ..shards import rule
 from ..states import ROWS
 
-NOT_SQUARE = 'the matrix does not have as many rows as columns'
+SHORT = 'the diagonal does not reach all samples'
 SHIFTED = 'the diagonal is not the main one of all samples'
 
 
@@ -17,8 +17,8 @@ def _extract(shards, node, values):
         return shards.apply(node, values, state._replace(axis=state.axis - sum(axis < state.axis for axis in axes)))
     if node.op.offset or state.outer is not None:
         shards.refuse(node, SHIFTED)
-    x = shards.check(node, NOT_SQUARE, x, T.eq(*[x.shape[axis] for axis in axes]))
     other = axes[1 - axes.index(state.axis)]
+    x = shards.check(node, SHORT, x, T.ge(x.shape[other], x.shape[state.axis]))
     diagonal = T.switch(_on_diagonal(x, *axes), x, 0).sum(axis=other)  # all but one are 0
     order = [i for i in range(x.ndim) if i not in axes] + [state.axis]
     return [shards.converted(T.cast(diagonal.dimshuffle([i - (i > other) for i in order]), x.dtype))]
@@ -38,7 +38,6 @@ def _fill(shards, node, values):
     x, number = node.inputs
     if x.ndim != 2 or values[0].state.outer is not None:
         shards.refuse(node, SHIFTED)
-    x = shards.check(node, NOT_SQUARE, x, T.eq(x.shape[0], x.shape[1]))
     return [shards.converted(T.switch(_on_diagonal(x, 0, 1), number, x))]
 
 

@@ -42,7 +42,7 @@ def _turned(node, x):
     return x._replace(state=x.state._replace(only=only, reason=only and refusal_of(node, PLACES)))
 
 
-@rule(subtensor.Subtensor)
+@rule(subtensor.Subtensor, of=CONSTANT)
 def _subtensor(shards, node, values):
     x, numbers = values[0], constants(shards, node, values[1:], MADE_OF_SAMPLES)
     if x.state.only == LAST:  # sums that grow with each sample: the last one is a share of the sum over all of them
@@ -51,9 +51,9 @@ def _subtensor(shards, node, values):
         return shards.apply(node, [x] + numbers, partial())
     if x.kind == PARTIAL:
         return shards.apply(node, [x] + numbers, x.state)
-    if x.kind == CONSTANT:
-        return shards.constant(node, [x] + numbers)
     entries = entries_of(node)
+    if x.kind == CONSTANT:
+        return _first_joined(shards, node, entries) or shards.constant(node, [x] + numbers)
     if _takes_block(shards, node, x, entries, x.axis):
         state = rows(sliced_axes(entries, node.inputs[0].ndim).index(x.axis))
         return [_of_block(shards, node, x, entries, lambda part: part, [], state)]
@@ -63,6 +63,24 @@ def _subtensor(shards, node, values):
     x = _turned(node, x) if entry == slice(None, None, -1) else _all_along(shards, node, x, entry)
     axis = sliced_axes(entries, node.inputs[0].ndim).index(x.axis)
     return shards.apply(node, [x] + numbers, x.state._replace(axis=axis))
+
+
+def _first_joined(shards, node, entries):
+    """Return rows from an index of them with others behind, ``table[concatenate([x, others])][:m]``; None for another.
+
+    That `m` is the number of samples is checked for each batch.
+    """
+    joined, table = node.inputs[0], None
+    if joined.owner and isinstance(joined.owner.op, subtensor.AdvancedSubtensor1):
+        table, joined = joined.owner.inputs
+    maker, entry = joined.owner, entry_at(entries, 0)
+    if not maker or not isinstance(maker.op, basic.Join) or number(maker.inputs[0]) != 0 or len(entries) > 1 \
+            or not isinstance(entry, slice) or not isinstance(entry.stop, theano.Variable) \
+            or not is_whole(slice(entry.start, None, entry.step)) or not has_row_each(shards, maker.inputs[1], 0):
+        return None
+    first = maker.inputs[1]
+    right = T.eq(T.as_tensor_variable(entry.stop), first.shape[0])
+    return [shards.converted(shards.check(node, PLACES, first if table is None else table[first], right))]
 
 
 @rule(subtensor.IncSubtensor)

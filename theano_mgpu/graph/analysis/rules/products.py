@@ -12,7 +12,7 @@ from ..states import CONSTANT, ROWS, has_rows, partial, rows
 from .base import all_rows, only_rows_on, refuse_rows, rows_along, same_order, same_rows, shares_of
 
 
-@rule(basic.Dot, sparse.Dot, sparse.StructuredDot)
+@rule(basic.Dot, sparse.Dot, sparse.StructuredDot, is_costly=True)
 def _dot(shards, node, values):
     a, b = node.inputs
     shares = shares_of(values)
@@ -32,7 +32,7 @@ def _dot(shards, node, values):
     return _product(shards, node, values, summed, a.ndim - 1)
 
 
-@rule(blas.BatchedDot, of=ROWS)
+@rule(blas.BatchedDot, of=ROWS, is_costly=True)
 def _batched_dot(shards, node, values):
     a, b = values
     if all(value.kind != ROWS or value.axis == 0 for value in values):
@@ -63,7 +63,7 @@ def _product(shards, node, values, summed, axis):
     return shards.apply(node, values, a.state if a.kind == ROWS else b.state._replace(axis=axis))
 
 
-@rule(abstract_conv.BaseAbstractConv, of=ROWS)
+@rule(abstract_conv.BaseAbstractConv, of=ROWS, is_costly=True)
 def _convolution(shards, node, values):
     refuse_rows(shards, node, values[2:], 'its sizes depend on single samples')
     anew = any_number(node, node.inputs)
@@ -80,7 +80,7 @@ def _convolution(shards, node, values):
     return shards.apply(anew, values, state)
 
 
-@rule(conv.ConvOp, of=ROWS)
+@rule(conv.ConvOp, of=ROWS, is_costly=True)
 def _legacy_convolution(shards, node, values):
     if has_steps(node.op):
         shards.refuse(node, 'it is the gradient of one with steps')
