@@ -35,6 +35,7 @@ def function_maker(kind: str) -> Callable[..., Any]:
             for layer in self.layers:  # those nearer to the inputs first
                 for node in keras_versions.calls_of(layer):
                     name_layer(node.output_tensors, node.input_tensors, layer.name)
+            name_layer([self.total_loss] if hasattr(self, 'total_loss') else [], (), 'loss')
             if state.usage is not None:
                 state.usage.is_used = True
             with theano_functions.replaced_functions(functools.partial(_replaced, self, kind, made)):
