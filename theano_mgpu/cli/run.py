@@ -290,5 +290,5 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
             raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
     if args.explain and sys.stderr is not None:
         texts = list(map(as_text, explanations)) or ['nothing was divided, so there is no plan: the summary says why']
-        texts += tables({each.plan.name: each.exchange_seconds() for each in recorded})
+        texts += tables((each.plan.name, each.exchange_seconds()) for each in recorded)
         print('\n' + '\n\n'.join(texts), file=sys.stderr)

@@ -4,11 +4,11 @@ The ops of one call in `EVERY` are timed, one after the other: on a device, from
 """
 from __future__ import annotations
 
-import copy
 import functools
+import operator
 import time
 from collections import Counter, defaultdict
-from typing import Any, Callable, Dict, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
@@ -23,10 +23,8 @@ from .traces import KeepLines, layer_of, name_layer, put_in_layer
 EVERY = 3     # the first calls build kernels and allocate; to wait for each op takes time
 LEAST = 0.01  # the share of the time that has a row, or a table, of its own
 BACKWARD = ', backward'  # the end of the name of a part that `theano.grad` has derived
-UPDATE, EXCHANGE, OTHER = 'update', 'exchange', 'other'
+UPDATE, EXCHANGE, OTHER, UNNAMED = 'update', 'exchange', 'other', 'a function'
 THEANOS = 'mean', 'var', 'std', 'max', 'argmax', '.T', ')'  # ends of names that Theano gives variables
-
-Sums = Dict[str, float]  # seconds of parts
 
 is_on = False
 every: list[Times] = []
@@ -78,7 +76,7 @@ def parts_of(nodes: Sequence[theano.Apply]) -> list[str]:
     for node in nodes:
         gradients = [part for part in (parts.get(v.owner, '') for v in node.inputs) if part.endswith(BACKWARD)]
         if gradients and parts[node] == UPDATE and not isinstance(node.op, Elemwise):
-            parts[node] = gradients[-1]
+            parts[node] = gradients[0]  # such as of a transposed matrix
     return list(map(parts.__getitem__, nodes))
 
 
@@ -89,9 +87,10 @@ class Times:
     """The seconds of the ops of a function of some name on a context, by part; without a context, of plain Theano's."""
 
     def __init__(self, name: str | None, context: str | None, nodes: Sequence[theano.Apply]) -> None:
-        self.name, self.context, self._parts = name, context, parts_of(nodes)
+        self.name = (name or UNNAMED).partition(', stage ')[0]  # all stages of a plan are in one table
+        self.context, self._parts = context, parts_of(nodes)
         self._counts = [0] * len(nodes)
-        self._seconds: Sums = {}
+        self._seconds: dict[str, float] = {}
         every.append(self)
 
     def timed(self, number: int, thunk: Callable[[], Any], cells: Sequence[list[Any]]) -> Callable[[], Any]:
@@ -112,7 +111,7 @@ class Times:
         vars(run).pop('cthunk', None)  # Theano's loop would call this one
         return run
 
-    def a_call(self) -> Sums:
+    def a_call(self) -> dict[str, float]:
         """Return the seconds of each part in a call, in the order of the last op of each; nothing if none was timed."""
         timed, order = max(self._counts, default=0) // EVERY, dict.fromkeys(reversed(self._parts))
         return {part: self._seconds[part] / timed for part in reversed(order) if part in self._seconds}
@@ -128,7 +127,7 @@ class TimedLinker(VM_Linker):
     """Theano's linker, for a function that times its ops: the `subject` has the name of the function, and its context.
     """
 
-    subject: tuple[str | None, str | None]
+    subject: tuple[str | None, str | None] = None, None
 
     def make_vm(self, nodes, thunks, inputs, outputs, storage_map, *others):
         times = Times(*self.subject, nodes)
@@ -139,41 +138,44 @@ class TimedLinker(VM_Linker):
 
 def timed(mode: Any, name: str | None, context: str | None = None) -> Any:
     """Return a mode in which a function of a name on a context, or of plain Theano, times its ops, if layers are timed.
+
+    The linker of a mode for a context must be its own.
     """
     mode = theano.compile.get_mode(mode)
-    if not is_on or type(mode) is not theano.Mode or not isinstance(mode.linker, VM_Linker):
-        return mode
-    if context is None:  # else it is there, or the graph is optimised
-        mode = mode.register((KeepLines(), -1))
-    linker: Any = copy.copy(mode.linker)
-    linker.__class__, linker.subject = TimedLinker, (name, context)
-    return theano.Mode(linker, mode.provided_optimizer)
+    if is_on and isinstance(mode.linker, VM_Linker):
+        if context is None:
+            mode = mode.register((KeepLines(), -1))  # this copies the linker
+        mode.linker.__class__, mode.linker.subject = TimedLinker, (name, context)
+    return mode
 
 
 # ---------------------------------------------------------------------------------------------------------- the tables
 
 
-def tables(exchanges: Mapping[Any, float]) -> list[str]:
+def tables(exchanges: Iterable[tuple[Any, float]]) -> list[str]:
     """Return a table for each name of functions, with the time of each layer on one device and divided.
 
-    Where a function is divided, the slowest context counts for a layer. `exchanges` has the seconds in which values are
-    copied and added in a call, by the name of the function; 0 if they are not known.
+    Where a function is divided, the slowest context counts for a layer. `exchanges` are names with the seconds in which
+    values are copied and added in a call.
     """
-    of_contexts: dict[Any, Counter[str]] = defaultdict(Counter)
+    sums: dict[Any, Any] = defaultdict(Counter)
     for times in every:
-        of_contexts[times.name, times.context].update(times.a_call())
-    sides: dict[Any, dict[str, Counter[str]]] = defaultdict(dict)
-    for (name, context), sums in of_contexts.items():
-        head = 'DIVIDED' if context else 'ONE DEVICE'
-        sides[name][head] = sides[name].get(head, Counter({EXCHANGE: exchanges.get(name, 0) if context else 0})) | sums
-    most = max((sum(side.values()) for found in sides.values() for side in found.values()), default=0)
-    return [_table(name, found) for name, found in sides.items()
-            if any(sum(side.values()) > LEAST * most for side in found.values())]
+        sums[times.name, times.context].update(times.a_call())
+    least = LEAST * max((sum(each.values()) for each in sums.values()), default=0)
+    names = dict.fromkeys(name for (name, _), each in sums.items() if sum(each.values()) > least)
+    for name, seconds in exchanges:
+        sums[name or UNNAMED, EXCHANGE][EXCHANGE] += seconds
+    found = []
+    for name in names:
+        divided = [each for (other, context), each in sums.items() if other == name and context]
+        sides = {'ONE DEVICE': sums[name, None], 'DIVIDED': functools.reduce(operator.or_, divided, Counter())}
+        sides = {head: side for head, side in sides.items() if side}
+        found.append('%s: milliseconds of a call\n\n%s' % (name, _table(sides)))
+    return found
 
 
-def _table(name, sides):
-    """Return the table of a function, given its times on one device and divided; small parts share a row."""
-    sides = {head: side for head, side in sorted(sides.items(), reverse=True) if side}
+def _table(sides):
+    """Return the times on one device and divided as a table; small parts share a row."""
     rows: dict[str, list[str]] = {}
     layers = list(dict.fromkeys(part.replace(BACKWARD, '') for side in sides.values() for part in side))
     for layer in layers:
@@ -187,4 +189,4 @@ def _table(name, sides):
             pair = [sum(side[layer + end] for layer in members) for end in ('', BACKWARD)]
             lines[-1] += ['%.3f' % (1e3 * seconds) if seconds else '' for seconds in pair]
             lines[-1].append('%.1f %%' % (100 * sum(pair) / sum(side.values())))
-    return '%s: milliseconds of a call\n\n%s' % (name, table(lines, right=range(1, len(lines[0]))))
+    return table(lines, right=range(1, len(lines[0])))

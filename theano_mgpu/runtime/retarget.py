@@ -67,7 +67,7 @@ def link(optimised: Optimised, context: Context, replicas: dict[SharedVariable, 
     outputs = [theano.Out(output, borrow=spec.borrow)
                for output, spec in zip(move.build(maker.fgraph.toposort(), maker.fgraph.outputs), maker.outputs)]
     profile = theano.compile.ProfileStats(message=name) if theano.config.profile else None
-    mode = timed(theano.Mode(linker=maker.mode.linker, optimizer=None), name, context.name)
+    mode = timed(theano.Mode(linker=copy.copy(maker.mode.linker), optimizer=None), name, context.name)
     with compiling_for(context):
         function = orig_function(inputs, outputs, mode=mode, accept_inplace=True, name=name, profile=profile,
                                  on_unused_input='ignore')
