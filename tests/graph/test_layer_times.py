@@ -69,7 +69,7 @@ def test_gradients_have_the_layer_of_their_forward_op(timed, names, parts):
 
 
 def test_other_ops(timed):
-    """Ops without a layer, those of an update, and of a branch that is not taken."""
+    """Ops without a layer, ops of an update, and a branch that is not taken."""
     x, (w,) = T.fmatrix('x'), weights('w')
     taken = ifelse(T.gt(x.sum(), 100), T.exp(x), T.dot(x, w))
     f = theano.function([x], taken, updates=[(w, w * np.float32(2))], name='f')
@@ -97,7 +97,7 @@ def test_the_rows_add_up_to_the_time_of_theanos_profiler(timed, monkeypatch):
 
 @pytest.mark.cuda
 def test_results_are_the_same(contexts, kind, timed, monkeypatch):
-    """On one device and divided, with layers timed in each call, every third one, and not at all."""
+    """Results on one device and divided, with layers timed in each call, in every third one, and not at all."""
     contexts(kind, 2)
     results = []
     for is_on, every in (True, 1), (True, 3), (False, 1):

@@ -203,7 +203,7 @@ def test_layers_are_timed(version, tmp_path):
     contexts = 'contexts=dev0->cpu;dev1->cpu,mgpu.timeline=%s,' % (tmp_path / 'trace.json')
     text = with_keras(version, '-m', 'theano_mgpu', 'run', '--always', '--explain', str(tmp_path / 'train.py'),
                       flags=contexts + QUICK).stderr
-    # That Keras has no models that are hooked: its layers are those of the weights.
+    # That Keras's models are not hooked: its layers are its weights.
     inner, last = ('inner_W (300, 200)', 'last_W (200, 200)') if version == '0.3.3' else ('inner', 'last')
     for layer in inner, last:
         assert re.search(r'\n%s +\d+\.\d+ +\d+\.\d+ +\d+\.\d %%' % re.escape(layer), text), text

@@ -79,7 +79,8 @@ def add_parser(sub: Any) -> None:
     parser.add_argument('-q', '--quiet', action='store_true',
                         help='no summary at exit, and no note if nothing is divided')
     parser.add_argument('--explain', action='store_true',
-                        help='at exit, show the plan of each function and model: stages, exchanges, memory, and why')
+                        help='at exit, show the plan of each function and model (stages, exchanges, memory, and why), '
+                        'and the time of each layer')
     parser.add_argument('--processes', type=processes.processes, metavar='N|auto', help='start N processes, which '
                         'divide the contexts, as launch -n N run does; auto: one for each context on the CPU, as long '
                         'as there are cores, and one for GPUs (default: 1)')

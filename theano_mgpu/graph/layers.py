@@ -188,5 +188,5 @@ def _table(sides):
         for side in sides.values():
             pair = [sum(side[layer + end] for layer in members) for end in ('', BACKWARD)]
             lines[-1] += ['%.3f' % (1e3 * seconds) if seconds else '' for seconds in pair]
-            lines[-1].append('%.1f %%' % (100 * sum(pair) / sum(side.values())))
+            lines[-1].append('%.1f %%' % (100 * sum(pair) / sum(side.values())) if any(pair) else '')
     return table(lines, right=range(1, len(lines[0])))

@@ -6,7 +6,7 @@ from ..compat.wrapping import wrap
 from . import layers, theano_functions
 from .placement import tags
 
-FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'
+FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place(), or to time layers'
 
 
 def record_places() -> None:
