@@ -79,6 +79,20 @@ def test_other_ops(timed):
     assert {'w (6, 6)', 'update', 'other'} >= seconds.keys() >= {'w (6, 6)', 'update'} and timed[-1].name == 'f'
 
 
+@pytest.mark.parametrize('mode', [None, 'FAST_COMPILE', 'DebugMode', theano.Mode('py'),
+                                  theano.Mode('cvm', theano.gof.opt.SeqOptimizer([]))])
+def test_errors_and_modes(timed, mode):
+    """An op that fails has the error of plain Theano."""
+    x, (w,) = T.fmatrix('x'), weights('w')
+    f, errors = theano.function([x], T.dot(x, w), mode=mode), []
+    for call in (f, theano_functions.plain_function([x], T.dot(x, w), mode=mode)):
+        np.testing.assert_allclose(call(X), np.dot(X, w.get_value()), rtol=1e-5)
+        with pytest.raises(Exception, match='(?i)shape|align') as error:
+            [call(X[:, 1:]) for _ in range(layers.EVERY)]
+        errors.append((error.type, str(error.value).split('Backtrace')[0]))
+    assert errors[0] == errors[1]
+
+
 @pytest.mark.needs_compiler
 def test_the_rows_add_up_to_the_time_of_theanos_profiler(timed, monkeypatch):
     monkeypatch.setattr(layers, 'EVERY', 1)

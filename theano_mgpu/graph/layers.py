@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
+from theano.gof import Query
 from theano.gof.graph import io_toposort
 from theano.gof.vm import VM_Linker
 from theano.tensor.elemwise import Elemwise
@@ -54,7 +55,7 @@ def name_function(outputs: Any, new_values: Iterable[Any] = ()) -> None:
 def _part_read(variable):
     """Return the part that a variable is of; a matrix of weights is a part of its own."""
     if isinstance(variable, SharedVariable) and variable.name and getattr(variable, 'ndim', 0) > 1:
-        return '%s %s' % (variable.name, variable.container.storage[0].shape)  # many scripts call each of them W
+        return '%s %s' % (variable.name, getattr(variable.container.storage[0], 'shape', ''))  # many are called W
     return layer_of(variable)
 
 
@@ -142,7 +143,7 @@ def timed(mode: Any, name: str | None, context: str | None = None) -> Any:
     The linker of a mode for a context must be its own.
     """
     mode = theano.compile.get_mode(mode)
-    if is_on and isinstance(mode.linker, VM_Linker):
+    if is_on and isinstance(mode.linker, VM_Linker) and isinstance(mode.provided_optimizer, Query):
         if context is None:
             mode = mode.register((KeepLines(), -1))  # this copies the linker
         mode.linker.__class__, mode.linker.subject = TimedLinker, (name, context)
