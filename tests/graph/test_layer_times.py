@@ -151,4 +151,4 @@ def test_layers_of_keras(contexts, kind, timed):
     parts = {part for times in timed if times.context for part in times.a_call()}
     assert parts >= {'image', 'image, backward', 'inner', 'inner, backward', 'classes', 'classes, backward', 'update'}
     assert not {part.replace(', backward', '') for part in parts}.difference(
-        ['image', 'flat', 'inner', 'cut', 'classes', 'loss', 'update', 'other'])
+        ['image', 'flat', 'inner', 'cut', 'classes', 'loss', 'update'])
