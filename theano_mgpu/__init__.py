@@ -50,6 +50,7 @@ if _needs_theano and theano_error is None:
         ReplicaError,
     )
     from .graph.audit import audit
+    from .graph.patches import time_layers as _time_layers
     from .parallel_function import function
     from .placement import device, place
     from .predict.predictor import Predictor
@@ -66,6 +67,7 @@ if _needs_theano and theano_error is None:
     if _own_flag('mgpu.timeline') and not _records():
         try:
             _start_timeline(_own_flag('mgpu.timeline'), parent=_run())
+            _time_layers()
         except MgpuError as error:
             if not _is_command_line():
                 raise

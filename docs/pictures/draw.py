@@ -237,8 +237,36 @@ def predicted():
     return picture
 
 
+def layers():
+    """Draw the table of docs/guide/plans.md: the time of each layer, on one device and divided."""
+    page = (RESULTS.parents[1] / 'docs' / 'guide' / 'plans.md').read_text(encoding='utf-8')
+    head, *lines = re.search(r'^    LAYER .*\n(?:    .*\n)+', page, re.MULTILINE).group().splitlines()[:-1]
+    ends = [0] + [match.end() for match in re.finditer(r'LAYER|FORWARD|BACKWARD|SHARE', head)]
+    ends[1] = head.index('ONE')
+    cells = [[line[start:end].strip() for start, end in zip(ends, ends[1:])] for line in lines]
+    rows = [(name, [[float(each or 0) for each in pair] for pair in (numbers[:2], numbers[3:5])])
+            for name, *numbers in cells]
+    row, top, left, width = 52, 44, 92, 320
+    picture = Picture(top + row * len(rows) + 34, 'The time of each layer, on one device and divided')
+    picture.text(14, 20, 'Milliseconds of a call', weight='bold', anchor='start')
+    longest = max(sum(pair) for _, pairs in rows for pair in pairs)
+    for index, (name, pairs) in enumerate(rows):
+        y = top + row * index
+        picture.text(left - 12, y + 18, name, 13, 'end')
+        for i, (forward, backward) in enumerate(pairs):
+            ends = [left + width * part / longest for part in (0, forward, forward + backward)]
+            for start, end, colour in zip(ends, ends[1:], COLOURS):
+                if end > start:
+                    picture.box(start, y + 20 * i, end - start, 16, fill=GREEN if name == 'exchange' else colour)
+            if forward + backward:
+                picture.text(ends[2] + 8, y + 20 * i + 8, '%.2f' % (forward + backward), 13, 'start')
+    picture.text(14, picture.height - 14, 'Blue: forward, orange: backward; above on one device, below divided.',
+                 12, 'start', GREY)
+    return picture
+
+
 PICTURES = {'data_sets.svg': data_sets, 'step.svg': step, 'pipeline.svg': pipeline, 'automatic.svg': automatic,
-            'ratios.svg': ratios, 'predicted.svg': predicted}
+            'ratios.svg': ratios, 'predicted.svg': predicted, 'layers.svg': layers}
 
 if __name__ == '__main__':
     for name, draw in PICTURES.items():

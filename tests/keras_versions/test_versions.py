@@ -68,6 +68,19 @@ assert list(queue.get()) == [1, 2]
 """
 
 
+LAYERS = """
+import numpy as np
+from keras.layers.core import Activation, Dense
+from keras.models import Sequential
+model = Sequential()
+for layer in (Dense(200, input_dim=300, name='inner'), Activation('tanh', name='bend'), Dense(200, name='last')):
+    model.add(layer)
+model.compile(optimizer='sgd', loss='mse')
+for _ in range(7):
+    model.train_on_batch(np.ones((400, 300)), np.ones((400, 200)))
+"""
+
+
 def each(versions, quick):
     """Return the mark of a test for each version: some of them are quick, the others are for `make test-slow`."""
     return pytest.mark.parametrize('version', [version if version in quick else pytest.param(
@@ -181,3 +194,18 @@ print(sorted(map(len, x)), type(conv_utils.convert_kernel(np.ones((3, 3, 2, 4)))
       conv_utils.convert_kernel(np.arange(4.).reshape((2, 2, 1, 1))).ravel())
 """, str(tmp_path / 'texts.npz'))
     assert done.stdout.splitlines()[-1] == '[2, 3, 4] ndarray [3. 2. 1. 0.]'
+
+
+@each((*VERSIONS, '2.3.1'), quick=('0.3.3', '1.2.2', '2.3.1'))
+def test_layers_are_timed(version, tmp_path):
+    """The table has each layer, forward and backward, and so has the timeline."""
+    (tmp_path / 'train.py').write_text(LAYERS)
+    contexts = 'contexts=dev0->cpu;dev1->cpu,mgpu.timeline=%s,' % (tmp_path / 'trace.json')
+    text = with_keras(version, '-m', 'theano_mgpu', 'run', '--always', '--explain', str(tmp_path / 'train.py'),
+                      flags=contexts + QUICK).stderr
+    # That Keras's models are not hooked: its layers are its weights.
+    inner, last = ('inner_W (300, 200)', 'last_W (200, 200)') if version == '0.3.3' else ('inner', 'last')
+    for layer in inner, last:
+        assert re.search(r'\n%s +\d+\.\d+ +\d+\.\d+ +\d+\.\d %%' % re.escape(layer), text), text
+    spans = [event['name'] for event in json.loads((tmp_path / 'trace.json').read_text())['traceEvents']]
+    assert {inner, inner + ', backward', last, last + ', backward', 'run'} <= set(spans)

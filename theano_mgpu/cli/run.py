@@ -79,7 +79,8 @@ def add_parser(sub: Any) -> None:
     parser.add_argument('-q', '--quiet', action='store_true',
                         help='no summary at exit, and no note if nothing is divided')
     parser.add_argument('--explain', action='store_true',
-                        help='at exit, show the plan of each function and model: stages, exchanges, memory, and why')
+                        help='at exit, show the plan of each function and model (stages, exchanges, memory, and why), '
+                        'and the time of each layer')
     parser.add_argument('--processes', type=processes.processes, metavar='N|auto', help='start N processes, which '
                         'divide the contexts, as launch -n N run does; auto: one for each context on the CPU, as long '
                         'as there are cores, and one for GPUs (default: 1)')
@@ -119,7 +120,9 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     opened, process = functools.lru_cache(None)(functools.partial(open_contexts, args)), os.getpid()
     reports = enable_all(args, lambda: opened() if os.getpid() == process else contexts())
     if args.explain or args.json:
+        from ..graph.patches import time_layers
         from ..plan.record import record
+        time_layers()
         at_exit(explain, record(), args)
     if not args.quiet:
         at_exit(print_summary, reports)
@@ -276,6 +279,7 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     """Show the plans that were recorded, or write them to a file; only rank 0 does."""
     if mpi_environment.rank() > 0:
         return
+    from ..graph.layers import tables
     from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without
     explanations = [explanation(each.plan, each.splitter.changes(), each.estimate())
                     for each in recorded]
@@ -287,4 +291,5 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
             raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
     if args.explain and sys.stderr is not None:
         texts = list(map(as_text, explanations)) or ['nothing was divided, so there is no plan: the summary says why']
+        texts += tables((each.plan.name, each.exchange_seconds()) for each in recorded)
         print('\n' + '\n\n'.join(texts), file=sys.stderr)

@@ -3,15 +3,24 @@ from __future__ import annotations
 
 from ..compat.patch import AT_ENABLE, Patch, apply
 from ..compat.wrapping import wrap
-from . import theano_functions
+from . import layers, theano_functions
 from .placement import tags
 
-FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place()'
+FIRST_PLACEMENT = 'at the first mgpu.device() or mgpu.place(), or to time layers'
 
 
 def record_places() -> None:
     """Have Theano record places from now on; this patches Theano at the first call."""
     apply(PATCHES, FIRST_PLACEMENT)
+
+
+def time_layers() -> None:
+    """Have the functions that are made from now on time their ops by layer."""
+    from theano import config
+    layers.is_on = True
+    config.traceback.limit = config.traceback.limit or 1  # the layer of an op is with the lines that made it
+    record_places()  # and the layers of gradients
+    theano_functions.hook_functions_once()
 
 
 def tag_new_nodes() -> None:

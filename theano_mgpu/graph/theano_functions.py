@@ -12,7 +12,9 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence
 from ..compat.wrapping import wrap
 from ..utils import progress
 from ..utils.attributes import temporarily
+from .layers import name_function, timed
 from .traces import folders
+from .updates import first_of_each
 
 _hooks: List[Callable[..., Any]] = []
 _making = threading.local()
@@ -114,6 +116,7 @@ def hook_functions_once() -> None:
         if getattr(_making, 'plain', False):
             return original(*args, **kwargs)
         arguments = _arguments(original, *args, **kwargs)
+        name_function(arguments['outputs'], first_of_each(arguments['updates']).values())
         replace = getattr(_making, 'replace', None)
         if replace is not None:
             return replace(arguments, functools.lru_cache(None)(functools.partial(_made, original, arguments)))
@@ -125,7 +128,7 @@ def hook_functions_once() -> None:
 def _made(original, arguments):
     name = _name_for_user(arguments['name'])
     with plain_functions(), progress.compiling('compiling ' + name):
-        function = original(**arguments)
+        function = original(**{**arguments, 'mode': timed(arguments['mode'], name)})
     function.mgpu_name = name
     return function
 

@@ -30,11 +30,16 @@ def name_layer(outputs: Iterable[theano.Variable], inputs: Iterable[theano.Varia
         if variable not in stop and variable.owner is not None and layer_of(variable) is None:
             stop.add(variable)
             pending += variable.owner.inputs
-            traces = _traces(variable)
-            if traces:
-                trace = LayerTrace(traces[0])
-                trace.layer = layer
-                variable.tag.trace = [*traces[:0:-1], trace]
+            put_in_layer(variable, layer)
+
+
+def put_in_layer(variable: theano.Variable, layer: str) -> None:
+    """Note on a variable that it is part of a layer."""
+    traces = _traces(variable)
+    if traces:
+        trace = LayerTrace(traces[0])
+        trace.layer = layer
+        variable.tag.trace = [*traces[:0:-1], trace]
 
 
 def layer_of(variable: theano.Variable) -> str | None:
@@ -122,14 +127,14 @@ def folders(*packages: str) -> tuple[str, ...]:
 
 
 class LineFeature(Feature):
-    """A feature of a graph that gives each new variable the lines of the variable that it takes the place of.
+    """A feature of a graph that gives each new variable the lines, and the layer, of the variable that it replaces.
 
     Theano does so in some of its optimisations, but not where it fuses ops or calls BLAS.
     """
 
     def on_change_input(self, fgraph: Any, node: Any, i: int, r: Any, new_r: Any, reason: Any = None) -> None:
         """Note that a node reads another variable; Theano calls this method."""
-        if user_frame(new_r) is None and user_frame(r) is not None:
+        if user_frame(new_r) is None and user_frame(r) is not None or layer_of(new_r) is None and layer_of(r):
             keep_trace([new_r], r)
 
 

@@ -12,7 +12,7 @@ from ..auto.parallel_state import parallel_state_of
 from ..auto.rank_0_function import draw_on_rank_0
 from ..auto.surrounded_function import SurroundedFunction
 from ..compat import keras_versions
-from ..graph import theano_functions
+from ..graph import layers, theano_functions
 from ..graph.traces import name_layer
 from ..runtime.steps import Computed
 from .hooks import keras_loops
@@ -35,6 +35,7 @@ def function_maker(kind: str) -> Callable[..., Any]:
             for layer in self.layers:  # those nearer to the inputs first
                 for node in keras_versions.calls_of(layer):
                     name_layer(node.output_tensors, node.input_tensors, layer.name)
+            name_layer([self.total_loss] if layers.is_on and hasattr(self, 'total_loss') else [], (), 'loss')
             if state.usage is not None:
                 state.usage.is_used = True
             with theano_functions.replaced_functions(functools.partial(_replaced, self, kind, made)):

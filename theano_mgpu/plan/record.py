@@ -24,6 +24,12 @@ class Recorded(NamedTuple):
         estimate = self.memory()
         return estimate and estimate()
 
+    def exchange_seconds(self) -> float:
+        """Return the seconds of a step in which values are copied and added; 0 where devices are not waited for."""
+        is_known = self.timings.waits() or not self.plan.mesh.on_devices
+        phases = self.timings.per_call().items() if is_known else ()
+        return sum(seconds for phase, seconds in phases if phase not in ('launch', 'run', 'update'))
+
 
 _recorded: list[Recorded] | None = None
 

@@ -15,6 +15,7 @@ from ..devices.context_map import describe
 from ..devices.mesh import Mesh
 from ..errors import GraphError, warn
 from ..graph.draws import drawn_once
+from ..graph.layers import name_function
 from ..graph.own_flags import builds_graphs
 from ..graph.placement.tags import placed_on
 from ..graph.prints import take_prints
@@ -98,6 +99,7 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
     replica. A GraphError says why the graph cannot be run over them.
     """
     batch = BatchInputs(inputs, options, options.is_sharded(n_ranks))
+    name_function(outputs, updates.values())
     with placed_on(None):  # new ops are not the user's, whatever block this is called in
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
         prints, outputs, updates = take_prints(outputs, updates)

@@ -17,6 +17,7 @@ from theano.scan_module.scan_op import Scan
 from ..devices.context_map import Context
 from ..devices.contexts import gpu_context
 from ..devices.theano_contexts import compiling_for
+from ..graph.layers import timed
 from ..graph.traces import KeepLines, keep_trace
 
 
@@ -66,9 +67,10 @@ def link(optimised: Optimised, context: Context, replicas: dict[SharedVariable, 
     outputs = [theano.Out(output, borrow=spec.borrow)
                for output, spec in zip(move.build(maker.fgraph.toposort(), maker.fgraph.outputs), maker.outputs)]
     profile = theano.compile.ProfileStats(message=name) if theano.config.profile else None
+    mode = timed(theano.Mode(linker=copy.copy(maker.mode.linker), optimizer=None), name, context.name)
     with compiling_for(context):
-        function = orig_function(inputs, outputs, mode=theano.Mode(linker=maker.mode.provided_linker, optimizer=None),
-                                 accept_inplace=True, name=name, profile=profile, on_unused_input='ignore')
+        function = orig_function(inputs, outputs, mode=mode, accept_inplace=True, name=name, profile=profile,
+                                 on_unused_input='ignore')
     function.mgpu_optimised = optimised
     return function
 

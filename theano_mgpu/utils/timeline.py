@@ -183,7 +183,7 @@ def timeline(path: str, rank: int | None = None) -> Iterator[None]:
     update, and ``interpreter lock``: the time in which it waits because another context has Python's lock, or the only
     thread.
 
-    The flag ``mgpu.timeline=trace.json`` records a whole script.
+    The flag ``mgpu.timeline=trace.json`` records a whole script, and in one call in three the layers of its functions.
 
     Raises
     ------

@@ -12,13 +12,19 @@ from typing import Any, Callable, Iterable, Iterator
 import theano
 from theano.gof.graph import ancestors
 
+from .. import layers
+from ..traces import put_in_layer
+
 
 class _Blocks(threading.local):
-    """The places of the blocks that a thread is in, innermost last, and whether it derives a placed gradient."""
+    """The places of the blocks that a thread is in, innermost last.
+
+    They are followed by whether it derives a placed gradient, and the part of this that is timed.
+    """
 
     def __init__(self) -> None:
         self.stack: list[Any] = [None]
-        self.deriving = False
+        self.deriving, self.part = False, ''
 
 
 _blocks = _Blocks()
@@ -72,12 +78,14 @@ def tag(node: theano.Apply, place: str | Beside) -> None:
 
 
 def tag_new(variables: Iterable[theano.Variable]) -> None:
-    """Tag new variables with the place of the block that they are made in, unless they have one."""
+    """Tag new variables with the place of the block that they are made in, unless they have one, and with their part.
+    """
     place = _blocks.stack[-1]
-    if place is not None:
-        for variable in variables:
-            if place_of(variable) is None:
-                variable.tag.mgpu_place = place
+    for variable in variables if place is not None else ():
+        if place_of(variable) is None:
+            variable.tag.mgpu_place = place
+        if _blocks.part:
+            put_in_layer(variable, _blocks.part)
 
 
 def beside_forward_ops(populate: Callable[..., Any], consumers: dict[Any, Any], *args: Any, **kwargs: Any) -> Any:
@@ -85,18 +93,20 @@ def beside_forward_ops(populate: Callable[..., Any], consumers: dict[Any, Any], 
 
     A node without a place gets a `Beside`, which its gradient shares. A sum of gradients is beside the node whose
     output they are the gradient of; the gradient of a shared variable or an input has the place of that variable. The
-    gradient of an inner graph is wholly beside the node that has it. This wraps Theano's ``_populate_grad_dict``, which
-    is given the nodes that read each variable.
+    gradient of an inner graph is wholly beside the node that has it. Where layers are timed, such nodes are also part
+    of the gradient of the same layer. This wraps Theano's ``_populate_grad_dict``, which is given the nodes that read
+    each variable.
     """
-    if _blocks.deriving or all(place_of(variable) is None for variable in ancestors(list(consumers))):
+    if _blocks.deriving or not layers.is_on and all(place_of(each) is None for each in ancestors(list(consumers))):
         return populate(consumers, *args, **kwargs)
+    layers.name_function(list(consumers))
     _blocks.deriving = True
     try:
         with placed_on(None):
             return populate({variable: _Consumers(variable, nodes) for variable, nodes in consumers.items()},
                             *args, **kwargs)
     finally:
-        _blocks.deriving = False
+        _blocks.deriving, _blocks.part = False, ''
 
 
 class _Consumers(dict):
@@ -120,7 +130,8 @@ class _Consumers(dict):
 
 
 def _place_beside(node):
-    """Return the place of a node; a new `Beside`, which it is tagged with, if it has none."""
+    """Return the place of a node; a new `Beside`, which it is tagged with, if it has none. Enter its part."""
+    _blocks.part = layers.gradient_of(node)
     place = place_of_node(node)
     if place is None:
         place = Beside()
