@@ -74,7 +74,7 @@ PATCHES = [
           BEFORE_THEANO, removed_names.restore_getargspec, 'test_without_a_fix_its_symptom_is_back'),
     Patch('PyYAML', '6 and later', "model_from_yaml: load() missing 1 required positional argument: 'Loader'",
           after('yaml'), removed_names.load_yaml_without_a_loader, 'test_without_a_fix_its_symptom_is_back'),
-    Patch('Theano', '0.8 and later', "import pylearn2: No module named 'theano.compat.six'",
+    Patch('scikit-learn', '0.20 and later', "import nolearn.lasagne: No module named 'sklearn.cross_validation'",
           BEFORE_THEANO, removed_names.restore_moved_modules, 'test_without_a_fix_its_symptom_is_back'),
     Patch('SciPy', '1.3 and later', "import pymc3, to 3.3: cannot import name 'logsumexp' from 'scipy.misc'",
           after('scipy.misc'), removed_names.restore_functions_of_scipy, 'test_without_a_fix_its_symptom_is_back'),

@@ -17,9 +17,8 @@ NUMPY_ALIASES = 'bool', 'int', 'float', 'complex', 'object', 'str'
 MAP = "THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or theano_mgpu.init('dev0->cuda0;dev1->cuda1')"
 SHARED = "theano.shared(value, target='dev0')"
 BLOCK = "the block `with theano_mgpu.device('dev1'):`"
-# Modules that scripts and libraries of Theano's time import -> their names since Theano 0.8 and scikit-learn 0.20.
-MOVED = {'theano.compat.six': 'six', 'theano.compat.six.moves': 'six.moves', 'sklearn.externals.joblib': 'joblib',
-         'sklearn.cross_validation': __package__ + '.cross_validation'}
+# Modules that scikit-learn 0.20 and 0.23 removed, and nolearn and scripts of its time import -> their names of today.
+MOVED = {'sklearn.externals.joblib': 'joblib', 'sklearn.cross_validation': __package__ + '.cross_validation'}
 # Attributes of theano.gpuarray that old scripts and tutorials use -> their replacements.
 REPLACED = {'shared_constructor': SHARED, 'float32_shared_constructor': SHARED,
             'change_flags': BLOCK, 'set_device': BLOCK, 'gpu_from_host': "x.transfer('dev0')",
@@ -58,7 +57,7 @@ def restore_getargspec() -> None:
 
 
 def restore_moved_modules() -> None:
-    """Restore modules that moved; pylearn2 and nolearn import them."""
+    """Restore modules of scikit-learn that moved."""
     move(MOVED)
 
 
