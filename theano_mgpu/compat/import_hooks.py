@@ -58,7 +58,7 @@ def refuse_import(name: str, message: str) -> None:
 
 
 def move(names: Mapping[str, str]) -> None:
-    """Import modules by the names that they had, if Python finds none of these names; `names` has those of today."""
+    """Import modules by names that they had, if Python does not find them; `names` maps these to the names of today."""
     _moved.update(names)
 
 
