@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test one cover test-slow test-cuda test-gpu test-keras test-kerases test-keras-examples test-theano test-nvrtc test-nccl test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
+.PHONY: help setup demo test one cover test-slow test-cuda test-gpu test-keras test-kerases test-keras-examples test-libraries test-theano test-nvrtc test-nccl test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install their requirements: no other command has to run first.'
@@ -43,6 +43,9 @@ test-kerases: setup ## the own tests of several Kerases, 1.2.2 to 2.3.1, plain a
 
 test-keras-examples: setup ## the examples of several Kerases, plain and divided, with small data sets (downloads them); ARGS=--help
 	@$(PY) .ci/quickly $(PY) .ci/test-keras-examples $(ARGS)
+
+test-libraries: setup ## small programs of Lasagne, nolearn, Blocks, PyMC3 and others, plain and divided (downloads them); ARGS=--help
+	@$(PY) .ci/quickly $(PY) .ci/test-libraries $(ARGS)
 
 test-theano: setup ## Theano's own tests, plain and with every function divided; ARGS=--help
 	@$(PY) .ci/quickly $(PY) .ci/test-upstream theano $(ARGS)

@@ -41,9 +41,10 @@ initial_weights.draw_by_numpy()
 SELF_CHECKED = {'bugs', 'test_function', 'test_multi_gpu', 'test_training'}
 
 # Programs, not tests: tests/keras_addon/test_scripts.py, tests/bugs/test_errors.py and test_feeding.py run them.
-collect_ignore = ['keras_scripts', 'theano_scripts', 'keras_versions/add_on.py', 'keras_versions/names.py',
+collect_ignore = ['keras_scripts', 'theano_scripts', 'projects', 'keras_versions/add_on.py', 'keras_versions/names.py',
                   'keras_versions/predictions.py', 'keras_versions/zoo.py', 'keras_versions/zoo_difference.py',
                   'support/error_cases.py', 'support/feeding_cases.py']
+collect_ignore_glob = ['libraries/[!t]*.py', 'libraries/train_*.py']
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers

@@ -1,6 +1,7 @@
 """Patches: each is in the table, is applied where it is needed, and its symptom is back without it."""
 import ast
 import collections
+import importlib.util
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from theano_mgpu.utils.command_line import own_command
 
 import numpy as np
 import pytest
+import scipy
 import theano
 import yaml
 from support.patches import WITHOUT_PATCH, tables
@@ -66,7 +68,8 @@ def test_each_patch_is_in_a_table_once():
     assert len({patch.apply for patch in PATCHES}) == len(PATCHES)
     applied = {'%s.%s' % (patch.apply.__module__.split('.')[-1], patch.apply.__name__) for patch in compat.PATCHES}
     found = {'%s.%s' % (path.stem, name) for path in Path(compat.__file__).parent.glob('*.py')
-             if path.stem not in ('__init__', 'patches', 'patch', 'import_hooks', 'wrapping', 'keras_versions')
+             if path.stem not in ('__init__', 'patches', 'patch', 'import_hooks', 'wrapping', 'keras_versions',
+                                  'cross_validation')
              for name in functions_of(path) if not name.startswith('_')}
     assert found - applied == NO_PATCHES
 
@@ -87,12 +90,16 @@ def needs(fix):
     return {'restore_numpy_aliases': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 24),
             'restore_getargspec': sys.version_info >= (3, 11),
             'load_yaml_without_a_loader': int(yaml.__version__.split('.')[0]) >= 6,
+            'restore_functions_of_scipy': tuple(map(int, scipy.__version__.split('.')[:2])) >= (1, 3),
+            'restore_moved_modules': bool(importlib.util.find_spec('sklearn')),
             'restore_collections_abcs': sys.version_info >= (3, 10)}[fix]
 
 
 @pytest.mark.parametrize('fix,code,symptom', [
     ('restore_numpy_aliases', 'import theano_mgpu, theano; theano.scalar.mod.impl(5, 3)', 'AttributeError'),
     ('restore_collections_abcs', 'import theano_mgpu, keras', 'collections'),
+    ('restore_moved_modules', 'import theano_mgpu, sklearn.cross_validation', 'sklearn.cross_validation'),
+    ('restore_functions_of_scipy', 'import theano_mgpu; from scipy.misc import comb, logsumexp', 'scipy.misc'),
     ('load_yaml_without_a_loader', 'import theano_mgpu, yaml; assert yaml.load("a: 1") == {"a": 1}', 'Loader'),
     ('restore_getargspec', 'import theano_mgpu, inspect; inspect.getargspec(lambda a, *b, c=2, **d: a)', 'getargspec'),
 ])
@@ -102,6 +109,21 @@ def test_without_a_fix_its_symptom_is_back(fix, code, symptom):
     failed = executed(WITHOUT_PATCH % fix + code)
     assert failed.returncode != 0 and symptom in failed.stderr, failed.stderr
     assert executed(code).returncode == 0
+
+
+def test_folds_take_the_number_of_samples_or_the_targets():
+    pytest.importorskip('sklearn')
+    assert output("""
+import theano_mgpu
+from sklearn.cross_validation import KFold, StratifiedKFold, train_test_split
+from sklearn.externals.joblib import Memory
+for train, test in KFold(7, 3):
+    print(*test, end=';')
+for train, test in StratifiedKFold([0, 1, 0, 1], 2):
+    print(*sorted(test), len(train), end=';')
+import joblib, sklearn.model_selection
+assert Memory is joblib.Memory and train_test_split is sklearn.model_selection.train_test_split
+""") == '0 1 2;3 4;5 6;0 1 2;2 3 2;'
 
 
 def test_restored_names_are_those_of_python():

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping
 # Functions by the name of a module, for each side of its import.
 _hooks: Dict[str, Dict[str, List[Callable[..., Any]]]] = {'before': {}, 'during': {}, 'after': {}}
 _refused: Dict[str, str] = {}  # name of a module -> the message of its ImportError
+_moved: Dict[str, str] = {}  # name that a module had -> its name of today
 
 
 def at_import(side: str, name: str, function: Callable[..., Any]) -> None:
@@ -56,6 +57,18 @@ def refuse_import(name: str, message: str) -> None:
     _refused[name] = message
 
 
+def move(names: Mapping[str, str]) -> None:
+    """Import modules by names that they had, if Python does not find them; `names` maps these to the names of today."""
+    _moved.update(names)
+
+
+class _Mover(importlib.abc.Loader):
+    """The loader of modules that have another name today."""
+
+    def exec_module(self, module):
+        sys.modules[module.__name__] = importlib.import_module(_moved[module.__name__])
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """The finder that looks for modules before Python's own finders, and calls the functions for them."""
 
@@ -64,6 +77,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             raise ImportError(_refused[name], name=name)
         for function in _hooks['before'].pop(name, ()):
             function()
+        if name in _moved and importlib.machinery.PathFinder.find_spec(name, path) is None:
+            return importlib.machinery.ModuleSpec(name, _Mover())
         if name not in _hooks['during'] and name not in _hooks['after']:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

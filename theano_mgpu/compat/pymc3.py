@@ -35,7 +35,7 @@ def add_modules_of_theano_pymc() -> None:
     """
     import theano
     from theano import scan_module
-    from theano.gof import fg, graph, op
+    from theano.gof import fg, graph, op, utils
     from theano.sandbox import rng_mrg
 
     def walk(nodes, expand, bfs=True):
@@ -46,14 +46,18 @@ def add_modules_of_theano_pymc() -> None:
     package.basic = _alias('theano.graph.basic', dict(vars(graph), graph_inputs=graph.inputs, walk=walk))
     package.fg = _alias('theano.graph.fg', vars(fg))
     package.op = _alias('theano.graph.op', dict(vars(op), Op=_make_op_of_theano_pymc(op.Op)))
-    package.utils = _alias('theano.graph.utils', {'TestValueError': AttributeError})  # get_test_value raises it
+    utils.TestValueError = AttributeError  # get_test_value raises it; PyMC3 3.10
+    package.utils = _alias('theano.graph.utils', {'TestValueError': AttributeError})
     theano.graph = package
     _alias('theano.scan', vars(scan_module))  # the attribute `scan` of Theano stays the function
     rng_mrg.MRG_RandomStream = rng_mrg.MRG_RandomStreams
 
 
 def index_by_tuples(data: Any) -> None:
-    """Take a tuple of slices in ``pm.Minibatch`` of PyMC3 3: NumPy 1.23 takes a list for an array of indices."""
+    """Take a tuple of slices in ``pm.Minibatch`` of PyMC3 3.1 and later: NumPy 1.23 takes a list for indices."""
+    if not hasattr(data, 'Minibatch'):  # PyMC3 3.0
+        return
+
     @wrap(data.Minibatch)
     def make_static_slices(original, user_size):
         slices = original(user_size)

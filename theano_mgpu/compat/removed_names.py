@@ -11,12 +11,14 @@ import sys
 import warnings
 from typing import Any
 
-from .import_hooks import refuse_import
+from .import_hooks import move, refuse_import
 
 NUMPY_ALIASES = 'bool', 'int', 'float', 'complex', 'object', 'str'
 MAP = "THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or theano_mgpu.init('dev0->cuda0;dev1->cuda1')"
 SHARED = "theano.shared(value, target='dev0')"
 BLOCK = "the block `with theano_mgpu.device('dev1'):`"
+# Modules that scikit-learn 0.20 and 0.23 removed, and nolearn and scripts of its time import -> their names of today.
+MOVED = {'sklearn.externals.joblib': 'joblib', 'sklearn.cross_validation': __package__ + '.cross_validation'}
 # Attributes of theano.gpuarray that old scripts and tutorials use -> their replacements.
 REPLACED = {'shared_constructor': SHARED, 'float32_shared_constructor': SHARED,
             'change_flags': BLOCK, 'set_device': BLOCK, 'gpu_from_host': "x.transfer('dev0')",
@@ -52,6 +54,17 @@ def restore_getargspec() -> None:
     def getargspec(func):
         return ArgSpec(*inspect.getfullargspec(func)[:4])
     inspect.getargspec = getargspec  # type: ignore[attr-defined]
+
+
+def restore_moved_modules() -> None:
+    """Restore modules of scikit-learn that moved."""
+    move(MOVED)
+
+
+def restore_functions_of_scipy(misc: Any) -> None:
+    """Restore functions of ``scipy.misc`` that moved in SciPy 1.0; PyMC3 3.3 and earlier import them."""
+    from scipy import special
+    vars(misc).update(logsumexp=special.logsumexp, comb=special.comb, factorial=special.factorial)
 
 
 def load_yaml_without_a_loader(yaml: Any) -> None:
