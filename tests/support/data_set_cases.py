@@ -277,8 +277,9 @@ def nearest():
     return [w], [data()[1][distances.argmin()], distances.min()]
 
 
+@case
 def survival():
-    """Return a proportional hazards likelihood, with sums over all samples that come later."""
+    """Cox: sums over all samples that come later, of values that replicas have gathered."""
     (x, y), w = data(), T.dvector('w')
     score = T.dot(x, w)
     return [w], [(y * (score - T.log(T.cumsum(T.exp(score))))).sum()]
@@ -292,17 +293,16 @@ def recurrence():
     return with_gradient(density(y, 0, T.sqrt(scales)).sum(), w)
 
 
+@case
 def by_place():
-    """Return a cost over some samples of values that parameters change: no data set has these rows."""
+    """Only some samples count, of values that parameters change: no data set has these rows."""
     (x, y), w = data(), T.dvector('w')
     return with_gradient(T.sqr(T.dot(x, w) - y)[:40].mean(), w)
 
 
-REFUSED = {nearest: 'X: MaxAndArgmax.*: the place of the maximum among all samples is not known to a replica',
-           survival: '(X, y|y, X): CumOp.*: it goes along the samples',
+REFUSED = {nearest: 'X: the place of the maximum among all samples is not known to a replica',
            recurrence: 'X.*: it loops over samples, and each turn needs what the turns before have come to',
-           by_place: 'X, y: Subtensor.*: it picks samples by their place in the batch',
-           process: 'X, y: Cholesky.*: Cholesky takes its matrix as a whole, and all samples meet there'}
+           process: 'X, y: Cholesky takes its matrix as a whole, and all samples meet there: Cholesky'}
 SHAPES = {'u': (7, 4), 'w': (D,), 'v': (D,), 'b': (K,), 'effects': (7,), 'theta': (D + 1,)}
 
 
