@@ -298,7 +298,14 @@ def by_place():
     return with_gradient(T.sqr(T.dot(x, w) - y)[:40].mean(), w)
 
 
-REFUSED = {nearest: 'X: MaxAndArgmax.*: the place of the maximum among all samples is not known to a replica',
+def masked_later():
+    """Return a cost over some samples of such values, by a mask: each replica would need all data sets."""
+    (x, y), w, mask = data(), T.dvector('w'), theano.shared(MASK, 'mask')
+    return with_gradient(T.sqr(T.dot(x, w) - y)[mask.nonzero()].sum(), w)
+
+
+REFUSED = {masked_later: 'X, y, mask: Nonzero',
+           nearest: 'X: MaxAndArgmax.*: the place of the maximum among all samples is not known to a replica',
            survival: '(X, y|y, X): CumOp.*: it goes along the samples',
            recurrence: 'X.*: it loops over samples, and each turn needs what the turns before have come to',
            by_place: 'X, y: Subtensor.*: it picks samples by their place in the batch',
