@@ -83,6 +83,15 @@ def test_arguments_with_a_batch_come_first(n, cpu2, monkeypatch):
     assert difference < 1e-12 and usage.samples == 3 * n
 
 
+def test_indices_are_a_batch_and_no_parameters(cpu2, enabled):
+    """The gradient of weights that no function updates has their rows."""
+    i, words, weights = T.lvector('i'), theano.shared(np.ones((40, 3)), 'words'), theano.shared(np.ones((64, 3)), 'w')
+    cost = T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(words[i], weights.T)), i).mean()
+    f = theano.function([i], [cost, T.grad(cost, weights)], mode=PYTHON)
+    np.testing.assert_allclose(f(np.arange(20))[0], np.log(64))
+    assert enabled.usages[0].samples == 20
+
+
 def test_parameters_of_more_memory_than_the_data_come_first(cpu2, enabled):
     y, theta = data()[1], T.dvector('theta')
     f = theano.function([theta], T.sqr((theta.dimshuffle(0, 'x') * y).sum(axis=0)).sum(), mode=PYTHON)

@@ -300,6 +300,13 @@ def by_place():
     return with_gradient(T.sqr(T.dot(x, w) - y)[:40].mean(), w)
 
 
+@case
+def masked_later():
+    """Some samples count, by a mask, of values that parameters change: each replica gets these values of all samples."""
+    (x, y), w, mask = data(), T.dvector('w'), theano.shared(MASK, 'mask')
+    return with_gradient(T.sqr(T.dot(x, w) - y)[mask.nonzero()].sum(), w)
+
+
 REFUSED = {nearest: 'X: the place of the maximum among all samples is not known to a replica',
            recurrence: 'X.*: it loops over samples, and each turn needs what the turns before have come to',
            process: 'X, y: Cholesky takes its matrix as a whole, and all samples meet there: Cholesky'}
