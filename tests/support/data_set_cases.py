@@ -302,7 +302,7 @@ def by_place():
 
 @case
 def masked_later():
-    """Some samples count, by a mask, of values that parameters change: each replica gets these values of all samples."""
+    """Some samples count, by a mask, of values that parameters change: each replica gets all of these."""
     (x, y), w, mask = data(), T.dvector('w'), theano.shared(MASK, 'mask')
     return with_gradient(T.sqr(T.dot(x, w) - y)[mask.nonzero()].sum(), w)
 
