@@ -54,22 +54,21 @@ def name_the_type_of_contexts(module: Any) -> None:
 def replace_legacy_convolutions() -> None:
     """Replace ConvOp in functions for a GPU by the abstract convolution, which has ops there.
 
-    ConvOp is the op of ``theano.tensor.nnet.conv.conv2d``. The abstract convolution does not check its inputs against
-    `image_shape` and `filter_shape`, as ConvOp does. Gradients of a convolution with steps stay as they are.
+    ConvOp is the op of ``theano.tensor.nnet.conv.conv2d``. Gradients of a convolution with steps stay as they are.
     """
     from theano.gof import local_optimizer
     from theano.gof.opt import copy_stack_trace, out2in
     from theano.gpuarray.opt import gpu_seqopt
     from theano.tensor import patternbroadcast
-    from theano.tensor.nnet.abstract_conv import AbstractConv2d
     from theano.tensor.nnet.conv import ConvOp
+
+    from .legacy_convolutions import as_abstract, has_steps
 
     @local_optimizer([ConvOp])
     def abstract_convolution(node):
-        op = node.op  # of any class: out2in asks for each node
-        if not isinstance(op, ConvOp) or op.imshp != op.imshp_logical or op.kshp != op.kshp_logical:
+        if not isinstance(node.op, ConvOp) or has_steps(node.op):  # out2in asks for each node
             return False
-        output = AbstractConv2d(border_mode=op.out_mode, subsample=(op.dx, op.dy))(*node.inputs)
+        output = as_abstract(node.op, *node.inputs)
         copy_stack_trace(node.outputs, output)
         return [patternbroadcast(output, node.outputs[0].broadcastable)]
 

@@ -6,25 +6,19 @@ import copy
 import theano
 from theano.gof.graph import Apply
 from theano.tensor import patternbroadcast
-from theano.tensor.nnet.abstract_conv import conv2d
 from theano.tensor.nnet.conv import ConvOp
+
+from ...compat.legacy_convolutions import as_abstract
 
 
 def any_number(node: theano.Apply, inputs: list[theano.Variable], axis: int = 0) -> theano.Apply:
     """Apply a convolution that does not know the number of its images, or of channels along axis 1.
 
-    A ConvOp becomes the abstract convolution, unless `has_steps`.
+    A ConvOp becomes an abstract convolution, unless `has_steps`.
     """
     if isinstance(node.op, ConvOp):
-        op = node.op
-        output = conv2d(*inputs, border_mode=op.out_mode, subsample=(op.dx, op.dy))
-        return patternbroadcast(output, node.outputs[0].broadcastable).owner
+        return patternbroadcast(as_abstract(node.op, *inputs), node.outputs[0].broadcastable).owner
     op = copy.copy(node.op)
     for name in ('imshp', 'kshp')[:1 + axis]:
         setattr(op, name, tuple(None if i == axis else size for i, size in enumerate(getattr(op, name))))
     return Apply(op, inputs, [output.type(output.name) for output in node.outputs])
-
-
-def has_steps(op: ConvOp) -> bool:
-    """Return whether an op is the gradient of a convolution with steps: no abstract one has its inputs."""
-    return op.imshp[1:] != op.imshp_logical[1:] or op.kshp != op.kshp_logical

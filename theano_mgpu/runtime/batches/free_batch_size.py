@@ -11,7 +11,8 @@ from theano.tensor import basic, elemwise, extra_ops, opt, subtensor
 from theano.tensor.nnet.abstract_conv import BaseAbstractConv
 from theano.tensor.nnet.conv import ConvOp
 
-from ...graph.analysis import any_number, has_steps, number
+from ...compat.legacy_convolutions import has_steps
+from ...graph.analysis import any_number, number
 from ...graph.random_streams import DRAWS
 
 BASIC = subtensor.Subtensor, subtensor.IncSubtensor

@@ -5,7 +5,8 @@ from theano.tensor import basic, blas
 from theano.tensor.nnet import abstract_conv, conv, neighbours
 from theano.tensor.signal import pool
 
-from ..convolutions import any_number, has_steps
+from ....compat.legacy_convolutions import has_steps
+from ..convolutions import any_number
 from ..reductions import SUM
 from ..shards import rule
 from ..states import CONSTANT, ROWS, has_rows, partial, rows
