@@ -43,7 +43,8 @@ def output(code, **environment):
 
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'kept_graphs.store', 'kept_graphs.why_off', 'keras_names.about', 'keras_names.hint', 'numpy2.is_needed',
-              'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_loops.options',
+              'old_flags.today', 'old_gpu.names', 'old_gpu.use', 'theano_flags.blas_ldflags',
+              'theano_flags.lacks_python_headers', 'theano_loops.options',
               'vector_math.available', 'vector_math.parts_of', 'vector_math.support_code'}
 PATCHES = [patch for table in tables().values() for patch in table]
 

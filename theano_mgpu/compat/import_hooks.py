@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping
 # Functions by the name of a module, for each side of its import.
 _hooks: Dict[str, Dict[str, List[Callable[..., Any]]]] = {'before': {}, 'during': {}, 'after': {}}
 _refused: Dict[str, str] = {}  # name of a module -> the message of its ImportError
+_imported: Dict[str, Any] = {}  # packages that `at_next_import` has taken from sys.modules, by their names
 
 
 def at_import(side: str, name: str, function: Callable[..., Any]) -> None:
@@ -28,6 +29,17 @@ def at_import(side: str, name: str, function: Callable[..., Any]) -> None:
         function()
     else:
         function(sys.modules[name])
+
+
+def at_next_import(package: str, function: Callable[[], Any]) -> None:
+    """Call ``function()`` once, when a package that is imported already, or a module of it, is imported next."""
+    modules = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition('.')[0] == package}
+
+    def import_again():
+        sys.modules.update(modules)
+        function()
+        _imported[package] = sys.modules.pop(package)  # else Python would execute it once more
+    at_import('before', package, import_again)
 
 
 @contextlib.contextmanager
@@ -52,18 +64,34 @@ def replaced(modules: Mapping[str, Any], replaces: bool = True) -> Iterator[None
 
 
 def refuse_import(name: str, message: str) -> None:
-    """Raise an ImportError with this message when a module is imported."""
+    """Raise an ImportError with this message, in which the name is first, when a module is imported, or one below it."""
     _refused[name] = message
+
+
+class _AsItIs(importlib.abc.Loader):
+    """The loader of a package that is executed already."""
+
+    def __init__(self, package):
+        self._package, self._spec = package, package.__spec__
+
+    def create_module(self, spec):
+        return self._package
+
+    def exec_module(self, module):
+        module.__spec__ = self._spec
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """The finder that looks for modules before Python's own finders, and calls the functions for them."""
 
     def find_spec(self, name, path, target=None):
-        if name in _refused:
-            raise ImportError(_refused[name], name=name)
+        for refused in _refused:
+            if (name + '.').startswith(refused + '.'):
+                raise ImportError(_refused[refused].replace(refused, name, 1), name=name)
         for function in _hooks['before'].pop(name, ()):
             function()
+        if name in _imported:
+            return importlib.machinery.ModuleSpec(name, _AsItIs(_imported.pop(name)))
         if name not in _hooks['during'] and name not in _hooks['after']:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

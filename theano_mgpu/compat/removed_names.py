@@ -5,12 +5,16 @@ import builtins
 import collections
 import collections.abc
 import dis
+import importlib
 import inspect
 import shutil
 import sys
+import types
 import warnings
 from typing import Any
 
+from ..utils import progress
+from . import old_gpu
 from .import_hooks import refuse_import
 
 NUMPY_ALIASES = 'bool', 'int', 'float', 'complex', 'object', 'str'
@@ -21,6 +25,12 @@ BLOCK = "the block `with theano_mgpu.device('dev1'):`"
 REPLACED = {'shared_constructor': SHARED, 'float32_shared_constructor': SHARED,
             'change_flags': BLOCK, 'set_device': BLOCK, 'gpu_from_host': "x.transfer('dev0')",
             'CudaNdarrayType': 'theano.gpuarray.GpuArrayType', 'CudaNdarray': 'pygpu.gpuarray.GpuArray'}
+
+CUDA = 'theano.sandbox.cuda'
+CUDA_MODULES = 'basic_ops', 'blas', 'dnn', 'rng_curand', 'type', 'var'
+OLD_PACKAGES = CUDA, 'theano.sandbox.gpuarray', 'theano.misc.pycuda_init', 'theano.misc.pycuda_utils'
+# Modules of Theano before 1.0 -> modules with their names.
+MOVED = {'theano.compat.six': 'six', 'theano.compat.six.moves': 'six.moves', 'theano.compat.python2x': 'collections'}
 
 
 def restore_numpy_aliases() -> None:
@@ -69,31 +79,43 @@ def restore_find_graphviz(pydot: Any) -> None:
         pydot.find_graphviz = find_graphviz
 
 
-def name_what_replaced_old_gpu_code() -> None:
-    """Name the replacement of ``theano.sandbox.cuda`` and ``theano.sandbox.gpuarray`` when they are imported.
+def restore_modules() -> None:
+    """Restore modules that Theano had before 1.0: by others, and ``theano.sandbox.cuda`` by ops for any device.
 
-    Theano 1.0.5 answers an import of the first with "No module named 'nose'", or as a skipped test.
+    A note says so when the first name of the latter is read. Names that are not restored, of ``theano.gpuarray``, too, are
+    told to scripts with what replaced them. Theano 1.0.5 answers an import of ``theano.sandbox.cuda`` with "No module
+    named 'nose'", or as a skipped test.
     """
-    for name in ('cuda', 'gpuarray'):
-        refuse_import('theano.sandbox.' + name, _about('theano.sandbox.' + name, 'theano.gpuarray'))
-
-
-def name_what_replaced_old_gpu_names() -> None:
-    """Name the replacement of names that old scripts read from ``theano.gpuarray`` and ``theano.sandbox``."""
+    import theano.compat
     import theano.gpuarray
     import theano.sandbox
-    _answer(theano.gpuarray, REPLACED)
-    _answer(theano.sandbox, {'cuda': 'theano.gpuarray', 'gpuarray': 'theano.gpuarray'})
+    for name in OLD_PACKAGES:
+        refuse_import(name, _about(name, 'theano.gpuarray'))
+    for name, new in MOVED.items():
+        sys.modules[name] = importlib.import_module(new)
+    theano.compat.six = sys.modules['six']
+    package = theano.sandbox.cuda = types.ModuleType(CUDA, 'The GPU code of Theano before 1.0.')
+    modules = {name: package for name in CUDA_MODULES}
+    known = {**modules, **old_gpu.names()}
+    vars(package).update(__all__=[*known], __path__=[])
+    sys.modules.update({CUDA: package, **{'%s.%s' % (CUDA, name): package for name in modules}})
+    _answer(package, lambda name: 'theano.gpuarray', known)
+    _answer(theano.gpuarray, REPLACED.get)
+    _answer(theano.sandbox, {'gpuarray': 'theano.gpuarray'}.get)
 
 
-def _answer(module, replaced):
+def _answer(module, replaced, known={}):
     def __getattr__(name):
-        if name not in replaced:
+        if name in known:
+            progress.note('%s is the GPU code of Theano before 1.0: ops for any device, which move to those of contexts, '
+                          'take its place' % module.__name__)
+            return known[name]
+        if not replaced(name):
             raise AttributeError("module '%s' has no attribute '%s'" % (module.__name__, name))
         frame = sys._getframe(1)
         # `from module import name` replaces an AttributeError by one of its own.
         imports = frame.f_code.co_code[frame.f_lasti] == dis.opmap['IMPORT_FROM']
-        raise (ImportError if imports else AttributeError)(_about('%s.%s' % (module.__name__, name), replaced[name]))
+        raise (ImportError if imports else AttributeError)(_about('%s.%s' % (module.__name__, name), replaced(name)))
     module.__getattr__ = __getattr__
 
 

@@ -36,22 +36,6 @@ def hide_own_flags(theanos: dict[str, str]) -> None:
         del theanos[name]
 
 
-def refuse_old_devices(theanos: dict[str, str]) -> None:
-    """Refuse ``device=gpu0``, a name of Theano's old back-end, and tell its new name and a map of several devices.
-
-    Raises
-    ------
-    MgpuError
-        For a value of ``device`` or ``init_gpu_device`` that begins with gpu.
-    """
-    for name in ('device', 'init_gpu_device'):
-        value = str(flags.flag(name, ''))
-        if value.startswith('gpu'):
-            new = value.replace('gpu', 'cuda', 1)
-            raise MgpuError('flag %s=%s: Theano 1.0 calls this device %s. For several devices map contexts, and leave '
-                            'out %s: THEANO_FLAGS=contexts=dev0->cuda0;dev1->cuda1' % (name, value, new, name))
-
-
 def default_blas_flags(theanos: dict[str, str]) -> None:
     """Choose a BLAS unless the user did.
 
