@@ -24,8 +24,8 @@ QUICK_CASES = [
     ('0.3.3', 'from keras.layers import Input', '2.3.1', 'Input'),
 ]
 CASES = [
-    ('2.3.1', 'from keras.optimizers import SGD\nclass Mine(SGD):\n    def __init__(self): self.lr = 1\nMine()', '2.2.4',
-     'lr='),
+    ('2.3.1', 'from keras.optimizers import SGD\nclass Mine(SGD):\n    def __init__(self): self.lr = 1\nMine()',
+     '2.2.4', 'lr='),
     ('1.2.2', 'from keras.models import Graph', '1.0.8', 'Graph'),
     ('2.3.1', 'import keras.utils.visualize_util', '1.2.2', 'visualize_util'),
     ('2.3.1', 'from keras.layers.core import TimeDistributedDense', '1.2.2', 'TimeDistributedDense'),

@@ -5,6 +5,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
+import types
 from typing import Any, Callable, Dict, Iterator, List, Mapping
 
 # Functions by the name of a module, for each side of its import.
@@ -63,9 +64,22 @@ def replaced(modules: Mapping[str, Any], replaces: bool = True) -> Iterator[None
             del sys.modules[name]
 
 
+def new_module(name: str, **names: Any) -> types.ModuleType:
+    """Return a new module with these names."""
+    module = types.ModuleType(name)
+    vars(module).update(names)
+    return module
+
+
 def refuse_import(name: str, message: str) -> None:
-    """Raise an ImportError with this message, in which the name is first, when a module is imported, or one below it."""
+    """Raise an ImportError with this message, which begins with the name, when a module or one below it is imported."""
     _refused[name] = message
+
+
+def refusal(name: str) -> str:
+    """Return the message of the ImportError of a module that is refused, or of a name of it; else the empty string."""
+    return next((text.replace(refused, name, 1) for refused, text in _refused.items()
+                 if (name + '.').startswith(refused + '.')), '')
 
 
 class _AsItIs(importlib.abc.Loader):
@@ -85,9 +99,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     """The finder that looks for modules before Python's own finders, and calls the functions for them."""
 
     def find_spec(self, name, path, target=None):
-        for refused in _refused:
-            if (name + '.').startswith(refused + '.'):
-                raise ImportError(_refused[refused].replace(refused, name, 1), name=name)
+        if refusal(name):
+            raise ImportError(refusal(name), name=name)
         for function in _hooks['before'].pop(name, ()):
             function()
         if name in _imported:

@@ -18,8 +18,8 @@ COMMAND = "pip install 'Keras==%s'"
 # Each line has a version, owners, and the names that this version is the last to have, or to have set (`name=`);
 # tests/keras_versions/names.py compares the packages.
 TABLE = os.path.join(os.path.dirname(__file__), 'keras_names.txt')
-_MISSING = re.compile(r"(?:import name|module named|no attribute|keyword argument (?=')|not understood:|to optimizer:"
-                      r"|keyword arguments:|Invalid argument|property (?='\w+' of )|can't set attribute (?='))\W+([\w.]+)")
+_MISSING = re.compile(r"(?:import name|module named|no attribute|keyword argument (?=')|not understood:|to optimizer:|"
+                      r"keyword arguments:|Invalid argument|property (?='\w+' of)|can't set attribute)\W+([\w.]+)")
 _metrics: set[str] = set()  # of all models that this process has trained
 
 

@@ -4,7 +4,6 @@ Each function patches the module that it takes as its argument.
 """
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np

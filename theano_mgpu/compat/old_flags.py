@@ -11,8 +11,8 @@ from .theano_imports import IMPORTED
 # Whether the contexts of this process are chosen for it; `devices.patches` knows of more cases, and replaces this.
 contexts_are_chosen: Callable[[], Any] = command_line.own_command
 
-# Patterns of old flags, name=value, with the flags of today; or why there is none. Theano still reads those that are set
-# to nothing here, and refuses a value.
+# Patterns of old flags, name=value, with the flags of today; or why there is none. Theano still reads the ones that are
+# set to nothing, and refuses a value.
 OLD = {
     r'device=gpu(\d*)': r'device=cuda\1',
     r'(init_gpu_device|gpuarray\.init_device)=gpu(\d*)': r'init_gpu_device=cuda\2',

@@ -30,9 +30,6 @@ def names() -> dict[str, Any]:
         options = dict(border_mode=border_mode, subsample=subsample, filter_flip=conv_mode == 'conv')
         return lambda *shapes: options
 
-    def convolve(img, kerns, out, desc):
-        return abstract_conv.conv2d(img, kerns, **desc)
-
     def transposed(kerns, top, out, desc):
         return abstract_conv.conv2d_grad_wrt_inputs(top, kerns, (None, None, out.shape[2], out.shape[3]), **desc)
 
@@ -43,8 +40,8 @@ def names() -> dict[str, Any]:
     return {
         'use': use, 'unuse': lambda: None, 'cuda_available': False, 'cuda_enabled': False,
         'dnn_available': lambda: False, 'dnn_present': lambda: False, 'dnn_conv': dnn_conv, 'dnn_pool': dnn_pool,
-        'GpuDnnConvDesc': describe, 'GpuDnnConv': lambda *options: convolve,
-        'GpuDnnConvGradI': lambda *options: transposed, 'GpuCorrMM': correlation,
+        'GpuDnnConvDesc': describe, 'GpuDnnConvGradI': lambda *options: transposed, 'GpuCorrMM': correlation,
+        'GpuDnnConv': lambda *options: lambda img, kerns, out, desc: abstract_conv.conv2d(img, kerns, **desc),
         **dict.fromkeys(('gpu_contiguous', 'as_cuda_ndarray_variable', 'host_from_gpu', 'gpu_from_host'),
                         tensor.as_tensor_variable),
         'gpu_alloc_empty': lambda *shape: tensor.zeros(shape, 'float32'),

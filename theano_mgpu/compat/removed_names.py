@@ -4,28 +4,28 @@ from __future__ import annotations
 import builtins
 import collections
 import collections.abc
-import dis
+import functools
 import importlib
 import inspect
 import shutil
 import sys
-import types
 import warnings
 from typing import Any
 
 from ..utils import progress
 from . import old_gpu
-from .import_hooks import refuse_import
+from .import_hooks import new_module, refusal, refuse_import
 
 NUMPY_ALIASES = 'bool', 'int', 'float', 'complex', 'object', 'str'
 MAP = "THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or theano_mgpu.init('dev0->cuda0;dev1->cuda1')"
 SHARED = "theano.shared(value, target='dev0')"
 BLOCK = "the block `with theano_mgpu.device('dev1'):`"
 # Attributes of theano.gpuarray that old scripts and tutorials use -> their replacements.
-REPLACED = {'shared_constructor': SHARED, 'float32_shared_constructor': SHARED,
-            'change_flags': BLOCK, 'set_device': BLOCK, 'gpu_from_host': "x.transfer('dev0')",
-            'CudaNdarrayType': 'theano.gpuarray.GpuArrayType', 'CudaNdarray': 'pygpu.gpuarray.GpuArray'}
-
+REPLACED = {'theano.gpuarray.shared_constructor': SHARED, 'theano.gpuarray.float32_shared_constructor': SHARED,
+            'theano.gpuarray.change_flags': BLOCK, 'theano.gpuarray.set_device': BLOCK,
+            'theano.gpuarray.gpu_from_host': "x.transfer('dev0')",
+            'theano.gpuarray.CudaNdarrayType': 'theano.gpuarray.GpuArrayType',
+            'theano.gpuarray.CudaNdarray': 'pygpu.gpuarray.GpuArray'}
 CUDA = 'theano.sandbox.cuda'
 CUDA_MODULES = 'basic_ops', 'blas', 'dnn', 'rng_curand', 'type', 'var'
 OLD_PACKAGES = CUDA, 'theano.sandbox.gpuarray', 'theano.misc.pycuda_init', 'theano.misc.pycuda_utils'
@@ -82,42 +82,32 @@ def restore_find_graphviz(pydot: Any) -> None:
 def restore_modules() -> None:
     """Restore modules that Theano had before 1.0: by others, and ``theano.sandbox.cuda`` by ops for any device.
 
-    A note says so when the first name of the latter is read. Names that are not restored, of ``theano.gpuarray``, too, are
-    told to scripts with what replaced them. Theano 1.0.5 answers an import of ``theano.sandbox.cuda`` with "No module
-    named 'nose'", or as a skipped test.
+    A note says so when the first name of the latter is read. Names that are not restored, and old ones of
+    ``theano.gpuarray``, are told to scripts with what replaced them. Theano 1.0.5 answers an import of
+    ``theano.sandbox.cuda`` with "No module named 'nose'", or as a skipped test.
     """
     import theano.compat
     import theano.gpuarray
     import theano.sandbox
-    for name in OLD_PACKAGES:
-        refuse_import(name, _about(name, 'theano.gpuarray'))
+    for name, new in {**dict.fromkeys(OLD_PACKAGES, 'theano.gpuarray'), **REPLACED}.items():
+        refuse_import(name, '%s is not part of Theano 1.0: %s replaced it. Contexts are mapped to devices by %s'
+                      % (name, new, MAP))
     for name, new in MOVED.items():
         sys.modules[name] = importlib.import_module(new)
     theano.compat.six = sys.modules['six']
-    package = theano.sandbox.cuda = types.ModuleType(CUDA, 'The GPU code of Theano before 1.0.')
-    modules = {name: package for name in CUDA_MODULES}
-    known = {**modules, **old_gpu.names()}
-    vars(package).update(__all__=[*known], __path__=[])
+    known = old_gpu.names()
+    package: Any = new_module(CUDA, __all__=[*known], __path__=[])
+    theano.sandbox.cuda = package
+    modules = dict.fromkeys(CUDA_MODULES, package)
+    known.update(modules)
     sys.modules.update({CUDA: package, **{'%s.%s' % (CUDA, name): package for name in modules}})
-    _answer(package, lambda name: 'theano.gpuarray', known)
-    _answer(theano.gpuarray, REPLACED.get)
-    _answer(theano.sandbox, {'gpuarray': 'theano.gpuarray'}.get)
+    for module, names in (package, known), (theano.gpuarray, {}), (theano.sandbox, {}):
+        vars(module)['__getattr__'] = functools.partial(_answer, module.__name__, names)
 
 
-def _answer(module, replaced, known={}):
-    def __getattr__(name):
-        if name in known:
-            progress.note('%s is the GPU code of Theano before 1.0: ops for any device, which move to those of contexts, '
-                          'take its place' % module.__name__)
-            return known[name]
-        if not replaced(name):
-            raise AttributeError("module '%s' has no attribute '%s'" % (module.__name__, name))
-        frame = sys._getframe(1)
-        # `from module import name` replaces an AttributeError by one of its own.
-        imports = frame.f_code.co_code[frame.f_lasti] == dis.opmap['IMPORT_FROM']
-        raise (ImportError if imports else AttributeError)(_about('%s.%s' % (module.__name__, name), replaced(name)))
-    module.__getattr__ = __getattr__
-
-
-def _about(old, new):
-    return '%s is not part of Theano 1.0: %s replaced it. Contexts are mapped to devices by %s' % (old, new, MAP)
+def _answer(module, known, name):
+    if name not in known:
+        raise AttributeError(refusal('%s.%s' % (module, name)) or "module '%s' has no attribute '%s'" % (module, name))
+    progress.note('%s is GPU code of Theano before 1.0: ops for any device, which move to those of contexts, replace it'
+                  % module)
+    return known[name]

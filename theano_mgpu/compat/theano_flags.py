@@ -10,7 +10,6 @@ import sys
 import sysconfig
 import warnings
 
-from ..errors import MgpuError
 from ..utils import flags
 from ..utils.flags import OWN_FLAGS, Number, Ratio
 

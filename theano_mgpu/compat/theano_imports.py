@@ -8,7 +8,7 @@ import types
 import warnings
 from typing import Any, ContextManager
 
-from .import_hooks import replaced
+from .import_hooks import new_module, replaced
 from .wrapping import wrap
 
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
@@ -71,6 +71,5 @@ def restore_downsample() -> None:
     def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode='max'):
         return pool.pool_2d(input, ds, ignore_border, st, padding, mode)
 
-    downsample = types.ModuleType(signal.__name__ + '.downsample', 'The names that Theano had before `pool`.')
-    vars(downsample).update(max_pool_2d=max_pool_2d, max_pool_2d_same_size=pool.max_pool_2d_same_size)
-    signal.downsample = sys.modules[downsample.__name__] = downsample
+    signal.downsample = sys.modules[signal.__name__ + '.downsample'] = new_module(
+        signal.__name__ + '.downsample', max_pool_2d=max_pool_2d, max_pool_2d_same_size=pool.max_pool_2d_same_size)

@@ -13,9 +13,9 @@ from . import cuda_contexts, shared_variables, theano_contexts
 WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 EACH_GPU = 'for each GPU context that is opened'          # apply(gpu_context)
 
+COMMAND = command_line.own_command()  # which sys.argv does not show later
 # By theano-mgpu, also for processes that a script of `run` starts, or as a share of those of a job.
-old_flags.contexts_are_chosen = lambda: (command_line.own_command() is not None or mpi_environment.size() > 1
-                                         or mpi_environment.RUN in os.environ)
+old_flags.contexts_are_chosen = lambda: COMMAND or mpi_environment.size() > 1 or mpi_environment.RUN in os.environ
 ALGORITHMS = 'algo_fwd', 'algo_bwd_data', 'algo_bwd_filter'  # flags dnn.conv.*
 
 
