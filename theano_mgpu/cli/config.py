@@ -87,9 +87,11 @@ def run(args: argparse.Namespace) -> int:
     contexts = kept.pop('contexts', '')
     if args.n or args.kind or not contexts:
         contexts = default_map(chosen)
-    floatx = args.floatx or kept.get('floatX', 'float64')
-    print(config.theanorc_text(contexts, floatx, kept.pop('mgpu.executor', args.executor),
-                               {name: kept[name] for name in kept if name not in ('device', 'floatX')}), end='')
+    floatx, device = kept.pop('floatX', 'float64'), kept.pop('device', 'cpu')
+    if device != 'cpu':
+        note('device = %s is left to the contexts, which are %s' % (device, contexts))
+    executor = kept.pop('mgpu.executor', args.executor)
+    print(config.theanorc_text(contexts, args.floatx or floatx, executor, kept), end='')
     return 0
 
 
