@@ -87,7 +87,7 @@ def test_patches_are_applied_once(monkeypatch):
 def needs(fix):
     """Return an expression that is true on the versions where a fix is needed."""
     return {'restore_numpy_aliases': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 24),
-            'restore_getargspec': sys.version_info >= (3, 11),
+            'restore_getargspec': sys.version_info >= (3, 11), 'restore_clock': True,
             'load_yaml_without_a_loader': int(yaml.__version__.split('.')[0]) >= 6,
             'restore_collections_abcs': sys.version_info >= (3, 10)}[fix]
 
@@ -96,6 +96,7 @@ def needs(fix):
     ('restore_numpy_aliases', 'import theano_mgpu, theano; theano.scalar.mod.impl(5, 3)', 'AttributeError'),
     ('restore_collections_abcs', 'import theano_mgpu, keras', 'collections'),
     ('load_yaml_without_a_loader', 'import theano_mgpu, yaml; assert yaml.load("a: 1") == {"a": 1}', 'Loader'),
+    ('restore_clock', 'import theano_mgpu, time; time.clock()', "no attribute 'clock'"),
     ('restore_getargspec', 'import theano_mgpu, inspect; inspect.getargspec(lambda a, *b, c=2, **d: a)', 'getargspec'),
 ])
 def test_without_a_fix_its_symptom_is_back(fix, code, symptom):

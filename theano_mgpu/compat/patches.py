@@ -73,6 +73,8 @@ PATCHES = [
           BEFORE_THEANO, removed_names.restore_collections_abcs, 'test_without_a_fix_its_symptom_is_back'),
     Patch('Python', '3.11 and later', "layers of Keras 1: module 'inspect' has no attribute 'getargspec'",
           BEFORE_THEANO, removed_names.restore_getargspec, 'test_without_a_fix_its_symptom_is_back'),
+    Patch('Python', '3.8 and later', "scripts of Theano's time: module 'time' has no attribute 'clock'",
+          BEFORE_THEANO, removed_names.restore_clock, 'test_without_a_fix_its_symptom_is_back'),
     Patch('PyYAML', '6 and later', "model_from_yaml: load() missing 1 required positional argument: 'Loader'",
           after('yaml'), removed_names.load_yaml_without_a_loader, 'test_without_a_fix_its_symptom_is_back'),
     Patch('pydot', '1.2 and later, with Keras 0.3 to 1.2', "plot(model): 'pydot' has no attribute 'find_graphviz'",

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import shutil
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -23,9 +24,7 @@ BLOCK = "the block `with theano_mgpu.device('dev1'):`"
 # Attributes of theano.gpuarray that old scripts and tutorials use -> their replacements.
 REPLACED = {'theano.gpuarray.shared_constructor': SHARED, 'theano.gpuarray.float32_shared_constructor': SHARED,
             'theano.gpuarray.change_flags': BLOCK, 'theano.gpuarray.set_device': BLOCK,
-            'theano.gpuarray.gpu_from_host': "x.transfer('dev0')",
-            'theano.gpuarray.CudaNdarrayType': 'theano.gpuarray.GpuArrayType',
-            'theano.gpuarray.CudaNdarray': 'pygpu.gpuarray.GpuArray'}
+            'theano.gpuarray.gpu_from_host': "x.transfer('dev0')"}
 CUDA = 'theano.sandbox.cuda'
 CUDA_MODULES = 'basic_ops', 'blas', 'dnn', 'rng_curand', 'type', 'var'
 OLD_PACKAGES = CUDA, 'theano.sandbox.gpuarray', 'theano.misc.pycuda_init', 'theano.misc.pycuda_utils'
@@ -62,6 +61,11 @@ def restore_getargspec() -> None:
     def getargspec(func):
         return ArgSpec(*inspect.getfullargspec(func)[:4])
     inspect.getargspec = getargspec  # type: ignore[attr-defined]
+
+
+def restore_clock() -> None:
+    """Restore ``time.clock``, which Python 3.8 removed; scripts of Theano's time measure their epochs by it."""
+    vars(time).setdefault('clock', time.process_time)
 
 
 def load_yaml_without_a_loader(yaml: Any) -> None:
