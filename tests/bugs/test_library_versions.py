@@ -80,7 +80,7 @@ def test_modules_of_theano_0_x_are_restored():
 
 
 def test_convolutions_by_cudnn_of_theano_0_x(cpu2):
-    """Of a generator whose layers are transposed convolutions, and of a network with cuda-convnet's layout; divided."""
+    """A generator has transposed convolutions as layers; all are divided."""
     from theano.sandbox.cuda.basic_ops import gpu_alloc_empty, gpu_contiguous
     from theano.sandbox.cuda.blas import GpuCorrMM
     from theano.sandbox.cuda.dnn import GpuDnnConv, GpuDnnConvDesc, GpuDnnConvGradI, dnn_conv, dnn_pool
@@ -187,7 +187,7 @@ def test_a_theanorc_of_theano_0_x_is_read(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize('variable, value', [(mpi_environment.RUN, '{}'), ('OMPI_COMM_WORLD_SIZE', '2')])
 def test_a_device_of_theano_0_x_is_left_to_the_contexts_that_are_chosen(variable, value, monkeypatch):
-    """By `theano-mgpu run`, for processes that its script starts, and in a job."""
+    """Contexts are chosen for processes that a script of `theano-mgpu run` starts, and for those in a job."""
     monkeypatch.setenv('OMPI_COMM_WORLD_RANK', '0')
     monkeypatch.setenv('OMPI_COMM_WORLD_LOCAL_RANK', '0')
     monkeypatch.setenv(variable, value)

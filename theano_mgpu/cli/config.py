@@ -39,7 +39,7 @@ def add_parser(sub: Any) -> None:
     parser.add_argument('--kind', choices=discovery.KINDS,
                         help='kind of device (default: cuda if there is one here, else opencl if that is not the '
                         'CPU, else cpu)')
-    parser.add_argument('--from', dest='old', metavar='FILE', type=argparse.FileType(),
+    parser.add_argument('--from', dest='old', metavar='FILE',
                         help='convert an old .theanorc: keep its flags, as Theano 1.0 knows them')
     parser.add_argument('--floatx', choices=('float16', 'float32', 'float64'),
                         help="Theano's floatX (default: float32, or as in the old file)")
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     order = cards.order_note(cards.cards()) if 'cuda0' in existing else ''
     if order:
         note(order)
-    kept = converted(args.old.name) if args.old else {'floatX': 'float32'}
+    kept = converted(args.old) if args.old else {'floatX': 'float32'}
     contexts = kept.pop('contexts', '')
     if args.n or args.kind or not contexts:
         contexts = default_map(chosen)
@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
 def converted(path: str) -> dict[str, str]:
     """Return the flags of an old .theanorc that Theano 1.0 knows; notes name the others, and say why."""
     from theano.configparser import _config_var_list
+    open(path).close()  # an error where there is no such file
     known = {flag.fullname.lower(): flag for flag in _config_var_list}
     old = read_theanorc(path)
     new, said = old_flags.today(old)

@@ -14,7 +14,7 @@ WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 EACH_GPU = 'for each GPU context that is opened'          # apply(gpu_context)
 
 COMMAND = command_line.own_command()  # which sys.argv does not show later
-# By theano-mgpu, also for processes that a script of `run` starts, or as a share of those of a job.
+# theano-mgpu chooses contexts for itself, for processes that a script of `run` starts, and for the ranks of a job.
 old_flags.contexts_are_chosen = lambda: COMMAND or mpi_environment.size() > 1 or mpi_environment.RUN in os.environ
 ALGORITHMS = 'algo_fwd', 'algo_bwd_data', 'algo_bwd_filter'  # flags dnn.conv.*
 
