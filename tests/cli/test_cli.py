@@ -201,7 +201,7 @@ def test_config_converts_an_old_file(capsys, cpu_only, monkeypatch, tmp_path):
         'device': 'cpu', 'floatx': 'float32', 'contexts': 'dev0->cpu', 'openmp': 'True', 'mgpu.executor': 'serial',
         'gpuarray.preallocate': '0.5', 'blas.ldflags': '', 'dnn.conv.algo_fwd': 'small'}
     for said in ('lib.cnmem=0.5 as gpuarray.preallocate=0.5', 'nvcc.fastmath=True not at all (no code is compiled by',
-                 'dnn.conv.workmem=small as dnn.conv.algo_fwd=small', 'config.allow_gc = True is left out: Theano has no',
+                 'dnn.conv.workmem=small as dnn.conv.algo_fwd=small', 'config.allow_gc = True is left out: Theano has',
                  'dnn.conv.algo_bwd_data = "none" is left out: Invalid value (""none"")',
                  'device = cuda1 is left to the contexts, which are dev0->cpu'):
         assert said in captured.err

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping
 # Functions by the name of a module, for each side of its import.
 _hooks: Dict[str, Dict[str, List[Callable[..., Any]]]] = {'before': {}, 'during': {}, 'after': {}}
 _refused: Dict[str, str] = {}  # name of a module -> the message of its ImportError
-_imported: Dict[str, Any] = {}  # packages that `at_next_import` has taken from sys.modules, by their names
+_again: Dict[str, importlib.machinery.ModuleSpec] = {}  # name of a package that is executed already -> how to import it
 
 
 def at_import(side: str, name: str, function: Callable[..., Any]) -> None:
@@ -35,11 +35,15 @@ def at_import(side: str, name: str, function: Callable[..., Any]) -> None:
 def at_next_import(package: str, function: Callable[[], Any]) -> None:
     """Call ``function()`` once, when a package that is imported already, or a module of it, is imported next."""
     modules = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition('.')[0] == package}
+    module = modules[package]
+    own_spec = module.__spec__  # which Python replaces
 
     def import_again():
         sys.modules.update(modules)
         function()
-        _imported[package] = sys.modules.pop(package)  # else Python would execute it once more
+        del sys.modules[package]  # else Python would execute it once more
+        _again[package] = importlib.machinery.ModuleSpec(package, types.SimpleNamespace(
+            create_module=lambda spec: module, exec_module=lambda module: vars(module).update(__spec__=own_spec)))
     at_import('before', package, import_again)
 
 
@@ -82,19 +86,6 @@ def refusal(name: str) -> str:
                  if (name + '.').startswith(refused + '.')), '')
 
 
-class _AsItIs(importlib.abc.Loader):
-    """The loader of a package that is executed already."""
-
-    def __init__(self, package):
-        self._package, self._spec = package, package.__spec__
-
-    def create_module(self, spec):
-        return self._package
-
-    def exec_module(self, module):
-        module.__spec__ = self._spec
-
-
 class _Finder(importlib.abc.MetaPathFinder):
     """The finder that looks for modules before Python's own finders, and calls the functions for them."""
 
@@ -103,8 +94,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             raise ImportError(refusal(name), name=name)
         for function in _hooks['before'].pop(name, ()):
             function()
-        if name in _imported:
-            return importlib.machinery.ModuleSpec(name, _AsItIs(_imported.pop(name)))
+        if name in _again:
+            return _again.pop(name)
         if name not in _hooks['during'] and name not in _hooks['after']:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

@@ -21,10 +21,10 @@ NUMPY_ALIASES = 'bool', 'int', 'float', 'complex', 'object', 'str'
 MAP = "THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or theano_mgpu.init('dev0->cuda0;dev1->cuda1')"
 SHARED = "theano.shared(value, target='dev0')"
 BLOCK = "the block `with theano_mgpu.device('dev1'):`"
-# Attributes of theano.gpuarray that old scripts and tutorials use -> their replacements.
+# Names that old scripts and tutorials use -> their replacements.
 REPLACED = {'theano.gpuarray.shared_constructor': SHARED, 'theano.gpuarray.float32_shared_constructor': SHARED,
             'theano.gpuarray.change_flags': BLOCK, 'theano.gpuarray.set_device': BLOCK,
-            'theano.gpuarray.gpu_from_host': "x.transfer('dev0')"}
+            'theano.gpuarray.gpu_from_host': "x.transfer('dev0')", 'theano.ProfileMode': 'the flag profile=True'}
 CUDA = 'theano.sandbox.cuda'
 CUDA_MODULES = 'basic_ops', 'blas', 'dnn', 'rng_curand', 'type', 'var'
 OLD_PACKAGES = CUDA, 'theano.sandbox.gpuarray', 'theano.misc.pycuda_init', 'theano.misc.pycuda_utils'
@@ -105,7 +105,7 @@ def restore_modules() -> None:
     modules = dict.fromkeys(CUDA_MODULES, package)
     known.update(modules)
     sys.modules.update({CUDA: package, **{'%s.%s' % (CUDA, name): package for name in modules}})
-    for module, names in (package, known), (theano.gpuarray, {}), (theano.sandbox, {}):
+    for module, names in (package, known), (theano, {}), (theano.gpuarray, {}), (theano.sandbox, {}):
         vars(module)['__getattr__'] = functools.partial(_answer, module.__name__, names)
 
 
