@@ -1,7 +1,7 @@
 """The flags of theano_mgpu for several devices; `utils.flags` reads them, and Theano's own."""
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from .errors import GraphError
 from .utils.flags import OWN_FLAGS, Number, Ratio, own_flag
@@ -99,12 +99,15 @@ def check_together(value: Callable[[str], Any] = own_flag, strict: bool = False)
                              'the two' % (name, inexact))
 
 
-def theanorc_text(contexts: str, floatx: str = 'float32', executor: str = 'auto') -> str:
-    """Return the text of a .theanorc for a context map.
+def theanorc_text(contexts: str, floatx: str = 'float32', executor: str = 'auto', more: Mapping[str, str] = {}) -> str:
+    """Return the text of a .theanorc for a context map, with more flags, by their names.
 
     >>> theanorc_text('dev0->cuda0;dev1->cuda1').splitlines()[:4]
     ['[global]', 'device = cpu', 'floatX = float32', 'contexts = dev0->cuda0;dev1->cuda1']
     """
-    lines = ['[global]', 'device = cpu', 'floatX = ' + floatx, 'contexts = ' + contexts, '',
-             '[mgpu]', '# ' + OWN_FLAGS['mgpu.executor'][2], 'executor = ' + executor, '']
-    return '\n'.join(lines)
+    sections = {'global': ['device = cpu', 'floatX = ' + floatx, 'contexts = ' + contexts],
+                'mgpu': ['# ' + OWN_FLAGS['mgpu.executor'][2], 'executor = ' + executor]}
+    for name, value in more.items():
+        section, _, option = name.rpartition('.')
+        sections.setdefault(section or 'global', []).append('%s = %s' % (option, value))
+    return '\n'.join('[%s]\n%s\n' % (section, '\n'.join(lines)) for section, lines in sections.items())

@@ -188,6 +188,32 @@ def test_config_on_a_machine_without_gpu(capsys, cpu_only, args, expected):
     assert parser['mgpu']['executor'] == 'auto'
 
 
+def test_config_converts_an_old_file(capsys, cpu_only, monkeypatch, tmp_path):
+    """Flags of Theano 0.x, of 1.0, and such as neither knows; a word on each that is not kept."""
+    old, new = tmp_path / 'old', tmp_path / 'new'
+    old.write_text('[global]\ndevice = cuda1\nfloatX = float32\nOpenMP = True\nconfig.allow_gc = True\n'
+                   '[lib]\ncnmem = 0.5\n[nvcc]\nfastmath = True\n[blas]\nldflags =\n[mgpu]\nexecutor = serial\n'
+                   '[dnn]\nconv.workmem = small\nconv.algo_bwd_data = "none"\n')
+    assert main(['config', '--from', str(old)]) == 0
+    captured = capsys.readouterr()
+    new.write_text(captured.out)
+    assert flags.read_theanorc(str(new)) == {
+        'device': 'cpu', 'floatx': 'float32', 'contexts': 'dev0->cpu', 'openmp': 'True', 'mgpu.executor': 'serial',
+        'gpuarray.preallocate': '0.5', 'blas.ldflags': '', 'dnn.conv.algo_fwd': 'small'}
+    for said in ('lib.cnmem=0.5 as gpuarray.preallocate=0.5', 'nvcc.fastmath=True not at all (no code is compiled by',
+                 'dnn.conv.workmem=small as dnn.conv.algo_fwd=small', 'config.allow_gc = True is left out: Theano has',
+                 'dnn.conv.algo_bwd_data = "none" is left out: Invalid value (""none"")',
+                 'device = cuda1 is left to the contexts, which are dev0->cpu'):
+        assert said in captured.err
+    assert main(['config', '--from', str(new), '-n', '2', '--floatx', 'float64']) == 0
+    captured = capsys.readouterr()
+    again = written(captured.out)
+    assert not captured.err and again['global']['contexts'] == 'dev0->cpu;dev1->cpu'
+    assert again['global']['floatX'] == 'float64' and again['gpuarray']['preallocate'] == '0.5'
+    code = 'import theano_mgpu, theano; c = theano.config; print(c.floatX, c.openmp, c.dnn.conv.algo_fwd)'
+    assert python('-c', code, THEANORC=str(new)).stdout == 'float32 True small\n'
+
+
 def test_the_example_is_read_as_it_says(monkeypatch):
     path = ROOT / 'theanorc.example'
     if not path.exists():

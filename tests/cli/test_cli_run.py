@@ -335,6 +335,42 @@ def test_flags_that_the_script_sets_itself(tmp_path):
     assert run(script, folder=tmp_path, flags=QUICK + ',contexts=one->cpu;two->cpu')[1].endswith('\none two\n')
 
 
+@pytest.mark.parametrize('command', [['run'], ['launch', '-n', '2', 'run']], ids=' '.join)
+def test_flags_of_theano_0_x_that_the_script_sets_itself(command, tmp_path):
+    """They came too late, all: Theano is imported before the script. So floatX was float64, with no word of it."""
+    script = write(tmp_path / 'train.py', '''
+        import os
+        os.environ['THEANO_FLAGS'] = 'device=gpu1,floatX=float32,lib.cnmem=0.5,nvcc.fastmath=True,optimizer=None'
+        import theano.tensor as T
+        import numpy as np, subprocess, sys, theano
+        print(theano.config.floatX, theano.config.device, theano.config.gpuarray.preallocate, theano.config.optimizer)
+        os.environ['THEANO_FLAGS'] = 'floatX=float64'    # after the import: too late in plain Theano
+        x = T.matrix('x')
+        f = theano.function([x], x * 2, mode='FAST_COMPILE')
+        print(f(np.ones((4, 2), 'float32')).dtype, theano.config.floatX, theano is sys.modules['theano'])
+        assert theano.tensor is T and theano.__spec__.loader.get_filename().endswith('__init__.py')
+    ''')
+    words = ['-m', 'theano_mgpu', *command, '--contexts', 'left->cpu;right->cpu', '--always', script]
+    code, out, err = finish(start(words, tmp_path, 'cxx='))
+    assert (code, out) == (0, 'float32 cpu 0.5 None\nfloat32 float32 True\n'), err
+    assert err.count('flags of Theano before 1.0 are read as what they mean today: device=gpu1 not at all (contexts '
+                     'choose devices; contexts=dev0->cuda1 is this one); lib.cnmem=0.5 as gpuarray.preallocate') == 1
+    assert 'too late' not in err and 'divided' in err
+
+
+def test_flags_of_theano_0_x_from_outside(tmp_path):
+    """They ended in an error. A process that the script starts has the same, and says nothing more."""
+    script = write(tmp_path / 'train.py', '''
+        import os, subprocess, sys, theano
+        print(theano.config.device, os.environ['THEANO_FLAGS'].partition(',')[0], flush=True)
+        if len(sys.argv) == 1:
+            subprocess.check_call([sys.executable, sys.argv[0], 'child'])
+    ''')
+    code, out, err = run(*TWO, script, folder=tmp_path, flags='device=gpu0,lib.cnmem=0,floatX=float32')
+    assert (code, out) == (0, 'cpu floatX=float32\ncpu floatX=float32\n'), err
+    assert err.count('are read as what they mean today') == 1
+
+
 @pytest.mark.parametrize('first', [True, False])
 def test_a_script_that_chooses_its_own_contexts_is_noted(first, tmp_path):
     """Either choice used to replace the other one in silence."""

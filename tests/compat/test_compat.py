@@ -44,9 +44,9 @@ def output(code, **environment):
 # --- The table of patches ------------------------------------------------------------------------
 
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
-NO_PATCHES = {'keras_names.about', 'keras_names.hint', 'numpy2.is_needed', 'theano_flags.blas_ldflags',
-              'theano_flags.lacks_python_headers', 'theano_loops.options', 'vector_math.available',
-              'vector_math.parts_of', 'vector_math.support_code'}
+NO_PATCHES = {'keras_names.about', 'keras_names.hint', 'numpy2.is_needed', 'old_flags.today', 'old_gpu.names',
+              'old_gpu.use', 'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_loops.options',
+              'vector_math.available', 'vector_math.parts_of', 'vector_math.support_code'}
 PATCHES = [patch for table in tables().values() for patch in table]
 
 
@@ -88,7 +88,7 @@ def test_patches_are_applied_once():
 def needs(fix):
     """Return an expression that is true on the versions where a fix is needed."""
     return {'restore_numpy_aliases': tuple(map(int, np.__version__.split('.')[:2])) >= (1, 24),
-            'restore_getargspec': sys.version_info >= (3, 11),
+            'restore_getargspec': sys.version_info >= (3, 11), 'restore_clock': True,
             'load_yaml_without_a_loader': int(yaml.__version__.split('.')[0]) >= 6,
             'restore_functions_of_scipy': tuple(map(int, scipy.__version__.split('.')[:2])) >= (1, 3),
             'restore_moved_modules': bool(importlib.util.find_spec('sklearn')),
@@ -101,6 +101,7 @@ def needs(fix):
     ('restore_moved_modules', 'import theano_mgpu, sklearn.cross_validation', 'sklearn.cross_validation'),
     ('restore_functions_of_scipy', 'import theano_mgpu; from scipy.misc import comb, logsumexp', 'scipy.misc'),
     ('load_yaml_without_a_loader', 'import theano_mgpu, yaml; assert yaml.load("a: 1") == {"a": 1}', 'Loader'),
+    ('restore_clock', 'import theano_mgpu, time; time.clock()', "no attribute 'clock'"),
     ('restore_getargspec', 'import theano_mgpu, inspect; inspect.getargspec(lambda a, *b, c=2, **d: a)', 'getargspec'),
 ])
 def test_without_a_fix_its_symptom_is_back(fix, code, symptom):

@@ -1,6 +1,7 @@
 """Keras's files with h5py 3, by the patches alone."""
 import importlib.util
 import io
+import os
 import pickle
 import sys
 import types
@@ -13,7 +14,6 @@ import numpy as np
 import pytest
 from keras.engine import saving
 from keras.layers import Dense, Embedding, Flatten, Layer
-from keras.utils import io_utils
 from support.keras_equivalence import QUICK
 from support.processes import python
 
@@ -65,11 +65,27 @@ def test_a_model_is_saved_to_a_stream(trained, tmp_path, monkeypatch):
             stream.seek(0)
             copy = keras.models.load_model(stream)
             assert all((a == b).all() for a, b in zip(state(copy), state(trained)))
-    assert io_utils.save_to_binary_h5py is saving.save_to_binary_h5py
     if H5PY_3:
-        monkeypatch.setattr(saving, 'save_to_binary_h5py', saving.save_to_binary_h5py.__wrapped__)
+        monkeypatch.setattr(h5py.File, '__init__', h5py.File.__init__.__wrapped__)
         with pytest.raises(OSError, match='unable to open file'):
             trained.save(io.BytesIO())
+
+
+def test_h5py_files_are_opened_and_read_as_by_h5py_2(tmp_path):
+    """TheanoLM ended with "Unable to synchronously open file", or without an attribute `value`."""
+    path = str(tmp_path / 'state.h5')
+    with h5py.File(name=path) as file:  # without a mode
+        file['a'] = [1, 2]
+    with h5py.File(path) as file:
+        file['b'] = file['a'].value + 1
+    os.chmod(path, 0o444)
+    with h5py.File(path) as file:
+        assert file['b'].value.tolist() == [2, 3] and file.fid == file.id
+        assert os.geteuid() == 0 or file.mode == 'r'
+    with pytest.raises(OSError):
+        h5py.File(str(tmp_path / 'none' / 'state.h5'))
+    with pytest.raises(OSError):
+        h5py.File(str(tmp_path / 'none.h5'), 'r')
 
 
 class EqualNames(Layer):

@@ -3,6 +3,7 @@
     python names.py             the names of the installed Keras, as pairs of an owner and a name, as JSON
     python names.py --write     the table theano_mgpu/compat/keras_names.txt, by the Kerases that `make setup` installs
 
+A name that can be set, until it is a read-only property, has an equals sign after it.
 The owner of a module, class or function is its module, the owner of an attribute is its class, and the owner of an
 argument is its function, method or class. Each line of the table has a version, owners, and the names that this version
 is the last to have, where another version has the owner without them.
@@ -24,6 +25,7 @@ KERASES = Path(sys.prefix) / 'kerases'
 HIDDEN = re.compile(r'\._|keras\.(applications|engine|legacy|old_models|wrappers)|_backend|backend\.|callbacks\.|'
                     r'layers\.(timedistributed|custom|xtreme)|utils\.(conv|generic|layer|losses|metrics|multi|test)')
 MODELS = 'Graph', 'Model', 'Sequential'
+READ_ONLY = '!'  # after the name of a property; `=` is after a name that can be set
 BASES = 'Layer', 'Optimizer', 'Callback'
 
 
@@ -64,8 +66,12 @@ def names_of_class(kind):
     bases = [base.__name__ for base in kind.__mro__]
     owner = kind.__name__ if kind.__name__ in MODELS else next((base for base in BASES if base in bases), kind.__name__)
     names = set(dir(kind))
+    own = {name for each in kind.__mro__[:-1] for name in re.findall(r'\bself\.(\w+) = ', inspect.getsource(each))}
     if owner == 'Layer':  # such as its weights
-        names.update(*(re.findall(r'\bself\.(\w+) = ', inspect.getsource(each)) for each in kind.__mro__[:-1]))
+        names.update(own)
+    for name in own | names:
+        if not name.startswith('_') and hasattr(getattr(kind, name, None), 'fget') or name in own:
+            yield owner, name + ('=' if getattr(getattr(kind, name, None), 'fset', True) else READ_ONLY)
     for name in names:
         if not name.startswith('_'):
             yield owner, name
@@ -97,9 +103,12 @@ def table():
     """Return the text of the table."""
     names = {version: names_of(version) for version in VERSIONS}
     owners = {version: {owner for owner, _ in names[version]} for version in VERSIONS}
-    last = {name: version for version in VERSIONS for name in names[version]}
+    last = {name: version for version in VERSIONS for name in names[version] if not name[1].endswith(READ_ONLY)}
     rows = {}
     for owner, name in sorted(last):
+        later = VERSIONS[VERSIONS.index(last[owner, name]) + 1:]
+        if name.endswith('=') and not any((owner, name[:-1] + READ_ONLY) in names[version] for version in later):
+            continue
         if any(owner in owners[version] and (owner, name) not in names[version] for version in VERSIONS):
             rows.setdefault((VERSIONS.index(last[owner, name]), owner), []).append(name)
     grouped = {}

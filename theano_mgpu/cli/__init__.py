@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         if not hasattr(args, 'run'):
             overview.show()
             return 0
-        if not hasattr(args, 'works_without_theano'):
+        if not hasattr(args, 'works_without_theano') or getattr(args, 'old', None):  # `config --from` asks Theano
             check_theano()
         code = args.run(args)
         sys.stdout.flush()

@@ -4,8 +4,12 @@ The devices are this machine's; with --kind the file can be for another machine.
 more contexts than devices, the others get the next numbers (cuda2, cuda3), with a note on stderr;
 `cpu` contexts all share the host.
 
+With --from FILE, flags of an old .theanorc stay, as Theano 1.0 knows them: lib.cnmem is gpuarray.preallocate now, for
+example. Notes say which ones are left out, and why. A device, such as gpu0, is left to the contexts.
+
 examples:
   theano-mgpu config > ~/.theanorc         a new file; add the lines to one that you have
+  theano-mgpu config --from ~/.theanorc > new && mv new ~/.theanorc      one of Theano 0.x, as it reads today
   theano-mgpu config -n 4 --kind cuda > theanorc.cluster
   THEANORC=theanorc.cluster theano-mgpu doctor
 """
@@ -15,10 +19,11 @@ import argparse
 from typing import Any, Sequence
 
 from .. import config
+from ..compat import old_flags
 from ..devices import cards, discovery
 from ..devices.context_map import default_map
 from ..parsing import MOST, MOST_DEVICES, shown, whole_number
-from ..utils.flags import OWN_FLAGS
+from ..utils.flags import OWN_FLAGS, read_theanorc
 from .output import help_of, note
 
 EXECUTORS = OWN_FLAGS['mgpu.executor'][1]
@@ -34,8 +39,10 @@ def add_parser(sub: Any) -> None:
     parser.add_argument('--kind', choices=discovery.KINDS,
                         help='kind of device (default: cuda if there is one here, else opencl if that is not the '
                         'CPU, else cpu)')
-    parser.add_argument('--floatx', choices=('float16', 'float32', 'float64'), default='float32',
-                        help="Theano's floatX (default: %(default)s)")
+    parser.add_argument('--from', dest='old', metavar='FILE',
+                        help='convert an old .theanorc: keep its flags, as Theano 1.0 knows them')
+    parser.add_argument('--floatx', choices=('float16', 'float32', 'float64'),
+                        help="Theano's floatX (default: float32, or as in the old file)")
     parser.add_argument('--executor', choices=EXECUTORS, default='auto',
                         help='how replicas are run (default: %(default)s)')
     parser.set_defaults(run=run, works_without_theano=True)
@@ -76,8 +83,38 @@ def run(args: argparse.Namespace) -> int:
     order = cards.order_note(cards.cards()) if 'cuda0' in existing else ''
     if order:
         note(order)
-    print(config.theanorc_text(default_map(chosen), args.floatx, args.executor), end='')
+    kept = converted(args.old) if args.old else {'floatX': 'float32'}
+    contexts = kept.pop('contexts', '')
+    if args.n or args.kind or not contexts:
+        contexts = default_map(chosen)
+    floatx, device = kept.pop('floatX', 'float64'), kept.pop('device', 'cpu')
+    if device != 'cpu':
+        note('device = %s is left to the contexts, which are %s' % (device, contexts))
+    executor = kept.pop('mgpu.executor', args.executor)
+    print(config.theanorc_text(contexts, args.floatx or floatx, executor, kept), end='')
     return 0
+
+
+def converted(path: str) -> dict[str, str]:
+    """Return the flags of an old .theanorc that Theano 1.0 knows; notes name the others, and say why."""
+    from theano.configparser import _config_var_list
+    open(path).close()  # an error where there is no such file
+    known = {flag.fullname.lower(): flag for flag in _config_var_list}
+    old = read_theanorc(path)
+    new, said = old_flags.today(old)
+    kept = {}
+    if said:
+        note(said)
+    for name, value in new.items():
+        try:
+            flag = known[name.lower()]
+            (flag.filter or str)(value)
+            kept[flag.fullname] = value
+        except KeyError:
+            note('%s = %s is left out: Theano has no such flag' % (name, value))
+        except Exception as error:  # of many kinds
+            note('%s = %s is left out: %s' % (name, value, error))
+    return {name: kept[name] for name in kept if kept[name] or not old.get(name)}
 
 
 def choose_devices(kind: str, existing: Sequence[str], n: int) -> list[str]:

@@ -42,7 +42,7 @@ import sys
 from typing import Any, Callable
 
 from .. import config
-from ..compat import import_hooks, keras_names, keras_versions
+from ..compat import import_hooks, keras_names, keras_versions, old_flags
 from ..devices import leases
 from ..devices.context_map import Context, describe
 from ..devices.contexts import choose_contexts, chosen, contexts, flagged, init
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     if args.ledger:
         set_environment_flags({**environment_flags(), 'mgpu.ledger': args.ledger})
         use_ledger(args.ledger)
-    flags = args.flags = environment_flags()
+    flags = environment_flags()
     if args.contexts:
         flags['contexts'] = describe(args.contexts)
         set_environment_flags(flags)
@@ -126,6 +126,7 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         at_exit(explain, record(), args)
     if not args.quiet:
         at_exit(print_summary, reports)
+    import_hooks.at_next_import('theano', lambda: take_flags(flags))
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)
@@ -174,9 +175,8 @@ def check(args: argparse.Namespace) -> None:
 
 
 def open_contexts(args: argparse.Namespace) -> list[Context]:
-    """Open the contexts that options, or THEANO_FLAGS before the script began, name; an error ends the script."""
+    """Open the contexts that options, or THEANO_FLAGS, name; an error ends the script."""
     from ..auto.functions import NOTHING_DIVIDED, has_one_cpu  # imports Theano, see `run`
-    take_flags(args.flags)
     before = chosen()
     try:
         opened = init(describe(args.contexts) if args.contexts else args.gpus)
@@ -212,8 +212,6 @@ def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> 
     if backend != 'theano':
         note('this script uses Keras on %s: its models are not changed' % backend)
         return [None]
-    if not leases.is_child():
-        take_flags(args.flags)
     if not keras_versions.is_hooked():
         return []
     from ..keras import enable as enable_keras
@@ -222,26 +220,28 @@ def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> 
 
 
 def take_flags(before: dict[str, str]) -> None:
-    """Apply the flags that the script has set in THEANO_FLAGS, as many scripts do before they import Keras.
+    """Apply the flags that the script has set in THEANO_FLAGS, as many scripts do before they import Theano or Keras.
 
     Theano has been imported already, so some of them come too late; a note names these. Flags from outside (`before`)
-    that the script does not set keep their values. In the end, `before` has all.
+    that the script does not set keep their values.
     """
     import theano
-    own = environment_flags()
+    own, said = old_flags.today(environment_flags())
+    if said:
+        note(said)
     set_environment_flags(dict(before, **own))
     late = []
     for name, value in own.items():
-        if before.get(name) == value or name in ('contexts', 'floatX'):  # handled by us and by Keras
-            continue
         *sections, option = name.split('.')
         try:
             section: Any = functools.reduce(getattr, sections, theano.config)
-            getattr(section, option)  # raises if there is no such flag
+            if before.get(name) == value or name == 'contexts' or str(getattr(section, option)) == value:
+                continue
+            if name == 'gpuarray.preallocate':  # which is read when a context is opened
+                type(theano.config.gpuarray).preallocate.allow_override = True
             setattr(section, option, value)
         except Exception as error:  # Theano raises many kinds
             late.append('%s=%s (%s)' % (name, value, error))
-    before.update(own)
     if late:
         note('the script sets Theano flags too late: %s. Set THEANO_FLAGS before theano-mgpu starts; devices are named '
              'by the flag contexts' % '; '.join(late))

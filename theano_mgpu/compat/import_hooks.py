@@ -5,12 +5,14 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
+import types
 from typing import Any, Callable, Dict, Iterator, List, Mapping
 
 # Functions by the name of a module, for each side of its import.
 _hooks: Dict[str, Dict[str, List[Callable[..., Any]]]] = {'before': {}, 'during': {}, 'after': {}}
 _refused: Dict[str, str] = {}  # name of a module -> the message of its ImportError
 _moved: Dict[str, str] = {}  # name that a module had -> its name of today
+_again: Dict[str, importlib.machinery.ModuleSpec] = {}  # name of a package that is executed already -> how to import it
 
 
 def at_import(side: str, name: str, function: Callable[..., Any]) -> None:
@@ -29,6 +31,21 @@ def at_import(side: str, name: str, function: Callable[..., Any]) -> None:
         function()
     else:
         function(sys.modules[name])
+
+
+def at_next_import(package: str, function: Callable[[], Any]) -> None:
+    """Call ``function()`` once, when a package that is imported already, or a module of it, is imported next."""
+    modules = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition('.')[0] == package}
+    module = modules[package]
+    own_spec = module.__spec__  # which Python replaces
+
+    def import_again():
+        sys.modules.update(modules)
+        function()
+        del sys.modules[package]  # else Python would execute it once more
+        _again[package] = importlib.machinery.ModuleSpec(package, types.SimpleNamespace(
+            create_module=lambda spec: module, exec_module=lambda module: vars(module).update(__spec__=own_spec)))
+    at_import('before', package, import_again)
 
 
 @contextlib.contextmanager
@@ -52,8 +69,15 @@ def replaced(modules: Mapping[str, Any], replaces: bool = True) -> Iterator[None
             del sys.modules[name]
 
 
+def new_module(name: str, **names: Any) -> types.ModuleType:
+    """Return a new module with these names."""
+    module = types.ModuleType(name)
+    vars(module).update(names)
+    return module
+
+
 def refuse_import(name: str, message: str) -> None:
-    """Raise an ImportError with this message when a module is imported."""
+    """Raise an ImportError with this message, which begins with the name, when a module or one below it is imported."""
     _refused[name] = message
 
 
@@ -69,16 +93,24 @@ class _Mover(importlib.abc.Loader):
         sys.modules[module.__name__] = importlib.import_module(_moved[module.__name__])
 
 
+def refusal(name: str) -> str:
+    """Return the message of the ImportError of a module that is refused, or of a name of it; else the empty string."""
+    return next((text.replace(refused, name, 1) for refused, text in _refused.items()
+                 if (name + '.').startswith(refused + '.')), '')
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """The finder that looks for modules before Python's own finders, and calls the functions for them."""
 
     def find_spec(self, name, path, target=None):
-        if name in _refused:
-            raise ImportError(_refused[name], name=name)
+        if refusal(name):
+            raise ImportError(refusal(name), name=name)
         for function in _hooks['before'].pop(name, ()):
             function()
         if name in _moved and importlib.machinery.PathFinder.find_spec(name, path) is None:
             return importlib.machinery.ModuleSpec(name, _Mover())
+        if name in _again:
+            return _again.pop(name)
         if name not in _hooks['during'] and name not in _hooks['after']:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

@@ -12,14 +12,14 @@ from ..errors import warn
 from ..utils.installed import installed
 from .wrapping import wrap
 
-VERSIONS = '0.3.3', '1.2.2', '2.0.9', '2.1.6', '2.2.4', '2.3.1'  # those that are tested
+VERSIONS = '0.3.3', '1.0.8', '1.2.2', '2.0.9', '2.1.6', '2.2.4', '2.3.1'  # those that are tested
 TESTED = 'tested are ' + ', '.join(VERSIONS)
 COMMAND = "pip install 'Keras==%s'"
-# Each line has a version, owners, and the names that this version is the last to have; tests/keras_versions/names.py
-# compares the packages.
+# Each line has a version, owners, and the names that this version is the last to have, or to have set (`name=`);
+# tests/keras_versions/names.py compares the packages.
 TABLE = os.path.join(os.path.dirname(__file__), 'keras_names.txt')
-_MISSING = re.compile(r"(?:import name|module named|no attribute|keyword argument (?=')|not understood:|to optimizer:"
-                      r'|keyword arguments:|Invalid argument)\W+([\w.]+)')
+_MISSING = re.compile(r"(?:import name|module named|no attribute|keyword argument (?=')|not understood:|to optimizer:|"
+                      r"keyword arguments:|Invalid argument|property (?='\w+' of)|can't set attribute)\W+([\w.]+)")
 _metrics: set[str] = set()  # of all models that this process has trained
 
 
@@ -37,14 +37,17 @@ def hint(error: BaseException) -> str:
     owners = {*re.findall(r'K\.function|keras[\w.]*|\w+', text), *(package for package, _, _ in missing)}
     names = {name for _, _, name in missing}
     subject = getattr(error, 'obj', None)  # of an AttributeError, from Python 3.10 on
+    is_set = 'no setter' in text or "can't set" in text
+    if is_set:
+        names = {name + '=' for name in names}
     for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
         if "'module' object is not callable" in text:  # such as `merge`, which was a function before
             values = {**frame.f_globals, **frame.f_locals}.values()
             names = {each.__name__.rpartition('.')[2] for each in values if isinstance(each, types.ModuleType)}
-        if frame.f_globals.get('__name__', '').startswith('keras') and not isinstance(error, AttributeError):
+        if is_set or frame.f_globals.get('__name__', '').startswith('keras') and not isinstance(error, AttributeError):
             owners.add(frame.f_code.co_name)  # Keras's own messages do not name it
             subject = frame.f_locals.get('self')
-    if type(subject).__module__.startswith('keras'):  # not a class of the script
+    if is_set or type(subject).__module__.startswith('keras'):  # not a class of the script
         owners.update(kind.__name__ for kind in type(subject).__mro__)
     with open(TABLE) as file:
         rows = [line.split() for line in file]
@@ -52,8 +55,9 @@ def hint(error: BaseException) -> str:
              for name in names.intersection(last)}
     for name, version in found.items():
         if version != sys.modules['keras'].__version__:
-            return "this script is written for Keras %s, which has '%s'; Keras %s, which is installed, has not: %s" % (
-                version, name, sys.modules['keras'].__version__, COMMAND % version)
+            return 'this script is written for Keras %s, which has %s; Keras %s, which is installed, has not: %s' % (
+                version, ("'%s'" % name).replace("='", "' that can be set"), sys.modules['keras'].__version__,
+                COMMAND % version)
     return ''
 
 

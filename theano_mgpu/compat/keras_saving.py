@@ -4,7 +4,6 @@ Each function patches the module that it takes as its argument.
 """
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -38,22 +37,6 @@ def give_equal_names_as_bytes(saving: Any) -> None:
         return [name.encode('utf-8') for name in original([name.decode('utf-8') for name in names])]
 
 
-def save_to_streams(saving: Any) -> None:
-    """Open in-memory files for writing: h5py 3 opens files for reading by default, and Keras passes no mode."""
-    if not hasattr(saving, 'save_to_binary_h5py') or not _is_3(saving.h5py):
-        return
-
-    @wrap(saving)
-    def save_to_binary_h5py(original, save_function, stream):
-        with saving.h5py.File('in-memory-h5py', 'w', driver='core', backing_store=False) as f:
-            result = save_function(f)
-            f.flush()
-            stream.write(f.id.get_file_image())
-        return result
-
-    vars(sys.modules[save_to_binary_h5py.__module__]).update(save_to_binary_h5py=save_to_binary_h5py)
-
-
 def read_texts_that_can_be_decoded(h5py: Any) -> None:
     """Return the texts of attributes so that Keras can decode them: h5py 2 returned bytes, and h5py 3 returns str."""
     if not _is_3(h5py):
@@ -71,6 +54,23 @@ def read_texts_that_can_be_decoded(h5py: Any) -> None:
     @wrap(h5py.AttributeManager)
     def create(original, self, name, data, *args, **kwargs):  # h5py writes no other type than str itself
         return original(self, name, str(data) if type(data) is Text else data, *args, **kwargs)
+
+
+def open_to_append(h5py: Any) -> None:
+    """Open a file without a mode as h5py 2 did, to read and write where that can be, and restore its attributes."""
+    if not _is_3(h5py):
+        return
+    h5py.Dataset.value = property(lambda dataset: dataset[()])
+    h5py.File.fid = property(lambda file: file.id)
+
+    @wrap(h5py.File)
+    def __init__(original, self, name, mode=None, *args, **kwargs):
+        try:
+            original(self, name, mode or 'a', *args, **kwargs)
+        except OSError:
+            if mode:
+                raise
+            original(self, name, 'r', *args, **kwargs)
 
 
 def read_names_as_lists(io_utils: Any) -> None:

@@ -1,4 +1,4 @@
-"""Keras's TensorBoard callback, which needs TensorFlow in Keras 2.3.1; here it writes through `Summary`."""
+"""Keras's TensorBoard callback, which needs TensorFlow; here it writes through `Summary`."""
 from __future__ import annotations
 
 import inspect
@@ -16,10 +16,12 @@ def write_without_tensorflow(tensorboard: Any) -> None:
 
     The class stays Keras's: its arguments, when it writes, and under which steps.
     """
-    if tensorboard.K.backend() != 'theano':
-        return
     callback = tensorboard.TensorBoard
-    callback.set_model = _set_model
+    backend = getattr(tensorboard.K, 'backend', str)()  # Keras 0.3 has no such function
+    if backend != 'theano' or callback.__module__ != tensorboard.__name__:
+        return
+    callback.write_images = False  # not an argument of Keras 1.0
+    callback.set_model = callback._set_model = _set_model  # the latter in Keras 1
     callback.on_epoch_end = _on_epoch_end
     callback._write_logs = _write_logs
 
@@ -30,12 +32,13 @@ def write_without_tensorflow(tensorboard: Any) -> None:
         bound.apply_defaults()
         arguments = {name: value for name, value in bound.arguments.items() if name != 'self'}
         _check(**arguments)
-        vars(self).update(arguments, embeddings_metadata=arguments['embeddings_metadata'] or {},
-                          update_freq=1 if arguments['update_freq'] == 'batch' else arguments['update_freq'],
+        frequency = arguments.get('update_freq', 'epoch')  # an argument since Keras 2.2.3
+        vars(self).update(arguments, embeddings_metadata=arguments.get('embeddings_metadata') or {},
+                          update_freq=1 if frequency == 'batch' else frequency,
                           samples_seen=0, samples_seen_at_last_write=0)
 
 
-def _check(histogram_freq, write_grads, embeddings_freq, **others):
+def _check(histogram_freq, write_grads=False, embeddings_freq=0, **others):
     if embeddings_freq:
         raise MgpuError('TensorBoard(embeddings_freq=%r): embeddings are not available on Theano; pass '
                         'embeddings_freq=0. tensorboardX.SummaryWriter.add_embedding writes an array that '
@@ -61,7 +64,8 @@ def _layers(model):
     """Return the name of each layer, and its outputs that the model has."""
     from theano.gof.graph import ancestors
     own = set(ancestors(model.outputs))
-    tensors = [(layer.name, sum((node.output_tensors for node in layer._inbound_nodes), [])) for layer in model.layers]
+    nodes = '_inbound_nodes' if hasattr(model.layers[0], '_inbound_nodes') else 'inbound_nodes'  # before Keras 2.1
+    tensors = [(layer.name, sum((node.output_tensors for node in getattr(layer, nodes)), [])) for layer in model.layers]
     return [(name, [tensor for tensor in outputs if tensor in own]) for name, outputs in tensors]
 
 
@@ -90,7 +94,8 @@ def _images(weight):
     low, high = weight.min(), weight.max()
     weight = (weight - low) / (high - low if high > low else 1)
     if weight.ndim == 3:
-        return np.moveaxis(weight, -1, 0) if backend.image_data_format() == 'channels_last' else weight
+        order = getattr(backend, 'image_data_format', None) or backend.image_dim_ordering
+        return np.moveaxis(weight, -1, 0) if order() in ('channels_last', 'tf') else weight
     matrix = weight.reshape(len(weight), -1) if weight.ndim else weight.reshape(1, 1)
     return (matrix.T if weight.ndim == 2 and matrix.shape[0] > matrix.shape[1] else matrix)[None]
 

@@ -8,9 +8,9 @@ import collections
 import functools
 import inspect
 import sys
-import types
 from typing import Any
 
+from .import_hooks import new_module
 from .wrapping import wrap
 
 
@@ -66,8 +66,8 @@ def index_by_tuples(data: Any) -> None:
 
 def _alias(name, names):
     """Add a module with these names to `sys.modules`, without the attributes that every module has of its own."""
-    module = sys.modules[name] = types.ModuleType(name, 'The names that Theano-PyMC has here.')
-    vars(module).update({key: value for key, value in names.items() if not key.startswith('__') or key == '__path__'})
+    own = {key: value for key, value in names.items() if not key.startswith('__') or key == '__path__'}
+    module = sys.modules[name] = new_module(name, **own)
     return module
 
 

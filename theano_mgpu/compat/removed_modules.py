@@ -10,9 +10,9 @@ import shutil
 import sys
 import sysconfig
 import types
-from typing import Any, ContextManager
+from typing import ContextManager
 
-from .import_hooks import replaced
+from .import_hooks import new_module, replaced
 
 
 def replace_pkg_resources() -> ContextManager[None]:
@@ -22,7 +22,7 @@ def replace_pkg_resources() -> ContextManager[None]:
     """
     name = 'pkg_resources'
     replaces = importlib.util.find_spec('skcuda') is None or importlib.util.find_spec(name) is None
-    return replaced({name: _module(name, DistributionNotFound=type('DistributionNotFound', (Exception,), {}),
+    return replaced({name: new_module(name, DistributionNotFound=type('DistributionNotFound', (Exception,), {}),
                                    __getattr__=_refuse_other_names)}, replaces)
 
 
@@ -38,12 +38,12 @@ def replace_imp() -> ContextManager[None]:
 
 def replace_distutils() -> ContextManager[None]:
     """Replace ``distutils``, which Python 3.12 removed, by functions of ``sysconfig`` and ``shutil``."""
-    config = _module('distutils.sysconfig', get_config_var=sysconfig.get_config_var,
+    config = new_module('distutils.sysconfig', get_config_var=sysconfig.get_config_var,
                      get_config_h_filename=sysconfig.get_config_h_filename,
                      get_python_inc=_include_folder, get_python_lib=_standard_library,
                      get_python_version=sysconfig.get_python_version)
-    spawn = _module('distutils.spawn', find_executable=shutil.which)
-    package = _module('distutils', sysconfig=config, spawn=spawn, __path__=[])
+    spawn = new_module('distutils.spawn', find_executable=shutil.which)
+    package = new_module('distutils', sysconfig=config, spawn=spawn, __path__=[])
     return replaced({module.__name__: module for module in (package, config, spawn)}, sys.version_info >= (3, 12))
 
 
@@ -65,14 +65,7 @@ def restore_numpy_distutils() -> None:
     import numpy
     if sys.version_info < (3, 12) or hasattr(numpy, 'distutils'):
         return
-    utilities = _module('numpy.distutils.misc_util', get_numpy_include_dirs=lambda: [numpy.get_include()])
-    package = _module('numpy.distutils', misc_util=utilities, __path__=[])
+    utilities = new_module('numpy.distutils.misc_util', get_numpy_include_dirs=lambda: [numpy.get_include()])
+    package = new_module('numpy.distutils', misc_util=utilities, __path__=[])
     sys.modules.update({module.__name__: module for module in (package, utilities)})
     vars(numpy)['distutils'] = package
-
-
-def _module(name: str, **names: Any) -> types.ModuleType:
-    """Return a new module with these names."""
-    module = types.ModuleType(name)
-    vars(module).update(names)
-    return module

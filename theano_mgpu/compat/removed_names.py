@@ -4,25 +4,33 @@ from __future__ import annotations
 import builtins
 import collections
 import collections.abc
-import dis
+import functools
+import importlib
 import inspect
 import shutil
 import sys
+import time
 import warnings
 from typing import Any
 
-from .import_hooks import move, refuse_import
+from ..utils import progress
+from . import old_gpu
+from .import_hooks import move, new_module, refusal, refuse_import
 
 NUMPY_ALIASES = 'bool', 'int', 'float', 'complex', 'object', 'str'
 MAP = "THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or theano_mgpu.init('dev0->cuda0;dev1->cuda1')"
 SHARED = "theano.shared(value, target='dev0')"
 BLOCK = "the block `with theano_mgpu.device('dev1'):`"
-# Modules that scikit-learn 0.20 and 0.23 removed, and nolearn and scripts of its time import -> their names of today.
-MOVED = {'sklearn.externals.joblib': 'joblib', 'sklearn.cross_validation': __package__ + '.cross_validation'}
-# Attributes of theano.gpuarray that old scripts and tutorials use -> their replacements.
-REPLACED = {'shared_constructor': SHARED, 'float32_shared_constructor': SHARED,
-            'change_flags': BLOCK, 'set_device': BLOCK, 'gpu_from_host': "x.transfer('dev0')",
-            'CudaNdarrayType': 'theano.gpuarray.GpuArrayType', 'CudaNdarray': 'pygpu.gpuarray.GpuArray'}
+# Modules of Theano before 1.0, and of scikit-learn before 0.20 and 0.23 -> the modules that have their names today.
+MOVED = {'theano.compat.six': 'six', 'theano.compat.six.moves': 'six.moves', 'theano.compat.python2x': 'collections',
+         'sklearn.externals.joblib': 'joblib', 'sklearn.cross_validation': __package__ + '.cross_validation'}
+# Names that old scripts and tutorials use -> their replacements.
+REPLACED = {'theano.gpuarray.shared_constructor': SHARED, 'theano.gpuarray.float32_shared_constructor': SHARED,
+            'theano.gpuarray.change_flags': BLOCK, 'theano.gpuarray.set_device': BLOCK,
+            'theano.gpuarray.gpu_from_host': "x.transfer('dev0')", 'theano.ProfileMode': 'the flag profile=True'}
+CUDA = 'theano.sandbox.cuda'
+CUDA_MODULES = 'basic_ops', 'blas', 'dnn', 'rng_curand', 'type', 'var'
+OLD_PACKAGES = CUDA, 'theano.sandbox.gpuarray', 'theano.misc.pycuda_init', 'theano.misc.pycuda_utils'
 
 
 def restore_numpy_aliases() -> None:
@@ -57,7 +65,7 @@ def restore_getargspec() -> None:
 
 
 def restore_moved_modules() -> None:
-    """Restore modules of scikit-learn that moved."""
+    """Restore modules of Theano and of scikit-learn that moved."""
     move(MOVED)
 
 
@@ -65,6 +73,11 @@ def restore_functions_of_scipy(misc: Any) -> None:
     """Restore functions of ``scipy.misc`` that moved in SciPy 1.0; PyMC3 3.3 and earlier import them."""
     from scipy import special
     vars(misc).update(logsumexp=special.logsumexp, comb=special.comb, factorial=special.factorial)
+
+
+def restore_clock() -> None:
+    """Restore ``time.clock``, which Python 3.8 removed; scripts of Theano's time measure their epochs by it."""
+    vars(time).setdefault('clock', time.process_time)
 
 
 def load_yaml_without_a_loader(yaml: Any) -> None:
@@ -82,33 +95,33 @@ def restore_find_graphviz(pydot: Any) -> None:
         pydot.find_graphviz = find_graphviz
 
 
-def name_what_replaced_old_gpu_code() -> None:
-    """Name the replacement of ``theano.sandbox.cuda`` and ``theano.sandbox.gpuarray`` when they are imported.
+def restore_modules() -> None:
+    """Restore ``theano.sandbox.cuda``, which Theano had before 1.0, by ops for any device.
 
-    Theano 1.0.5 answers an import of the first with "No module named 'nose'", or as a skipped test.
+    A note says so when its first name is read. Names that are not restored, and old ones of
+    ``theano.gpuarray``, are told to scripts with what replaced them. Theano 1.0.5 answers an import of
+    ``theano.sandbox.cuda`` with "No module named 'nose'", or as a skipped test.
     """
-    for name in ('cuda', 'gpuarray'):
-        refuse_import('theano.sandbox.' + name, _about('theano.sandbox.' + name, 'theano.gpuarray'))
-
-
-def name_what_replaced_old_gpu_names() -> None:
-    """Name the replacement of names that old scripts read from ``theano.gpuarray`` and ``theano.sandbox``."""
+    import theano.compat
     import theano.gpuarray
     import theano.sandbox
-    _answer(theano.gpuarray, REPLACED)
-    _answer(theano.sandbox, {'cuda': 'theano.gpuarray', 'gpuarray': 'theano.gpuarray'})
+    for name, new in {**dict.fromkeys(OLD_PACKAGES, 'theano.gpuarray'), **REPLACED}.items():
+        refuse_import(name, '%s is not part of Theano 1.0: %s replaced it. Contexts are mapped to devices by %s'
+                      % (name, new, MAP))
+    theano.compat.six = importlib.import_module('six')
+    known = old_gpu.names()
+    package: Any = new_module(CUDA, __all__=[*known], __path__=[])
+    theano.sandbox.cuda = package
+    modules = dict.fromkeys(CUDA_MODULES, package)
+    known.update(modules)
+    sys.modules.update({CUDA: package, **{'%s.%s' % (CUDA, name): package for name in modules}})
+    for module, names in (package, known), (theano, {}), (theano.gpuarray, {}), (theano.sandbox, {}):
+        vars(module)['__getattr__'] = functools.partial(_answer, module.__name__, names)
 
 
-def _answer(module, replaced):
-    def __getattr__(name):
-        if name not in replaced:
-            raise AttributeError("module '%s' has no attribute '%s'" % (module.__name__, name))
-        frame = sys._getframe(1)
-        # `from module import name` replaces an AttributeError by one of its own.
-        imports = frame.f_code.co_code[frame.f_lasti] == dis.opmap['IMPORT_FROM']
-        raise (ImportError if imports else AttributeError)(_about('%s.%s' % (module.__name__, name), replaced[name]))
-    module.__getattr__ = __getattr__
-
-
-def _about(old, new):
-    return '%s is not part of Theano 1.0: %s replaced it. Contexts are mapped to devices by %s' % (old, new, MAP)
+def _answer(module, known, name):
+    if name not in known:
+        raise AttributeError(refusal('%s.%s' % (module, name)) or "module '%s' has no attribute '%s'" % (module, name))
+    progress.note('%s is GPU code of Theano before 1.0: ops for any device, which move to those of contexts, replace it'
+                  % module)
+    return known[name]

@@ -10,7 +10,6 @@ import sys
 import sysconfig
 import warnings
 
-from ..errors import MgpuError
 from ..utils import flags
 from ..utils.flags import OWN_FLAGS, Number, Ratio
 
@@ -34,22 +33,6 @@ def hide_own_flags(theanos: dict[str, str]) -> None:
     """Hide theano_mgpu's own flags, which Theano does not know before `register_own_flags`."""
     for name in [name for name in theanos if name.startswith('mgpu.')]:
         del theanos[name]
-
-
-def refuse_old_devices(theanos: dict[str, str]) -> None:
-    """Refuse ``device=gpu0``, a name of Theano's old back-end, and tell its new name and a map of several devices.
-
-    Raises
-    ------
-    MgpuError
-        For a value of ``device`` or ``init_gpu_device`` that begins with gpu.
-    """
-    for name in ('device', 'init_gpu_device'):
-        value = str(flags.flag(name, ''))
-        if value.startswith('gpu'):
-            new = value.replace('gpu', 'cuda', 1)
-            raise MgpuError('flag %s=%s: Theano 1.0 calls this device %s. For several devices map contexts, and leave '
-                            'out %s: THEANO_FLAGS=contexts=dev0->cuda0;dev1->cuda1' % (name, value, new, name))
 
 
 def default_blas_flags(theanos: dict[str, str]) -> None:

@@ -6,9 +6,10 @@ import re
 import sys
 import types
 import warnings
-from typing import ContextManager
+from typing import Any, ContextManager
 
-from .import_hooks import replaced
+from .import_hooks import new_module, replaced
+from .wrapping import wrap
 
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
 
@@ -28,11 +29,21 @@ def scipy_stats_left_out() -> ContextManager[None]:
 def scipy_signal_left_out() -> ContextManager[None]:
     """Leave out ``scipy.signal`` while Theano is imported, unless SciPy is older than 1.8.
 
-    Theano imports all of it to find ``scipy.signal.sigtools``, which newer versions do not have; the slow convolutions
-    in Python, for which it is meant, are then missing.
+    Theano imports all of it to find ``scipy.signal.sigtools``, which newer versions do not have.
     """
     old = re.match(r'0|1\.[0-7]\.', getattr(_scipy(), '__version__', '0'))
     return replaced({'scipy.signal': None}, not old)
+
+
+def convolve_by_scipy(conv: Any) -> None:
+    """Import what convolutions in Python need when the first one is computed: SciPy 1.8 moved it to other modules."""
+    @wrap(conv.ConvOp)
+    def perform(original, self, node, arrays, results):
+        if not conv.imported_scipy_signal:
+            from scipy.signal import _signaltools, _sigtools
+            vars(conv).update(imported_scipy_signal=True, _convolve2d=_sigtools._convolve2d,
+                              **{name: getattr(_signaltools, name) for name in ('_valfrommode', '_bvalfromboundary')})
+        original(self, node, arrays, results)
 
 
 def _scipy():
@@ -60,6 +71,5 @@ def restore_downsample() -> None:
     def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode='max'):
         return pool.pool_2d(input, ds, ignore_border, st, padding, mode)
 
-    downsample = types.ModuleType(signal.__name__ + '.downsample', 'The names that Theano had before `pool`.')
-    vars(downsample).update(max_pool_2d=max_pool_2d, max_pool_2d_same_size=pool.max_pool_2d_same_size)
-    signal.downsample = sys.modules[downsample.__name__] = downsample
+    signal.downsample = sys.modules[signal.__name__ + '.downsample'] = new_module(
+        signal.__name__ + '.downsample', max_pool_2d=max_pool_2d, max_pool_2d_same_size=pool.max_pool_2d_same_size)

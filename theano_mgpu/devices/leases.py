@@ -19,10 +19,10 @@ import time
 from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from ..utils import command_line, mpi_environment, progress, rank_process, timeline
+from ..utils.mpi_environment import RUN
 from . import cards, discovery
 from .context_map import Context
 
-RUN = 'MGPU_RUN'        # in the environment of processes that a run starts: its number and its file, and their options
 NAME = re.compile(r'(lease-\w+)(\.\w+)?')  # a file; of a process that a run has started, its name begins as the run's
 NUMBERS = struct.Struct('<qqq')
 PAUSE = 0.1             # seconds between two looks for a free device

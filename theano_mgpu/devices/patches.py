@@ -4,14 +4,18 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ..compat import old_flags
 from ..compat.patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, Patch
 from ..errors import warn
-from ..utils import mpi_environment
+from ..utils import command_line, mpi_environment
 from . import cuda_contexts, shared_variables, theano_contexts
 
 WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 EACH_GPU = 'for each GPU context that is opened'          # apply(gpu_context)
 
+COMMAND = command_line.own_command()  # which sys.argv does not show later
+# theano-mgpu chooses contexts for itself, for processes that a script of `run` starts, and for the ranks of a job.
+old_flags.contexts_are_chosen = lambda: COMMAND or mpi_environment.size() > 1 or mpi_environment.RUN in os.environ
 ALGORITHMS = 'algo_fwd', 'algo_bwd_data', 'algo_bwd_filter'  # flags dnn.conv.*
 
 

@@ -79,10 +79,10 @@ def theanorc_files() -> list[str]:
     return [os.path.expanduser(path) for path in (os.environ.get('THEANORC') or '~/.theanorc').split(os.pathsep)]
 
 
-def read_theanorc() -> dict[str, str]:
+def read_theanorc(*paths: str) -> dict[str, str]:
     """Read .theanorc files: ``[global] x`` is ``x``, ``[a] b`` is ``a.b``; raise an MgpuError for a malformed one."""
     parser = configparser.RawConfigParser()
-    for path in theanorc_files():
+    for path in paths or theanorc_files():
         try:
             parser.read(path)
         except (OSError, configparser.Error, ValueError) as error:

@@ -35,6 +35,7 @@ QUIET = 'MGPU_QUIET'  # set by `theano-mgpu launch`: only rank 0 prints
 REPORTS = 'MGPU_REPORTS'  # set by `theano-mgpu launch`: a folder on its host, in which rank 0 reports
 SEED = 'MGPU_SEED'  # set by `theano-mgpu launch`: the random numbers that a script draws without a seed
 SPARE = 'MGPU_SPARE'  # set by `theano-mgpu launch` for spare processes: they wait until there is a file of this name
+RUN = 'MGPU_RUN'  # set by `theano-mgpu run` for processes that its script starts: its number, its file, their options
 RANK_PROCESS = 'MGPU_RANK_PROCESS'  # process id of a rank, which it sets for the processes that it starts
 # The beginnings of variables by which MPI finds the launcher of this process.
 CONNECTION = 'PMIX_', 'OMPI_MCA_ess', 'OMPI_MCA_orte_', 'OMPI_MCA_pmix', 'PMI_FD', 'PMI_PORT'
