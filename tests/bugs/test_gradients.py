@@ -75,14 +75,14 @@ def test_pixels_and_their_maximum_come_from_one_computation():
     assert gradients and all(v.owner is None for node in gradients for v in node.inputs[:2])
 
 
+@pytest.mark.needs_compiler
 def test_the_gradient_of_the_images_of_a_legacy_convolution_copies_no_image_for_each_element_of_a_kernel(cpu2):
     """A step of a CNN over word vectors (kernels as wide as these) took 11 GB, and minutes; plain Theano some MB."""
     x, w = T.ftensor4('x'), theano.shared(np.random.RandomState(0).randn(4, 1, 3, 9).astype('float32'), 'w')
     known = conv.conv2d(x, w, image_shape=(6, 1, 12, 9), filter_shape=(4, 1, 3, 9))
     outputs = [known.sum()] + T.grad(T.sqr(known).sum(), [w, x])
     values = np.random.RandomState(1).randn(6, 1, 12, 9).astype('float32')
-    step = mgpu.function([x], outputs, mode='FAST_COMPILE')
-    plain = theano.function([x], outputs, mode='FAST_COMPILE')
+    step, plain = mgpu.function([x], outputs), theano.function([x], outputs)
     for ours, expected in zip(step(values), plain(values)):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
     ops = [node.op for stage in step.plan.program.stages for node in io_toposort([], stage.outputs)]
