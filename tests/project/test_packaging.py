@@ -9,7 +9,6 @@ import tarfile
 from pathlib import Path
 
 import theano_mgpu
-from theano_mgpu.cli.doctor import host_checks
 
 import pytest
 
@@ -94,7 +93,6 @@ def test_the_versions_of_python_are_the_same_everywhere():
     setup_text = (ROOT / 'setup.py').read_text()
     oldest, newest = ast.literal_eval(re.search('^OLDEST, NEWEST = (.*)', setup_text, re.M).group(1))
     minors = range(oldest[1], newest[1] + 1)
-    assert (host_checks.OLDEST_PYTHON, host_checks.NEWEST_PYTHON) == (oldest, newest)
     classifiers = re.findall(r"Programming Language :: Python :: 3\.(\d+)'", setup_text)
     assert list(map(int, classifiers)) == list(minors)
     assert '\nfor version in %s; do\n' % ' '.join('3.%d' % minor for minor in minors) in (
