@@ -42,7 +42,7 @@ def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
     samples : dict of theano.Variable to int, optional
         The inputs that have samples, and along which axis: ``{x: 1, mask: 1, labels: 0}`` for time-major sequences.
         Every replica gets the others whole. Shared variables with samples along axis 0, too: each context keeps its
-        rows.
+        rows, or is sent them in each call if the function updates them, as the chains of a sampler.
     broadcast : list of theano.Variable
         Inputs that every replica gets whole.
     givens, no_default_updates

@@ -20,9 +20,11 @@ from theano.compile.ops import as_op
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import inputs as inputs_of
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
 
 # The rows of cases, if not N.
-ROWS = {'subset': 40, 'sparse_subset': 40, 'masked': int(data_set_cases.MASK.sum()), 'series': N - 1}
+ROWS = {'subset': 40, 'sparse_subset': 40, 'masked': int(data_set_cases.MASK.sum()), 'series': N - 1,
+        'sampler': data_set_cases.CHAINS}
 
 pytestmark = pytest.mark.usefixtures('interpreted')
 
@@ -119,7 +121,7 @@ def test_the_reason_names_the_data_sets_and_not_the_parameters(make, cpu2):
 def ways(output, *values, updated=(), **options):
     """Return the rows and the names of the ways to take data sets for the batch of a graph."""
     inputs = [v for v in inputs_of([output]) if not isinstance(v, (theano.Constant, SharedVariable))]
-    found = DataSets(inputs, [output], updated).ways(values, **options)
+    found = DataSets(inputs, [output], dict.fromkeys(updated, output)).ways(values, **options)
     return [(way.length, sorted(map(str, way.key))) for way in found]
 
 
@@ -173,6 +175,15 @@ def test_calls_of_a_function_without_arguments_may_grow(cpu2):
     for _ in range(20):
         f()
     assert f.mgpu_divided is not None  # its data may be set to more rows
+
+
+def test_weights_are_no_chains(cpu2, enabled):
+    """Numbers are drawn, too, where they have dropout; a sum over the rows of weights is no work for replicas."""
+    x, w, streams = theano.shared(X[:7], 'x'), theano.shared(np.ones((20, D)), 'w'), RandomStreams(3)
+    cost = T.sqr(T.dot(x * streams.binomial(x.shape), w.T)).mean()
+    f = theano.function([], cost, updates=[(w, w - T.grad(cost, w) / T.sqr(w).sum())], mode=PYTHON)
+    f()
+    assert f.mgpu_divided is None or step_of(f) is None
 
 
 def test_weights_are_no_data_set(cpu2, enabled):
@@ -283,5 +294,7 @@ def test_a_function_divides_data_sets_that_are_named(kind, contexts):
     loss = step()
     np.testing.assert_allclose(loss, np.square(ANSWERS).mean())
     assert step.samples == N and step() < loss and step.verify().passed
-    with pytest.raises(mgpu.GraphError, match='samples names .*w.*, which the function updates'):
-        mgpu.function([], w.sum(), updates=[(w, w * 2)], samples={w: 0})
+    before = w.get_value()
+    double = mgpu.function([], w.sum(), updates=[(w, w * 2)], samples={w: 0})  # a state that is the batch
+    assert double() == pytest.approx(before.sum()) and double.samples == D
+    np.testing.assert_array_equal(w.get_value(), before * 2)

@@ -252,6 +252,26 @@ def newton():
     return [], [cost], None, [(w, w - T.slinalg.solve(T.hessian(cost, w), T.grad(cost, w)))]
 
 
+@case
+def sampler():
+    """Hamiltonian Monte Carlo: the chains are no argument, but a variable that each call updates."""
+    streams, x = RandomStreams(3), theano.shared(np.random.RandomState(5).randn(CHAINS, D), 'chains')
+    size, rate = theano.shared(.1, 'size'), theano.shared(.9, 'rate')
+
+    def energy(x):
+        return T.sqr(T.sqr(x).sum(axis=1) - 1) + T.dot(x, T.constant(PARAMETERS[:D]))
+
+    def leap(x, v, size):
+        v = v - size * T.grad(energy(x).sum(), x)
+        return x + size * v, v
+    start = streams.normal(size=x.shape, dtype='float64')
+    (xs, vs), _ = theano.scan(leap, outputs_info=[x, start], non_sequences=[size], n_steps=3)
+    change = energy(x) + T.sqr(start).sum(axis=1) / 2 - energy(xs[-1]) - T.sqr(vs[-1]).sum(axis=1) / 2
+    accepted = streams.uniform(size=(x.shape[0],), dtype='float64') < T.exp(change)
+    new, mean = T.switch(accepted.dimshuffle(0, 'x'), xs[-1], x), .9 * rate + .1 * accepted.mean()
+    return [], [new.sum(axis=1)], None, [(x, new), (rate, mean), (size, T.switch(mean > .9, 1.02, .98) * size)]
+
+
 def chains():
     """Return a function of several chains: its arguments are the batch, as ever."""
     x, y = data()

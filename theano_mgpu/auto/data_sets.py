@@ -7,7 +7,7 @@ divides them exactly, or refuses.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import theano
@@ -20,7 +20,7 @@ from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subte
 from ..graph.analysis import ROWS, CannotCut, Shards, Value
 from ..graph.analysis.states import rows
 from ..graph.graph import is_sparse, substitute
-from ..graph.random_streams import is_random_state
+from ..graph.random_streams import DRAWS, is_random_state
 from ..graph.repeatable import unrepeatable
 from ..graph.theano_functions import host_function
 from ..plan import Program
@@ -37,7 +37,7 @@ class BatchWay(NamedTuple):
     """A way to take a batch of a length: arguments with samples along some axes, or the rows of data sets.
 
     The `key` differs for each way that needs a program of its own. Of data sets it has the shared variables, the
-    constants, and the expressions of such, and `n_bytes` is their size.
+    constants, and the expressions of such, and `n_bytes` is their size. Chains of a sampler are such a way, too.
     """
 
     axes: dict[theano.Variable, int]
@@ -61,8 +61,9 @@ class DataSets:
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
-                 updated: Iterable[Any]) -> None:
-        self._outputs, self._changed = list(outputs), set(updated)
+                 updates: Mapping[Any, theano.Variable]) -> None:
+        self._outputs, self._changed = list(outputs), set(updates)
+        self._chains = chains(updates) if outputs else []
         self._private: Any = weakref.WeakValueDictionary()  # a Private for each constant, or expression, that has one
         self.leaves: list[Any] = []
         self.lengths: set[int] = set()
@@ -99,14 +100,14 @@ class DataSets:
                     not set(leaves).isdisjoint(ancestors([v]))]
             shapes.update(zip(made, map(np.shape, host_function([], made)())))
         others += [*map(_shape, self._changed), *[_shape(v)[1:] for v in leaves]]
-        groups: dict[int, dict[Any, int]] = {}
-        for variable, shape in shapes.items():
-            if shape[0] >= FEWEST and not any(shape[0] in other for other in others):
-                groups.setdefault(shape[0], {})[variable] = _bytes(variable, shape)
-        self.lengths.update(groups)
-        ways = [BatchWay({}, length, tuple(group), sum(group.values())) for length, group in groups.items()
-                if not self._read.isdisjoint(group)]
-        return sorted(ways, key=lambda way: -way.n_bytes)[:3]
+        found = {v: shape for v, shape in shapes.items()
+                 if shape[0] >= FEWEST and not any(shape[0] in other for other in others)}
+        self.lengths.update(shape[0] for shape in found.values())
+        return [way for way in _ways(found) if not self._read.isdisjoint(way.key)][:3]
+
+    def tries_of_chains(self) -> list[tuple[BatchWay, Any]]:
+        """Return the ways to take chains for the batch, three at most, each with the predicate for its program."""
+        return [(way, walk_apart) for way in _ways({v: _shape(v) for v in self._chains})[:3]]
 
     def graph(self, way: BatchWay) -> tuple[list[theano.Variable], dict[Any, int]]:
         """Return the graph with shared variables in place of the data sets of a way, and the axes of their samples."""
@@ -155,9 +156,15 @@ def may_be_data(variable: Any) -> bool:
         getattr(variable.tag, 'stands_for', variable) not in _updated and not positions_step(variable, *length)
 
 
-def has_data(outputs: Sequence[Any]) -> bool:
-    """Return whether a graph has a variable that may be a data set."""
-    return any(map(may_be_data, ancestors(outputs)))
+def has_data(outputs: Sequence[Any], updates: Mapping[Any, theano.Variable]) -> bool:
+    """Return whether a graph has a variable that may be a data set, or chains."""
+    return any(map(may_be_data, ancestors(outputs))) or bool(chains(updates))
+
+
+def chains(updates: Mapping[Any, theano.Variable]) -> list[Any]:
+    """Return the variables with many rows that are updated where numbers are drawn, as chains of a sampler are."""
+    draw = any(v.owner and isinstance(v.owner.op, DRAWS) for v in ancestors(list(updates.values())))
+    return [v for v in updates if draw and _shape(v)[:1] >= (FEWEST,) and axes_for_samples(v) and not is_random_state(v)]
 
 
 # Predicates for the program of a way.
@@ -171,6 +178,11 @@ def fits(sets: DataSets, way: BatchWay, program: Program) -> bool:
 def fits_at_once(sets: DataSets, way: BatchWay, program: Program) -> bool:
     """Return whether replicas work in one stage, too."""
     return fits(sets, way, program) and sum(bool(stage.outputs) for stage in program.stages) <= 1
+
+
+def walk_apart(sets: DataSets, way: BatchWay, program: Program) -> bool:
+    """Return whether the chains of a way walk by themselves: replicas exchange no more than single numbers of them."""
+    return fits_at_once(sets, way, program) and not any(each.source.ndim for each in program.every_exchange)
 
 
 def is_of_parameters(way: BatchWay) -> bool:
@@ -200,6 +212,16 @@ def is_apart(sets: DataSets, way: BatchWay, program: Program, is_known: bool = T
 def may_be_apart(sets: DataSets, way: BatchWay, program: Program) -> bool:
     """Return whether it is not known that a value such as `is_apart` looks for has rows."""
     return is_apart(sets, way, program, is_known=False)
+
+
+def _ways(shapes):
+    """Return a way for each number of rows of variables, the one with most bytes first."""
+    groups: dict[int, list[Any]] = {}
+    for variable, shape in shapes.items():
+        groups.setdefault(shape[0], []).append(variable)
+    ways = [BatchWay({}, length, tuple(group), sum(_bytes(v, shapes[v]) for v in group))
+            for length, group in groups.items()]
+    return sorted(ways, key=lambda way: -way.n_bytes)
 
 
 def _name(variable):

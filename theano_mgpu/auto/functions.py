@@ -13,6 +13,7 @@ from ..devices.context_map import Context
 from ..errors import warn
 from ..graph import theano_functions
 from ..graph.placement.propagation import is_placed
+from ..graph.updates import first_of_each
 from ..options import Options
 from ..utils import mpi_environment
 from .data_sets import has_data, note_updates
@@ -154,7 +155,7 @@ def has_one_cpu(contexts: Sequence[Any]) -> bool:
 
 def _obstacle(arguments, placed, graph):
     """Return why the arguments of a `theano.function` exclude several contexts; None if they do not."""
-    if not arguments['params'] and not placed and not has_data(graph):
+    if not arguments['params'] and not placed and not has_data(graph, first_of_each(arguments['updates'])):
         return NO_BATCH
     if arguments['profile'] or theano.config.profile:
         return PROFILED

@@ -122,7 +122,7 @@ class Programs:
         self._steps: dict[Any, ParallelFunction] = {}  # by the key of a BatchWay
         self._refused: set[Any] = set()
         self._unwanted: set[Any] = set()  # keys of ways in which replicas exchange too early, and of data sets
-        self._is_new = seeks_data and has_data([*outputs, *updates.values()])  # no data set was tried yet
+        self._is_new = seeks_data and has_data([*outputs, *updates.values()], updates)  # no data set was tried yet
         self._patterns: set[Any] = set()  # of lengths of calls
         self._calls = 0
         self.step: ParallelFunction | None = None
@@ -188,7 +188,7 @@ class Programs:
     def _step_for(self, values):
         """Return the ParallelFunction for a batch such as this one; None without one, or for a known refusal."""
         refusal, by = None, ''
-        for way, wanted in self._tries(values):
+        for way, wanted in itertools.chain(self._tries(values), self.data.tries_of_chains()):
             known = self._unwanted if way.n_bytes else self._refused
             if way.key in known or (way.key, wanted) in self._unwanted or \
                     not way.n_bytes and len(self._refused) >= REFUSALS:

@@ -47,9 +47,9 @@ class BatchInputs:
             self.slices.keep(())
         if options.internal.slices_on_host:
             self.slices.take_on_host()
-        if not self.data.keys().isdisjoint(updates):
-            raise GraphError('samples names %s, which the function updates' % list(self.data.keys() & updates.keys()))
-        if not options.internal.whole and not any(self.arguments.split) and not self.slices and not self.data:
+        for variable in self.data.keys() & updates.keys():  # states, which are the batch
+            del self.data[variable]
+        if not options.internal.whole and not any(self.arguments.split) and not self.slices and not self.rows:
             raise no_samples(inputs)
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
 
