@@ -254,7 +254,7 @@ def test_a_copy_of_a_function_with_a_state_that_works_in_place():
 def test_devices_read_the_last_value_of_a_state_with_samples_along_its_second_axis(gpu2):
     """Each replica reads such a state whole. The step stored it on the host, and devices kept the value before."""
     x, h = T.fmatrix('x'), theano.shared(np.zeros((3, 5), 'float32'), 'h')
-    step = mgpu.function([x], x + h.T, updates=[(h, (x + h.T).T)], mode='FAST_COMPILE')
+    step = mgpu.function([x], x + h.T, updates=[(h, (x + h.T).T)], mode=theano.Mode('cvm', 'fast_compile'))
     rows = np.arange(15, dtype='float32').reshape(5, 3)
     for n in (1, 2, 3):
         np.testing.assert_array_equal(step(rows), n * rows)
