@@ -248,3 +248,14 @@ def test_a_copy_of_a_function_with_a_state_that_works_in_place():
     g = f.copy(delete_updates=True)
     for _ in range(2):
         np.testing.assert_array_equal(g(np.ones(3))[0], [2, 2, 2])
+
+
+@pytest.mark.cuda
+def test_devices_read_the_last_value_of_a_state_with_samples_along_its_second_axis(gpu2):
+    """Each replica reads such a state whole. The step stored it on the host, and devices kept the value before."""
+    x, h = T.fmatrix('x'), theano.shared(np.zeros((3, 5), 'float32'), 'h')
+    step = mgpu.function([x], x + h.T, updates=[(h, (x + h.T).T)], mode=theano.Mode('cvm', 'fast_compile'))
+    rows = np.arange(15, dtype='float32').reshape(5, 3)
+    for n in (1, 2, 3):
+        np.testing.assert_array_equal(step(rows), n * rows)
+    np.testing.assert_array_equal(h.get_value(), 3 * rows.T)

@@ -162,9 +162,10 @@ def has_data(outputs: Sequence[Any], updates: Mapping[Any, theano.Variable]) -> 
 
 
 def chains(updates: Mapping[Any, theano.Variable]) -> list[Any]:
-    """Return the variables with many rows that are updated where numbers are drawn, as chains of a sampler are."""
-    draw = any(v.owner and isinstance(v.owner.op, DRAWS) for v in ancestors(list(updates.values())))
-    return [v for v in updates if draw and _shape(v)[:1] >= (FEWEST,) and axes_for_samples(v) and not is_random_state(v)]
+    """Return variables with many rows that are updated where numbers are drawn, as the chains of a sampler."""
+    if not any(v.owner and isinstance(v.owner.op, DRAWS) for v in ancestors(list(updates.values()))):
+        return []
+    return [v for v in updates if _shape(v)[:1] >= (FEWEST,) and axes_for_samples(v) and not is_random_state(v)]
 
 
 # Predicates for the program of a way.

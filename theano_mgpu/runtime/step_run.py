@@ -24,7 +24,7 @@ from ..utils.timeline import STEP, note, records, span
 from .batch import Batch
 from .batches.data_set_rows import Rows
 from .executable import Executable, Factored
-from .replicas.replicated import Replicated, Storages, commit, storages_of
+from .replicas.replicated import Replicated, Storages, commit, replicated, storages_of
 from .transaction import Transaction
 
 
@@ -242,6 +242,7 @@ class StepRun:
             self._store(storages, values)
             everywhere = everywhere and storages.everywhere
         for variable, slot in given.rows:
+            everywhere = everywhere and replicated(variable) not in executable.variables  # which read it whole
             if not (executable.plan.shares.is_sharded and self._split.idle):
                 self._transaction.store_rows(variable, slots[slot])
         if executable.owners:
