@@ -163,7 +163,7 @@ def lines():
 def cell(predicted, published, mark=''):
     """Return the text of a prediction."""
     figures = ['{:,.{}f}'.format(each, 0 if each >= 100 else 1) for each in (predicted, published)]
-    return '%s%s / %s (%+.0f %%)' % (mark, *figures, 100 * error(predicted, published))
+    return '%s%s / %s (%+.0f %%)' % (mark, *figures, 100 * round(error(predicted, published), 9) + 0.)  # no -0.0
 
 
 def as_markdown(rows, of_row):

@@ -40,7 +40,8 @@ char *getenv(const char *name) {
 """
 SHOW = """
 from threadpoolctl import threadpool_info
-kernels = {each['architecture'] for each in threadpool_info() if each['internal_api'] == 'openblas'}
+kernels = {each['architecture'].replace('Katmai', 'Prescott')  # its name since OpenBLAS 0.3.28
+           for each in threadpool_info() if each['internal_api'] == 'openblas'}
 """
 KERNELS = 'import theano_mgpu' + SHOW + 'print(*sorted(kernels))'
 PRODUCTS = """

@@ -63,7 +63,8 @@ def broadcast_object(ranks: Communicator, value: Any = None, root: int = 0, acti
     """
     if ranks.size == 1:
         return value
-    header, memory = np.empty(0, 'uint8'), []
+    header: Any = np.empty(0, 'uint8')
+    memory = []
     if ranks.rank == root:
         buffers: list[Any] = []
         pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
