@@ -221,7 +221,7 @@ def scheme_of(plan: StepPlan) -> str:
 
 
 def planned_schemes(function: Any) -> tuple[str, ...]:
-    """Return the schemes that plans choose for devices like those of a function, on one host and on several.
+    """Return the schemes that plans choose for devices as a function has them, on one host and on several.
 
     Two devices, and two hosts of two, stand for any number; plans are made without a device.
     """

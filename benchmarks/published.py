@@ -69,7 +69,7 @@ class Line(NamedTuple):
     waiting: Dict[int, float] = {}
 
     def pairs(self, n, of='model'):
-        """Return what was predicted for n GPUs and what is published, if it gave no rate: a list of none or one.
+        """Return the predicted and the published speed of n GPUs, if the latter gave no rate: a list of none or one.
 
         `of` is the model, its exchange alone, or n times the speed of one GPU.
         """
