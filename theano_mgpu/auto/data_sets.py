@@ -58,12 +58,14 @@ class DataSets:
         The shared variables and constants that may be data sets, as of the last `ways`.
     lengths : set of int
         The numbers of rows of all ways so far.
+    chains : list of theano.Variable
+        The `chains` of the graph.
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
                  updates: Mapping[Any, theano.Variable]) -> None:
         self._outputs, self._changed = list(outputs), set(updates)
-        self._chains = chains(updates) if outputs else []
+        self.chains = chains(updates) if outputs else []
         self._private: Any = weakref.WeakValueDictionary()  # a Private for each constant, or expression, that has one
         self.leaves: list[Any] = []
         self.lengths: set[int] = set()
@@ -107,7 +109,7 @@ class DataSets:
 
     def tries_of_chains(self) -> list[tuple[BatchWay, Any]]:
         """Return the ways to take chains for the batch, three at most, each with the predicate for its program."""
-        return [(way, walk_apart) for way in _ways({v: _shape(v) for v in self._chains})[:3]]
+        return [(way, walk_apart) for way in _ways({v: _shape(v) for v in self.chains})[:3]]
 
     def graph(self, way: BatchWay) -> tuple[list[theano.Variable], dict[Any, int]]:
         """Return the graph with shared variables in place of the data sets of a way, and the axes of their samples."""
@@ -156,9 +158,9 @@ def may_be_data(variable: Any) -> bool:
         getattr(variable.tag, 'stands_for', variable) not in _updated and not positions_step(variable, *length)
 
 
-def has_data(outputs: Sequence[Any], updates: Mapping[Any, theano.Variable]) -> bool:
-    """Return whether a graph has a variable that may be a data set, or chains."""
-    return any(map(may_be_data, ancestors(outputs))) or bool(chains(updates))
+def has_data(outputs: Sequence[Any]) -> bool:
+    """Return whether a graph has a variable that may be a data set."""
+    return any(map(may_be_data, ancestors(outputs)))
 
 
 def chains(updates: Mapping[Any, theano.Variable]) -> list[Any]:

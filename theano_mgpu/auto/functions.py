@@ -16,7 +16,7 @@ from ..graph.placement.propagation import is_placed
 from ..graph.updates import first_of_each
 from ..options import Options
 from ..utils import mpi_environment
-from .data_sets import has_data, note_updates
+from .data_sets import chains, has_data, note_updates
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, NOT_PLACED, PROFILED, EnabledFunction
 from .rank_0_function import draw_on_rank_0
@@ -155,7 +155,7 @@ def has_one_cpu(contexts: Sequence[Any]) -> bool:
 
 def _obstacle(arguments, placed, graph):
     """Return why the arguments of a `theano.function` exclude several contexts; None if they do not."""
-    if not arguments['params'] and not placed and not has_data(graph, first_of_each(arguments['updates'])):
+    if not arguments['params'] and not placed and not (has_data(graph) or chains(first_of_each(arguments['updates']))):
         return NO_BATCH
     if arguments['profile'] or theano.config.profile:
         return PROFILED

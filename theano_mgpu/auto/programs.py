@@ -122,7 +122,8 @@ class Programs:
         self._steps: dict[Any, ParallelFunction] = {}  # by the key of a BatchWay
         self._refused: set[Any] = set()
         self._unwanted: set[Any] = set()  # keys of ways in which replicas exchange too early, and of data sets
-        self._is_new = seeks_data and has_data([*outputs, *updates.values()], updates)  # no data set was tried yet
+        # No data set was tried yet.
+        self._is_new = seeks_data and (has_data([*outputs, *updates.values()]) or bool(self.data.chains))
         self._patterns: set[Any] = set()  # of lengths of calls
         self._calls = 0
         self.step: ParallelFunction | None = None
@@ -188,7 +189,7 @@ class Programs:
     def _step_for(self, values):
         """Return the ParallelFunction for a batch such as this one; None without one, or for a known refusal."""
         refusal, by = None, ''
-        for way, wanted in itertools.chain(self._tries(values), self.data.tries_of_chains()):
+        for way, wanted in self._tries(values):
             known = self._unwanted if way.n_bytes else self._refused
             if way.key in known or (way.key, wanted) in self._unwanted or \
                     not way.n_bytes and len(self._refused) >= REFUSALS:
@@ -217,14 +218,15 @@ class Programs:
         self._is_new = False
         if not data or data[0].n_bytes <= sum(getattr(value, 'nbytes', 0) for value in values):
             yield from itertools.product([*ways, *data[:1]], [None])
-            return
-        yield from itertools.product(ways, [is_apart])
-        yield from itertools.product(data, [fits_at_once])
-        made = self.data.ways(values, of_expressions=True)
-        yield from itertools.product(made, [fits_at_once])
-        yield from itertools.product([way for way in ways if not is_of_parameters(way)], [None])
-        yield from itertools.product([*data, *made], [fits])
-        yield from itertools.product(ways, [may_be_apart])
+        else:
+            yield from itertools.product(ways, [is_apart])
+            yield from itertools.product(data, [fits_at_once])
+            made = self.data.ways(values, of_expressions=True)
+            yield from itertools.product(made, [fits_at_once])
+            yield from itertools.product([way for way in ways if not is_of_parameters(way)], [None])
+            yield from itertools.product([*data, *made], [fits])
+            yield from itertools.product(ways, [may_be_apart])
+        yield from self.data.tries_of_chains()
 
     def _made(self, way, values, wanted):
         inputs, outputs, updates = self._graph

@@ -103,8 +103,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     """The finder that looks for modules before Python's own finders, and calls the functions for them."""
 
     def find_spec(self, name, path, target=None):
-        if refusal(name):
-            raise ImportError(refusal(name), name=name)
+        message = refusal(name)
+        if message:
+            raise ImportError(message, name=name)
         for function in _hooks['before'].pop(name, ()):
             function()
         if name in _moved and importlib.machinery.PathFinder.find_spec(name, path) is None:

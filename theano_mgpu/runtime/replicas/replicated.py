@@ -190,9 +190,9 @@ class Replicated:
 
     def note_edits(self) -> None:
         """Take an edit in place of the variable's value, where it is `lent`, as a new version."""
-        storage = self.variable.container.storage
         if self.lent is None:
             return
+        storage = self.variable.container.storage
         if self.variable in self.latest_in and checksum(storage[0]) != self.lent:
             self._new_version(self.variable)
             self.touched = True
