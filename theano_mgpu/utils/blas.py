@@ -33,12 +33,12 @@ reason = 'its own choice'  # of the kernels, for `theano-mgpu doctor`
 
 
 def loaded() -> dict[str, str]:
-    """Return the name, version, kernels and threads of each BLAS that is loaded, under the name of its file."""
-    from threadpoolctl import threadpool_info
+    """Return the name, version, kernels and threads of each BLAS that is loaded, by the name of its file, in order."""
+    from threadpoolctl import threadpool_info  # its own order differs from process to process
     facts = 'internal_api', 'version', 'architecture', 'threading_layer'
     return {os.path.basename(each['filepath']): ' '.join([*filter(None, map(each.get, facts)),
                                                           'threads=%d' % each['num_threads']])
-            for each in threadpool_info() if each['user_api'] == 'blas'}
+            for each in sorted(threadpool_info(), key=lambda each: each['filepath']) if each['user_api'] == 'blas'}
 
 
 def outdated() -> str:
