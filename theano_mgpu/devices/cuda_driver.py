@@ -6,7 +6,6 @@ import ctypes
 import functools
 from typing import Any, Iterator, Sequence
 
-from ..compat.cuda_libraries.search import address
 from ..errors import ExchangeError
 
 INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
@@ -27,21 +26,18 @@ class Driver:
     """The functions of the driver; an ExchangeError says if it cannot be loaded, or lacks a function."""
 
     def __init__(self) -> None:
-        self._library = declared('libcuda.so', FUNCTIONS)
-
-    def address(self, name: str) -> int:
-        return address(self._library, name) or 0
+        self.library = declared('libcuda.so', FUNCTIONS)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise a RuntimeError for another code than 0, as Theano's own calls do."""
-        code = getattr(self._library, name)(*arguments)
+        code = getattr(self.library, name)(*arguments)
         if code:
             raise RuntimeError('%s: %s' % (name, self.text_of(code)))
 
     def text_of(self, code: int) -> str:
         """Return the name of a code of the driver."""
         name = ctypes.c_char_p()
-        self._library.cuGetErrorName(code, ctypes.byref(name))
+        self.library.cuGetErrorName(code, ctypes.byref(name))
         return (name.value or b'error %d' % code).decode()
 
     def primary_context(self, bus_id: str) -> int:
@@ -54,26 +50,26 @@ class Driver:
     @contextlib.contextmanager
     def current(self, context: int) -> Iterator[Any]:
         """Make a context current, and give `call`; without one, NCCL would make one of device 0, and leave it."""
-        self._library.cuCtxPushCurrent_v2(context)
+        self.library.cuCtxPushCurrent_v2(context)
         try:
             yield self.call
         finally:
-            self._library.cuCtxPopCurrent_v2(ctypes.byref(ADDRESS()))
+            self.library.cuCtxPopCurrent_v2(ctypes.byref(ADDRESS()))
 
     def allocate_host(self, context: int, size: int) -> int:
         """Return the address of page-locked memory of some bytes; 0 if there is too little."""
         address = ADDRESS()
         with self.current(context):
-            code = self._library.cuMemAllocHost_v2(ctypes.byref(address), size)
+            code = self.library.cuMemAllocHost_v2(ctypes.byref(address), size)
         return 0 if code else address.value or 0
 
     def free_host(self, contexts: Sequence[int], address: int) -> None:
         """Free page-locked memory of the last one of some contexts, once none of them copies from it or to it."""
         for context in contexts:
             with self.current(context):
-                self._library.cuCtxSynchronize()
+                self.library.cuCtxSynchronize()
         with self.current(contexts[-1]):
-            self._library.cuMemFreeHost(address)
+            self.library.cuMemFreeHost(address)
 
 
 @functools.lru_cache(maxsize=None)
