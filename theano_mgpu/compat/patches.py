@@ -242,8 +242,6 @@ PATCHES = [
           AFTER_THEANO, theano_products.multiply_few_rows_in_blocks, 'test_few_rows_are_multiplied_in_blocks'),
     Patch('Theano', '1.0.5', 'the gradient of a loop computes each step once more: half of its time for an LSTM',
           AFTER_THEANO, theano_scan.keep_values_of_steps, 'test_a_gradient_computes_no_step_again'),
-    Patch('Theano', '1.0.5', 'the gradient of a weight of a loop is a product with a transposed copy of all steps',
-          AFTER_THEANO, theano_products.multiply_by_transposed_rows, 'test_steps_of_a_loop_are_not_transposed'),
     Patch('Theano', '1.0.5', 'gradients of the gates of an LSTM are added to zeros: a tenth of its training step',
           AFTER_THEANO, theano_subtensors.store_gradients_of_parts, 'test_gradients_of_parts_are_stored'),
 
