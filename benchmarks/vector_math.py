@@ -108,7 +108,7 @@ def errors_of(name, is_all):
     if name not in vector_math.available():
         return Errors()
     _, _, by_libm, exact = FUNCTIONS[name]
-    names = [each for each in vector_math.available() if each == name or each in vector_math.parts_of(name)]
+    names = [each for each in vector_math.available() if each == name or each in vector_math.MADE_OF.get(name, ())]
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'vector_math.cpp')) as file:
         code = file.read()
     ours = '%s(x, y)' % name if name == 'pow' else '%s(x)' % name

@@ -89,34 +89,3 @@ def test_blocks_come_to_the_whole_product():
             for weights in (c, np.asfortranarray(c)):
                 for found, exact in zip(f(a, b, weights, np.float32(.5)), expected):
                     np.testing.assert_allclose(found, exact, atol=1e-5 * abs(exact).max())
-
-
-def gradient_of_all_steps(mode):
-    """Return the gradient of a weight in a loop, and values of its inputs."""
-    x, w = T.dtensor3(), T.dmatrix()
-    states, _ = theano.scan(lambda row, h: T.tanh(T.dot(row, w) + h), x, [T.zeros_like(x[0])], mode=mode)
-    f = theano.function([x, w], T.grad(states[-1].sum(), w), mode=mode)
-    random = np.random.RandomState(0)
-    return f, (random.randn(5, 3, 2), random.randn(2, 2))
-
-
-def copies_of_transposed(function):
-    return [node for node in function.maker.fgraph.apply_nodes if isinstance(node.op, T.Reshape)
-            and node.inputs[0].owner and isinstance(node.inputs[0].owner.op, T.DimShuffle)
-            and tuple(node.inputs[0].owner.op.new_order) == (2, 0, 1)]
-
-
-def test_steps_of_a_loop_are_not_transposed():
-    mode = theano.Mode('py', 'fast_run')
-    f, values = gradient_of_all_steps(mode)
-    assert not copies_of_transposed(f)
-    plain, _ = gradient_of_all_steps(mode.excluding('local_transpose_after_reshape'))
-    assert copies_of_transposed(plain)
-    np.testing.assert_allclose(f(*values), plain(*values), 1e-12)
-
-
-def test_rows_of_another_length_are_reshaped_after_they_are_transposed():
-    x = T.dtensor3()
-    f = theano.function([x], x.dimshuffle(2, 0, 1).reshape((3, -1)), mode=theano.Mode('py', 'fast_run'))
-    given = np.arange(24.).reshape(2, 3, 4)
-    np.testing.assert_array_equal(f(given), given.transpose(2, 0, 1).reshape(3, -1))

@@ -138,11 +138,9 @@ PATCHES = [
           'test_missing_python_headers_are_said_and_theano_imports_all_the_same'),
     Patch('Theano', '1.0.5 on Python 3.9 and later', 'the first scan ends in an error of the C compiler',
           during(theano_scan.LOOP), theano_scan.build_the_loop, 'test_the_loop_is_compiled'),
-    Patch('Theano', '1.0.5', 'import theano imports scipy.stats, for one op: a quarter of a second',
-          during('theano'), theano_imports.scipy_stats_left_out,
+    Patch('Theano', '1.0.5 with SciPy 1.9 and later', 'import theano imports much of SciPy: a third of a second',
+          during('theano'), theano_imports.parts_of_scipy_left_out,
           'test_scipy_stats_is_imported_by_the_op_that_needs_it'),
-    Patch('Theano', '1.0.5 with SciPy 1.8 and later', 'import theano imports scipy.signal in vain: a tenth of a second',
-          during('theano'), theano_imports.scipy_signal_left_out, 'test_scipy_signal_is_left_to_those_who_need_it'),
 
     of_numpy_2("C code with complex numbers: 'struct theano_complex64' has no member named 'real'",
                AFTER_THEANO, numpy2.give_complex_numbers_fields),
@@ -244,8 +242,6 @@ PATCHES = [
           AFTER_THEANO, theano_products.multiply_few_rows_in_blocks, 'test_few_rows_are_multiplied_in_blocks'),
     Patch('Theano', '1.0.5', 'the gradient of a loop computes each step once more: half of its time for an LSTM',
           AFTER_THEANO, theano_scan.keep_values_of_steps, 'test_a_gradient_computes_no_step_again'),
-    Patch('Theano', '1.0.5', 'the gradient of a weight of a loop is a product with a transposed copy of all steps',
-          AFTER_THEANO, theano_products.multiply_by_transposed_rows, 'test_steps_of_a_loop_are_not_transposed'),
     Patch('Theano', '1.0.5', 'gradients of the gates of an LSTM are added to zeros: a tenth of its training step',
           AFTER_THEANO, theano_subtensors.store_gradients_of_parts, 'test_gradients_of_parts_are_stored'),
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import types
 import warnings
@@ -19,20 +18,16 @@ def have_child_processes_patched() -> None:
     os.environ[IMPORTED] = '1'
 
 
-def scipy_stats_left_out() -> ContextManager[None]:
-    """Leave out ``scipy.stats`` while Theano is imported: one op needs it, which then imports it by name."""
-    name = 'scipy.stats'
-    # The attribute imports parts of SciPy by name.
-    return replaced({name: types.ModuleType(name)}, hasattr(_scipy(), '__getattr__'))
+def parts_of_scipy_left_out() -> ContextManager[None]:
+    """Leave out ``scipy.stats`` and ``scipy.signal`` while Theano is imported.
 
-
-def scipy_signal_left_out() -> ContextManager[None]:
-    """Leave out ``scipy.signal`` while Theano is imported, unless SciPy is older than 1.8.
-
-    Theano imports all of it to find ``scipy.signal.sigtools``, which newer versions do not have.
+    One op needs the former, and imports it by name then. Theano imports all of the latter to find
+    ``scipy.signal.sigtools``, which SciPy 1.8 and later do not have.
     """
-    old = re.match(r'0|1\.[0-7]\.', getattr(_scipy(), '__version__', '0'))
-    return replaced({'scipy.signal': None}, not old)
+    import scipy
+    # From SciPy 1.9 on, the attributes import parts of SciPy by name.
+    return replaced({'scipy.stats': types.ModuleType('scipy.stats'), 'scipy.signal': None},
+                    hasattr(scipy, '__getattr__'))
 
 
 def convolve_by_scipy(conv: Any) -> None:
@@ -44,15 +39,6 @@ def convolve_by_scipy(conv: Any) -> None:
             vars(conv).update(imported_scipy_signal=True, _convolve2d=_sigtools._convolve2d,
                               **{name: getattr(_signaltools, name) for name in ('_valfrommode', '_bvalfromboundary')})
         original(self, node, arrays, results)
-
-
-def _scipy():
-    """Return SciPy, or None: Theano does without it."""
-    try:
-        import scipy
-    except ImportError:
-        return None
-    return scipy
 
 
 def ignore_syntax_warnings() -> None:

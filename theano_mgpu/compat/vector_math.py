@@ -104,12 +104,7 @@ def _loaded():
 def _functions_of(op):
     """Return the functions that the loop of an elementwise op takes from the library, in the order of `available`."""
     called = _calls_of(op.scalar_op)
-    return [name for name in available() if name in called.union(*map(parts_of, called))]
-
-
-def parts_of(name: str) -> set[str]:
-    """Return the functions that a function is made of, without itself."""
-    return MADE_OF.get(name, set())
+    return [name for name in available() if name in called.union(*(MADE_OF.get(each, ()) for each in called))]
 
 
 def _calls_of(scalar_op):

@@ -6,7 +6,6 @@ import ctypes
 import functools
 from typing import Any, Iterator, Sequence
 
-from ..compat.cuda_libraries.search import address
 from ..errors import ExchangeError
 
 INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
@@ -14,8 +13,8 @@ INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
 FUNCTIONS: dict[str, list[Any]] = {
     'cuCtxPushCurrent_v2': [ADDRESS], 'cuCtxPopCurrent_v2': [ADDRESS], 'cuMemcpyDtoDAsync_v2': [],
     'cuEventCreate': [ADDRESS, INTEGER], 'cuEventRecord': [ADDRESS, ADDRESS], 'cuEventQuery': [ADDRESS],
-    'cuDeviceGetCount': [ADDRESS], 'cuDeviceGetPCIBusId': [ctypes.c_char_p, INTEGER, INTEGER],
-    'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER], 'cuGetErrorName': [INTEGER, ADDRESS],
+    'cuDeviceGetByPCIBusId': [ADDRESS, ctypes.c_char_p], 'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER],
+    'cuGetErrorName': [INTEGER, ADDRESS],
     'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS], 'cuCtxSynchronize': [],
     'cuMemcpyDtoHAsync_v2': [ADDRESS, SIZE, SIZE, ADDRESS], 'cuMemcpyHtoDAsync_v2': [SIZE, ADDRESS, SIZE, ADDRESS],
     'cuStreamCreate': [ADDRESS, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
@@ -27,62 +26,50 @@ class Driver:
     """The functions of the driver; an ExchangeError says if it cannot be loaded, or lacks a function."""
 
     def __init__(self) -> None:
-        self._library = declared('libcuda.so', FUNCTIONS)
-
-    def address(self, name: str) -> int:
-        return address(self._library, name) or 0
+        self.library = declared('libcuda.so', FUNCTIONS)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise a RuntimeError for another code than 0, as Theano's own calls do."""
-        code = getattr(self._library, name)(*arguments)
+        code = getattr(self.library, name)(*arguments)
         if code:
             raise RuntimeError('%s: %s' % (name, self.text_of(code)))
 
     def text_of(self, code: int) -> str:
         """Return the name of a code of the driver."""
         name = ctypes.c_char_p()
-        self._library.cuGetErrorName(code, ctypes.byref(name))
+        self.library.cuGetErrorName(code, ctypes.byref(name))
         return (name.value or b'error %d' % code).decode()
 
-    def device_at(self, bus_id: str) -> int:
-        """Return the driver's number of the device with a PCI bus id."""
-        count, name = INTEGER(), ctypes.create_string_buffer(32)
-        self._library.cuDeviceGetCount(ctypes.byref(count))
-        for device in range(count.value):
-            self._library.cuDeviceGetPCIBusId(name, len(name), device)
-            if name.value.decode() == bus_id:
-                return device
-        raise ExchangeError('no CUDA device is at %s' % bus_id)
-
     def primary_context(self, bus_id: str) -> int:
-        """Return the address of the context of a device that libgpuarray, NCCL and others share."""
-        context = ADDRESS()
-        self.call('cuDevicePrimaryCtxRetain', ctypes.byref(context), self.device_at(bus_id))
+        """Return the address of a device's context that libgpuarray, NCCL and others share, by its PCI bus id."""
+        device, context = INTEGER(), ADDRESS()
+        self.call('cuDeviceGetByPCIBusId', ctypes.byref(device), bus_id.encode())
+        self.call('cuDevicePrimaryCtxRetain', ctypes.byref(context), device)
         return context.value or 0
 
     @contextlib.contextmanager
     def current(self, context: int) -> Iterator[Any]:
         """Make a context current, and give `call`; without one, NCCL would make one of device 0, and leave it."""
-        self._library.cuCtxPushCurrent_v2(context)
+        self.library.cuCtxPushCurrent_v2(context)
         try:
             yield self.call
         finally:
-            self._library.cuCtxPopCurrent_v2(ctypes.byref(ADDRESS()))
+            self.library.cuCtxPopCurrent_v2(ctypes.byref(ADDRESS()))
 
     def allocate_host(self, context: int, size: int) -> int:
         """Return the address of page-locked memory of some bytes; 0 if there is too little."""
         address = ADDRESS()
         with self.current(context):
-            code = self._library.cuMemAllocHost_v2(ctypes.byref(address), size)
+            code = self.library.cuMemAllocHost_v2(ctypes.byref(address), size)
         return 0 if code else address.value or 0
 
     def free_host(self, contexts: Sequence[int], address: int) -> None:
         """Free page-locked memory of the last one of some contexts, once none of them copies from it or to it."""
         for context in contexts:
             with self.current(context):
-                self._library.cuCtxSynchronize()
+                self.library.cuCtxSynchronize()
         with self.current(contexts[-1]):
-            self._library.cuMemFreeHost(address)
+            self.library.cuMemFreeHost(address)
 
 
 @functools.lru_cache(maxsize=None)

@@ -48,9 +48,7 @@ class Nccl:
 
     def address(self, name: str) -> int:
         """Return the address of a function of NCCL, or of the driver."""
-        if name not in OF_NCCL:
-            return self.driver.address(name)
-        return address(self._nccl, name) or 0
+        return address(self._nccl if name in OF_NCCL else self.driver.library, name) or 0
 
     def text_of(self, code: int) -> str:
         """Return the text of a code of NCCL, and what NCCL says about its latest error, if anything."""
