@@ -13,8 +13,8 @@ INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
 FUNCTIONS: dict[str, list[Any]] = {
     'cuCtxPushCurrent_v2': [ADDRESS], 'cuCtxPopCurrent_v2': [ADDRESS], 'cuMemcpyDtoDAsync_v2': [],
     'cuEventCreate': [ADDRESS, INTEGER], 'cuEventRecord': [ADDRESS, ADDRESS], 'cuEventQuery': [ADDRESS],
-    'cuDeviceGetByPCIBusId': [ADDRESS, ctypes.c_char_p], 'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER],
-    'cuGetErrorName': [INTEGER, ADDRESS],
+    'cuDeviceGetCount': [ADDRESS], 'cuDeviceGetPCIBusId': [ctypes.c_char_p, INTEGER, INTEGER],
+    'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER], 'cuGetErrorName': [INTEGER, ADDRESS],
     'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS], 'cuCtxSynchronize': [],
     'cuMemcpyDtoHAsync_v2': [ADDRESS, SIZE, SIZE, ADDRESS], 'cuMemcpyHtoDAsync_v2': [SIZE, ADDRESS, SIZE, ADDRESS],
     'cuStreamCreate': [ADDRESS, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
@@ -40,11 +40,20 @@ class Driver:
         self.library.cuGetErrorName(code, ctypes.byref(name))
         return (name.value or b'error %d' % code).decode()
 
+    def device_at(self, bus_id: str) -> int:
+        """Return the driver's number of the device with a PCI bus id."""
+        count, name = INTEGER(), ctypes.create_string_buffer(32)
+        self._library.cuDeviceGetCount(ctypes.byref(count))
+        for device in range(count.value):
+            self._library.cuDeviceGetPCIBusId(name, len(name), device)
+            if name.value.decode() == bus_id:
+                return device
+        raise ExchangeError('no CUDA device is at %s' % bus_id)
+
     def primary_context(self, bus_id: str) -> int:
-        """Return the address of a device's context that libgpuarray, NCCL and others share, by its PCI bus id."""
-        device, context = INTEGER(), ADDRESS()
-        self.call('cuDeviceGetByPCIBusId', ctypes.byref(device), bus_id.encode())
-        self.call('cuDevicePrimaryCtxRetain', ctypes.byref(context), device)
+        """Return the address of the context of a device that libgpuarray, NCCL and others share."""
+        context = ADDRESS()
+        self.call('cuDevicePrimaryCtxRetain', ctypes.byref(context), self.device_at(bus_id))
         return context.value or 0
 
     @contextlib.contextmanager

@@ -101,19 +101,6 @@ API CUresult cuDeviceGetPCIBusId(char *id, int length, int ordinal) {
   return SUCCESS;
 }
 
-API CUresult cuDeviceGetByPCIBusId(int *out, const char *id) {
-  REQUIRE_INITIALIZED();
-  char own[32];
-  for (const Device *device : devices) {
-    cuDeviceGetPCIBusId(own, sizeof own, device->ordinal);
-    if (!strcmp(own, id)) {
-      *out = device->ordinal;
-      return SUCCESS;
-    }
-  }
-  return INVALID_DEVICE;
-}
-
 API CUresult cuDeviceTotalMem_v2(size_t *bytes, int ordinal) {
   REQUIRE_DEVICE(ordinal);
   *bytes = device->limit;
