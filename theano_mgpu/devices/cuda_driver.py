@@ -43,9 +43,9 @@ class Driver:
     def device_at(self, bus_id: str) -> int:
         """Return the driver's number of the device with a PCI bus id."""
         count, name = INTEGER(), ctypes.create_string_buffer(32)
-        self._library.cuDeviceGetCount(ctypes.byref(count))
+        self.library.cuDeviceGetCount(ctypes.byref(count))
         for device in range(count.value):
-            self._library.cuDeviceGetPCIBusId(name, len(name), device)
+            self.library.cuDeviceGetPCIBusId(name, len(name), device)
             if name.value.decode() == bus_id:
                 return device
         raise ExchangeError('no CUDA device is at %s' % bus_id)
