@@ -225,16 +225,11 @@ class Steps:
 
     def prepare(self, parts):
         """Add all parts, and have the channel take them."""
-        self.send(parts, self.add(parts))
-
-    def send(self, parts, added):
-        """Have the channel take what the order has added."""
-        self.channel.prepare(added)
-        self.idle = self.split(parts).idle
+        self.channel.prepare(self.add(parts))
 
     def taken(self):
         """Return the sums."""
-        self.over_ranks.finish([self.channel], self.idle)
+        self.over_ranks.finish([self.channel])
         return list(self.channel.taken())
 
     def sums(self, parts):
@@ -493,7 +488,7 @@ def sums_stay_until_the_next_ones_are_prepared(order, make):
         parts = steps.parts(seed, LIKE, counts_of(make, *counts))
         added = steps.add(parts)
         steps.check(sums, first, ' while the next parts are added')
-        steps.send(parts, added)
+        steps.channel.prepare(added)
         for i, context, there in held:
             check_same(fetch(there), steps.expected(first)[i], 'sum %d, held on %s' % (i, context.name))
         sums, first = steps.taken(), parts
@@ -519,7 +514,7 @@ def copies_that_are_still_under_way(order, make):
             added = steps.add(following)
             busy = list(map(keep_busy, make.contexts))
             held = [on_context(context, total) for context in make.contexts if context.kind != 'cpu']
-            steps.send(following, added)
+            steps.channel.prepare(added)
             for each in held:
                 check_same(fetch(each), *expected, 'a sum that is under way')
             del busy
@@ -567,7 +562,7 @@ def sums_take_memory_once(order, make):
     added = steps.add(parts)
     peaks(len(make.contexts))
     before = peaks(len(make.contexts))
-    steps.send(parts, added)
+    steps.channel.prepare(added)
     sums = steps.taken()
     held = [on_context(context, each) for context in make.contexts for each in sums]
     steps.finish()

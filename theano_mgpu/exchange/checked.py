@@ -24,7 +24,7 @@ class Checked:
     def __init__(self, channel: Any, host: HostChannel, is_exact: bool, ranks: Communicator) -> None:
         self._channel, self._host, self._is_exact, self._ranks = channel, host, is_exact, ranks
         self._parts: Any = None
-        self._is_idle = self._by_host = False
+        self._by_host = False
 
     @property
     def is_ready(self) -> bool:
@@ -33,7 +33,7 @@ class Checked:
 
     def prepare(self, parts: Parts) -> None:
         """Take parts; in a process alone, begin to add them."""
-        self._parts, self._is_idle, self._by_host = parts, False, not self._channel.is_ready
+        self._parts, self._by_host = parts, not self._channel.is_ready
         if not self._by_host:
             self._channel.prepare(parts)
         if self._ranks.size == 1:
@@ -43,11 +43,6 @@ class Checked:
         """Have the host add the parts, because a rank cannot use the channel any more."""
         self._channel.drop()
         self._by_host = True
-
-    def clear(self) -> None:
-        """Have this rank, which has no samples, add nothing."""
-        self._is_idle = True
-        self._channel.clear()
 
     def add_over(self) -> None:
         """Add the parts, over the ranks, too, which have just had a handshake."""
@@ -66,8 +61,6 @@ class Checked:
 
     def _on_host(self, parts, is_read=False):
         self._host.prepare(parts, is_read)
-        if self._is_idle:
-            self._host.clear()
         if self._ranks.size > 1:
             self._ranks.handshake((ADD,))
         self._host.add_over()
@@ -92,7 +85,7 @@ class Checked:
         if not self._is_exact:
             absolute = [[abs(fetch(array)) for array in part] for part in parts.arrays]
             scales = list(map(np.copy, self._on_host(parts._replace(arrays=absolute, contexts=[HOST] * len(absolute)))))
-        n = len(parts.arrays) * self._ranks.size
+        n = max(1, len(parts.arrays)) * self._ranks.size  # a rank without samples has no part
         for i, (total, scale) in enumerate(zip(self._on_host(parts), scales)):
             found = list(map(fetch, self._channel.reduced.arrays(i)))
             if self._is_exact:

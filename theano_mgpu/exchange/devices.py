@@ -140,10 +140,6 @@ class Reduction:
                 return list(map(memory.contiguous, part))
         return [memory.zeros(*each) for each in layout.like]
 
-    def cleared(self, own: list[Any], memory: Any) -> list[Any]:
-        """Return the arrays that a context of a rank without samples sends: zeros."""
-        return [memory.zeros(array.shape, array.dtype) for array in own]
-
     def enqueue(self, communicator: NcclCommunicator, layout: NcclLayout, every_own: Sequence[Any],
                 every_received: Sequence[Flat]) -> None:
         """Enqueue the addition on all devices of this process."""
@@ -185,11 +181,6 @@ class NcclChannel:
                 memory, place = self._memories[context], self.communicator.first + i
                 self._own.append(self._adder.own(self._layout, parts, context, place, memory))
                 self._received.append(self._layout.received(memory, place))
-
-    def clear(self) -> None:
-        """Have this rank, which has no samples, add nothing."""
-        self._own = [self._adder.cleared(own, self._memories[context])
-                     for own, context in zip(self._own, self.communicator.contexts)]
 
     def enqueue(self) -> None:
         """Enqueue the addition on all devices of this process; raise an ExchangeError if NCCL gives one."""

@@ -208,7 +208,7 @@ class HostChannel:
                            parts.contexts, parts.shards)
 
     def _add(self, parts, fetchers, number):
-        if fetchers and fetchers[0].here is not self._buffers[0]:
+        if not fetchers or fetchers[0].here is not self._buffers[0]:
             block = self._blocks[number]
             with self._timings.span('all_reduce'):
                 self._order.add_up(parts, [block.of(each.here) for each in fetchers],
@@ -258,15 +258,6 @@ class HostChannel:
                 sent.write(self._blocks[number], self._buffers[0].flat)
                 if number == len(self._blocks) - 1:
                     sent.written()
-
-    def clear(self) -> None:
-        """Make every sum 0, on a rank without samples."""
-        for task in self._underway:
-            task.result()
-        self._underway = []
-        for buffers in self._buffers:
-            for flat in buffers.flat.values():
-                flat[...] = 0
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step: copies on devices are freed with them."""

@@ -194,12 +194,12 @@ class StepRun:
         if parts is not None:
             channel.prepare(parts)
             if self._executable.over_ranks.overlaps:
-                self._executable.over_ranks.start(channel, self._split.idle)
+                self._executable.over_ranks.start(channel)
 
     def finish(self, given: instructions.Finish) -> None:
         """Add up sums over the ranks."""
         channels = [self._executable.exchanges[group].channel for group in given.groups]
-        self._executable.over_ranks.finish(channels, self._split.idle)
+        self._executable.over_ranks.finish(channels)
         for slot, value in zip(given.targets, [value for channel in channels for value in channel.taken()]):
             self._slots[slot] = value
 
