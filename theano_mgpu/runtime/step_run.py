@@ -150,9 +150,11 @@ class StepRun:
 
     def _compute(self, work: PartOnContext) -> None:
         slots = self._slots
-        results = work.function.mgpu_call(*map(slots.__getitem__, work.given))
-        for slot, result in zip(work.results, results):
+        for slot, result in zip(work.results, self._results_of(work)):
             slots[slot] = result
+
+    def _results_of(self, work: PartOnContext) -> Sequence[Any]:
+        return work.function.mgpu_call(*map(self._slots.__getitem__, work.given))
 
     def _compute_timed(self, work: PartOnContext) -> None:
         """Run a part as `_compute`; of the replica that is timed, wait for its results, and add the seconds."""
@@ -306,14 +308,11 @@ class StepAgain(StepRun):
         super().__init__(executable, batch)
         self._compute_part = compute
 
-    def _compute(self, work: PartOnContext) -> None:
+    def _results_of(self, work: PartOnContext) -> Sequence[Any]:
         results = self._compute_part(
             work, self._executable.parts[work.part].functions[work.place], [self._slots[slot] for slot in work.given],
             None if work.shard is None else self._split.shards[work.shard], self._split.program.of_shards)
-        if isinstance(work.function, Factored):
-            results = work.function.combined(results)
-        for slot, result in zip(work.results, results):
-            self._slots[slot] = result
+        return work.function.combined(results) if isinstance(work.function, Factored) else results
 
 
 def send(executable: Executable, batch: Batch) -> None:
