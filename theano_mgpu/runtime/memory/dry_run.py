@@ -80,12 +80,10 @@ class DryRun(StepRun):
     def _sent(self, variable, value, context, buffers):
         if isinstance(value, Sum):
             value = value.on(context)
-        memory, source = self.memory[context], value.block.memory if isinstance(value, Array) else self._host
+        memory, source = self.memory[context], value.memory if isinstance(value, Array) else self._host
         if source is memory:
             return value
-        if self._host not in (source, memory):
-            return memory.array(value.shape, value.dtype)
-        arrays = {} if memory is self._host else buffers[context].arrays
+        arrays = buffers[context].arrays if source is self._host else {}
         if variable not in arrays or arrays[variable].shape != value.shape:
             arrays[variable] = memory.array(value.shape, value.dtype)  # before the old memory goes
         arrays[variable].value = content(value)
@@ -144,7 +142,7 @@ class DryRun(StepRun):
         old = self._copies.get(id(cell))
         if old is not None:
             self._old.append(old)
-            self._copies[id(cell)] = old.block.memory.array(old.shape, old.dtype) if value is None else value
+            self._copies[id(cell)] = old.memory.array(old.shape, old.dtype) if value is None else value
 
     def fetch(self, given):
         self._wait_for_exchanges()
