@@ -1,4 +1,4 @@
-"""A channel around a channel: its first sums are compared with the host's."""
+"""A channel around the one of NCCL: its first sums are compared with the host's."""
 from __future__ import annotations
 
 from typing import Any, Sequence
@@ -12,6 +12,7 @@ from ..devices.context_map import HOST
 from ..devices.transfers import fetch
 from ..errors import warn
 from ..utils.values import alike, beyond_rounding
+from .devices import NcclChannel
 from .host import HostChannel
 from .orders import Parts
 
@@ -21,19 +22,20 @@ class Checked:
 
     by_host = False
 
-    def __init__(self, channel: Any, host: HostChannel, is_exact: bool, ranks: Communicator) -> None:
+    def __init__(self, channel: NcclChannel, host: HostChannel, is_exact: bool, ranks: Communicator) -> None:
         self._channel, self._host, self._is_exact, self._ranks = channel, host, is_exact, ranks
+        self._communicator = channel.communicator
         self._parts: Any = None
         self._by_host = False
 
     @property
     def is_ready(self) -> bool:
         """Return whether the channel can add the next sums, as far as this process knows."""
-        return self._channel.is_ready
+        return not self._communicator.has_failed
 
     def prepare(self, parts: Parts) -> None:
         """Take parts; in a process alone, begin to add them."""
-        self._parts, self._by_host = parts, not self._channel.is_ready
+        self._parts, self._by_host = parts, not self.is_ready
         if not self._by_host:
             self._channel.prepare(parts)
         if self._ranks.size == 1:
@@ -47,7 +49,7 @@ class Checked:
     def add_over(self) -> None:
         """Add the parts, over the ranks, too, which have just had a handshake."""
         parts, self._parts = self._parts, None
-        if not self._by_host and self._channel.is_verified:
+        if not self._by_host and self._communicator.is_verified:
             self._channel.add_over()
             return
         if not self._by_host:
@@ -75,7 +77,9 @@ class Checked:
         if not any(errors):
             errors = all_gather_object(self._ranks, next(filter(None, self._differences(parts)), ''))
         error = next(filter(None, errors), '')
-        self._channel.settle(not error)
+        if error:
+            self._communicator.give_up()  # no device of this process waits for others any more
+        self._communicator.is_verified = not error
         self._host.drop()  # it may not be needed again
         return error
 

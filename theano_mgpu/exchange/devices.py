@@ -160,16 +160,6 @@ class NcclChannel:
         self.reduced: Reduced | None = None  # until a step waits for them for the last time
         self._is_taken = False
 
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the next sums can be added, as far as this process knows."""
-        return not self.communicator.has_failed
-
-    @property
-    def is_verified(self) -> bool:
-        """Return whether the devices have given the same sums as the host."""
-        return self.communicator.is_verified
-
     def prepare(self, parts: Parts) -> None:
         """Take parts, and memory for their sums (or raise a ReplicaError), before other ranks begin to wait."""
         self.drop()
@@ -203,12 +193,6 @@ class NcclChannel:
         except ExchangeError as error:
             return str(error), error.context is not None
         return '', False
-
-    def settle(self, is_verified: bool) -> None:
-        """Note the outcome of a trial; if sums were wrong, no device of this process waits for others any more."""
-        if not is_verified:
-            self.communicator.give_up()
-        self.communicator.is_verified = is_verified
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step; they may still be under way."""
