@@ -129,7 +129,6 @@ class HostChannel:
         self._sent: dict[Context, Sent] = {}
         self._sent_to: set[Context] = set()
         self._every_view: list[list[Any]] = []
-        self._is_due = False
         self.views: Sequence[Any] = []  # valid until the next step; None for a sum that another rank owns
 
     def prepare(self, parts: Parts, is_read: bool = True) -> None:
@@ -137,11 +136,9 @@ class HostChannel:
 
         Sums that are not read are sent to no device.
         """
-        if self._underway:  # an interrupted step may have left additions to the same memory
-            self._end_additions()
+        self._end_additions()  # an interrupted step may have left some, to the same memory
         self._use(parts)
         self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
-        self._is_due = bool(self._contexts)  # until `add_over`, or until the sums are taken in a process alone
         if self._memories.computes:
             (self._fetch if self._contexts else self._add_on_host)(parts)
 
@@ -240,7 +237,7 @@ class HostChannel:
                 raise error
             finally:
                 del error  # its traceback has this frame
-        self._underway, self._is_due = [], False
+        self._underway = []
         if self._owners:
             self.views = [view if owner == self._ranks.rank else None for view, owner in zip(self.views, self._owners)]
 
@@ -263,23 +260,23 @@ class HostChannel:
         """Return the sums for one step: copies on devices are freed with them."""
         if not self._contexts:
             return self.views
-        if self._is_due:
+        if self._underway:  # in a process alone
             self.add_over()
         reduced, self._sent = HostReduced(self.views, self._sent), {}
         return [Sum(i, reduced) for i in range(len(self.views))]
 
     def _end_additions(self):
-        self._thread.finish(self._underway)
-        self._underway = []
+        if self._underway:
+            self._thread.finish(self._underway)
+            self._underway = []
 
     def drop(self) -> None:
         """Free all memory, also the arrays that a failed step has left on the devices."""
-        if self._underway:
-            self._end_additions()
+        self._end_additions()
         for each in [*self._fetchers.values(), *self._sent.values()]:
             each.drop()
         self._fetchers.clear()
-        self._sent, self._buffers, self._every_view, self.views, self._is_due = {}, [], [], [], False
+        self._sent, self._buffers, self._every_view, self.views = {}, [], [], []
 
 
 def _add_block(arrive, add):
