@@ -207,8 +207,7 @@ class StepRun:
 
     def gather(self, given: instructions.Gather) -> None:
         """Put values together, of this rank's own samples or of all ranks."""
-        if self._underway:
-            self._wait_for_exchanges()
+        self._wait_for_exchanges()
         with self._timings.span('device_to_host'):
             fetched = [[fetch(self._slots[slot]) for slot in (part[:1] if reduction == SAME else part)]
                        for part, reduction in zip(given.parts, given.reductions)]
@@ -221,9 +220,10 @@ class StepRun:
 
     def _wait_for_exchanges(self) -> None:
         """Wait for values that devices exchange, while they compute the update: no value may stay without these."""
-        with self._timings.span('exchange'):
-            for each in self._underway:
-                each.finish()
+        if self._underway:
+            with self._timings.span('exchange'):
+                for each in self._underway:
+                    each.finish()
 
     def stack(self, given: instructions.Stack) -> None:
         """Put an axis in front of a value."""
@@ -291,8 +291,7 @@ class StepRun:
     def fetch(self, given: instructions.Fetch) -> None:
         """Bring results to the host."""
         began, slots = time.perf_counter(), self._slots
-        if self._underway:
-            self._wait_for_exchanges()
+        self._wait_for_exchanges()
         for variable, source, target in zip(*given):
             value = slots[source]
             slots[target] = own_copy(variable, value.value if isinstance(value, Sum) else value)
