@@ -192,8 +192,6 @@ def compiling(name: str | None, inputs: Sequence[theano.Variable], contexts: Seq
 
 
 def _check_same_program(ranks: Communicator, program: Program, shared: Sequence[SharedVariable]) -> None:
-    if ranks.size == 1:
-        return
     outputs = [variable for stage in program.stages for variable in stage.outputs]
     outputs += [output.variable for output in program.outputs]
     inputs = [v for v in dict.fromkeys(ancestors(outputs)) if v.owner is None and not hasattr(v, 'container')
