@@ -95,7 +95,6 @@ class DividedFunction:
         self.executable, self.updated, self.refused = self.built.executable, self.built.updated, self.built.refusal
         self.ranks, self.timings, self.plan = ranks, self.executable.timings, self.executable.plan
         self.mesh, self.contexts, self.functions = self.plan.mesh, self.plan.mesh.contexts, self.executable.functions
-        self._n_ranks = ranks.size
         self.n_replicas, self.sharded = self.plan.shares.n_replicas, self.plan.shares.is_sharded
         self._example: Any = None  # the arguments of one sample, if each rank is given samples of its own
         splitter, every = self.built.splitter, options.flags.check
@@ -170,7 +169,7 @@ class DividedFunction:
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
-        if self._n_ranks > self.ranks.size:  # a fork of a rank computes alone what the ranks have shared
+        if self.plan.machine.size > self.ranks.size:  # a fork of a rank computes alone what the ranks have shared
             self._rebuild(self.options)
         with self.ranks.single_thread:
             began, values, batch, length, states = time.perf_counter(), None, None, 0, self.inputs.states()
