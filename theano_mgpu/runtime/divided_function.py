@@ -27,14 +27,13 @@ from ..plan import record
 from ..utils import rank_process
 from ..utils.mpi_environment import STEP
 from ..utils.timeline import HOST, note
-from . import StepResult, StepRun, send
 from .batch import Batch
 from .batches.prefetch import LookAhead
 from .building import Updates, build, divide
 from .remedies import Remedies
 from .replicas.replicated import replicated
 from .speeds import Speeds
-from .step_run import StepAgain
+from .step_run import StepAgain, StepResult, StepRun, send
 from .steps import Computed, Steps
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
