@@ -95,7 +95,6 @@ class DividedFunction:
         self.ranks, self.timings, self.plan = ranks, self.executable.timings, self.executable.plan
         self.mesh, self.contexts, self.functions = self.plan.mesh, self.plan.mesh.contexts, self.executable.functions
         self.n_replicas, self.sharded = self.plan.shares.n_replicas, self.plan.shares.is_sharded
-        self._example: Any = None  # the arguments of one sample, if each rank is given samples of its own
         splitter, every = self.built.splitter, options.flags.check
         self._speeds = Speeds(options.name, splitter) if splitter.shares.adapts else None
         self._sentinel = Sentinel(self.built, options.name, every) if every else None
@@ -254,23 +253,19 @@ class DividedFunction:
         The states have a row a sample. The lengths are the samples of each rank: by default all of `values`.
         """
         lengths = [self.inputs.length(values)] if lengths is None else lengths
-        if self.sharded:
-            values = self._with_example(values, lengths)
+        if self.sharded and min(lengths) == 0:
+            values = self._or_example(values, lengths)
         given: Iterable[tuple[theano.Variable, Any]] = zip(self.arguments.inputs, values)
         if self.inputs.slices.stand_ins or states:
             given = [*given, *self.inputs.slices.taken(values).items(),
                      *((self.inputs.rows[variable], value) for variable, value in states.items())]
         return self.built.splitter.split(given, lengths)
 
-    def _with_example(self, values: Any, lengths: Sequence[int]) -> Any:
-        """Return the arguments of a call, or the example where they are None; all ranks have to make the call."""
-        if min(lengths) == 0 and (self._example is None or not all(self.arguments.split)):
-            # A rank whose first step has no samples has no example. Inputs without samples may change with each call.
-            sample = None if values is None else self.arguments.first_sample(values)
-            self._example = broadcast_object(self.ranks, sample, int(np.argmax(lengths)))
-        elif self._example is None and values is not None:
-            self._example = self.arguments.first_sample(values)
-        return self._example if values is None else values
+    def _or_example(self, values: Any, lengths: Sequence[int]) -> Any:
+        """Return the arguments of a call, or a sample of another rank where they are None; all ranks make the call."""
+        sample = None if values is None else self.arguments.first_sample(values)
+        example = broadcast_object(self.ranks, sample, int(np.argmax(lengths)))
+        return example if values is None else values
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
         """Split and send a batch while the devices compute the one before; return its values and the Batch."""

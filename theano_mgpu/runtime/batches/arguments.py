@@ -101,7 +101,7 @@ class Arguments:
 
     def first_sample(self, values: Sequence[Any]) -> list[Any]:
         """Return the arguments for a batch of the first sample alone."""
-        return [value[:1].copy() if split else value for value, split in zip(values, self.split)]
+        return [value[:1] if split else value for value, split in zip(values, self.split)]
 
 
 def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | None = None,
