@@ -284,7 +284,8 @@ class StepRun:
                     # A copy that is out of date is one that this step does not read: it stays as it is.
                     if copy in storages.variables[i].latest_in:
                         with FailureExplained(self._executable.plan.mesh.contexts.index(context), context, 'update'):
-                            self._transaction.replace_by_copy(copy, values[i], context)
+                            value = copy.type.filter(copy_to(context, values[i]))
+                            self._transaction.replace([copy.container.storage], [value])
                         copies[i] += copy,
         self._transaction.then(commit, storages.variables, copies)
 
