@@ -22,7 +22,7 @@ from theano_mgpu.devices.launcher import Launcher, Shard
 from theano_mgpu.devices.nccl import communicator_of, connect
 from theano_mgpu.devices.transfers import copy_to, fetch
 from theano_mgpu.errors import MgpuWarning
-from theano_mgpu.exchange import checked, devices, host, layout, memory, orders, tree_devices
+from theano_mgpu.exchange import devices, host, layout, memory, orders, tree_devices
 from theano_mgpu.exchange.layout import ALIGNED
 from theano_mgpu.exchange.over_ranks import OverRanks
 from theano_mgpu.runtime.batch import Split
@@ -97,8 +97,8 @@ def by_nccl(make, order, owners, read_on):
     assert not communicator.has_failed
     communicator.is_verified = False
     adder = devices.Reduction() if order.is_any else tree_devices.InTree(order, make.memories, make.launcher)
-    channel = devices.NcclChannel(communicator, owners, adder, make.memories, make.timings)
-    return checked.Checked(channel, by_host(make, order, (), read_on), not order.is_any, make.ranks)
+    return devices.NcclChannel(communicator, owners, adder, make.memories, make.timings,
+                               by_host(make, order, (), read_on), not order.is_any, make.ranks)
 
 
 CHANNELS = {'stays': stays, 'host': by_host, 'nccl': by_nccl}
@@ -816,7 +816,7 @@ def lacking_memory(device, number):
 def ctrl_c_at_any_line(order, make):
     """Ctrl-C may come at each line of a step, of two rounds; the next step has the right sums."""
     steps = Steps(order, make, 2)
-    files = [each.__file__ for each in (orders, host, memory, layout, copies, devices, tree_devices, checked)]
+    files = [each.__file__ for each in (orders, host, memory, layout, copies, devices, tree_devices)]
     like, number, interrupted = [((3,), 'float32'), ((LARGE,), 'float32')], 1, True
     while interrupted:
         parts = steps.parts(number, like, counts_of(make, 2))
