@@ -58,9 +58,7 @@ class OverRanks:
     def _meet(self, every_sums):
         with self._timings.span('wait'):
             on_devices = [sums for sums in every_sums if not sums.by_host]
-            if not on_devices:
-                self._ranks.handshake((ADD,))
-            elif not self._ranks.handshake((ADD,), [all(sums.is_ready for sums in on_devices)]).all():
+            if not self._ranks.handshake((ADD,), [all(sums.is_ready for sums in on_devices)]).all():
                 for sums in on_devices:
                     sums.use_host()
 
