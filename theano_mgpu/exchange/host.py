@@ -95,14 +95,6 @@ class Sent:
                 pieces.append(Piece(array, first - start, flat[dtype][first:last]))
         self._copies.write(pieces)
 
-    def written(self) -> None:
-        """Have the device compute nothing more before it has the sums."""
-        self._copies.written()
-
-    def drop(self) -> None:
-        """Let go of the arrays, once no copy is under way."""
-        self._copies.drop()
-
 
 class HostChannel:
     """A channel through memory on the host that every step uses again, and over the ranks: a pipeline of blocks.
@@ -254,7 +246,7 @@ class HostChannel:
             with FailureExplained(i, context, 'exchange', self._contexts):
                 sent.write(self._blocks[number], self._buffers[0].flat)
                 if number == len(self._blocks) - 1:
-                    sent.written()
+                    self._copies[context].written()
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step: copies on devices are freed with them."""
@@ -273,7 +265,7 @@ class HostChannel:
     def drop(self) -> None:
         """Free all memory, also the arrays that a failed step has left on the devices."""
         self._end_additions()
-        for each in [*self._fetchers.values(), *self._sent.values()]:
+        for each in [*self._fetchers.values(), *self._copies.values()]:
             each.drop()
         self._fetchers.clear()
         self._sent, self._buffers, self._every_view, self.views = {}, [], [], []
