@@ -175,7 +175,8 @@ class HostChannel:
         self._launcher.run('device_to_host', tasks, parts.contexts, parts.shards)
         last = len(self._blocks) - 1
         for number in range(last + 1):
-            arrive = functools.partial(self._arrive, parts, fetchers, number)
+            arrivals = [functools.partial(each.arrive, number) for each in fetchers]
+            arrive = functools.partial(self._launcher.run, 'device_to_host', arrivals, parts.contexts, parts.shards)
             if not last or not all(each.is_beside for each in fetchers):
                 arrive()
                 arrive = None
@@ -191,10 +192,6 @@ class HostChannel:
             here = self._buffers[0] if is_alone else self._layout.allocated(self._allocate)
             self._fetchers[key] = self._memories.fetcher(context, self._layout, self._blocks, here)
         return self._fetchers[key]
-
-    def _arrive(self, parts, fetchers, number):
-        self._launcher.run('device_to_host', [functools.partial(each.arrive, number) for each in fetchers],
-                           parts.contexts, parts.shards)
 
     def _add(self, parts, fetchers, number):
         if not fetchers or fetchers[0].here is not self._buffers[0]:
