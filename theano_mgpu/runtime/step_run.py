@@ -69,8 +69,7 @@ class StepRun:
 
     def start(self) -> None:
         """Compute all stages; the last one may still be under way on the devices."""
-        if self._executable.over_ranks.underway:
-            self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
+        self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
         self._run(self._split.program.stages)
 
     def end(self) -> StepResult:
