@@ -25,14 +25,9 @@ class Sum(NamedTuple):
     number: int
     reduced: Any
 
-    @property
-    def value(self) -> Any:
-        """The sum on the host."""
-        return self.reduced.value(self.number)
-
     def on(self, context: Context) -> Any:
         """Return the sum where functions of a context take it."""
-        return self.value if context.kind == 'cpu' else self.reduced.on(context, self.number)
+        return self.reduced.value(self.number) if context.kind == 'cpu' else self.reduced.on(context, self.number)
 
 
 class Stays:

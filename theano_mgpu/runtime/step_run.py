@@ -294,7 +294,7 @@ class StepRun:
         self._wait_for_exchanges()
         for variable, source, target in zip(*given):
             value = slots[source]
-            slots[target] = own_copy(variable, value.value if isinstance(value, Sum) else value)
+            slots[target] = own_copy(variable, value.on(HOST) if isinstance(value, Sum) else value)
         if self._executable.on_devices:  # results that stayed there may still have been in progress
             note(self._timings.seconds, 'run', HOST_TRACK, began)
         self._ended = time.perf_counter()
