@@ -20,7 +20,7 @@ from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
 from ..utils.executors import SerialExecutor
 from ..utils.timeline import HOST as HOST_TRACK
-from ..utils.timeline import STEP, note, records, span
+from ..utils.timeline import STEP, note, span
 from .batch import Batch
 from .batches.data_set_rows import Rows
 from .executable import Executable, Factored
@@ -60,7 +60,7 @@ class StepRun:
     """
 
     def __init__(self, executable: Executable, batch: Batch, timed: int | None = None):
-        self._timed, self._seconds, self._ended, self._is_shown = timed, 0.0, 0.0, records()
+        self._timed, self._seconds, self._ended = timed, 0.0, 0.0
         self._executable, self._batch, self._split, self._slots = executable, batch, batch.split, batch.slots
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
@@ -83,12 +83,8 @@ class StepRun:
         slots = self._slots
         try:
             for name, instruction, ended in steps:
-                carry_out = getattr(self, name)
-                if self._is_shown:
-                    with span(name, STEP):
-                        carry_out(instruction)
-                else:
-                    carry_out(instruction)
+                with span(name, STEP):
+                    getattr(self, name)(instruction)
                 for slot in ended:
                     slots[slot] = None
         except Exception:
