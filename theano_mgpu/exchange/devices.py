@@ -236,8 +236,13 @@ class NcclChannel:
 
     def _verified(self, parts):
         """Add by the devices and by the host; return how they differ, or an error, or an empty text."""
-        error, is_lost = self._trial()
-        if is_lost and self._ranks.size == 1:  # a failure of the device, not of NCCL
+        error, lost = '', None
+        try:
+            self._enqueue()
+            self._communicator.wait()
+        except ExchangeError as caught:
+            error, lost = str(caught), caught.context
+        if lost and self._ranks.size == 1:  # a failure of the device, not of NCCL
             return error
         errors = all_gather_object(self._ranks, error)
         if not any(errors):
@@ -248,15 +253,6 @@ class NcclChannel:
         self._communicator.is_verified = not error
         self._host.drop()  # it may not be needed again
         return error
-
-    def _trial(self):
-        """Add the parts, and wait; return the text of an error, or an empty one, and whether a device is lost."""
-        try:
-            self._enqueue()
-            self._communicator.wait()
-        except ExchangeError as error:
-            return str(error), error.context is not None
-        return '', False
 
     def _differences(self, parts):
         """Yield for each sum how it differs from the host's; an empty text if it does not."""
