@@ -121,10 +121,6 @@ class TreeOrder(Order):
 
     is_any = False
 
-    def __init__(self, memories: Any, launcher: Any) -> None:
-        super().__init__(memories, launcher)
-        self._products: dict[int, dict[int, Product]] = {}  # of each sum, by the number of the shard
-
     @property
     def n_nodes(self) -> int:
         return max(1, len(self.tree.nodes_of(self.tree.rank)))
@@ -143,7 +139,7 @@ class TreeOrder(Order):
 
     def drop(self) -> None:
         super().drop()
-        self._products = {}
+        self._products: dict[int, dict[int, Product]] = {}  # of each sum, by the number of the shard
 
     def add_up(self, parts: Parts, arrays: Sequence[Sequence[np.ndarray]],
                targets: Sequence[Sequence[np.ndarray]]) -> None:
