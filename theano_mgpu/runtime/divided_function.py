@@ -261,7 +261,8 @@ class DividedFunction:
 
     def _or_example(self, values: Any, lengths: Sequence[int]) -> Any:
         """Return the arguments of a call, or a sample of another rank where they are None; all ranks make the call."""
-        sample = None if values is None else self.arguments.first_sample(values)
+        sample = None if values is None else [value[:1] if split else value
+                                              for value, split in zip(values, self.arguments.split)]
         example = broadcast_object(self.ranks, sample, int(np.argmax(lengths)))
         return example if values is None else values
 

@@ -168,12 +168,10 @@ class StepRun:
         """Wait until devices have computed parts."""
         works = given.works + (given.others if self._timings.waits() else ())
         if works:
-            tasks = [functools.partial(self._wait, work) for work in works]
+            tasks = [functools.partial(wait, [self._slots[slot] for slot in work.made[:len(work.part.outputs)]])
+                     for work in works]
             self._launcher.run('run', tasks, [work.context for work in works],
                                self._split.shards, [work.shard for work in works])
-
-    def _wait(self, work: PartOnContext) -> None:
-        wait(self._slots[slot] for slot in work.made[:len(work.part.outputs)])
 
     def save(self, given: instructions.Save) -> None:
         """Move the values of shards to the host, and free their memory on the devices."""

@@ -94,10 +94,6 @@ class Arguments:
         """Return the number of samples of each argument that has samples."""
         return [values[i].shape[0] for i in self._with_samples]
 
-    def first_sample(self, values: Sequence[Any]) -> list[Any]:
-        """Return the arguments for a batch of the first sample alone."""
-        return [value[:1] if split else value for value, split in zip(values, self.split)]
-
 
 def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | None = None,
                 broadcast: Collection[theano.Variable] = ()) -> dict[theano.Variable, int]:

@@ -166,11 +166,10 @@ class Replicated:
         if self.divided:  # all processes have to come here, whatever their threads do
             self.divided()
         with contextlib.ExitStack() as stack:
-            for lock in [reference() for reference in self.step_locks]:
-                if lock is not None:
-                    if not lock.acquire(blocking=False):
-                        return
-                    stack.callback(lock.release)
+            for lock in [each for each in [reference() for reference in self.step_locks] if each is not None]:
+                if not lock.acquire(blocking=False):
+                    return
+                stack.callback(lock.release)
             _note_change()
             self.refresh(self.variable)
             for copy in self.copies.values():
