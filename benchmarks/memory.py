@@ -30,7 +30,7 @@ STAND_IN = os.path.join(HERE, os.pardir, 'tests', 'cuda_on_cpu')
 sys.path.insert(0, os.path.join(HERE, os.pardir, 'tests'))
 
 import theano_mgpu as mgpu
-from theano_mgpu.runtime.memory import DryStep
+from theano_mgpu.runtime.memory.step import DryStep
 from theano_mgpu.utils.tables import table
 
 import models

@@ -19,11 +19,11 @@ from theano_mgpu.comm.mpi_library import import_mpi
 from theano_mgpu.devices.context_map import describe
 from theano_mgpu.devices.contexts import host_contexts, init
 from theano_mgpu.errors import ContextError, MgpuError
-from theano_mgpu.exchange.whole import summed
 from theano_mgpu.utils import mpi_environment, rank_process, values
 
 import numpy as np
 import pytest
+from support.communicator_cases import summed
 from support.processes import python
 
 

@@ -4,8 +4,8 @@ import contextlib
 import theano_mgpu as mgpu
 from theano_mgpu.devices.mesh import Mesh, mesh_of
 from theano_mgpu.plan.instructions import Launch
-from theano_mgpu.runtime import StepRun
 from theano_mgpu.runtime.replicas.replicated import replicated
+from theano_mgpu.runtime.step_run import StepRun
 
 import numpy as np
 import pytest

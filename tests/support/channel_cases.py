@@ -22,7 +22,7 @@ from theano_mgpu.devices.launcher import Launcher, Shard
 from theano_mgpu.devices.nccl import communicator_of, connect
 from theano_mgpu.devices.transfers import copy_to, fetch
 from theano_mgpu.errors import MgpuWarning
-from theano_mgpu.exchange import checked, devices, host, layout, memory, orders, tree_devices
+from theano_mgpu.exchange import devices, host, layout, memory, orders, tree_devices
 from theano_mgpu.exchange.layout import ALIGNED
 from theano_mgpu.exchange.over_ranks import OverRanks
 from theano_mgpu.runtime.batch import Split
@@ -97,8 +97,8 @@ def by_nccl(make, order, owners, read_on):
     assert not communicator.has_failed
     communicator.is_verified = False
     adder = devices.Reduction() if order.is_any else tree_devices.InTree(order, make.memories, make.launcher)
-    channel = devices.NcclChannel(communicator, owners, adder, make.memories, make.timings)
-    return checked.Checked(channel, by_host(make, order, (), read_on), not order.is_any, make.ranks)
+    return devices.NcclChannel(communicator, owners, adder, make.memories, make.timings,
+                               by_host(make, order, (), read_on), not order.is_any, make.ranks)
 
 
 CHANNELS = {'stays': stays, 'host': by_host, 'nccl': by_nccl}
@@ -225,16 +225,11 @@ class Steps:
 
     def prepare(self, parts):
         """Add all parts, and have the channel take them."""
-        self.send(parts, self.add(parts))
-
-    def send(self, parts, added):
-        """Have the channel take what the order has added."""
-        self.channel.prepare(added)
-        self.idle = self.split(parts).idle
+        self.channel.prepare(self.add(parts))
 
     def taken(self):
         """Return the sums."""
-        self.over_ranks.finish([self.channel], self.idle)
+        self.over_ranks.finish([self.channel])
         return list(self.channel.taken())
 
     def sums(self, parts):
@@ -300,7 +295,7 @@ def pairwise(terms):
 
 def on_host(value):
     """Return a sum on the host, as results are fetched."""
-    return fetch(value.value if isinstance(value, host.Sum) else value)
+    return fetch(value.on(HOST) if isinstance(value, host.Sum) else value)
 
 
 def is_on(context, value):
@@ -374,8 +369,7 @@ def sums_are_found_again(order, make):
     steps = Steps(order, make, 4)
     sums = steps.sums(steps.parts(0, LIKE, counts_of(make, 1)))
     for each in sums if isinstance(sums[0], host.Sum) else ():
-        assert each.value is each.value
-        assert all(each.on(context) is each.on(context) for context in make.contexts)
+        assert all(each.on(context) is each.on(context) for context in [HOST, *make.contexts])
 
 
 @case
@@ -493,7 +487,7 @@ def sums_stay_until_the_next_ones_are_prepared(order, make):
         parts = steps.parts(seed, LIKE, counts_of(make, *counts))
         added = steps.add(parts)
         steps.check(sums, first, ' while the next parts are added')
-        steps.send(parts, added)
+        steps.channel.prepare(added)
         for i, context, there in held:
             check_same(fetch(there), steps.expected(first)[i], 'sum %d, held on %s' % (i, context.name))
         sums, first = steps.taken(), parts
@@ -519,7 +513,7 @@ def copies_that_are_still_under_way(order, make):
             added = steps.add(following)
             busy = list(map(keep_busy, make.contexts))
             held = [on_context(context, total) for context in make.contexts if context.kind != 'cpu']
-            steps.send(following, added)
+            steps.channel.prepare(added)
             for each in held:
                 check_same(fetch(each), *expected, 'a sum that is under way')
             del busy
@@ -567,7 +561,7 @@ def sums_take_memory_once(order, make):
     added = steps.add(parts)
     peaks(len(make.contexts))
     before = peaks(len(make.contexts))
-    steps.send(parts, added)
+    steps.channel.prepare(added)
     sums = steps.taken()
     held = [on_context(context, each) for context in make.contexts for each in sums]
     steps.finish()
@@ -821,7 +815,7 @@ def lacking_memory(device, number):
 def ctrl_c_at_any_line(order, make):
     """Ctrl-C may come at each line of a step, of two rounds; the next step has the right sums."""
     steps = Steps(order, make, 2)
-    files = [each.__file__ for each in (orders, host, memory, layout, copies, devices, tree_devices, checked)]
+    files = [each.__file__ for each in (orders, host, memory, layout, copies, devices, tree_devices)]
     like, number, interrupted = [((3,), 'float32'), ((LARGE,), 'float32')], 1, True
     while interrupted:
         parts = steps.parts(number, like, counts_of(make, 2))

@@ -18,7 +18,8 @@ from theano_mgpu.comm.communicator import WIDTH
 from theano_mgpu.comm.compilation import first_compiler
 from theano_mgpu.comm.failures import common_error, failing_together, raise_error
 from theano_mgpu.comm.mpi import mpi_communicator
-from theano_mgpu.exchange.whole import summed
+from theano_mgpu.exchange.whole import exchanged
+from theano_mgpu.graph.analysis import SUM
 
 import numpy as np
 import scipy.sparse
@@ -133,6 +134,11 @@ def rounded_sums_have_the_same_bits_on_each_rank(ranks):
     ranks.handshake((ADD,))
     ranks.all_reduce(arrays)
     check_same_on_each_rank(ranks, arrays)
+
+
+def summed(ranks, arrays):
+    """Return the sums of arrays over the ranks."""
+    return exchanged([[each] for each in arrays], [SUM] * len(arrays), [1] * ranks.size, ranks)
 
 
 @case

@@ -38,7 +38,7 @@ class DeviceMemory:
 
 
 class DeviceBuffers:
-    """Memory on a context's device that arrays are sent to again and again; none for a ``cpu`` context."""
+    """Memory on a context's device that arrays are sent to again and again; not for a ``cpu`` context."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -51,8 +51,6 @@ class DeviceBuffers:
         """
         if not isinstance(value, np.ndarray):
             return copy_to(self._context, value)
-        if self._context.kind == 'cpu':
-            return value
         from pygpu import gpuarray
         buffer = self.arrays.get(key)
         if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):

@@ -25,14 +25,9 @@ class Sum(NamedTuple):
     number: int
     reduced: Any
 
-    @property
-    def value(self) -> Any:
-        """The sum on the host."""
-        return self.reduced.value(self.number)
-
     def on(self, context: Context) -> Any:
         """Return the sum where functions of a context take it."""
-        return self.value if context.kind == 'cpu' else self.reduced.on(context, self.number)
+        return self.reduced.value(self.number) if context.kind == 'cpu' else self.reduced.on(context, self.number)
 
 
 class Stays:
@@ -95,14 +90,6 @@ class Sent:
                 pieces.append(Piece(array, first - start, flat[dtype][first:last]))
         self._copies.write(pieces)
 
-    def written(self) -> None:
-        """Have the device compute nothing more before it has the sums."""
-        self._copies.written()
-
-    def drop(self) -> None:
-        """Let go of the arrays, once no copy is under way."""
-        self._copies.drop()
-
 
 class HostChannel:
     """A channel through memory on the host that every step uses again, and over the ranks: a pipeline of blocks.
@@ -129,7 +116,6 @@ class HostChannel:
         self._sent: dict[Context, Sent] = {}
         self._sent_to: set[Context] = set()
         self._every_view: list[list[Any]] = []
-        self._is_due = False
         self.views: Sequence[Any] = []  # valid until the next step; None for a sum that another rank owns
 
     def prepare(self, parts: Parts, is_read: bool = True) -> None:
@@ -137,11 +123,9 @@ class HostChannel:
 
         Sums that are not read are sent to no device.
         """
-        if self._underway:  # an interrupted step may have left additions to the same memory
-            self._end_additions()
+        self._end_additions()  # an interrupted step may have left some, to the same memory
         self._use(parts)
         self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
-        self._is_due = bool(self._contexts)  # until `add_over`, or until the sums are taken in a process alone
         if self._memories.computes:
             (self._fetch if self._contexts else self._add_on_host)(parts)
 
@@ -186,7 +170,8 @@ class HostChannel:
         self._launcher.run('device_to_host', tasks, parts.contexts, parts.shards)
         last = len(self._blocks) - 1
         for number in range(last + 1):
-            arrive = functools.partial(self._arrive, parts, fetchers, number)
+            arrivals = [functools.partial(each.arrive, number) for each in fetchers]
+            arrive = functools.partial(self._launcher.run, 'device_to_host', arrivals, parts.contexts, parts.shards)
             if not last or not all(each.is_beside for each in fetchers):
                 arrive()
                 arrive = None
@@ -203,12 +188,8 @@ class HostChannel:
             self._fetchers[key] = self._memories.fetcher(context, self._layout, self._blocks, here)
         return self._fetchers[key]
 
-    def _arrive(self, parts, fetchers, number):
-        self._launcher.run('device_to_host', [functools.partial(each.arrive, number) for each in fetchers],
-                           parts.contexts, parts.shards)
-
     def _add(self, parts, fetchers, number):
-        if fetchers and fetchers[0].here is not self._buffers[0]:
+        if not fetchers or fetchers[0].here is not self._buffers[0]:
             block = self._blocks[number]
             with self._timings.span('all_reduce'):
                 self._order.add_up(parts, [block.of(each.here) for each in fetchers],
@@ -240,7 +221,7 @@ class HostChannel:
                 raise error
             finally:
                 del error  # its traceback has this frame
-        self._underway, self._is_due = [], False
+        self._underway = []
         if self._owners:
             self.views = [view if owner == self._ranks.rank else None for view, owner in zip(self.views, self._owners)]
 
@@ -257,38 +238,29 @@ class HostChannel:
             with FailureExplained(i, context, 'exchange', self._contexts):
                 sent.write(self._blocks[number], self._buffers[0].flat)
                 if number == len(self._blocks) - 1:
-                    sent.written()
-
-    def clear(self) -> None:
-        """Make every sum 0, on a rank without samples."""
-        for task in self._underway:
-            task.result()
-        self._underway = []
-        for buffers in self._buffers:
-            for flat in buffers.flat.values():
-                flat[...] = 0
+                    self._copies[context].written()
 
     def taken(self) -> Sequence[Any]:
         """Return the sums for one step: copies on devices are freed with them."""
         if not self._contexts:
             return self.views
-        if self._is_due:
+        if self._underway:  # in a process alone
             self.add_over()
         reduced, self._sent = HostReduced(self.views, self._sent), {}
         return [Sum(i, reduced) for i in range(len(self.views))]
 
     def _end_additions(self):
-        self._thread.finish(self._underway)
-        self._underway = []
+        if self._underway:
+            self._thread.finish(self._underway)
+            self._underway = []
 
     def drop(self) -> None:
         """Free all memory, also the arrays that a failed step has left on the devices."""
-        if self._underway:
-            self._end_additions()
-        for each in [*self._fetchers.values(), *self._sent.values()]:
+        self._end_additions()
+        for each in [*self._fetchers.values(), *self._copies.values()]:
             each.drop()
         self._fetchers.clear()
-        self._sent, self._buffers, self._every_view, self.views, self._is_due = {}, [], [], [], False
+        self._sent, self._buffers, self._every_view, self.views = {}, [], [], []
 
 
 def _add_block(arrive, add):

@@ -46,8 +46,7 @@ class Layout:
         self.counts = [int(np.prod(shape, dtype='int64')) for shape, _ in like]
         self.large = [i for i, (_, dtype) in enumerate(like) if self.counts[i] * dtype.itemsize > SMALL]
         self.sizes: dict[Any, int] = {}    # elements of each flat array, by dtype
-        self.scalars: dict[Any, int] = {}  # elements that the scalars take at its beginning,
-        self.packed: dict[Any, int] = {}   # and all small sums
+        self.scalars: dict[Any, int] = {}  # elements that the scalars take at its beginning
         self.places: dict[int, tuple[Any, int, int]] = {}  # of each sum: dtype, start, stop; in their order
         small = [i for i in range(len(like)) if i not in self.large]
         self.small = [i for i in small if self.counts[i]]
@@ -56,8 +55,6 @@ class Layout:
             start = -(-self.sizes.get(dtype, 0) // ALIGNED) * ALIGNED
             self.sizes[dtype] = stop = start + self.counts[i]
             self.places[i] = dtype, start, stop
-            if i not in self.large:
-                self.packed[dtype] = stop
             if not shape:
                 self.scalars[dtype] = stop
 

@@ -72,13 +72,14 @@ class Fetcher:
         self._layout, self.here = layout, here
         self._memory, self._copies = DeviceMemory(context), copies_of(context, len(blocks))
         self.is_beside = self._copies.is_beside
-        self._there = Layout(layout.like, apart=True).allocated(self._memory.zeros)
+        self._packed = Layout(layout.like, apart=True)  # which has the small sums at the same places
+        self._there = self._packed.allocated(self._memory.zeros)
         self._blocks = [list(self._places(block)) for block in blocks]
 
     def _places(self, block):
         """Yield pieces of a block, with the dtype of packed arrays, or the number of a large one, for the array."""
         for dtype, span in block.spans.items():
-            stop = min(span.stop, self._layout.packed.get(dtype, 0))
+            stop = min(span.stop, self._packed.sizes.get(dtype, 0))
             if span.start < stop:
                 yield dtype, span.start, self.here.flat[dtype][span.start:stop]
         for each in block.ranges:

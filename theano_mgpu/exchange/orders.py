@@ -17,7 +17,7 @@ from ..errors import GraphError
 
 
 class Parts(NamedTuple):
-    """The parts of sums that replicas have once all shards are computed."""
+    """The parts of sums that replicas have once all shards are computed; none on a rank without samples."""
 
     like: Sequence[Any]              # the shape and dtype of each sum
     arrays: Sequence[Sequence[Any]]  # of each part, one for each sum
@@ -51,12 +51,13 @@ class Order:
             if describe(part) != self._like:
                 raise GraphError('the replicas have gradients, or other sums, of different shapes: %s, and on %s %s'
                                  % (self._like, context.name, describe(part)))
+        if split.idle:
+            return Parts(self._like, [], [], [])
         if self.is_any and n_rounds == 1:
             return Parts(self._like, parts, shards, contexts)
-        if self.is_any or not split.idle:
-            self._launcher.run('all_reduce' if contexts[0].kind == 'cpu' else 'launch',
-                               [functools.partial(self._take, *each) for each in zip(shards, contexts, parts)],
-                               contexts, shards)
+        self._launcher.run('all_reduce' if contexts[0].kind == 'cpu' else 'launch',
+                           [functools.partial(self._take, *each) for each in zip(shards, contexts, parts)],
+                           contexts, shards)
         if number < n_rounds - 1:
             return None
         of_replicas, self._nodes = sorted(self._nodes.items()), {}
@@ -87,7 +88,11 @@ class AnyOrder(Order):
     def add_up(self, parts: Parts, arrays: Sequence[Sequence[np.ndarray]],
                targets: Sequence[Sequence[np.ndarray]]) -> None:
         """Write the sums of arrays of the parts, or of blocks of them, to the arrays of each node that remains."""
-        all_reduce_each(arrays, targets[0])
+        if arrays:
+            all_reduce_each(arrays, targets[0])
+            return
+        for target in targets[0]:
+            target[...] = 0
 
     def add_over(self, ranks: Communicator, nodes: Sequence[Sequence[np.ndarray]], owners: Sequence[int],
                  half: bool) -> None:
@@ -116,10 +121,6 @@ class TreeOrder(Order):
 
     is_any = False
 
-    def __init__(self, memories: Any, launcher: Any) -> None:
-        super().__init__(memories, launcher)
-        self._products: dict[int, dict[int, Product]] = {}  # of each sum, by the number of the shard
-
     @property
     def n_nodes(self) -> int:
         return max(1, len(self.tree.nodes_of(self.tree.rank)))
@@ -138,7 +139,7 @@ class TreeOrder(Order):
 
     def drop(self) -> None:
         super().drop()
-        self._products = {}
+        self._products: dict[int, dict[int, Product]] = {}  # of each sum, by the number of the shard
 
     def add_up(self, parts: Parts, arrays: Sequence[Sequence[np.ndarray]],
                targets: Sequence[Sequence[np.ndarray]]) -> None:

@@ -29,11 +29,11 @@ class OverRanks:
         self._threads.finish(self.underway.values())
         self.underway = {}
 
-    def start(self, sums: HostChannel, idle: bool) -> None:
+    def start(self, sums: HostChannel) -> None:
         """Begin to add on the thread for it; devices need none."""
         if not sums.by_host:
             return
-        self._meet([sums], idle)
+        self._meet([sums])
         begun, busy = threading.Lock(), any(not each.done() for each in self.underway.values())
         begun.acquire()
         self.underway[sums] = task = Task(sums, begun)
@@ -41,7 +41,7 @@ class OverRanks:
         if not busy:
             begun.acquire()  # Theano's compiled code keeps Python's lock: without this, the thread would start after it
 
-    def finish(self, every_sums: Sequence[HostChannel], idle: bool) -> None:
+    def finish(self, every_sums: Sequence[HostChannel]) -> None:
         """Add the rest of these sums, and end those under way: ranks have to exchange values in one order."""
         if self._ranks.size == 1:
             return
@@ -50,19 +50,15 @@ class OverRanks:
                 each.result()
         rest = [sums for sums in every_sums if sums not in self.underway]
         if rest:
-            self._meet(rest, idle)
+            self._meet(rest)
             with self._timings.span('exchange'):
                 for sums in rest:
                     sums.add_over()
 
-    def _meet(self, every_sums, idle):
-        for sums in every_sums if idle else ():
-            sums.clear()
+    def _meet(self, every_sums):
         with self._timings.span('wait'):
             on_devices = [sums for sums in every_sums if not sums.by_host]
-            if not on_devices:
-                self._ranks.handshake((ADD,))
-            elif not self._ranks.handshake((ADD,), [all(sums.is_ready for sums in on_devices)]).all():
+            if not self._ranks.handshake((ADD,), [all(sums.is_ready for sums in on_devices)]).all():
                 for sums in on_devices:
                     sums.use_host()
 

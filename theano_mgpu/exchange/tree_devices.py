@@ -75,10 +75,6 @@ class InTree:
                 ReceivedNode({dtype: memory.empty((size,), dtype) for dtype, size in self._room.items()})
                 for device in self._devices]
 
-    def cleared(self, own: list[Any], memory: Any) -> list[Any]:
-        """Return the nodes as they are: a rank without samples has none, and receives the nodes of others."""
-        return own
-
     def _own(self, memory, part):
         sources = list(map(memory.contiguous, part))
         packed = self._layout.allocated(memory.empty, {i: sources[i] for i in self._layout.large})

@@ -31,25 +31,18 @@ def exchanged(parts: Sequence[Sequence[Any]], reductions: Sequence[Reduction], l
         return values
     sums = [i for i, reduction in enumerate(reductions) if reduction == SUM]
     counts = lengths[ranks.rank] > 0
-    totals = summed(ranks, [values[i] if counts else np.zeros_like(values[i]) for i in sums])
-    for i, total in zip(sums, totals):
-        values[i] = total
+    if sums:  # they are exchanged in one piece for each dtype
+        memory = Layout(describe([values[i] for i in sums])).allocated(np.zeros)
+        for number, i in enumerate(sums):
+            if counts:
+                memory.views[number][...] = values[i]
+            values[i] = memory.views[number]
+        ranks.handshake((ADD,))
+        ranks.all_reduce(list(memory.flat.values()))
     for i, reduction in enumerate(reductions):
         if reduction not in (SUM, SAME):
             values[i] = _of_ranks(values[i], reduction, lengths, ranks)
     return values
-
-
-def summed(ranks: Communicator, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-    """Return the sums over the ranks of arrays of any shapes, in new memory, exchanged in one piece for each dtype."""
-    if ranks.size == 1 or not arrays:
-        return arrays
-    memory = Layout(describe(arrays)).allocated(np.zeros)
-    for i, array in enumerate(arrays):
-        memory.views[i][...] = array
-    ranks.handshake((ADD,))
-    ranks.all_reduce(list(memory.flat.values()))
-    return [memory.views[i] for i in range(len(arrays))]
 
 
 def _by_tree(parts, reduction, tree, ranks):

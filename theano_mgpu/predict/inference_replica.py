@@ -24,11 +24,12 @@ from ..graph.updates import with_givens
 from ..options import Options
 from ..plan import Machine, Shares, plan, undivided
 from ..plan.layout import placed
-from ..runtime import Executable, StepRun
 from ..runtime.batch import Batch, of_one_replica
 from ..runtime.batches.arguments import Arguments, converted, no_samples, sample_axes
 from ..runtime.batches.sub_batches import batch_length
+from ..runtime.executable import Executable
 from ..runtime.replicas.replicated import copy_on, replicated
+from ..runtime.step_run import StepRun
 from ..utils.timeline import PHASES, Timings
 
 

@@ -25,10 +25,11 @@ from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record
 from ..plan.layout import placed, spread_over
 from ..plan.shares import against_speeds, weights_for
 from ..utils.timeline import PHASES, RANK_PHASES, Timings
-from . import Executable, Splitter
+from .batch import Splitter
 from .batches.batch_inputs import BatchInputs
 from .consensus import check_same_rounding, gather_machine, share_first_values
-from .memory import DryStep
+from .executable import Executable
+from .memory.step import DryStep
 from .replicas.replicated import Replicated, replicated
 
 Updates = Dict[SharedVariable, theano.Variable]

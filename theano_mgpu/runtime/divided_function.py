@@ -5,7 +5,7 @@ import functools
 import gc
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 import theano
@@ -27,14 +27,13 @@ from ..plan import record
 from ..utils import rank_process
 from ..utils.mpi_environment import STEP
 from ..utils.timeline import HOST, note
-from . import StepResult, StepRun, send
 from .batch import Batch
 from .batches.prefetch import LookAhead
 from .building import Updates, build, divide
 from .remedies import Remedies
 from .replicas.replicated import replicated
 from .speeds import Speeds
-from .step_run import StepAgain
+from .step_run import StepAgain, StepResult, StepRun, send
 from .steps import Computed, Steps
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
@@ -95,9 +94,7 @@ class DividedFunction:
         self.executable, self.updated, self.refused = self.built.executable, self.built.updated, self.built.refusal
         self.ranks, self.timings, self.plan = ranks, self.executable.timings, self.executable.plan
         self.mesh, self.contexts, self.functions = self.plan.mesh, self.plan.mesh.contexts, self.executable.functions
-        self._n_ranks = ranks.size
         self.n_replicas, self.sharded = self.plan.shares.n_replicas, self.plan.shares.is_sharded
-        self._example: Any = None  # the arguments of one sample, if each rank is given samples of its own
         splitter, every = self.built.splitter, options.flags.check
         self._speeds = Speeds(options.name, splitter) if splitter.shares.adapts else None
         self._sentinel = Sentinel(self.built, options.name, every) if every else None
@@ -170,7 +167,7 @@ class DividedFunction:
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
-        if self._n_ranks > self.ranks.size:  # a fork of a rank computes alone what the ranks have shared
+        if self.plan.machine.size > self.ranks.size:  # a fork of a rank computes alone what the ranks have shared
             self._rebuild(self.options)
         with self.ranks.single_thread:
             began, values, batch, length, states = time.perf_counter(), None, None, 0, self.inputs.states()
@@ -256,23 +253,18 @@ class DividedFunction:
         The states have a row a sample. The lengths are the samples of each rank: by default all of `values`.
         """
         lengths = [self.inputs.length(values)] if lengths is None else lengths
-        if self.sharded:
-            values = self._with_example(values, lengths)
-        given: Iterable[tuple[theano.Variable, Any]] = zip(self.arguments.inputs, values)
-        if self.inputs.slices.stand_ins or states:
-            given = [*given, *self.inputs.slices.taken(values).items(),
-                     *((self.inputs.rows[variable], value) for variable, value in states.items())]
+        if self.sharded and min(lengths) == 0:
+            values = self._or_example(values, lengths)
+        given = [*zip(self.arguments.inputs, values), *self.inputs.slices.taken(values).items(),
+                 *((self.inputs.rows[variable], value) for variable, value in states.items())]
         return self.built.splitter.split(given, lengths)
 
-    def _with_example(self, values: Any, lengths: Sequence[int]) -> Any:
-        """Return the arguments of a call, or the example where they are None; all ranks have to make the call."""
-        if min(lengths) == 0 and (self._example is None or not all(self.arguments.split)):
-            # A rank whose first step has no samples has no example. Inputs without samples may change with each call.
-            sample = None if values is None else self.arguments.first_sample(values)
-            self._example = broadcast_object(self.ranks, sample, int(np.argmax(lengths)))
-        elif self._example is None and values is not None:
-            self._example = self.arguments.first_sample(values)
-        return self._example if values is None else values
+    def _or_example(self, values: Any, lengths: Sequence[int]) -> Any:
+        """Return the arguments of a call, or a sample of another rank where they are None; all ranks make the call."""
+        sample = None if values is None else [value[:1] if split else value
+                                              for value, split in zip(values, self.arguments.split)]
+        example = broadcast_object(self.ranks, sample, int(np.argmax(lengths)))
+        return example if values is None else values
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
         """Split and send a batch while the devices compute the one before; return its values and the Batch."""

@@ -59,8 +59,8 @@ class UpdateOwners:
 
     def _gathered(self, owned: Sequence[tuple[Replicated, int]], values: dict[Replicated, Any]):
         outdated = [variable.variable.container.storage[0] for variable, _ in owned]  # they have the right shape
-        arrays = [_checked(variable, values[variable], value) if owner == self._ranks.rank else value
-                  for (variable, owner), value in zip(owned, outdated)]
+        arrays = [fetch(_checked(variable, values[variable], old)) if owner == self._ranks.rank else old
+                  for (variable, owner), old in zip(owned, outdated)]
         with self._ranks.single_thread:
             self._ranks.handshake((GATHER,))
             gathered = self._ranks.all_gather_owned(arrays, [owner for _, owner in owned])
@@ -112,7 +112,7 @@ class DeviceBroadcasts:
         def array_on(memory, place, variable, owner):
             value, old = values.get(variable), variable.variable.container.storage[0]
             if self._ranks.size > 1 and value is not None:
-                _check_shape(variable, value, old)
+                _checked(variable, value, old)
             like = old if value is None else value
             return memory.contiguous(value) if place == owner else memory.empty(like.shape, like.dtype)
         devices = []
@@ -123,14 +123,9 @@ class DeviceBroadcasts:
         return devices
 
 
-def _check_shape(variable: Replicated, value: Any, old: Any) -> None:
-    """Raise a GraphError if a new value has another shape than the old one, which other processes expect."""
+def _checked(variable: Replicated, value: Any, old: Any) -> Any:
+    """Return a new value; raise a GraphError if it has another shape than the old one, which other processes expect."""
     if value.shape != old.shape:
         raise GraphError("the update of %s changes its shape from %s to %s, which other processes do not know: use "
                          "update_on='device'" % (variable.variable, old.shape, value.shape))
-
-
-def _checked(variable, value, old):
-    value = fetch(value)
-    _check_shape(variable, value, old)
     return value

@@ -8,7 +8,6 @@ import theano
 from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, Context
 from ..devices.nccl import communicator_of
-from ..exchange.checked import Checked
 from ..exchange.devices import NcclChannel, Reduction
 from ..exchange.host import HostChannel, Stays
 from ..exchange.orders import AnyOrder, TreeOrder
@@ -21,7 +20,7 @@ class Exchange(NamedTuple):
     """The exchange of the sums of a group."""
 
     order: Any    # AnyOrder or TreeOrder: it adds the parts of each round where they are
-    channel: Any  # HostChannel, Checked or Stays: it adds the parts that all replicas have
+    channel: Any  # HostChannel, NcclChannel or Stays: it adds the parts that all replicas have
 
 
 def exchanges_of(plan: StepPlan, ranks: Communicator, memories: Any, launcher: Any, timings: Timings,
@@ -45,6 +44,6 @@ def exchanges_of(plan: StepPlan, ranks: Communicator, memories: Any, launcher: A
         if not way.by_devices:
             return Exchange(order, host)
         adder: Any = InTree(order, memories, launcher) if way.in_tree else Reduction()
-        channel = NcclChannel(connected(part.contexts, ranks.size), way.owners, adder, memories, timings)
-        return Exchange(order, Checked(channel, host, way.in_tree, ranks))
+        return Exchange(order, NcclChannel(connected(part.contexts, ranks.size), way.owners, adder, memories, timings,
+                                           host, way.in_tree, ranks))
     return {group: exchange_of(part, group) for part in plan.parts for group in part.sums}

@@ -80,12 +80,12 @@ class CompiledPart:
         """Bring the replicas up to date with the user's variables."""
         own = self.part.is_share
         for i, (context, copies) in enumerate(zip(self.part.contexts, self._copies)):
-            stale = [variable for variable, copy in zip(self.variables, copies)
+            stale = [(variable, copy) for variable, copy in zip(self.variables, copies)
                      if copy not in variable.latest_in or variable.divided]
             if stale:
                 with FailureExplained(i, context, 'copies of shared variables'):
-                    for variable in stale:
-                        variable.refresh(context, own)
+                    for variable, copy in stale:
+                        variable.refresh(copy, own)
 
     def drop(self) -> None:
         """Free the values that a failed call has left in the functions: Theano frees them in a call that ends."""
@@ -192,8 +192,6 @@ def compiling(name: str | None, inputs: Sequence[theano.Variable], contexts: Seq
 
 
 def _check_same_program(ranks: Communicator, program: Program, shared: Sequence[SharedVariable]) -> None:
-    if ranks.size == 1:
-        return
     outputs = [variable for stage in program.stages for variable in stage.outputs]
     outputs += [output.variable for output in program.outputs]
     inputs = [v for v in dict.fromkeys(ancestors(outputs)) if v.owner is None and not hasattr(v, 'container')

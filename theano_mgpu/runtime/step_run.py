@@ -20,7 +20,7 @@ from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
 from ..utils.executors import SerialExecutor
 from ..utils.timeline import HOST as HOST_TRACK
-from ..utils.timeline import STEP, note, records, span
+from ..utils.timeline import STEP, note, span
 from .batch import Batch
 from .batches.data_set_rows import Rows
 from .executable import Executable, Factored
@@ -60,7 +60,7 @@ class StepRun:
     """
 
     def __init__(self, executable: Executable, batch: Batch, timed: int | None = None):
-        self._timed, self._seconds, self._ended, self._is_shown = timed, 0.0, 0.0, records()
+        self._timed, self._seconds, self._ended = timed, 0.0, 0.0
         self._executable, self._batch, self._split, self._slots = executable, batch, batch.split, batch.slots
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
@@ -69,8 +69,7 @@ class StepRun:
 
     def start(self) -> None:
         """Compute all stages; the last one may still be under way on the devices."""
-        if self._executable.over_ranks.underway:
-            self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
+        self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
         self._run(self._split.program.stages)
 
     def end(self) -> StepResult:
@@ -84,12 +83,8 @@ class StepRun:
         slots = self._slots
         try:
             for name, instruction, ended in steps:
-                carry_out = getattr(self, name)
-                if self._is_shown:
-                    with span(name, STEP):
-                        carry_out(instruction)
-                else:
-                    carry_out(instruction)
+                with span(name, STEP):
+                    getattr(self, name)(instruction)
                 for slot in ended:
                     slots[slot] = None
         except Exception:
@@ -150,9 +145,11 @@ class StepRun:
 
     def _compute(self, work: PartOnContext) -> None:
         slots = self._slots
-        results = work.function.mgpu_call(*map(slots.__getitem__, work.given))
-        for slot, result in zip(work.results, results):
+        for slot, result in zip(work.results, self._results_of(work)):
             slots[slot] = result
+
+    def _results_of(self, work: PartOnContext) -> Sequence[Any]:
+        return work.function.mgpu_call(*map(self._slots.__getitem__, work.given))
 
     def _compute_timed(self, work: PartOnContext) -> None:
         """Run a part as `_compute`; of the replica that is timed, wait for its results, and add the seconds."""
@@ -171,12 +168,10 @@ class StepRun:
         """Wait until devices have computed parts."""
         works = given.works + (given.others if self._timings.waits() else ())
         if works:
-            tasks = [functools.partial(self._wait, work) for work in works]
+            tasks = [functools.partial(wait, [self._slots[slot] for slot in work.made[:len(work.part.outputs)]])
+                     for work in works]
             self._launcher.run('run', tasks, [work.context for work in works],
                                self._split.shards, [work.shard for work in works])
-
-    def _wait(self, work: PartOnContext) -> None:
-        wait(self._slots[slot] for slot in work.made[:len(work.part.outputs)])
 
     def save(self, given: instructions.Save) -> None:
         """Move the values of shards to the host, and free their memory on the devices."""
@@ -194,19 +189,18 @@ class StepRun:
         if parts is not None:
             channel.prepare(parts)
             if self._executable.over_ranks.overlaps:
-                self._executable.over_ranks.start(channel, self._split.idle)
+                self._executable.over_ranks.start(channel)
 
     def finish(self, given: instructions.Finish) -> None:
         """Add up sums over the ranks."""
         channels = [self._executable.exchanges[group].channel for group in given.groups]
-        self._executable.over_ranks.finish(channels, self._split.idle)
+        self._executable.over_ranks.finish(channels)
         for slot, value in zip(given.targets, [value for channel in channels for value in channel.taken()]):
             self._slots[slot] = value
 
     def gather(self, given: instructions.Gather) -> None:
         """Put values together, of this rank's own samples or of all ranks."""
-        if self._underway:
-            self._wait_for_exchanges()
+        self._wait_for_exchanges()
         with self._timings.span('device_to_host'):
             fetched = [[fetch(self._slots[slot]) for slot in (part[:1] if reduction == SAME else part)]
                        for part, reduction in zip(given.parts, given.reductions)]
@@ -219,9 +213,10 @@ class StepRun:
 
     def _wait_for_exchanges(self) -> None:
         """Wait for values that devices exchange, while they compute the update: no value may stay without these."""
-        with self._timings.span('exchange'):
-            for each in self._underway:
-                each.finish()
+        if self._underway:
+            with self._timings.span('exchange'):
+                for each in self._underway:
+                    each.finish()
 
     def stack(self, given: instructions.Stack) -> None:
         """Put an axis in front of a value."""
@@ -282,18 +277,18 @@ class StepRun:
                     # A copy that is out of date is one that this step does not read: it stays as it is.
                     if copy in storages.variables[i].latest_in:
                         with FailureExplained(self._executable.plan.mesh.contexts.index(context), context, 'update'):
-                            self._transaction.replace_by_copy(copy, values[i], context)
+                            value = copy.type.filter(copy_to(context, values[i]))
+                            self._transaction.replace([copy.container.storage], [value])
                         copies[i] += copy,
         self._transaction.then(commit, storages.variables, copies)
 
     def fetch(self, given: instructions.Fetch) -> None:
         """Bring results to the host."""
         began, slots = time.perf_counter(), self._slots
-        if self._underway:
-            self._wait_for_exchanges()
+        self._wait_for_exchanges()
         for variable, source, target in zip(*given):
             value = slots[source]
-            slots[target] = own_copy(variable, value.value if isinstance(value, Sum) else value)
+            slots[target] = own_copy(variable, value.on(HOST) if isinstance(value, Sum) else value)
         if self._executable.on_devices:  # results that stayed there may still have been in progress
             note(self._timings.seconds, 'run', HOST_TRACK, began)
         self._ended = time.perf_counter()
@@ -306,14 +301,11 @@ class StepAgain(StepRun):
         super().__init__(executable, batch)
         self._compute_part = compute
 
-    def _compute(self, work: PartOnContext) -> None:
+    def _results_of(self, work: PartOnContext) -> Sequence[Any]:
         results = self._compute_part(
             work, self._executable.parts[work.part].functions[work.place], [self._slots[slot] for slot in work.given],
             None if work.shard is None else self._split.shards[work.shard], self._split.program.of_shards)
-        if isinstance(work.function, Factored):
-            results = work.function.combined(results)
-        for slot, result in zip(work.results, results):
-            self._slots[slot] = result
+        return work.function.combined(results) if isinstance(work.function, Factored) else results
 
 
 def send(executable: Executable, batch: Batch) -> None:

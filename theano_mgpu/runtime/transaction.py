@@ -6,9 +6,8 @@ from typing import Any, Callable, Iterable, Sequence
 import numpy as np
 from theano.compile.sharedvalue import SharedVariable
 
-from ..devices.context_map import Context
 from ..devices.shared_variables import watcher_of
-from ..devices.transfers import copy_to, own_copy
+from ..devices.transfers import own_copy
 
 
 class Transaction:
@@ -27,10 +26,6 @@ class Transaction:
         for storage, value in zip(storages, values):
             self._old.append((storage, storage[0]))
             storage[0] = value
-
-    def replace_by_copy(self, shared: SharedVariable, value: Any, context: Context) -> None:
-        """Do as `replace`, with a copy of a value of the host or another context, made on the variable's context."""
-        self.replace([shared.container.storage], [shared.type.filter(copy_to(context, value))])
 
     def has_replaced(self, shared: SharedVariable) -> bool:
         """Return whether the step has given a shared variable a new value."""

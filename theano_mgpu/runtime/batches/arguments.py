@@ -42,13 +42,8 @@ class Arguments:
         """Return arguments in the order of the inputs, each converted to its input's type, samples along axis 0."""
         if kwargs or len(args) != len(self._variables):
             args = self._completed(args, kwargs)
-        try:
-            bound = [variable.type.filter(value, False, self._allow_downcast)
-                     for variable, value in zip(self._variables, args)]
-        except (TypeError, ValueError):  # this raises the error with the name of the input
-            bound = [converted(variable, value, self._allow_downcast) for variable, value in zip(self._variables, args)]
-        return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)] \
-            if self.replacements else bound
+        bound = [converted(variable, value, self._allow_downcast) for variable, value in zip(self._variables, args)]
+        return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)]
 
     def _completed(self, args, kwargs):
         if len(args) > len(self._variables):
@@ -98,10 +93,6 @@ class Arguments:
     def lengths(self, values: Sequence[Any]) -> list[int]:
         """Return the number of samples of each argument that has samples."""
         return [values[i].shape[0] for i in self._with_samples]
-
-    def first_sample(self, values: Sequence[Any]) -> list[Any]:
-        """Return the arguments for a batch of the first sample alone."""
-        return [value[:1].copy() if split else value for value, split in zip(values, self.split)]
 
 
 def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | None = None,

@@ -16,6 +16,7 @@ from ...graph.analysis import any_number, number
 from ...graph.random_streams import DRAWS
 
 BASIC = subtensor.Subtensor, subtensor.IncSubtensor
+SHAPED = (basic.Reshape, *DRAWS)  # ops whose second input is the shape of what they make
 # Indices by arrays; those that write are the last two.
 ADVANCED = (subtensor.AdvancedSubtensor, subtensor.AdvancedSubtensor1, subtensor.AdvancedIncSubtensor,
             subtensor.AdvancedIncSubtensor1)
@@ -98,24 +99,22 @@ class FreeBatchSize:
     def _freed(self, node, inputs):
         """Return the outputs of a node without the number; None if the node does not have it."""
         op, value = node.op, inputs[0] if inputs else None
-        if isinstance(op, BaseAbstractConv) and self._is_length(op.imshp[0]) or \
-                isinstance(op, ConvOp) and self._is_length(op.bsize) and not has_steps(op):
-            return any_number(node, inputs).outputs
-        if isinstance(op, basic.Alloc) and self._is_length(inputs[1]) and \
-                (node.inputs[0] in self._of_samples or value.ndim < len(inputs) - 1 or value.broadcastable[0]):
-            return node.clone_with_new_inputs([value, self._samples] + inputs[2:], strict=False).outputs
-        if isinstance(op, basic.Reshape) and node.inputs[0] in self._of_samples:
-            sizes = _elements(inputs[1])
-            if sizes and self._is_length(sizes[0]):
-                return node.clone_with_new_inputs([value, T.stack([self._samples] + sizes[1:])], strict=False).outputs
         if self._in_indices and isinstance(op, BASIC) and node.inputs[0] in self._of_samples:
             return self._freed_slice(node, inputs)
-        if isinstance(op, (basic.Reshape,) + DRAWS) and node.outputs[-1] in self._drawn:
-            sizes = _elements(inputs[1])
-            # One number alone may count all random numbers, which are put into rows later.
-            if len(sizes) > 1 and self._is_length(sizes[0]):
-                self._of_samples.add(node.outputs[-1])
-                return node.outputs[:-1] + [node.outputs[-1][:self._samples]]
+        sizes = _sizes(op, inputs)
+        if not sizes or not self._is_length(sizes[0]):
+            return None
+        if isinstance(op, BaseAbstractConv) or isinstance(op, ConvOp) and not has_steps(op):
+            return any_number(node, inputs).outputs
+        if isinstance(op, basic.Alloc) and \
+                (node.inputs[0] in self._of_samples or value.ndim < len(sizes) or value.broadcastable[0]):
+            return node.clone_with_new_inputs([value, self._samples] + sizes[1:], strict=False).outputs
+        if isinstance(op, basic.Reshape) and node.inputs[0] in self._of_samples:
+            return node.clone_with_new_inputs([value, T.stack([self._samples] + sizes[1:])], strict=False).outputs
+        # One number alone may count all random numbers, which are put into rows later.
+        if isinstance(op, SHAPED) and node.outputs[-1] in self._drawn and len(sizes) > 1:
+            self._of_samples.add(node.outputs[-1])
+            return node.outputs[:-1] + [node.outputs[-1][:self._samples]]
         return None
 
     def _freed_slice(self, node, inputs):
@@ -155,18 +154,18 @@ def positions_step(variable: Any, length: int) -> int | None:
 
 def written_lengths(outputs: Sequence[theano.Variable]) -> set[int]:
     """Return the numbers that a graph has where the length of its batches may be written into it."""
-    sizes = []
-    for node in io_toposort([], outputs):
-        if isinstance(node.op, BaseAbstractConv):
-            sizes.append(node.op.imshp[0])
-        elif isinstance(node.op, ConvOp):
-            sizes.append(node.op.bsize)
-        elif isinstance(node.op, basic.Alloc):
-            sizes.append(node.inputs[1])
-        elif isinstance(node.op, (basic.Reshape,) + DRAWS):
-            sizes += _elements(node.inputs[1])[:1]
+    sizes = [size for node in io_toposort([], outputs) for size in _sizes(node.op, node.inputs)[:1]]
     numbers = [number(T.as_tensor_variable(size)) for size in sizes if size is not None]
     return {int(each) for each in numbers if each is not None}
+
+
+def _sizes(op, inputs):
+    """Return the sizes of an array that an op makes, or takes, whose first one may be the length of a batch."""
+    if isinstance(op, BaseAbstractConv):
+        return op.imshp
+    if isinstance(op, ConvOp):
+        return [op.bsize]
+    return inputs[1:] if isinstance(op, basic.Alloc) else _elements(inputs[1]) if isinstance(op, SHAPED) else []
 
 
 def _terms(index):

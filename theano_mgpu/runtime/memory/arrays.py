@@ -17,8 +17,7 @@ class Memory:
 
     def array(self, shape: Sequence[int], dtype: Any) -> Array:
         """Return a new array."""
-        size = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
-        return Array(Block(self, size), tuple(shape), np.dtype(dtype))
+        return Array(self, tuple(map(int, shape)), np.dtype(dtype))
 
     empty = zeros = array  # as of `OnDevice`
 
@@ -38,33 +37,27 @@ class Memory:
         return array if array.is_contiguous else self.array(array.shape, array.dtype)
 
 
-class Block:
-    """Some bytes of a memory. They are freed when nothing refers to the block any more, as with a GpuArray."""
-
-    __slots__ = 'memory', 'size'
-
-    def __init__(self, memory: Memory, size: int) -> None:
-        self.memory, self.size = memory, size
-        memory.now += size
-        memory.peak = max(memory.peak, memory.now)
-
-    def __del__(self) -> None:
-        self.memory.now -= self.size
-
-
 class Array:
-    """An array without content.
+    """An array without content. Its memory is freed when nothing refers to it any more, as with a GpuArray.
 
-    It shares the `block` of its memory with views of it. The `value` is the content, where it is known: of some whole
-    numbers.
+    A view of another array, its `base`, has no memory of its own. The `value` is the content, where it is known: of
+    some whole numbers.
     """
 
-    __slots__ = 'block', 'shape', 'dtype', 'is_contiguous', 'value'
+    __slots__ = 'memory', 'shape', 'dtype', 'is_contiguous', 'value', 'base'
     gpudata = 0  # the address
 
-    def __init__(self, block: Block, shape: Shape, dtype: np.dtype, is_contiguous: bool = True,
-                 value: np.ndarray | None = None) -> None:
-        self.block, self.shape, self.dtype, self.is_contiguous, self.value = block, shape, dtype, is_contiguous, value
+    def __init__(self, memory: Memory, shape: Shape, dtype: np.dtype, base: Array | None = None,
+                 is_contiguous: bool = True, value: np.ndarray | None = None) -> None:
+        self.memory, self.shape, self.dtype, self.base = memory, shape, dtype, base
+        self.is_contiguous, self.value = is_contiguous, value
+        if base is None:
+            memory.now += self.nbytes
+            memory.peak = max(memory.peak, memory.now)
+
+    def __del__(self) -> None:
+        if self.base is None:
+            self.memory.now -= self.nbytes
 
     @property
     def size(self) -> int:
@@ -79,9 +72,9 @@ class Array:
     def write(self, array: Any) -> None:
         """Take the content of another array."""
 
-    def view(self, shape: Shape, is_contiguous: bool = True) -> Array:
+    def view(self, shape: Shape, is_contiguous: bool = True, value: np.ndarray | None = None) -> Array:
         """Return a view of the same memory."""
-        return Array(self.block, shape, self.dtype, is_contiguous)
+        return Array(self.memory, shape, self.dtype, self, is_contiguous, value)
 
     reshape = view  # as of an array of NumPy or pygpu
 

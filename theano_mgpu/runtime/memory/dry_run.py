@@ -80,18 +80,16 @@ class DryRun(StepRun):
     def _sent(self, variable, value, context, buffers):
         if isinstance(value, Sum):
             value = value.on(context)
-        memory, source = self.memory[context], value.block.memory if isinstance(value, Array) else self._host
+        memory, source = self.memory[context], value.memory if isinstance(value, Array) else self._host
         if source is memory:
             return value
-        if self._host not in (source, memory):
-            return memory.array(value.shape, value.dtype)
-        arrays = {} if memory is self._host else buffers[context].arrays
+        arrays = buffers[context].arrays if source is self._host else {}
         if variable not in arrays or arrays[variable].shape != value.shape:
             arrays[variable] = memory.array(value.shape, value.dtype)  # before the old memory goes
         arrays[variable].value = content(value)
         return arrays[variable]
 
-    def _compute(self, work):
+    def _results_of(self, work):
         part, context, memory = work.part, work.context, self.memory[work.context]
         function = self._executable.parts[part].functions[work.place]
         if (part, context.kind) not in self._functions:
@@ -106,8 +104,7 @@ class DryRun(StepRun):
         if isinstance(work.function, Factored):
             results = [self._host.array(each.shape, each.dtype) if isinstance(each, Product) else each
                        for each in work.function.combined(results)]
-        for slot, result in zip(work.results, results):
-            self._slots[slot] = result
+        return results
 
     def gather(self, given):
         self._wait_for_exchanges()
@@ -145,7 +142,7 @@ class DryRun(StepRun):
         old = self._copies.get(id(cell))
         if old is not None:
             self._old.append(old)
-            self._copies[id(cell)] = old.block.memory.array(old.shape, old.dtype) if value is None else value
+            self._copies[id(cell)] = old.memory.array(old.shape, old.dtype) if value is None else value
 
     def fetch(self, given):
         self._wait_for_exchanges()

@@ -56,7 +56,7 @@ class DryFunction:
                     for each, number in zip(given, map(content, given)))
         shapes = self._shapes[key] = self._shapes.get(key) or Shapes(self._symbolic, inputs)
         storage = kept
-        storage.update((variable, each if isinstance(each, Array) and each.block.memory is memory else None)
+        storage.update((variable, each if isinstance(each, Array) and each.memory is memory else None)
                        for variable, each in inputs.items())
         for node, freed in self._steps(shapes):
             storage.update(dict.fromkeys(node.outputs))  # memory of an earlier call is used again
@@ -69,7 +69,7 @@ class DryFunction:
     def _result(self, host, variable, array, shapes):
         value = shapes.number(variable)
         if array is not None:
-            return Array(array.block, array.shape, array.dtype, array.is_contiguous, value)
+            return array.view(array.shape, array.is_contiguous, value)
         return host.array(shapes.of(variable), getattr(variable, 'dtype', 'int8')) if value is None else value
 
     def _compute(self, memory, node, storage, shapes):

@@ -127,7 +127,7 @@ class Replicated:
     def __del__(self):
         # The last function over the variable is gone, and with it the copies: bring the value home.
         if not sys.is_finalizing() and not is_fork():
-            self._bring_home()
+            self.refresh(self.variable)
 
     @property
     def read_only(self) -> bool:
@@ -140,11 +140,10 @@ class Replicated:
             self.copies[context] = self.variable if self._is_home(context) else self._copy(context)
         return self.copies[context]
 
-    def refresh(self, context: Context, own: bool = False) -> None:
-        """Bring the copy on a context up to date; `own` is the part of this process of a divided update."""
+    def refresh(self, replica: Any, own: bool = False) -> None:
+        """Bring a copy, or the variable, up to date; `own` is the part of this process of a divided update."""
         if self.divided and not own:
             self.divided()
-        replica = self.copies[context]
         if replica not in self.latest_in:
             version = self.version  # before the value is read: one that is set meanwhile is another version
             replica.container.unwatched = self.latest()
@@ -167,13 +166,12 @@ class Replicated:
         if self.divided:  # all processes have to come here, whatever their threads do
             self.divided()
         with contextlib.ExitStack() as stack:
-            for lock in [reference() for reference in self.step_locks]:
-                if lock is not None:
-                    if not lock.acquire(blocking=False):
-                        return
-                    stack.callback(lock.release)
+            for lock in [each for each in [reference() for reference in self.step_locks] if each is not None]:
+                if not lock.acquire(blocking=False):
+                    return
+                stack.callback(lock.release)
             _note_change()
-            self._bring_home()
+            self.refresh(self.variable)
             for copy in self.copies.values():
                 if copy is not self.variable and isinstance(copy.type, GpuArrayType):
                     self.latest_in = tuple(each for each in self.latest_in if each is not copy)
@@ -254,15 +252,7 @@ class Replicated:
         _check_turn(self.variable)
         if self.on_read is not None:
             self.on_read(self.variable)
-        self._bring_home()
-
-    def _bring_home(self):
-        if self.divided:
-            self.divided()
-        if self.variable not in self.latest_in:
-            version = self.version
-            self.variable.container.unwatched = self.latest()
-            self._has_read(self.variable, version)
+        self.refresh(self.variable)
 
     def before_write(self) -> None:
         """Check that the user's variable may be set, or updated by a Theano function."""
@@ -290,12 +280,12 @@ class Replicated:
 
     def peek(self) -> Any:
         """Return the variable's current value itself, which is not to be changed or kept."""
-        self._bring_home()
+        self.refresh(self.variable)
         return self.variable.container.storage[0]
 
     def value(self) -> Any:
         """Return a copy of the variable's current value on the host."""
-        self._bring_home()
+        self.refresh(self.variable)
         return host_value(self.variable)
 
     def _is_home(self, context):
