@@ -5,6 +5,7 @@ import textwrap
 
 from theano_mgpu.cli import job_command, main, processes
 from theano_mgpu.cli import run as run_command
+from theano_mgpu.cli.output import add_command
 from theano_mgpu.cli.processes import AUTO
 from theano_mgpu.devices import discovery
 from theano_mgpu.errors import MgpuError
@@ -19,7 +20,7 @@ QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'
 def parsed(*words):
     """Return the arguments of `theano-mgpu run`."""
     parser = argparse.ArgumentParser()
-    run_command.add_parser(parser.add_subparsers())
+    add_command(parser.add_subparsers(), run_command)
     return parser.parse_args(['run', *words])
 
 

@@ -1,5 +1,6 @@
-"""`theano-mgpu devices`: a list of the contexts and their devices, with memory and utilisation.
+"""`theano-mgpu devices`: list contexts, with device, name, memory and utilisation.
 
+The contexts come from THEANO_FLAGS or .theanorc; if there are none, this machine's devices are listed.
 BUSY is an NVIDIA device's utilisation, if nvidia-ml-py is installed. OpenCL does not report free
 memory: for its devices FREE is the largest single array that fits. A device without a context is a
 CPU that OpenCL offers: `cpu` is faster, so it is used only if a context is mapped to it.
@@ -29,7 +30,7 @@ from ..devices.context_map import Context, describe, parse_context_map
 from ..devices.contexts import configured, flagged, gpu_context, init
 from ..errors import MgpuError
 from ..utils.tables import bytes_text, table
-from .output import help_of, note, print_json, quietly, tell
+from .output import note, print_json, quietly, tell
 
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}
@@ -38,18 +39,14 @@ WATCHED = ['DEVICE', 'NAME', 'USED', 'TOTAL', 'BUSY', 'USED BY']
 CLEAR = '\x1b[H\x1b[J'  # to the first line, and clear the screen below
 
 
-def add_parser(sub: Any) -> None:
-    """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('devices', help='list contexts: device, name, memory, utilisation',
-                            description='List the contexts of THEANO_FLAGS or .theanorc; if there are none, '
-                                        "this machine's devices.", **help_of(__doc__))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument('--contexts', metavar='MAP', type=context_map,
                         help="list these instead, e.g. 'dev0->cuda0;dev1->cuda1' (quoted: > and ; are the shell's)")
     parser.add_argument('--watch', metavar='SECONDS', type=seconds, nargs='?', const=1.0,
                         help='refresh the table each second, or after so many seconds, until Ctrl-C: memory and '
                         'utilisation of each device, and the contexts and ranks on it')
     parser.add_argument('--json', action='store_true', help='print JSON: bytes, percent, and null for what is unknown')
-    parser.set_defaults(run=run)
 
 
 def context_map(text: str) -> list[Context]:
