@@ -67,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     streams = sys.stdin, sys.stdout, sys.stderr
     open_closed_streams()
     parser = make_parser()
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(words, argparse.Namespace(words=words))
     code: Any = 0  # or a function that runs a script
     try:
         if not hasattr(args, 'run'):
