@@ -26,8 +26,6 @@ from ..parsing import MOST, MOST_DEVICES, shown, whole_number
 from ..utils.flags import OWN_FLAGS, read_theanorc
 from .output import note
 
-EXECUTORS = OWN_FLAGS['mgpu.executor'][1]
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
@@ -40,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         help='convert an old .theanorc: keep its flags, as Theano 1.0 knows them')
     parser.add_argument('--floatx', choices=('float16', 'float32', 'float64'),
                         help="Theano's floatX (default: float32, or as in the old file)")
-    parser.add_argument('--executor', choices=EXECUTORS, default='auto',
+    parser.add_argument('--executor', choices=OWN_FLAGS['mgpu.executor'][1], default='auto',
                         help='how replicas are run (default: %(default)s)')
     parser.set_defaults(works_without_theano=True)
 
