@@ -21,7 +21,7 @@ from theano_mgpu.devices.transfers import DeviceMemory
 from theano_mgpu.exchange.host import HostChannel
 from theano_mgpu.exchange.memory import Memories
 from theano_mgpu.exchange.orders import AnyOrder, Parts
-from theano_mgpu.utils.executors import SerialExecutor
+from theano_mgpu.utils.executors import Executor
 from theano_mgpu.utils.tables import table
 from theano_mgpu.utils.timeline import Timings
 
@@ -43,7 +43,7 @@ def seconds(copy, device):
 def exchange_of(contexts):
     """Return functions without arguments: an exchange of sums between contexts, and its copies alone."""
     timings, memories = Timings(), Memories()
-    launcher, arrays = Launcher(SerialExecutor(), timings), [[DeviceMemory(context).zeros(shape, 'float32')
+    launcher, arrays = Launcher(Executor(), timings), [[DeviceMemory(context).zeros(shape, 'float32')
                                                               for shape in SHAPES] for context in contexts]
     read_on = {context: range(len(SHAPES)) for context in contexts}
     channel = HostChannel(AnyOrder(memories, launcher), (), False, read_on, memories, launcher, timings, Communicator())

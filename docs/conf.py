@@ -16,6 +16,7 @@ os.environ.update(COLUMNS='90', THEANO_FLAGS='', KERAS_BACKEND='theano')
 
 import theano_mgpu  # noqa: E402
 from theano_mgpu.cli import COMMANDS  # noqa: E402
+from theano_mgpu.cli.output import add_command  # noqa: E402
 from theano_mgpu.utils.flags import OWN_FLAGS, Number, Ratio  # noqa: E402
 
 project = html_title = 'theano_mgpu'
@@ -76,7 +77,7 @@ def commands():
     """Return the --help text of each command, in Markdown."""
     sub = argparse.ArgumentParser(prog='theano-mgpu').add_subparsers()
     for command in COMMANDS:
-        command.add_parser(sub)
+        add_command(sub, command)
     return '\n'.join('## %s\n\n```text\n%s```\n' % (name, parser.format_help()) for name, parser in sub.choices.items())
 
 

@@ -1,5 +1,5 @@
 """Theano and Keras-Theano on several devices: one model, several contexts, the answers unchanged."""
-from .utils import command_path, second_import, rank_process, blas  # noqa: F401, I001  in this order, before NumPy
+from .utils import command_line, second_import, rank_process, blas  # noqa: F401, I001  in this order, before NumPy
 import gc as _gc
 import importlib as _importlib
 from . import config as _config  # noqa: F401  it registers the flags
@@ -7,13 +7,11 @@ from . import compat
 from .comm import patches as _of_comm
 from .compat import keras_names as _keras_names
 from .devices import patches as _of_devices
-from .utils.command_line import is_command_line as _is_command_line
-from .utils.command_line import own_command as _own_command
 
 __version__ = '0.2.0'
 
 _tables = _of_comm.PATCHES, _of_devices.PATCHES  # of rooms that patch the import of Theano
-_needs_theano = _own_command() != 'launch'  # each of the processes that launch starts imports Theano
+_needs_theano = command_line.own_command() != 'launch'  # each of the processes that launch starts imports Theano
 theano_error = None  # why Theano could not be imported; `theano-mgpu doctor` runs without it and reports this
 try:
     rank_process.install()
@@ -21,10 +19,10 @@ try:
     compat.before_theano(*_tables)
     if _needs_theano:
         compat.import_theano(*_tables)
-        if _own_command() is not None:  # the user has no objects yet
+        if command_line.own_command() is not None:  # the user has no objects yet
             _gc.freeze()  # Theano's live as long as the process: Python need not look for garbage among them
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
-    if not _is_command_line():
+    if not command_line.is_command_line():
         raise
     theano_error = error
 if _needs_theano and theano_error is None:
@@ -69,7 +67,7 @@ if _needs_theano and theano_error is None:
             _start_timeline(_own_flag('mgpu.timeline'), parent=_run())
             _time_layers()
         except MgpuError as error:
-            if not _is_command_line():
+            if not command_line.is_command_line():
                 raise
             theano_error = error
 second_import.keep()

@@ -5,6 +5,7 @@ import textwrap
 
 from theano_mgpu.cli import job_command, main, processes
 from theano_mgpu.cli import run as run_command
+from theano_mgpu.cli.output import add_command
 from theano_mgpu.cli.processes import AUTO
 from theano_mgpu.devices import discovery
 from theano_mgpu.errors import MgpuError
@@ -19,7 +20,7 @@ QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'
 def parsed(*words):
     """Return the arguments of `theano-mgpu run`."""
     parser = argparse.ArgumentParser()
-    run_command.add_parser(parser.add_subparsers())
+    add_command(parser.add_subparsers(), run_command)
     return parser.parse_args(['run', *words])
 
 
@@ -35,6 +36,7 @@ def mpi(monkeypatch):
 
 def reason(capsys, *words):
     """Return the number of processes by --processes auto, and the note."""
+    os.environ['THEANO_FLAGS'] = ''  # the choice sets contexts for the processes
     args = parsed('--processes', AUTO, *words, __file__)
     return processes.number_of(args), capsys.readouterr().err.strip().rpartition('--processes auto: ')[2]
 
@@ -68,9 +70,10 @@ def test_places_where_processes_are_not_started(mpi, capsys, monkeypatch):
 def test_one_of_several_processes(monkeypatch):
     for name, value in zip(mpi_environment.MPIRUN.variables, '1212'):
         monkeypatch.setenv(name, value)
-    assert processes.number_of(parsed('--processes', AUTO, __file__)) == 1
+    for number in AUTO, '2':
+        assert processes.number_of(parsed('--processes', number, __file__)) == 1
     with pytest.raises(MgpuError, match="one of 2 processes that Open MPI's mpirun has started: leave --processes out"):
-        processes.number_of(parsed('--processes', '2', __file__))
+        processes.number_of(parsed('--processes', '3', __file__))
 
 
 def test_without_mpi(capsys, monkeypatch, tmp_path):
@@ -91,21 +94,6 @@ def test_launch_starts_the_processes_itself(capsys):
     assert caught.value.code == 2 and 'launch starts the processes' in capsys.readouterr().err
 
 
-def test_every_option_reaches_the_processes():
-    """The words for the processes, parsed, give the same arguments; a new option must be among them."""
-    values = {'gpus': '2', 'contexts': 'a->cpu;b->cpu', 'json': 'plans.json', 'processes': '2', 'ledger': 'l.jsonl'}
-    options = [action for action in parsed('x.py').parser._actions
-               if action.option_strings and action.dest not in ('help', 'module', 'one', 'wait')]  # two: of one process
-    assert len(options) >= 9
-    for option in options:
-        words = option.option_strings[-1:] + ([] if option.nargs == 0 else [values[option.dest]])
-        for program in (['train.py', '--epochs', '5', '-q'], ['-m', 'package.train', '-q']):
-            given = parsed(*words, *program)
-            expected = {name: value for name, value in vars(given).items() if name not in ('parser', 'processes')}
-            again = vars(parsed(*processes.words_of(given)[1:]))
-            assert {name: again[name] for name in expected} == expected, words
-
-
 def test_the_command_of_the_processes(monkeypatch, tmp_path):
     started = []
     monkeypatch.setattr(processes, 'find_mpirun', lambda: 'mpirun')
@@ -116,11 +104,12 @@ def test_the_command_of_the_processes(monkeypatch, tmp_path):
     monkeypatch.setenv('THEANO_FLAGS', '')
     assert main(['run', '--processes', '2', '--always', __file__, '-x']) == 5
     assert main(['run', '--processes', 'auto', '-q', '--gpus', '3', __file__]) == 5
-    (two, environment, words, restarts), (three, _, again, _) = started
+    (two, environment, words, restarts), (three, with_contexts, again, _) = started
     assert two.words[:3] == ['mpirun', '-n', '2'] and three.words[:3] == ['mpirun', '-n', '3'] and restarts == 0
     assert environment['THEANO_FLAGS'] == 'mgpu.executor=mpi'
-    assert words == [job_command.COMMAND, 'run', '--always', __file__, '-x']
-    assert again[1:] == ['run', '--quiet', '--contexts', 'dev0->cpu;dev1->cpu;dev2->cpu', __file__]
+    assert words == [job_command.COMMAND, 'run', '--processes', '2', '--always', __file__, '-x']
+    assert again[1:] == ['run', '--processes', 'auto', '-q', '--gpus', '3', __file__]
+    assert 'contexts=dev0->cpu;dev1->cpu;dev2->cpu' in with_contexts['THEANO_FLAGS']
 
 
 # --- Scripts -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import theano_mgpu  # noqa: F401  before theano
 from theano_mgpu.comm import patches as comm_patches
 from theano_mgpu.compat import theano_cache
 from theano_mgpu.utils import mpi_environment, processor
-from theano_mgpu.utils.collector import collector_paused
+from theano_mgpu.utils.attributes import collector_paused
 
 import pytest
 import theano

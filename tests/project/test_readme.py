@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 from theano_mgpu.cli import COMMANDS, make_parser
+from theano_mgpu.cli.output import add_command
 from theano_mgpu.utils.flags import OWN_FLAGS
 
 import pytest
@@ -41,7 +42,7 @@ def parsers():
     """Return the parser of each command of theano-mgpu, by its name."""
     sub = argparse.ArgumentParser(prog='theano-mgpu').add_subparsers()
     for command in COMMANDS:
-        command.add_parser(sub)
+        add_command(sub, command)
     return sub.choices
 
 

@@ -21,8 +21,7 @@ class FaultyExecutor(Executor):
 
     Examples
     --------
-    >>> from theano_mgpu.utils.executors import SerialExecutor
-    >>> executor = FaultyExecutor(SerialExecutor())
+    >>> executor = FaultyExecutor(Executor())
     >>> executor.inject(MemoryError('no memory left'), run=1, replica=0)
     >>> executor.run([lambda: 'first'])
     ['first']

@@ -22,7 +22,6 @@ from ..comm.failures import failing_together
 from ..comm.rank_0 import on_rank_0
 from ..devices.contexts import chosen, gpu_context
 from ..devices.discovery import status
-from ..devices.shared_variables import watcher_of
 from ..errors import MgpuError
 from ..utils import mpi_environment
 from ..utils.owned import LEDGER, lock_file
@@ -93,7 +92,7 @@ class Ledger:
         """Write the line of a step, unless another rank does, or this process is a fork."""
         if self._process != os.getpid():
             return
-        values = {name: digest(_current(variable)) for name, variable in variables.items()}
+        values = {name: digest(variable.get_value(borrow=True)) for name, variable in variables.items()}
         with self._writing:
             if not self._has_begun:
                 self._add(_start(self.every))
@@ -154,14 +153,6 @@ class Account:
         self._ranks.consolidate()
         with failing_together(self._ranks):
             write()
-
-
-def _current(variable):
-    """Return the current value of a shared variable, on the host if it has copies; not a copy of it."""
-    watcher = watcher_of(variable)
-    if watcher is not None:
-        watcher.before_read()
-    return variable.container.storage[0]
 
 
 def _start(every):

@@ -1,7 +1,6 @@
 """Checks that the processes of a job do the same: that they have the same batch, variables and results."""
 from __future__ import annotations
 
-import functools
 import zlib
 from typing import Any, Callable, Iterable, Sequence
 
@@ -124,7 +123,6 @@ def gathered(ranks: Communicator, values: Sequence[dict[str, Any]]) -> list[dict
             for of_ranks in zip(*all_gather_object(ranks, values))]
 
 
-@functools.lru_cache(maxsize=None)
 def note_difference(name: str) -> None:
     """Tell the user, once for each function, that the data of rank 0 count."""
     rank_process.note('%s was given other data on rank 0 than on other ranks: those of rank 0 count, as in one '

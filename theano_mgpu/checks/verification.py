@@ -108,7 +108,7 @@ def verified(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = {},
         with passing_bar(2, 'sides', 'verify') as bar:
             one = OneDevice(function.arguments.inputs, [*outputs, *(new.get(each, each) for each in states)],
                             function.options.mode)
-            reference = one(values)
+            reference = one.results(*values)
             bar.update(1)
             with unchanged(changed):
                 many = function.locked_step((args, kwargs)) + [variable.get_value() for variable in states]
@@ -125,7 +125,7 @@ def is_divided_for(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 class OneDevice:
-    """The results of a graph by plain Theano on the host; `dtype` is the coarsest one in it.
+    """The results of a graph by plain Theano on the host: a function of that name; `dtype` is the coarsest one in it.
 
     New values are further results, so that nothing is changed.
     """
@@ -136,11 +136,8 @@ class OneDevice:
         graph = substitute(graph, {view: on_host(view.tag.stands_for) for view in views})  # values on a device, fetched
         self._shared = shared_variables(graph)
         self.dtype = coarsest(getattr(each.type, 'dtype', None) for each in [*inputs, *self._shared, *graph])
-        self._plain = plain_function(inputs, graph, mode=theano.compile.get_mode(mode).excluding('gpuarray_opt'),
-                                     no_default_updates=True, on_unused_input='ignore', allow_input_downcast=True)
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        return self._plain(*values)
+        self.results = plain_function(inputs, graph, mode=theano.compile.get_mode(mode).excluding('gpuarray_opt'),
+                                      no_default_updates=True, on_unused_input='ignore', allow_input_downcast=True)
 
     def nudged(self, values: Sequence[Any], seed: int) -> list[Any]:
         """Return the results when inputs and shared variables differ in their last digit."""
@@ -149,7 +146,7 @@ class OneDevice:
         with unchanged(variables):
             for variable in variables:
                 variable.set_value(_nudge(variable.get_value(), random))
-            return self([_nudge(value, random) for value in values])
+            return self.results(*[_nudge(value, random) for value in values])
 
 
 def _report(names, one, values, reference, many, contexts, tolerance):

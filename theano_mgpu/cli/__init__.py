@@ -29,7 +29,7 @@ from ..compat import keras_names
 from ..errors import MgpuError, MissingError, exit_code_of
 from ..utils import rank_process
 from . import bench, compare, config, devices, doctor, launch, overview, predict, run
-from .output import help_of, tell
+from .output import add_command, tell
 
 COMMANDS = (devices, doctor, config, run, launch, predict, bench, compare)
 
@@ -37,13 +37,14 @@ COMMANDS = (devices, doctor, config, run, launch, predict, bench, compare)
 def make_parser() -> argparse.ArgumentParser:
     """Build the argparse parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog='theano-mgpu', **help_of(__doc__, keras_names.about()),
+        prog='theano-mgpu', formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=str(__doc__).partition('\n\n')[2] + keras_names.about(),
         description='Run one Theano or Keras model on several devices: list them, check the set-up, configure it, run '
                     'a script,\nstart several processes, predict, measure how a model scales.')
     parser.add_argument('--version', action='version', version='theano-mgpu ' + theano_mgpu.__version__)
     sub = parser.add_subparsers(title='commands', metavar='COMMAND')
     for command in COMMANDS:
-        command.add_parser(sub)
+        add_command(sub, command)
     return parser
 
 
@@ -66,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     streams = sys.stdin, sys.stdout, sys.stderr
     open_closed_streams()
     parser = make_parser()
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(words, argparse.Namespace(words=words))
     code: Any = 0  # or a function that runs a script
     try:
         if not hasattr(args, 'run'):

@@ -1,4 +1,4 @@
-"""`theano-mgpu compare`: the first step at which two runs part, by their ledgers.
+"""`theano-mgpu compare`: name the first step at which two runs part, by their ledgers.
 
 A ledger has digests of the weights and the state after every k-th step: of each mgpu.training_function, of each
 function with updates under mgpu.enable or "theano-mgpu run", and of each Keras model. "theano-mgpu run --ledger FILE"
@@ -18,23 +18,20 @@ examples:
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ..checks.ledger_file import differing, first_difference, flat, read
 from ..errors import MgpuError
 from ..utils.tables import counted, table
 from ..utils.values import shortened
-from .output import help_of, print_json
+from .output import print_json
 
 
-def add_parser(sub: Any) -> None:
-    """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('compare', help='name the first step at which two runs part, by their ledgers',
-                            description='Compare the ledgers of two runs.', **help_of(__doc__))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument('a', metavar='A', help='a file that --ledger (mgpu.ledger) has written')
     parser.add_argument('b', metavar='B', help='another one')
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
-    parser.set_defaults(run=run, works_without_theano=True)
+    parser.set_defaults(works_without_theano=True)
 
 
 def run(args: argparse.Namespace) -> int:

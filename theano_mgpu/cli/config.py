@@ -1,4 +1,4 @@
-"""`theano-mgpu config`: a .theanorc for a number of contexts, printed.
+"""`theano-mgpu config`: print a .theanorc that maps contexts dev0, dev1, ... to devices.
 
 The devices are this machine's; with --kind the file can be for another machine. If there are
 more contexts than devices, the others get the next numbers (cuda2, cuda3), with a note on stderr;
@@ -16,7 +16,7 @@ examples:
 from __future__ import annotations
 
 import argparse
-from typing import Any, Sequence
+from typing import Sequence
 
 from .. import config
 from ..compat import old_flags
@@ -24,16 +24,11 @@ from ..devices import cards, discovery
 from ..devices.context_map import default_map
 from ..parsing import MOST, MOST_DEVICES, shown, whole_number
 from ..utils.flags import OWN_FLAGS, read_theanorc
-from .output import help_of, note
-
-EXECUTORS = OWN_FLAGS['mgpu.executor'][1]
+from .output import note
 
 
-def add_parser(sub: Any) -> None:
-    """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('config', help='print a .theanorc for a number of contexts',
-                            description='Print a .theanorc that maps contexts dev0, dev1, ... to devices.',
-                            **help_of(__doc__))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument('-n', '--contexts', dest='n', type=devices, metavar='N',
                         help="number of contexts (default: one for each device)")
     parser.add_argument('--kind', choices=discovery.KINDS,
@@ -43,9 +38,9 @@ def add_parser(sub: Any) -> None:
                         help='convert an old .theanorc: keep its flags, as Theano 1.0 knows them')
     parser.add_argument('--floatx', choices=('float16', 'float32', 'float64'),
                         help="Theano's floatX (default: float32, or as in the old file)")
-    parser.add_argument('--executor', choices=EXECUTORS, default='auto',
+    parser.add_argument('--executor', choices=OWN_FLAGS['mgpu.executor'][1], default='auto',
                         help='how replicas are run (default: %(default)s)')
-    parser.set_defaults(run=run, works_without_theano=True)
+    parser.set_defaults(works_without_theano=True)
 
 
 def positive(text: str, most: int = MOST) -> int:

@@ -1,5 +1,6 @@
-"""`theano-mgpu devices`: a list of the contexts and their devices, with memory and utilisation.
+"""`theano-mgpu devices`: list contexts, with device, name, memory and utilisation.
 
+The contexts come from THEANO_FLAGS or .theanorc; if there are none, this machine's devices are listed.
 BUSY is an NVIDIA device's utilisation, if nvidia-ml-py is installed. OpenCL does not report free
 memory: for its devices FREE is the largest single array that fits. A device without a context is a
 CPU that OpenCL offers: `cpu` is faster, so it is used only if a context is mapped to it.
@@ -29,7 +30,7 @@ from ..devices.context_map import Context, describe, parse_context_map
 from ..devices.contexts import configured, flagged, gpu_context, init
 from ..errors import MgpuError
 from ..utils.tables import bytes_text, table
-from .output import help_of, note, print_json, quietly, tell
+from .output import note, print_json, quietly, tell
 
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}
@@ -38,18 +39,14 @@ WATCHED = ['DEVICE', 'NAME', 'USED', 'TOTAL', 'BUSY', 'USED BY']
 CLEAR = '\x1b[H\x1b[J'  # to the first line, and clear the screen below
 
 
-def add_parser(sub: Any) -> None:
-    """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('devices', help='list contexts: device, name, memory, utilisation',
-                            description='List the contexts of THEANO_FLAGS or .theanorc; if there are none, '
-                                        "this machine's devices.", **help_of(__doc__))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument('--contexts', metavar='MAP', type=context_map,
                         help="list these instead, e.g. 'dev0->cuda0;dev1->cuda1' (quoted: > and ; are the shell's)")
     parser.add_argument('--watch', metavar='SECONDS', type=seconds, nargs='?', const=1.0,
                         help='refresh the table each second, or after so many seconds, until Ctrl-C: memory and '
                         'utilisation of each device, and the contexts and ranks on it')
     parser.add_argument('--json', action='store_true', help='print JSON: bytes, percent, and null for what is unknown')
-    parser.set_defaults(run=run)
 
 
 def context_map(text: str) -> list[Context]:
@@ -76,44 +73,50 @@ def seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table, or JSON; return 1 if a device could not be opened, else 0."""
+    contexts = args.contexts or configured()
     if args.watch:
-        return watch(args.contexts or configured(), args.watch)
-    entries = [look_at(context) for context in args.contexts or configured()]
-    all_cards = cards.cards() if any(entry['kind'] == 'cuda' for entry in entries) else []
-    for entry in entries:
-        for card in all_cards:
-            if entry['device'] == card.device:
-                entry.update(pci_bus_id=card.bus_id, nvidia_smi_number=card.smi_number)
+        return watch(contexts, args.watch)
+    all_cards = cards_of(contexts)
+    entries = [look_at(context, all_cards.get(context.device)) for context in contexts]
     if not args.contexts and not flagged():
         entries += [dict(look_at(Context('unused%d' % i, device, 'opencl')), context=None)
                     for i, device in enumerate(hardware.opencl_cpus())]
     if args.json:
         print_json([{key: value for key, value in entry.items() if key != 'reason'} for entry in entries])
     else:
-        in_smi = cards.differ(all_cards)
+        in_smi = cards.differ(list(all_cards.values()))
         print(table([HEADER + IN_SMI * in_smi] + [row(entry, in_smi) for entry in entries], right=NUMBERS))
     failed = [entry['error'] for entry in entries if entry['error']]
     sys.stdout.flush()
     for error in failed:
         tell('error: %s' % error)
-    order = cards.order_note(all_cards)
+    order = cards.order_note(list(all_cards.values()))
     if order:
         note(order)
     return 1 if failed else 0
 
 
-def look_at(context: Context) -> dict[str, Any]:
-    """Open a context and read its device's status, in bytes and percent.
+def cards_of(contexts: Sequence[Context]) -> dict[str, cards.Card]:
+    """Return the cards of this machine, by their devices; none if no context is on one."""
+    return {card.device: card for card in cards.cards()} if any(c.kind == 'cuda' for c in contexts) else {}
+
+
+def look_at(context: Context, card: cards.Card | None = None, by_nvml: bool = False) -> dict[str, Any]:
+    """Read the status of a context's device, in bytes and percent: `by_nvml`, or else once the context is open.
 
     ``error`` is the whole message and ``reason`` its short form, both None if the device opened.
     """
     entry: dict[str, Any] = dict(
         context=context.name, device=context.device, kind=context.kind, type=None, name=None, free_bytes=None,
         total_bytes=None, utilisation_percent=None, error=None, reason=None)
+    if card:
+        entry.update(pci_bus_id=card.bus_id, nvidia_smi_number=card.smi_number)
     try:
-        with quietly():
-            init(describe([context]))
-            status = hardware.status(context.device, gpu_context(context))
+        status = hardware.nvml_status(card.name, card.bus_id) if card and by_nvml else None
+        if status is None:
+            with quietly():
+                init(describe([context]))
+                status = hardware.status(context.device, gpu_context(context))
     # Drivers fail in many ways (GpuArrayException, NVMLError ...); the other devices are still shown.
     except Exception as error:
         entry.update(error=hardware.reason(error), reason=hardware.reason(error.__cause__ or error))
@@ -123,16 +126,19 @@ def look_at(context: Context) -> dict[str, Any]:
     return entry
 
 
-def row(entry: dict[str, Any], in_smi: bool = False) -> list[str]:
+def row(entry: dict[str, Any], in_smi: bool) -> list[str]:
     """Return one line of the table, as cells; with the columns `IN_SMI`, if `in_smi` says so."""
     cells = [entry['context'] or '-', entry['device'], entry['kind'], entry['type'] or '-']
     if entry['error']:
         return cells + ['cannot be opened: %s' % entry['reason']]
-    busy = entry['utilisation_percent']
-    number = entry.get('nvidia_smi_number')
     return cells + [entry['name'], bytes_text(entry['free_bytes']), bytes_text(entry['total_bytes']),
-                    '-' if busy is None else '%d %%' % busy] + [
-                        '-' if number is None else str(number), entry.get('pci_bus_id') or '-'] * in_smi
+                    text_of(entry['utilisation_percent'], '%d %%')] + [
+                        text_of(entry.get('nvidia_smi_number')), text_of(entry.get('pci_bus_id'))] * in_smi
+
+
+def text_of(value: Any, form: str = '%s') -> str:
+    """Return a cell for a value; a dash for None."""
+    return '-' if value is None else form % value
 
 
 def watch(contexts: Sequence[Context], interval: float) -> int:
@@ -149,27 +155,19 @@ def watch(contexts: Sequence[Context], interval: float) -> int:
 
 def watched_rows(contexts: Sequence[Context]) -> list[list[str]]:
     """Return the lines of the table of `watch`, as cells: one for each device."""
-    all_cards = {card.device: card for card in cards.cards()} if any(c.kind == 'cuda' for c in contexts) else {}
+    all_cards = cards_of(contexts)
     others = [occupant for occupant in leases.occupants() if occupant.pid != os.getpid()]
-    rows = [['SMI', *WATCHED] if cards.differ(list(all_cards.values())) else WATCHED]
+    in_smi = cards.differ(list(all_cards.values()))
+    rows = [['SMI'] * in_smi + WATCHED]
     for context in {context.device: context for context in contexts}.values():
-        card = all_cards.get(context.device)
-        status = (hardware.nvml_status(card.name, card.bus_id) if card else None) or opened_status(context)
-        used = None if status.free_bytes is None or status.total_bytes is None else (
-            status.total_bytes - status.free_bytes)
-        cells = [context.device, status.name, bytes_text(used), bytes_text(status.total_bytes),
-                 '-' if status.utilisation is None else '%d %%' % status.utilisation,
-                 used_by(others, card.bus_id if card else context.device)]
-        rows.append(['-' if card is None or card.smi_number is None else str(card.smi_number), *cells]
-                    if len(rows[0]) > len(WATCHED) else cells)
+        entry = look_at(context, all_cards.get(context.device), by_nvml=True)
+        free, total = entry['free_bytes'], entry['total_bytes']
+        rows.append([text_of(entry.get('nvidia_smi_number'))] * in_smi + [
+            context.device, entry['name'] or 'cannot be opened: %s' % entry['reason'],
+            bytes_text(None if free is None or total is None else total - free), bytes_text(total),
+            text_of(entry['utilisation_percent'], '%d %%'),
+            used_by(others, entry.get('pci_bus_id', context.device))])
     return rows
-
-
-def opened_status(context: Context) -> hardware.DeviceStatus:
-    """Open a context and return the status of its device; the name says so if that cannot be opened."""
-    entry = look_at(context)
-    return hardware.DeviceStatus(entry['name'] or 'cannot be opened: %s' % entry['reason'], entry['free_bytes'],
-                                 entry['total_bytes'], entry['utilisation_percent'])
 
 
 def used_by(occupants: Sequence[leases.Lease], place: str) -> str:

@@ -36,14 +36,11 @@ def job_folders(environment: dict[str, str], on_this_host: bool = True) -> Itera
     as long as it runs. For ranks on other hosts, the folders for mpirun would have to be there, too: there are none.
     """
     with contextlib.ExitStack() as stack:
-        parent = tempfile.gettempdir()
-        remove_abandoned(parent)
-        folder, lock = stack.enter_context(locked_folder(parent))
+        folder, lock = stack.enter_context(locked_folder(tempfile.gettempdir()))
         environment, locks = {**environment, mpi_environment.REPORTS: folder}, [lock]
         if on_this_host and not any(name in environment for name in TEMPORARY):
             environment.update(dict.fromkeys([TEMPORARY[0], TEMPORARY[-1]], folder))
         if on_this_host and not any(name in environment for name in SHARED) and os.access(MEMORY, os.W_OK):
-            remove_abandoned(MEMORY)
             folder, lock = stack.enter_context(locked_folder(MEMORY))
             locks.append(lock)
             environment.update(dict.fromkeys(SHARED, folder))
@@ -52,7 +49,8 @@ def job_folders(environment: dict[str, str], on_this_host: bool = True) -> Itera
 
 @contextlib.contextmanager
 def locked_folder(parent: str) -> Iterator[tuple[str, int]]:
-    """Make a folder and lock it, see `remove_abandoned`; yield its path and the lock's descriptor."""
+    """Make a folder and lock it; yield its path and the lock's descriptor. Those that nobody locks are removed."""
+    remove_abandoned(parent)
     folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
     try:
         with open(os.path.join(folder, LOCK), 'wb', buffering=0) as lock:

@@ -1,10 +1,10 @@
-"""`theano-mgpu launch`: run a script as several processes with Open MPI's mpirun, or with Slurm's srun.
+"""`theano-mgpu launch`: run a script as several processes, on one or more hosts.
 
-Each process (a rank) takes its share of the contexts in THEANO_FLAGS or .theanorc, or of the host's GPUs in
-order; `cpu` ranks share the cores. A script that uses theano_mgpu needs no change: every rank is given the same
-batches and computes its part, and the result is as from one process. For a plain Keras or Theano script put the
-word run before its name. Only rank 0 prints, saves and shows progress; other ranks print only when they fail. A
-failure on one rank ends all of them.
+Open MPI's mpirun, or Slurm's srun, starts the processes, which train one model. Each process (a rank) takes its
+share of the contexts in THEANO_FLAGS or .theanorc, or of the host's GPUs in order; `cpu` ranks share the cores. A
+script that uses theano_mgpu needs no change: every rank is given the same batches and computes its part, and the
+result is as from one process. For a plain Keras or Theano script put the word run before its name. Only rank 0
+prints, saves and shows progress; other ranks print only when they fail. A failure on one rank ends all of them.
 
 With --sharded each rank feeds its own data; a script selects its part by mgpu.rank() and mgpu.size(). That is for
 mgpu.function, mgpu.training_function and Keras models; a plain Theano function is not divided then.
@@ -42,7 +42,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from typing import Any
 
 from .. import config
 from ..comm.allocation import allocation
@@ -53,17 +52,14 @@ from ..utils.flags import OWN_FLAGS, own_flag
 from . import run as run_command
 from .config import devices, positive
 from .job_command import CARRIED, COMMAND, choose_start, rank_environment
-from .output import help_of, note
+from .output import add_command, note
 from .program import add_ledger, add_program, check_program, check_syntax
 from .supervise import run_with_restarts
 
 
-def add_parser(sub: Any) -> None:
-    """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('launch', help='run a script as several processes, on one or more hosts',
-                            usage='theano-mgpu launch [-n N] [options] SCRIPT|-m MODULE [ARGS]',
-                            description='Run a Python script as several processes that train one model.',
-                            **help_of(__doc__))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.usage = 'theano-mgpu launch [-n N] [options] SCRIPT|-m MODULE [ARGS]'
     parser.add_argument('-n', '--ranks', '--max', type=devices, metavar='N',
                         help='number of processes (in an allocation by default its number of tasks)')
     parser.add_argument('--min', type=devices, metavar='M', help='fewest processes, for restarts: where a job fails '
@@ -83,7 +79,7 @@ def add_parser(sub: Any) -> None:
     add_ledger(parser)
     parser.add_argument('--dry-run', action='store_true', help='print the command without running it')
     add_program(parser, 'a Python script; or the word run, then the arguments of "theano-mgpu run"')
-    parser.set_defaults(run=run, works_without_theano=True)
+    parser.set_defaults(works_without_theano=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -153,7 +149,7 @@ def program_of(args: argparse.Namespace) -> list[str]:
 def check_run(words: list[str]) -> None:
     """End with a usage error for arguments that `theano-mgpu run` does not take, rather than in each process."""
     parser = argparse.ArgumentParser(prog='theano-mgpu launch')
-    run_command.add_parser(parser.add_subparsers())
+    add_command(parser.add_subparsers(), run_command)
     args = parser.parse_args(['run'] + words)
     run_command.check(args)
     if args.processes is not None:

@@ -11,12 +11,18 @@ from typing import Any, Iterator
 from ..errors import PREFIX
 
 
-def help_of(doc: str | None, more: str = '') -> dict[str, Any]:
-    """Return the settings of an argparse parser whose help ends with a module's docstring, after its first paragraph.
+def add_command(sub: Any, command: Any) -> None:
+    """Add a command to argparse's sub-parsers: a module with `add_options` and `run`.
 
-    `more` are the last lines of the help.
+    The help is its docstring: "`theano-mgpu NAME`: summary.", and the paragraphs after it, which follow the options.
     """
-    return dict(epilog=(doc or '').partition('\n\n')[2] + more, formatter_class=argparse.RawDescriptionHelpFormatter)
+    title, _, rest = (command.__doc__ or '').partition('\n\n')  # python -OO leaves it out
+    summary = title.partition('`: ')[2]
+    parser = sub.add_parser(command.__name__.rpartition('.')[2], help=summary.rstrip('.'), epilog=rest,
+                            description=summary[:1].upper() + summary[1:],
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(run=command.run)
+    command.add_options(parser)
 
 
 @contextlib.contextmanager

@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 
 import theano_mgpu
 
 from ..comm.allocation import allocation
 from ..devices import discovery
+from ..utils.installed import installed
 from .doctor import advice, host_checks
 from .doctor.device_checks import with_type
 
@@ -18,7 +18,7 @@ PACKAGES = ('Theano', 'pygpu', 'Keras', 'mpi4py')
 def show() -> None:
     """Print the overview; nothing is opened or computed, so that it takes no longer than importing Theano."""
     setup = host_checks.Setup()
-    lines = [('devices', devices()), ('contexts', host_checks.check_map(setup).text), ('installed', installed())]
+    lines = [('devices', devices()), ('contexts', host_checks.check_map(setup).text), ('installed', packages())]
     job = allocation()
     if job:
         lines.append(('job', str(job)))
@@ -37,12 +37,10 @@ def devices() -> str:
     return ', '.join(texts + ['cpu (%d cores)' % len(os.sched_getaffinity(0))])
 
 
-def installed() -> str:
+def packages() -> str:
     """Return Python and the packages that this one works with, as text."""
     texts = ['Python %d.%d.%d' % sys.version_info[:3]]
     for package in PACKAGES:
-        try:
-            texts.append('%s %s' % (package, metadata.version(package)))
-        except metadata.PackageNotFoundError:
-            texts.append('no ' + package)
+        version = installed(package)
+        texts.append('%s %s' % (package, version) if version else 'no ' + package)
     return ', '.join(texts)

@@ -39,14 +39,11 @@ from .array_input import KINDS, InputError, kind_of, open_inputs, reading
 from .array_output import UnfinishedOutput, output_target, writing
 from .config import positive
 from .model_file import load_model
-from .output import help_of, note, quietly
+from .output import note, quietly
 
 
-def add_parser(sub: Any) -> None:
-    """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('predict', help="a Keras model's outputs for the samples in a file",
-                            description='Predict with a Keras model, over all contexts, from file to file.',
-                            **help_of(__doc__))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument('model', help='a file that keras.Model.save wrote')
     parser.add_argument('input', help='samples: %s' % ', '.join(KINDS))
     parser.add_argument('output', help='file for the outputs: %s' % ', '.join(KINDS))
@@ -59,7 +56,6 @@ def add_parser(sub: Any) -> None:
     parser.add_argument('--safe', action='store_true', help='refuse a model that has code in its file (Lambda layers), '
                         'or custom classes')
     parser.add_argument('--quiet', action='store_true', help='no progress bar, and no summary')
-    parser.set_defaults(run=run)
 
 
 def gpus(text: str) -> int | list[int | str]:

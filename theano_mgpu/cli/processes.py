@@ -16,13 +16,13 @@ from ..devices.context_map import describe
 from ..devices.contexts import choose_contexts
 from ..errors import MgpuError, MissingError
 from ..utils import mpi_environment
+from ..utils.flags import environment_flags, set_environment_flags
 from .config import devices
 from .job_command import COMMAND, choose_start, find_mpirun, rank_environment
 from .output import note
 from .supervise import run_with_restarts
 
 AUTO = 'auto'
-SWITCHES = 'strict', 'verify', 'always', 'quiet', 'explain'  # options of run that take no value
 
 
 def processes(text: str) -> int | str:
@@ -50,7 +50,7 @@ def decide(args: argparse.Namespace) -> tuple[int, str]:
     except MissingError as error:
         return 1, '%d would be faster, but %s' % (n, error)
     if args.gpus:  # so that the processes do not look for them again, and tell about it
-        args.contexts, args.gpus = contexts, None
+        set_environment_flags({**environment_flags(), 'contexts': describe(contexts)})
     return n, 'Python computes one context on the CPU at a time'
 
 
@@ -64,11 +64,11 @@ def check_mpi() -> None:
 def number_of(args: argparse.Namespace) -> int:
     """Return the number of processes to start, and tell the user why; 1 for this one.
 
-    Raises an MgpuError where they cannot be started, and in one of several processes.
+    Raises an MgpuError where they cannot be started, and in one of another number of processes.
     """
     launcher, size = mpi_environment.launcher(), mpi_environment.size()
     if launcher and size > 1:
-        if args.processes == AUTO:
+        if args.processes in (AUTO, size):
             return 1
         raise MgpuError('this is one of %d processes that %s has started: leave --processes out'
                         % (size, launcher.name))
@@ -85,14 +85,4 @@ def number_of(args: argparse.Namespace) -> int:
 def start(ranks: int, args: argparse.Namespace) -> int:
     """Run the script in several processes, as ``theano-mgpu launch -n N run SCRIPT`` does; return the exit code."""
     how = choose_start(ranks, None, allocation())
-    return run_with_restarts(how, rank_environment(how), [COMMAND] + words_of(args), 0)
-
-
-def words_of(args: argparse.Namespace) -> list[str]:
-    """Return the command line of `theano-mgpu run`, without ``--processes``."""
-    words = ['run'] + ['--' + name for name in SWITCHES if getattr(args, name)]
-    values = {'gpus': args.gpus, 'contexts': args.contexts and describe(args.contexts), 'json': args.json,
-              'ledger': args.ledger}
-    for name, value in values.items():
-        words += ['--' + name, str(value)] if value else []
-    return words + (['-m', *args.module] if args.module else [args.script, *args.args])
+    return run_with_restarts(how, rank_environment(how), [COMMAND, *args.words], 0)

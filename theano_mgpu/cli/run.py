@@ -54,16 +54,14 @@ from ..utils.tables import table
 from . import processes
 from .config import devices
 from .devices import context_map
-from .output import help_of, note, tell
+from .output import note, tell
 from .program import add_ledger, add_program, check_program, run_module, run_script
 
 
-def add_parser(sub: Any) -> None:
-    """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('run', help='run a Keras or Theano script, unchanged, on several contexts',
-                            usage='theano-mgpu run [options] SCRIPT|-m MODULE [ARGS]',
-                            description='Run a script whose Keras models and Theano functions run on several devices.',
-                            **help_of(__doc__, keras_names.about()))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.usage = 'theano-mgpu run [options] SCRIPT|-m MODULE [ARGS]'
+    parser.epilog = '%s%s' % (parser.epilog, keras_names.about())
     which = parser.add_mutually_exclusive_group()
     which.add_argument('--gpus', type=devices, metavar='N', help='use the first N contexts (default: all); '
                        'without a GPU and a map, N contexts on the CPU')
@@ -87,7 +85,6 @@ def add_parser(sub: Any) -> None:
     parser.add_argument('--json', metavar='FILE', help='write the plans to a file, for programs')
     add_ledger(parser)
     add_program(parser, 'a Python script')
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> Callable[[], None] | int:

@@ -11,7 +11,7 @@ from typing import Sequence
 
 from ..errors import MgpuError
 from ..utils import flags
-from ..utils.collector import collector_paused
+from ..utils.attributes import collector_paused
 from ..utils.installed import installed
 from .patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, AtImport, Patch, apply
 from .patches import PATCHES

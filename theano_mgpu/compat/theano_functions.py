@@ -4,7 +4,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..utils.collector import collector_paused
+from ..utils.attributes import collector_paused
 from .wrapping import wrap
 
 

@@ -11,8 +11,7 @@ import zlib
 from types import ModuleType, SimpleNamespace
 
 from ..utils import files
-from ..utils.attributes import temporarily
-from ..utils.collector import collector_paused
+from ..utils.attributes import collector_paused, temporarily
 from .wrapping import wrap
 
 INDEX = 'theano_mgpu.keys'  # in the folder of compiled code

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from typing import Any, Iterable, Iterator, Sequence
 
@@ -18,7 +17,7 @@ from ..comm.mpi import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
 from ..devices.contexts import borrow, check_process, give_back
-from ..errors import MgpuError, MgpuWarning, PredictionError
+from ..errors import MgpuError, PredictionError, warn
 from ..graph.random_streams import jumped
 from ..options import Options
 from ..runtime.batches.sub_batches import Rows, batch_length
@@ -243,12 +242,12 @@ class Predictor:
             check_process()
 
     def _check_use(self):
-        """Check as `_check_open`; and warn the caller of the caller, once, if shared variables have changed."""
+        """Check as `_check_open`; and warn the user, once, if shared variables have changed."""
         self._check_open()
         if not self._has_warned and self._versions != [variable.version for variable in self._variables]:
             self._has_warned = True
-            warnings.warn('the values of shared variables have changed since this Predictor took them over; it keeps '
-                          'using the old ones until refresh() is called', MgpuWarning, stacklevel=3)
+            warn('the values of shared variables have changed since this Predictor took them over; it keeps using the '
+                 'old ones until refresh() is called')
 
     def _job(self, index, batch):
         arrays, states = self._graph.by_input(self._members(batch)), self._states

@@ -20,7 +20,7 @@ from ..graph.output_order import by_depth
 from ..graph.rewrites import substitute
 from ..graph.theano_functions import plain_functions
 from ..graph.traces import keep_trace
-from ..utils.collector import collector_paused
+from ..utils.attributes import collector_paused
 from .retarget import CannotRetarget, link, optimise
 
 _logger = logging.getLogger('theano_mgpu')

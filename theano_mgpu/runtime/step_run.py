@@ -18,7 +18,7 @@ from ..exchange.whole import exchanged
 from ..graph.analysis import SAME
 from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
-from ..utils.executors import SerialExecutor
+from ..utils.executors import ThreadsExecutor
 from ..utils.timeline import HOST as HOST_TRACK
 from ..utils.timeline import STEP, note, span
 from .batch import Batch
@@ -161,7 +161,7 @@ class StepRun:
         wait(self._slots[slot] for slot in work.made)
         waited = time.perf_counter() - launched
         self._seconds += launched - began + waited
-        if self._executable.on_devices and isinstance(self._launcher.executor, SerialExecutor):
+        if self._executable.on_devices and not isinstance(self._launcher.executor, ThreadsExecutor):
             self._timings.move(waited, 'launch', 'run')
 
     def wait(self, given: instructions.Wait) -> None:

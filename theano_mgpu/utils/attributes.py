@@ -1,7 +1,8 @@
-"""Attributes of objects that have another value for a while."""
+"""States that are another one for a while: attributes of objects, and Python's collector of cyclic garbage."""
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import Any, Iterator
 
 
@@ -23,3 +24,15 @@ def temporarily(owner: Any, name: str, value: Any) -> Iterator[Any]:
         yield before
     finally:
         setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the collector in a ``with`` block that makes many objects that stay: it would visit them over and over."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -18,7 +18,10 @@ class TaskError(Exception):
 
 
 class Executor:
-    """A way to run tasks: one after the other, unless a subclass has another one."""
+    """A way to run tasks: one after the other on the calling thread, unless a subclass has another one.
+
+    Devices still overlap, since launches return at once.
+    """
 
     def run(self, tasks: Sequence[Callable[[], Any]], keys: Sequence[Hashable] | None = None) -> list[Any]:
         """Run tasks to their end, also when another one fails; return their results, in their order.
@@ -36,10 +39,6 @@ class Executor:
             others = list(zip(range(len(tasks)), tasks, keys))[number + 1:]
             _outcomes([each for each in others if each[2] != keys[number]])
             raise TaskError(number) from error
-
-
-class SerialExecutor(Executor):
-    """An executor on the calling thread: devices still overlap, since launches return at once."""
 
 
 class ThreadsExecutor(Executor):
@@ -72,7 +71,7 @@ class ThreadsExecutor(Executor):
 def make_executor(name: str, n_replicas: int) -> Executor:
     """Return the executor of a name, serial or threads, which all functions over as many replicas share."""
     if name == 'serial' or (name == 'threads' and n_replicas == 1):
-        return SerialExecutor()
+        return Executor()
     if name == 'threads':
         return ThreadsExecutor(n_replicas)
     raise MgpuError('executor %r is none of auto, serial, threads, mpi; set executor= or the flag '

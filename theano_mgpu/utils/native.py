@@ -4,7 +4,6 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-import warnings
 import zlib
 from pathlib import Path
 from typing import Sequence
@@ -12,7 +11,7 @@ from typing import Sequence
 import theano
 from theano.gof.cmodule import GCC_compiler
 
-from ..errors import MgpuWarning
+from ..errors import warn
 
 
 def load(source: Path, flags: Sequence[str], what: str, instead: str,
@@ -26,8 +25,8 @@ def load(source: Path, flags: Sequence[str], what: str, instead: str,
     try:
         return ctypes.CDLL(build(source, flags, libraries))
     except Exception as error:  # Theano raises a bare Exception for the errors of a compiler
-        warnings.warn('the C++ code that %s cannot be built with %s: %s. %s `theano-mgpu doctor` tries the compiler.'
-                      % (what, theano.config.cxx, error, instead), MgpuWarning, stacklevel=3)
+        warn('the C++ code that %s cannot be built with %s: %s. %s `theano-mgpu doctor` tries the compiler.'
+             % (what, theano.config.cxx, error, instead))
         return None
 
 

@@ -7,23 +7,15 @@ import sys
 import threading
 from typing import Any, Callable, Iterator
 
-from ..errors import PREFIX, MgpuError
+from ..errors import MgpuError
 from .attributes import temporarily
 
 PATIENCE = 5.0  # seconds
 
 
-def _print(text):
-    sys.stderr.write('%snote: %s\n' % (PREFIX, text))
-
-
-def _yes():
-    return True
-
-
-# `rank_process`, which knows of other processes, replaces these: one process prints for all.
-note: Callable[[str], None] = _print     # prints a line for the user to stderr
-is_first: Callable[..., bool] = _yes
+# `rank_process`, which the package imports first, and which knows of other processes, sets these: one prints for all.
+note: Any = None      # prints a line for the user to stderr
+is_first: Any = None  # returns whether this process prints
 
 _compiling = threading.local()  # title: names the function that this thread compiles
 

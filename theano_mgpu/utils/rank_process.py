@@ -157,16 +157,9 @@ def _fail(kind, error, trace):
     """Print one message and end all ranks, even if printing fails: the excepthook of a rank."""
     if not mpi_environment.is_rank():  # a fork of one
         return sys.__excepthook__(kind, error, trace)
-    try:
-        if issubclass(kind, KeyboardInterrupt):
-            abort(130)
-        if getattr(error, 'elsewhere', False):
-            time.sleep(4 * HEAD_START)  # the rank with the original error ends the job first
-        elif mpi_environment.rank() > 0:
-            time.sleep(HEAD_START + 0.1 * mpi_environment.rank())
-        _report(kind, error, trace)
-    finally:
-        abort(1)
+    if issubclass(kind, KeyboardInterrupt):
+        abort(130)
+    end_all(1, functools.partial(_report, kind, error, trace))
 
 
 def note_hints(error: BaseException) -> None:
@@ -184,6 +177,8 @@ def _show(kind, error, trace):
 
 
 def _report(kind, error, trace):
+    if getattr(error, 'elsewhere', False):
+        time.sleep(4 * HEAD_START)  # the rank with the original error ends the job first
     note_hints(error)
     text = 'rank %d of %d (host %s, process %d) failed:\n%s' % (
         mpi_environment.rank(), mpi_environment.size(), host(), os.getpid(),
@@ -195,17 +190,17 @@ def _report(kind, error, trace):
     say(text)
 
 
-def end_all(code: int) -> None:
-    """End every rank of the job, after an error that this rank has printed; return at once outside of a job.
+def end_all(code: int, report: Callable[[], None] = show_output) -> None:
+    """End every rank of the job after an error, which this rank has printed, or reports; return at once outside of one.
 
     Python's own exit would wait in MPI for the other ranks, and they for this one.
     """
     if not mpi_environment.is_rank():
         return
-    if mpi_environment.rank() > 0:
-        time.sleep(HEAD_START + 0.1 * mpi_environment.rank())
     try:
-        show_output()
+        if mpi_environment.rank() > 0:
+            time.sleep(HEAD_START + 0.1 * mpi_environment.rank())
+        report()
     finally:
         abort(code)
 

@@ -1,4 +1,4 @@
-"""`theano-mgpu bench`: the time of a training step on 1 to N contexts and ranks, and of its phases.
+"""`theano-mgpu bench`: measure how a model scales.
 
 A model trains on synthetic data on 1, 2, ... N contexts of THEANO_FLAGS or .theanorc (see "theano-mgpu devices"), and
 with --ranks on 1, 2, ... N processes; if contexts are CPUs, plain Keras takes part, too. All take turns, a few steps
@@ -41,20 +41,12 @@ from ...utils import mpi_environment, progress
 from ...utils.files import check_folder, check_writable, whole_text
 from ...utils.tables import bytes_text, counted, table
 from ..config import devices, positive
-from ..output import help_of, note, quietly
+from ..output import note, quietly
 from ..processes import check_mpi
 from .measure import Block, Trainee, combined, start_ranks, take_turns
 from .models import MODELS, Recipe
 
 CORES = len(os.sched_getaffinity(0))  # cores that this process may use
-
-
-def add_parser(sub: Any) -> None:
-    """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('bench', help='measure how a model scales', **help_of(__doc__),
-                            description='Measure the time of a training step over contexts and ranks.')
-    add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,10 @@
-"""`theano-mgpu doctor`: checks of the set-up, and a remedy for each problem.
+"""`theano-mgpu doctor`: check the set-up; failures come with a remedy.
 
-Each check is ok, FAIL (needed but broken: the exit code is 1), warn (works, but slowly or in part) or
-skip (absent, and not needed). Needed are Python, NumPy, Theano, and everything that the configured
-contexts use; each of these contexts has to compute something. In an allocation of a cluster, processes are
-started on its hosts. As a process of srun or mpirun, the doctor checks whether MPI finds the others.
+The compiler, the libraries and every context are checked, each context by a real computation. A check is
+ok, FAIL (needed but broken: the exit code is 1), warn (works, but slowly or in part) or skip (absent, and
+not needed). Needed are Python, NumPy, Theano, and everything that the configured contexts use; each of
+these contexts has to compute something. In an allocation of a cluster, processes are started on its hosts.
+As a process of srun or mpirun, the doctor checks whether MPI finds the others.
 
 examples:
   theano-mgpu doctor
@@ -15,23 +16,20 @@ from __future__ import annotations
 import argparse
 import functools
 import textwrap
-from typing import Any, Callable, Iterator
+from typing import Callable, Iterator
 
 from ...utils import mpi_environment
-from ..output import help_of, print_json
+from ..output import print_json
 from . import advice, device_checks, host_checks, mpi_checks
 from .host_checks import FAIL, SKIP, Finding, Setup
 
 NAME_WIDTH = 14
 
 
-def add_parser(sub: Any) -> None:
-    """Add the command to argparse's sub-parsers."""
-    parser = sub.add_parser('doctor', help='check the set-up; failures come with a remedy',
-                            description='Check the compiler, the libraries, and every context by a real computation.',
-                            **help_of(__doc__))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
     parser.add_argument('--json', action='store_true', help='print JSON')
-    parser.set_defaults(run=run, works_without_theano=True)
+    parser.set_defaults(works_without_theano=True)
 
 
 def run(args: argparse.Namespace) -> int:
