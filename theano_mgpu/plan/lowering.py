@@ -6,7 +6,6 @@ from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 import theano
 
 from ..devices.context_map import HOST, Context
-from ..graph.analysis import STACK
 from ..graph.graph import taken_on_device
 from ..graph.partition import Output
 from . import instructions
@@ -254,11 +253,7 @@ class _Lowering:
         """Complete the stage before, and exchange values, which every shard knows then."""
         self._complete()
         if self._division.alone:
-            for variable, source, reduction in boundary.exchanges:
-                self.slots[variable, None] = slot = self._slot(source, 0)
-                if reduction == STACK:
-                    target = self._known(variable)
-                    self._add(instructions.Stack(slot, target), [slot, target])
+            self.slots.update(((each.variable, None), self._slot(each.source, 0)) for each in boundary.exchanges)
             return
         if boundary.sums or self._plan.overlaps:  # ranks exchange values in one order: sums under way end first
             targets = tuple(self._known(each.variable) for group in boundary.sums for each in group.exchanges)

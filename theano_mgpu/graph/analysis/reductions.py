@@ -52,8 +52,8 @@ class Gather(Reduction):
     axis: int = 0
 
 
-class Stack(Reduction):
-    """The values of all shards that have samples, along a new axis 0, in the order of the samples."""
+class Stack(Gather):
+    """The values of all shards that have samples, along axis 0, which each shard puts in front: one row a shard."""
 
 
 class Same(Reduction):
