@@ -15,7 +15,7 @@ from .lowering import divided, lowered
 
 LONGEST = 50  # characters of the names of values
 # Names of values that are put together, where the name of the reduction does not fit.
-GATHERED = {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min': 'minimum', 'same': 'equal value',
+GATHERED = {'gather': 'gathered value', 'add': 'sum', 'multiply': 'product', 'same': 'equal value',
             'stack': 'stacked value'}
 
 
