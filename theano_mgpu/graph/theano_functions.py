@@ -1,13 +1,14 @@
 """Hooks after each call of `theano.function`."""
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
 import sys
 import threading
-from typing import Any, Callable, Iterator, List, Mapping, Sequence
+from typing import Any, Callable, ContextManager, List, Mapping, Sequence
+
+import theano
 
 from ..compat.wrapping import wrap
 from ..utils import progress
@@ -20,16 +21,13 @@ _hooks: List[Callable[..., Any]] = []
 _making = threading.local()
 
 
-@contextlib.contextmanager
-def plain_functions() -> Iterator[None]:
+def plain_functions() -> ContextManager[Any]:
     """Keep `theano.function` from calling hooks within the ``with`` block: for functions of our own, and nested ones.
     """
-    with temporarily(_making, 'plain', True):
-        yield
+    return temporarily(_making, 'plain', True)
 
 
-@contextlib.contextmanager
-def replaced_functions(replace: Callable[..., Any]) -> Iterator[None]:
+def replaced_functions(replace: Callable[..., Any]) -> ContextManager[Any]:
     """Let a callable replace the functions that are made within the ``with`` block; no hook is called with these.
 
     Parameters
@@ -38,20 +36,17 @@ def replaced_functions(replace: Callable[..., Any]) -> Iterator[None]:
         ``replace(arguments, compile)`` returns the function: the arguments of `theano.compile.pfunc.pfunc`, and a
         callable that returns Theano's own function, the same one each time.
     """
-    with temporarily(_making, 'replace', replace):
-        yield
+    return temporarily(_making, 'replace', replace)
 
 
 def plain_function(*args: Any, **kwargs: Any) -> Callable[..., Any]:
     """Make a function with `theano.function`, without the hook."""
-    import theano
     with plain_functions():
         return theano.function(*args, **kwargs)
 
 
 def host_function(inputs: Sequence[Any], outputs: Any, **options: Any) -> Callable[..., Any]:
     """Make such a function that computes on the host."""
-    import theano
     mode = theano.compile.get_default_mode().excluding('gpuarray_opt')
     return plain_function(inputs, outputs, mode=mode, **options)
 
