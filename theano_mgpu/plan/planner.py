@@ -18,15 +18,7 @@ from ..graph.random_streams import is_random_state
 from ..graph.value_sizes import bytes_of_all, parts_by_bytes
 from ..options import UPDATE_ON, Options
 from .buckets import buckets, bytes_of_gradients
-from .parts import (
-    Boundary,
-    DeviceBroadcast,
-    DividedUpdate,
-    Part,
-    StagePlan,
-    SumGroup,
-    Way,
-)
+from .parts import Boundary, DeviceBroadcast, DividedUpdate, Part, StagePlan, SumGroup, Way
 from .pieces import Piece, Places, cut
 from .shares import Machine, Shares, against_speeds, ranges
 from .step_plan import Choice, StepPlan
