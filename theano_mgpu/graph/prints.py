@@ -1,7 +1,7 @@
 """Values that a graph prints, taken out of the graph: over several contexts they are printed whole, and once."""
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import theano
 from theano.compile import SharedVariable
@@ -10,7 +10,7 @@ from theano.printing import Print
 from .rewrites import rebuilt
 
 
-def take_prints(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable],
+def take_prints(outputs: Sequence[theano.Variable], updates: Mapping[Any, theano.Variable],
                 ) -> tuple[list[Print], list[theano.Variable], dict[SharedVariable, theano.Variable]]:
     """Replace each `theano.printing.Print` of a graph by its input; return the ops in order, outputs, and updates.
 
@@ -32,8 +32,3 @@ def print_values(prints: Sequence[Print], values: Sequence[Any]) -> None:
     """Print values as these ops do, by the function that each of them calls."""
     for op, value in zip(prints, values):
         op.global_fn(op, value)
-
-
-def without_prints(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
-    """Return a graph without the ops that print."""
-    return take_prints(outputs, {})[1][:len(outputs)]
