@@ -8,6 +8,7 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
+from ..comm.tree import Tree
 from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
 from ..graph.analysis import SAME, SUM
@@ -312,11 +313,8 @@ def tree_text(n_shards: int, longest: int = 16) -> str:
     """
     if n_shards > longest:
         return '%d, added two by two' % n_shards
-    terms = list(map(str, range(1, n_shards + 1)))
-    while len(terms) > 1:
-        terms = ['(%s)' % ' + '.join(terms[i:i + 2]) if len(terms) > i + 1 else terms[i]
-                 for i in range(0, len(terms), 2)]
-    return terms[0][1:-1] if n_shards > 1 else terms[0]
+    text = Tree(0, (n_shards,)).reduced([str(i + 1) for i in range(n_shards)], '({} + {})'.format)
+    return text[1:-1] if n_shards > 1 else text
 
 
 def update_shares(variables: Sequence[SharedVariable], new: Mapping[SharedVariable, theano.Variable],
