@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import threading
@@ -10,7 +9,7 @@ from typing import Any, Callable, ContextManager, List, Mapping, Sequence
 
 import theano
 
-from ..compat.wrapping import wrap
+from ..compat.wrapping import arguments_of, wrap
 from ..utils import progress
 from ..utils.attributes import temporarily
 from .layers import name_function, timed
@@ -110,7 +109,7 @@ def hook_functions_once() -> None:
     def pfunc(original, *args, **kwargs):
         if getattr(_making, 'plain', False):
             return original(*args, **kwargs)
-        arguments = _arguments(original, *args, **kwargs)
+        arguments = arguments_of(original, *args, **kwargs)
         name_function(arguments['outputs'], first_of_each(arguments['updates']).values())
         replace = getattr(_making, 'replace', None)
         if replace is not None:
@@ -128,13 +127,6 @@ def _made(original, arguments):
     return function
 
 
-def _arguments(function, *args, **kwargs):
-    """Return the arguments of a call by name, with the defaults of those that are left out."""
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
 def divide_copies() -> None:
     """Divide the copy of a function that runs over contexts over the same contexts."""
     from theano.compile.function_module import Function
@@ -143,7 +135,7 @@ def divide_copies() -> None:
     def copy(original, self, *args, **kwargs):
         function, ways = original(self, *args, **kwargs), [self.mgpu_divided, vars(self).get('plain_call')]
         for way in filter(None, ways):
-            arguments = _arguments(original, self, *args, **kwargs)
+            arguments = arguments_of(original, self, *args, **kwargs)
             function.mgpu_name = arguments['name'] or self.mgpu_name + ' copy'
             way.copied(function, arguments['swap'], arguments['delete_updates'])
         return function
