@@ -7,7 +7,6 @@ import theano
 
 from ..devices.context_map import HOST, Context
 from ..graph.graph import taken_on_device
-from ..graph.partition import Output
 from . import instructions
 from .instructions import Move, New, PartOnContext, Slots
 from .parts import Boundary, Part, StagePlan
@@ -232,7 +231,8 @@ class _Lowering:
                 self._add(instructions.Add(group, number, contexts, parts), *parts)
             if number == 0:
                 self._note_new(of_round)
-            if division.waits_on_host and self._on_devices and part in self._plan.ends:
+            ends = any(part is stage.parts[-1] for stage in self._plan.stages)
+            if division.waits_on_host and self._on_devices and ends:
                 self._save([work.shard for work in of_round if work.shard is not None])
 
     def _note_new(self, works: Sequence[PartOnContext]) -> None:
@@ -277,14 +277,11 @@ class _Lowering:
         self._gather(list(plan.rows.values()), list(rows.values()), plan.shares.is_sharded)
         self._add(instructions.Store(tuple(self._news), tuple(rows.items())), rows.values(),
                   *[new.slots for new in self._news])
-        sources = [self._result(each) for each in whole]
+        sources = [self._slot(each.variable, 0) for each in whole]
         self._add(instructions.Fetch(tuple(each.variable for each in whole), tuple(sources),
                                      tuple(targets[each] for each in whole)), sources, targets.values())
         self._gather(with_rows, [targets[each] for each in with_rows], plan.shares.is_sharded)
         return tuple(targets[each] for each in plan.results)
-
-    def _result(self, output: Output) -> int:
-        return self.slots[output.variable, None if (output.variable, None) in self.slots else 0]
 
 
 def _added_on_devices(part: Part) -> bool:
