@@ -14,8 +14,7 @@ from ...checks.verification import VerificationReport, unchanged, verified
 from ...compat import keras_versions
 from ...devices.context_map import Context
 from ...errors import MgpuError
-from ...graph.prints import take_prints
-from ...graph.rewrites import substitute
+from ...graph.rewrites import substitute, take_prints
 from ...graph.updates import of_type
 from ...parallel_function import ParallelFunction
 from ...runtime.state.random_states import random_states, set_random_states
