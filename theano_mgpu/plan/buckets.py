@@ -8,7 +8,7 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
 from ..graph.analysis import SUM
-from ..graph.output_order import by_depth
+from ..graph.graph import by_depth
 from ..graph.partition import Exchange
 from ..graph.value_sizes import bytes_of_shared
 

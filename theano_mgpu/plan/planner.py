@@ -12,8 +12,7 @@ from ..comm.tree import Tree
 from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
 from ..graph.analysis import SAME, SUM
-from ..graph.graph import fits_gpu, shared_ancestors, shared_variables
-from ..graph.output_order import by_depth
+from ..graph.graph import by_depth, fits_gpu, shared_ancestors, shared_variables
 from ..graph.partition import Exchange, Program, Stage
 from ..graph.random_streams import is_random_state
 from ..graph.value_sizes import bytes_of_all, parts_by_bytes
