@@ -1,9 +1,10 @@
-"""Theano graphs: their variables, the order of their outputs, and their copies on the host."""
+"""Theano graphs: their variables and the bytes of these, the order of their outputs, and their copies on the host."""
 from __future__ import annotations
 
 import re
-from typing import Sequence, TypeVar
+from typing import Iterable, Sequence, TypeVar
 
+import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors, io_toposort
@@ -170,3 +171,26 @@ def by_depth(graphs: dict[Name, theano.Variable]) -> dict[Name, theano.Variable]
         depth = 1 + max((depths.get(v, 0) for v in node.inputs), default=0)
         depths.update((v, depth) for v in node.outputs)
     return {name: graphs[name] for name in sorted(graphs, key=lambda name: depths.get(graphs[name], 0))}
+
+
+def bytes_of_shared(variable: SharedVariable) -> int:
+    """Return the bytes of the value of a shared variable; 0 for a value that is no array."""
+    value = variable.container.storage[0]
+    return value.size * np.dtype(value.dtype).itemsize if hasattr(value, 'size') and hasattr(value, 'dtype') else 0
+
+
+def bytes_of_all(variables: Iterable[SharedVariable]) -> int:
+    """Return the bytes of the values of shared variables together."""
+    return sum(map(bytes_of_shared, variables))
+
+
+def parts_by_bytes(sizes: Sequence[int], n: int) -> list[int]:
+    """Return the number of one of n parts for each of some sizes, in their order, with about as many bytes a part.
+
+    Examples
+    --------
+    >>> parts_by_bytes([3, 1, 4], 2)
+    [0, 0, 1]
+    """
+    total, ends = sum(sizes) or 1, np.cumsum(sizes)
+    return [min(n - 1, int(n * (end - size / 2) / total)) for size, end in zip(sizes, ends)]

@@ -13,9 +13,9 @@ from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import host_contexts
 from ..devices.mesh import CPU, Mesh, mesh_of
 from ..errors import ContextError, GraphError, warn
+from ..graph.graph import bytes_of_shared, parts_by_bytes
 from ..graph.placement.propagation import assigned, is_placed, own_place
 from ..graph.rewrites import merged, rebuilt
-from ..graph.value_sizes import bytes_of_shared, parts_by_bytes
 
 
 def placed(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable], contexts: Any,

@@ -8,7 +8,7 @@ from typing import Any, Mapping, Sequence
 import theano
 from theano.gof.graph import io_toposort
 
-from ..graph.value_sizes import bytes_of_shared
+from ..graph.graph import bytes_of_shared
 from ..utils.tables import counted
 from .instructions import Add, Fetch, Finish, Gather, Launch, Save, Send, Store, Wait
 from .lowering import divided, lowered

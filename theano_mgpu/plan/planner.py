@@ -12,10 +12,9 @@ from ..comm.tree import Tree
 from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
 from ..graph.analysis import SAME, SUM
-from ..graph.graph import by_depth, fits_gpu, shared_ancestors, shared_variables
+from ..graph.graph import by_depth, bytes_of_all, fits_gpu, parts_by_bytes, shared_ancestors, shared_variables
 from ..graph.partition import Exchange, Program, Stage
 from ..graph.random_streams import is_random_state
-from ..graph.value_sizes import bytes_of_all, parts_by_bytes
 from ..options import UPDATE_ON, Options
 from .buckets import buckets, bytes_of_gradients
 from .parts import Boundary, DeviceBroadcast, DividedUpdate, Part, StagePlan, SumGroup, Way
