@@ -1,13 +1,14 @@
-"""Hooks after each call of `theano.function`."""
+"""Functions of Theano: hooks after each call of `theano.function`, and functions and graphs of the package itself."""
 from __future__ import annotations
 
 import functools
 import os
 import sys
 import threading
-from typing import Any, Callable, ContextManager, List, Mapping, Sequence
+from typing import Any, Callable, ContextManager, List, Mapping, Sequence, TypeVar, cast
 
 import theano
+from theano.configparser import change_flags
 
 from ..compat.wrapping import arguments_of, wrap
 from ..utils import progress
@@ -15,6 +16,8 @@ from ..utils.attributes import temporarily
 from .layers import name_function, timed
 from .traces import folders
 from .updates import first_of_each
+
+Function = TypeVar('Function', bound=Callable[..., Any])
 
 _hooks: List[Callable[..., Any]] = []
 _making = threading.local()
@@ -48,6 +51,19 @@ def host_function(inputs: Sequence[Any], outputs: Any, **options: Any) -> Callab
     """Make such a function that computes on the host."""
     mode = theano.compile.get_default_mode().excluding('gpuarray_opt')
     return plain_function(inputs, outputs, mode=mode, **options)
+
+
+def builds_graphs(function: Function) -> Function:
+    """Make a function build graphs without test values, which the inputs of the package itself do not have.
+
+    With the flag ``compute_test_value=raise``, each op on such an input is an error.
+    """
+    @functools.wraps(function)
+    def within_own_flags(*args, **kwargs):
+        with change_flags(compute_test_value='off', warn_float64='ignore'):
+            return function(*args, **kwargs)
+    return cast(Function, within_own_flags)
+
 
 
 def is_of_user(arguments: Mapping[str, Any]) -> bool:
