@@ -45,9 +45,8 @@ def spread_over(outputs: Sequence[theano.Variable], updates: dict[SharedVariable
     They are tagged in the order of their use, about as many bytes for each context. Every other variable is placed by
     them: see `propagation`. Functions that are made later are placed alike.
     """
-    spread = set(params)
     used = list(dict.fromkeys(variable for node in io_toposort([], [*outputs, *updates.values()])
-                              for variable in node.inputs if variable in spread))
+                              for variable in node.inputs if variable in params))
     for variable, number in zip(used, parts_by_bytes(list(map(bytes_of_shared, used)), len(contexts))):
         variable.tag.mgpu_place = contexts[number].name
     try:
