@@ -14,7 +14,7 @@ from .errors import GraphError, warn
 from .graph import theano_functions
 from .graph.patches import record_places
 from .graph.placement.propagation import own_place
-from .graph.placement.tags import placed_on
+from .graph.placement.tags import placed_on, tag
 from .graph.rewrites import inner_outputs
 
 
@@ -97,8 +97,7 @@ def place(expression: theano.Variable, name: str | Context) -> theano.Variable:
     place = place_name(name)
     _prepare()
     if expression.owner is not None:
-        for output in expression.owner.outputs:
-            output.tag.mgpu_place = place
+        tag(expression.owner, place)
         for inner in ancestors(inner_outputs(expression.owner.op)):  # made in the same block as a scan, say
             if isinstance(getattr(inner.tag, 'mgpu_place', None), str):
                 inner.tag.mgpu_place = place

@@ -13,7 +13,7 @@ from .checks.ledger import account_of, ledger_at
 from .devices.shared_variables import watcher_of
 from .errors import GraphError, NonFiniteError
 from .graph import graph, training_graph
-from .graph.own_flags import builds_graphs
+from .graph.theano_functions import builds_graphs
 from .graph.updates import as_dict
 from .options import Options
 from .runtime.batches.prefetch import PeekableBatches

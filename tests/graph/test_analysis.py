@@ -134,10 +134,12 @@ def of_single_samples():
         'batched dot': T.batched_dot(s, s.dimshuffle(0, 2, 1)),
         'a kernel for each step': T.batched_dot(time_major, T.tile(w.dimshuffle('x', 0, 1), (3, 1, 1))),
         'sparse dot': sparse.structured_dot(sparse.csr_from_dense(x), w),
+        'sparse and transposed': sparse.dense_from_sparse(sparse.csr_from_dense(x).T),
         # Losses.
         'cross-entropy': T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(x, w)), labels),
         'dense cross-entropy': T.nnet.categorical_crossentropy(T.nnet.softmax(x), one_hot(labels)),
         # Shapes.
+        'lengths by an op': x * T.opt.Shape_i(0)(x) - T.opt.Shape_i(1)(x),
         'zeros': T.zeros((n, 3)), 'alloc': T.alloc(w[0], 2, n, 3), 'alloc of rows': T.alloc(x[:, :1], n, 5),
         'ones': T.ones_like(x), 'filled': T.alloc(w[0], n, 3) * 2, 'other axes': T.prod(s.shape[1:]),
         # Two batches one after the other.

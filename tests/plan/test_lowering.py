@@ -3,7 +3,7 @@ from dataclasses import replace
 
 from theano_mgpu.devices.context_map import HOST, parse_context_map
 from theano_mgpu.plan import Machine
-from theano_mgpu.plan.instructions import Finish, Gather, Launch, Save, Send, Stack, Store, Wait
+from theano_mgpu.plan.instructions import Finish, Gather, Launch, Save, Send, Store, Wait
 from theano_mgpu.plan.lowering import divided, lowered
 
 import numpy as np
@@ -113,9 +113,6 @@ class Slots:
     def gather(self, given):
         self.move(sum(given.parts, ()), given.targets)
 
-    def stack(self, given):
-        self.move([given.source], [given.target])
-
     def save(self, given):
         pass  # a slot whose value is gone stays empty
 
@@ -171,4 +168,4 @@ def test_what_a_batch_does_not_need_is_not_in_its_list():
     assert kinds(plan_of('devices'), 6, 3).count(Save) == 3 and Save not in kinds(plan, 6)
     assert kinds(plan_of('micro-batches'), 12).count(Launch) == 3 * len(plan_of('micro-batches').stages)
     assert kinds(plan_of('pipeline'), 8).count(Launch) == 6 + len(plan_of('pipeline').update)
-    assert Store in kinds(plan, 1) and Stack not in kinds(plan, 1)
+    assert Store in kinds(plan, 1)

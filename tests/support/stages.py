@@ -2,7 +2,7 @@
 import copy
 
 import theano_mgpu as mgpu
-from theano_mgpu.graph.analysis import SAME, STACK, Gather
+from theano_mgpu.graph.analysis import SAME, Gather
 
 import numpy as np
 import theano
@@ -19,8 +19,6 @@ def combined(parts, reduction):
         for part in parts[1:]:
             np.testing.assert_allclose(part, parts[0], rtol=1e-9, atol=1e-12)
         return parts[0]
-    if reduction == STACK:
-        return np.stack(parts)
     if isinstance(reduction, Gather):
         return np.concatenate(parts, reduction.axis)
     return np.asarray(reduction.ufunc.reduce(parts), parts[0].dtype)

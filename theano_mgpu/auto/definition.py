@@ -8,7 +8,7 @@ from theano.compile.sharedvalue import SharedVariable
 
 from ..errors import GraphError
 from ..graph.graph import substitute
-from ..graph.own_flags import builds_graphs
+from ..graph.theano_functions import builds_graphs
 from ..graph.updates import with_givens
 from .function_call import explicit_inputs
 

@@ -13,7 +13,7 @@ from ..comm.activities import INPUTS
 from ..comm.mpi import choose_ranks
 from ..devices.context_map import HOST
 from ..errors import BatchError, GraphError, MgpuError, in_one_line
-from ..graph.own_flags import builds_graphs
+from ..graph.theano_functions import builds_graphs
 from ..graph.updates import first_of_each
 from ..parallel_function import ParallelFunction
 from ..runtime.batches.free_batch_size import written_lengths

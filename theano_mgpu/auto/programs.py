@@ -9,7 +9,7 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 
 from ..errors import GraphError
-from ..graph.own_flags import builds_graphs
+from ..graph.theano_functions import builds_graphs
 from ..parallel_function import ParallelFunction
 from ..plan import CannotCut
 from ..runtime.batches.arguments import axes_for_samples

@@ -252,7 +252,7 @@ def print_summary(reports: list[Any]) -> None:
     for report in reversed(reports):  # models first
         if report:
             tell(report.without_notes())  # notes were printed as they came
-    for each in changes():
+    for each in changes:
         tell('in the course of the run: %s' % each)
     of_children = children()
     if of_children:

@@ -70,7 +70,7 @@ class Tree(NamedTuple):
         first = self.first(rank)
         return self.merged([Node(0, first + i, None) for i in range(self.counts[rank])], lambda *_: None)
 
-    def reduced(self, values: Sequence[np.ndarray], ufunc: np.ufunc) -> np.ndarray:
+    def reduced(self, values: Sequence[Any], ufunc: Callable[[Any, Any], Any]) -> Any:
         """Return the values of all shards, reduced two by two."""
         (_, _, value), = self.merged([Node(0, i, each) for i, each in enumerate(values)],
                                      lambda chain, level, place: folded(chain, ufunc))

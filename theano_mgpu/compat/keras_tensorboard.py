@@ -1,14 +1,13 @@
 """Keras's TensorBoard callback, which needs TensorFlow; here it writes through `Summary`."""
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
 
 from ..errors import MgpuError
 from ..utils import progress
-from .wrapping import wrap
+from .wrapping import arguments_of, wrap
 
 
 def write_without_tensorflow(tensorboard: Any) -> None:
@@ -28,9 +27,8 @@ def write_without_tensorflow(tensorboard: Any) -> None:
     @wrap(callback)
     def __init__(original, self, *args, **kwargs):
         super(callback, self).__init__()
-        bound = inspect.signature(original).bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        arguments = {name: value for name, value in bound.arguments.items() if name != 'self'}
+        arguments = arguments_of(original, self, *args, **kwargs)
+        del arguments['self']
         _check(**arguments)
         frequency = arguments.get('update_freq', 'epoch')  # an argument since Keras 2.2.3
         vars(self).update(arguments, embeddings_metadata=arguments.get('embeddings_metadata') or {},

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any, Callable
 
 
@@ -39,6 +40,13 @@ def wrap(owner: Any, name: str | None = None) -> Callable[[Callable[..., Any]], 
         setattr(owner, attribute, staticmethod(replacement) if static else replacement)
         return replacement
     return replace
+
+
+def arguments_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call by name, with the defaults of those that are left out."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def mark_version(op: Any, mark: Callable[..., Any], name: str = 'c_code_cache_version') -> None:

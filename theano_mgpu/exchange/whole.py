@@ -52,8 +52,6 @@ def _by_tree(parts, reduction, tree, ranks):
 
 
 def _of_process(parts, reduction):
-    if reduction == STACK:
-        return np.stack(parts)
     if len(parts) == 1 or reduction == SAME:
         return parts[0]
     return concatenated(parts, reduction.axis) if isinstance(reduction, Gather) else \

@@ -1,9 +1,10 @@
-"""Theano graphs: their variables, and their copies on the host."""
+"""Theano graphs: their variables and the bytes of these, the order of their outputs, and their copies on the host."""
 from __future__ import annotations
 
 import re
-from typing import Sequence
+from typing import Iterable, Sequence, TypeVar
 
+import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors, io_toposort
@@ -14,6 +15,8 @@ from theano.tensor.sharedvar import TensorSharedVariable
 from ..errors import GraphError
 from ..utils import values
 from .rewrites import substitute, without_default_device
+
+Name = TypeVar('Name')
 
 
 def shared_variables(outputs: Sequence[theano.Variable]) -> list[SharedVariable]:
@@ -146,3 +149,48 @@ def host_graph(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
                              'like)' % (variable.owner or variable, variable.type.context_name,
                                         variable.type.context_name))
     return outputs
+
+
+def by_depth(graphs: dict[Name, theano.Variable]) -> dict[Name, theano.Variable]:
+    """Sort outputs by their depth, the number of ops in the longest chain that an output is computed by.
+
+    Theano's virtual machine computes all ops of the first output, then the further ops of the second one, and so on.
+    If outputs of little depth come first, the gradient of a layer's weights is computed, and the saved values of the
+    layer are freed, before the backward pass goes on to the layer below. If the gradient of the first layer comes
+    first, the whole backward pass is computed before anything is freed: that takes up to twice the memory.
+
+    Examples
+    --------
+    >>> import theano.tensor as T
+    >>> x = T.dvector()
+    >>> list(by_depth({'two': T.exp(T.exp(x)), 'none': x, 'one': T.exp(x)}))
+    ['none', 'one', 'two']
+    """
+    depths: dict[theano.Variable, int] = {}
+    for node in io_toposort([], list(graphs.values())):
+        depth = 1 + max((depths.get(v, 0) for v in node.inputs), default=0)
+        depths.update((v, depth) for v in node.outputs)
+    return {name: graphs[name] for name in sorted(graphs, key=lambda name: depths.get(graphs[name], 0))}
+
+
+def bytes_of_shared(variable: SharedVariable) -> int:
+    """Return the bytes of the value of a shared variable; 0 for a value that is no array."""
+    value = variable.container.storage[0]
+    return value.size * np.dtype(value.dtype).itemsize if hasattr(value, 'size') and hasattr(value, 'dtype') else 0
+
+
+def bytes_of_all(variables: Iterable[SharedVariable]) -> int:
+    """Return the bytes of the values of shared variables together."""
+    return sum(map(bytes_of_shared, variables))
+
+
+def parts_by_bytes(sizes: Sequence[int], n: int) -> list[int]:
+    """Return the number of one of n parts for each of some sizes, in their order, with about as many bytes a part.
+
+    Examples
+    --------
+    >>> parts_by_bytes([3, 1, 4], 2)
+    [0, 0, 1]
+    """
+    total, ends = sum(sizes) or 1, np.cumsum(sizes)
+    return [min(n - 1, int(n * (end - size / 2) / total)) for size, end in zip(sizes, ends)]

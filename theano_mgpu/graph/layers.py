@@ -19,7 +19,7 @@ from theano.tensor.elemwise import Elemwise
 
 from ..utils import timeline
 from ..utils.tables import table
-from .traces import KeepLines, layer_of, name_layer, put_in_layer
+from .traces import KEEP_LINES, layer_of, name_layer, put_in_layer
 
 EVERY = 3     # the first calls build kernels and allocate; to wait for each op takes time
 LEAST = 0.01  # the share of the time that has a row, or a table, of its own
@@ -145,7 +145,7 @@ def timed(mode: Any, name: str | None, context: str | None = None) -> Any:
     mode = theano.compile.get_mode(mode)
     if is_on and isinstance(mode.linker, VM_Linker) and isinstance(mode.provided_optimizer, Query):
         if context is None:
-            mode = mode.register((KeepLines(), -1))  # this copies the linker
+            mode = mode.register(KEEP_LINES)  # this copies the linker
         mode.linker.__class__, mode.linker.subject = TimedLinker, (name, context)
     return mode
 

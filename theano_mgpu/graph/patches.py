@@ -49,10 +49,7 @@ def tag_new_nodes() -> None:
 def place_gradients() -> None:
     """Have `theano.grad` derive gradients by way of `tags.beside_forward_ops`."""
     from theano import gradient
-
-    @wrap(gradient)
-    def _populate_grad_dict(original, *args, **kwargs):
-        return tags.beside_forward_ops(original, *args, **kwargs)
+    wrap(gradient, '_populate_grad_dict')(tags.beside_forward_ops)
 
 
 PATCHES = [

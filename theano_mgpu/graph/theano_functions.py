@@ -1,35 +1,35 @@
-"""Hooks after each call of `theano.function`."""
+"""Functions of Theano: hooks after each call of `theano.function`, and functions and graphs of the package itself."""
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
 import os
 import sys
 import threading
-from typing import Any, Callable, Iterator, List, Mapping, Sequence
+from typing import Any, Callable, ContextManager, List, Mapping, Sequence, TypeVar, cast
 
-from ..compat.wrapping import wrap
+import theano
+from theano.configparser import change_flags
+
+from ..compat.wrapping import arguments_of, wrap
 from ..utils import progress
 from ..utils.attributes import temporarily
 from .layers import name_function, timed
 from .traces import folders
 from .updates import first_of_each
 
+Function = TypeVar('Function', bound=Callable[..., Any])
+
 _hooks: List[Callable[..., Any]] = []
 _making = threading.local()
 
 
-@contextlib.contextmanager
-def plain_functions() -> Iterator[None]:
+def plain_functions() -> ContextManager[Any]:
     """Keep `theano.function` from calling hooks within the ``with`` block: for functions of our own, and nested ones.
     """
-    with temporarily(_making, 'plain', True):
-        yield
+    return temporarily(_making, 'plain', True)
 
 
-@contextlib.contextmanager
-def replaced_functions(replace: Callable[..., Any]) -> Iterator[None]:
+def replaced_functions(replace: Callable[..., Any]) -> ContextManager[Any]:
     """Let a callable replace the functions that are made within the ``with`` block; no hook is called with these.
 
     Parameters
@@ -38,22 +38,32 @@ def replaced_functions(replace: Callable[..., Any]) -> Iterator[None]:
         ``replace(arguments, compile)`` returns the function: the arguments of `theano.compile.pfunc.pfunc`, and a
         callable that returns Theano's own function, the same one each time.
     """
-    with temporarily(_making, 'replace', replace):
-        yield
+    return temporarily(_making, 'replace', replace)
 
 
 def plain_function(*args: Any, **kwargs: Any) -> Callable[..., Any]:
     """Make a function with `theano.function`, without the hook."""
-    import theano
     with plain_functions():
         return theano.function(*args, **kwargs)
 
 
 def host_function(inputs: Sequence[Any], outputs: Any, **options: Any) -> Callable[..., Any]:
     """Make such a function that computes on the host."""
-    import theano
     mode = theano.compile.get_default_mode().excluding('gpuarray_opt')
     return plain_function(inputs, outputs, mode=mode, **options)
+
+
+def builds_graphs(function: Function) -> Function:
+    """Make a function build graphs without test values, which the inputs of the package itself do not have.
+
+    With the flag ``compute_test_value=raise``, each op on such an input is an error.
+    """
+    @functools.wraps(function)
+    def within_own_flags(*args, **kwargs):
+        with change_flags(compute_test_value='off', warn_float64='ignore'):
+            return function(*args, **kwargs)
+    return cast(Function, within_own_flags)
+
 
 
 def is_of_user(arguments: Mapping[str, Any]) -> bool:
@@ -115,7 +125,7 @@ def hook_functions_once() -> None:
     def pfunc(original, *args, **kwargs):
         if getattr(_making, 'plain', False):
             return original(*args, **kwargs)
-        arguments = _arguments(original, *args, **kwargs)
+        arguments = arguments_of(original, *args, **kwargs)
         name_function(arguments['outputs'], first_of_each(arguments['updates']).values())
         replace = getattr(_making, 'replace', None)
         if replace is not None:
@@ -133,13 +143,6 @@ def _made(original, arguments):
     return function
 
 
-def _arguments(function, *args, **kwargs):
-    """Return the arguments of a call by name, with the defaults of those that are left out."""
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
 def divide_copies() -> None:
     """Divide the copy of a function that runs over contexts over the same contexts."""
     from theano.compile.function_module import Function
@@ -148,7 +151,7 @@ def divide_copies() -> None:
     def copy(original, self, *args, **kwargs):
         function, ways = original(self, *args, **kwargs), [self.mgpu_divided, vars(self).get('plain_call')]
         for way in filter(None, ways):
-            arguments = _arguments(original, self, *args, **kwargs)
+            arguments = arguments_of(original, self, *args, **kwargs)
             function.mgpu_name = arguments['name'] or self.mgpu_name + ' copy'
             way.copied(function, arguments['swap'], arguments['delete_updates'])
         return function

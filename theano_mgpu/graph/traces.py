@@ -7,7 +7,8 @@ from collections import deque
 from typing import Any, Iterable
 
 import theano
-from theano.gof import Feature, Optimizer
+from theano.compile.mode import AddFeatureOptimizer
+from theano.gof import Feature
 from theano.gof.graph import stack_search
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -138,12 +139,4 @@ class LineFeature(Feature):
             keep_trace([new_r], r)
 
 
-class KeepLines(Optimizer):
-    """An optimiser that changes nothing: it adds a `LineFeature`."""
-
-    def add_requirements(self, fgraph: Any) -> None:
-        """Add the feature."""
-        fgraph.attach_feature(LineFeature())
-
-    def apply(self, fgraph: Any) -> None:
-        """Do nothing."""
+KEEP_LINES = AddFeatureOptimizer(LineFeature()), -1  # for `Mode.register`: before all other optimisations

@@ -8,9 +8,8 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
 from ..graph.analysis import SUM
-from ..graph.output_order import by_depth
+from ..graph.graph import by_depth, bytes_of_shared
 from ..graph.partition import Exchange
-from ..graph.value_sizes import bytes_of_shared
 
 LEAST = 1 << 20  # bytes of gradients: less is exchanged about as fast together with the next ones
 MOST = 8         # buckets: each costs a call of a compiled function, and a handshake of the ranks

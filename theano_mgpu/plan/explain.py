@@ -8,8 +8,7 @@ import theano
 
 from ..devices.context_map import describe
 from ..graph.analysis import SUM
-from ..graph.graph import shared_variables
-from ..graph.value_sizes import bytes_of_all
+from ..graph.graph import bytes_of_all, shared_variables
 from ..utils.tables import bytes_text, counted, table
 from .buckets import bytes_of_gradients
 from .listing import listed

@@ -120,13 +120,6 @@ class Gather(NamedTuple):
     own: bool
 
 
-class Stack(NamedTuple):
-    """The value of the only shard gets an axis of length 1 in front."""
-
-    source: int
-    target: int
-
-
 class Save(NamedTuple):
     """The values of shards, given by their numbers, wait on the host while devices compute others."""
 

@@ -5,7 +5,7 @@ from typing import Any, Collection, Iterable, Sequence
 
 import theano
 from theano.compile import SharedVariable
-from theano.gof.graph import ancestors
+from theano.gof.graph import ancestors, io_toposort
 from theano.tensor import second
 
 from ..devices.context_map import describe
@@ -13,8 +13,8 @@ from ..devices.contexts import contexts as active_contexts
 from ..devices.contexts import host_contexts
 from ..devices.mesh import CPU, Mesh, mesh_of
 from ..errors import ContextError, GraphError, warn
+from ..graph.graph import bytes_of_shared, parts_by_bytes
 from ..graph.placement.propagation import assigned, is_placed, own_place
-from ..graph.placement.spread import spread
 from ..graph.rewrites import merged, rebuilt
 
 
@@ -40,12 +40,19 @@ def placed(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, the
 def spread_over(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, theano.Variable],
                 contexts: Sequence[Any], params: Collection[SharedVariable],
                 ) -> tuple[Sequence[theano.Variable], dict[SharedVariable, theano.Variable], Mesh]:
-    """Return what `placed` does, with the parameters spread over the contexts; without that if it cannot be done."""
-    tagged = spread([*outputs, *updates.values()], set(params), [context.name for context in contexts])
+    """Return what `placed` does, with the parameters spread over the contexts; without that if it cannot be done.
+
+    They are tagged in the order of their use, about as many bytes for each context. Every other variable is placed by
+    them: see `propagation`. Functions that are made later are placed alike.
+    """
+    used = list(dict.fromkeys(variable for node in io_toposort([], [*outputs, *updates.values()])
+                              for variable in node.inputs if variable in params))
+    for variable, number in zip(used, parts_by_bytes(list(map(bytes_of_shared, used)), len(contexts))):
+        variable.tag.mgpu_place = contexts[number].name
     try:
         return placed(outputs, updates, contexts)
     except (ContextError, GraphError) as error:
-        for variable in tagged:
+        for variable in used:
             del variable.tag.mgpu_place
         warn('the parameters cannot be spread over the contexts: %s' % error)
         return placed(outputs, updates, contexts)

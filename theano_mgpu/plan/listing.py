@@ -8,14 +8,14 @@ from typing import Any, Mapping, Sequence
 import theano
 from theano.gof.graph import io_toposort
 
-from ..graph.value_sizes import bytes_of_shared
+from ..graph.graph import bytes_of_shared
 from ..utils.tables import counted
-from .instructions import Add, Fetch, Finish, Gather, Launch, Save, Send, Stack, Store, Wait
+from .instructions import Add, Fetch, Finish, Gather, Launch, Save, Send, Store, Wait
 from .lowering import divided, lowered
 
 LONGEST = 50  # characters of the names of values
 # Names of values that are put together, where the name of the reduction does not fit.
-GATHERED = {'gather': 'gathered value', 'prod': 'product', 'max': 'maximum', 'min': 'minimum', 'same': 'equal value',
+GATHERED = {'gather': 'gathered value', 'add': 'sum', 'multiply': 'product', 'same': 'equal value',
             'stack': 'stacked value'}
 
 
@@ -76,8 +76,8 @@ def _described(instruction: Any, n_ranks: int) -> tuple[Sequence[str], str, Sequ
         return on_host, ', '.join([*(counted(n, kind) for kind, n in kinds.items()), *ways]), instruction.variables
     if isinstance(instruction, Fetch):
         return on_host, _named(instruction.variables), instruction.variables
-    assert isinstance(instruction, (Save, Stack))
-    return on_host, counted(len(instruction.slots) if isinstance(instruction, Save) else 1, 'value'), ()
+    assert isinstance(instruction, Save)
+    return on_host, counted(len(instruction.slots), 'value'), ()
 
 
 def _named(values: Sequence[Any], noun: str = 'value') -> str:

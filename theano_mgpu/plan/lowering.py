@@ -6,13 +6,10 @@ from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 import theano
 
 from ..devices.context_map import HOST, Context
-from ..graph.analysis import STACK
 from ..graph.graph import taken_on_device
-from ..graph.partition import Output
 from . import instructions
 from .instructions import Move, New, PartOnContext, Slots
 from .parts import Boundary, Part, StagePlan
-from .schedule import schedule
 from .shares import Shares, Work
 
 
@@ -54,6 +51,32 @@ def divided(shares: Shares, rounds: Sequence[Sequence[Work]],
         shares.machine.size == shares.machine.n_replicas == len(rounds) == 1 and len(rounds[0]) == 1
     return shards, Division(tuple(replica for replica, _ in shards),
                             tuple(tuple(map(shards.index, round_)) for round_ in rounds), alone, waits_on_host)
+
+
+def schedule(parts: Sequence[Any], n_rounds: int) -> list[list[tuple[Any, int]]]:
+    """Return the clock cycles of a pipeline of parts with a `level` each, and `n_rounds` micro-batches.
+
+    A cycle has the parts that are started, each with the number of its micro-batch: the one that the level before has
+    worked on in the last cycle. The cycles are as in torchgpipe's ``clock_cycles`` (Kim et al., 2020), with the
+    backward pass among the levels: once the pipeline is full, each device computes one forward and one backward piece a
+    cycle, as in PipeDream-flush (Narayanan et al., 2021). The bubble is as in GPipe (Huang et al., 2019), ``(n - 1) /
+    (m + n - 1)`` of the time for n devices and m micro-batches, but no device keeps the activations of more than 2 n -
+    1 micro-batches.
+
+    Examples
+    --------
+    >>> from collections import namedtuple
+    >>> Piece = namedtuple('Piece', 'name level')
+    >>> for cycle in schedule([Piece('forward', 0), Piece('middle', 1), Piece('backward', 2)], 2):
+    ...     print(*['%s %d' % (piece.name, number) for piece, number in cycle], sep=', ')
+    forward 0
+    forward 1, middle 0
+    middle 1, backward 0
+    backward 1
+    """
+    return [[(part, clock - part.level) for part in parts if 0 <= clock - part.level < n_rounds]
+            for clock in range(n_rounds + max(part.level for part in parts))]
+
 
 
 class StepProgram(NamedTuple):
@@ -233,7 +256,8 @@ class _Lowering:
                 self._add(instructions.Add(group, number, contexts, parts), *parts)
             if number == 0:
                 self._note_new(of_round)
-            if division.waits_on_host and self._on_devices and part in self._plan.ends:
+            ends = any(part is stage.parts[-1] for stage in self._plan.stages)
+            if division.waits_on_host and self._on_devices and ends:
                 self._save([work.shard for work in of_round if work.shard is not None])
 
     def _note_new(self, works: Sequence[PartOnContext]) -> None:
@@ -254,11 +278,7 @@ class _Lowering:
         """Complete the stage before, and exchange values, which every shard knows then."""
         self._complete()
         if self._division.alone:
-            for variable, source, reduction in boundary.exchanges:
-                self.slots[variable, None] = slot = self._slot(source, 0)
-                if reduction == STACK:
-                    target = self._known(variable)
-                    self._add(instructions.Stack(slot, target), [slot, target])
+            self.slots.update(((each.variable, None), self._slot(each.source, 0)) for each in boundary.exchanges)
             return
         if boundary.sums or self._plan.overlaps:  # ranks exchange values in one order: sums under way end first
             targets = tuple(self._known(each.variable) for group in boundary.sums for each in group.exchanges)
@@ -282,14 +302,11 @@ class _Lowering:
         self._gather(list(plan.rows.values()), list(rows.values()), plan.shares.is_sharded)
         self._add(instructions.Store(tuple(self._news), tuple(rows.items())), rows.values(),
                   *[new.slots for new in self._news])
-        sources = [self._result(each) for each in whole]
+        sources = [self._slot(each.variable, 0) for each in whole]
         self._add(instructions.Fetch(tuple(each.variable for each in whole), tuple(sources),
                                      tuple(targets[each] for each in whole)), sources, targets.values())
         self._gather(with_rows, [targets[each] for each in with_rows], plan.shares.is_sharded)
         return tuple(targets[each] for each in plan.results)
-
-    def _result(self, output: Output) -> int:
-        return self.slots[output.variable, None if (output.variable, None) in self.slots else 0]
 
 
 def _added_on_devices(part: Part) -> bool:

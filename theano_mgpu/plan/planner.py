@@ -8,25 +8,16 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
+from ..comm.tree import Tree
 from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
 from ..graph.analysis import SAME, SUM
-from ..graph.graph import fits_gpu, shared_ancestors, shared_variables
-from ..graph.output_order import by_depth
+from ..graph.graph import by_depth, bytes_of_all, fits_gpu, parts_by_bytes, shared_ancestors, shared_variables
 from ..graph.partition import Exchange, Program, Stage
 from ..graph.random_streams import is_random_state
-from ..graph.value_sizes import bytes_of_all, parts_by_bytes
 from ..options import UPDATE_ON, Options
 from .buckets import buckets, bytes_of_gradients
-from .parts import (
-    Boundary,
-    DeviceBroadcast,
-    DividedUpdate,
-    Part,
-    StagePlan,
-    SumGroup,
-    Way,
-)
+from .parts import Boundary, DeviceBroadcast, DividedUpdate, Part, StagePlan, SumGroup, Way
 from .pieces import Piece, Places, cut
 from .shares import Machine, Shares, against_speeds, ranges
 from .step_plan import Choice, StepPlan
@@ -320,11 +311,8 @@ def tree_text(n_shards: int, longest: int = 16) -> str:
     """
     if n_shards > longest:
         return '%d, added two by two' % n_shards
-    terms = list(map(str, range(1, n_shards + 1)))
-    while len(terms) > 1:
-        terms = ['(%s)' % ' + '.join(terms[i:i + 2]) if len(terms) > i + 1 else terms[i]
-                 for i in range(0, len(terms), 2)]
-    return terms[0][1:-1] if n_shards > 1 else terms[0]
+    text = Tree(0, (n_shards,)).reduced([str(i + 1) for i in range(n_shards)], '({} + {})'.format)
+    return text[1:-1] if n_shards > 1 else text
 
 
 def update_shares(variables: Sequence[SharedVariable], new: Mapping[SharedVariable, theano.Variable],

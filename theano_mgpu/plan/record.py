@@ -32,21 +32,13 @@ class Recorded(NamedTuple):
 
 
 _recorded: list[Recorded] | None = None
-
-
-_changes: list[str] = []
+changes: dict[str, None] = {}  # that `note_change` has told, each once
 
 
 def note_change(text: str) -> None:
     """Tell the user of a change in how a function is computed, and keep it for the summary."""
     rank_process.note(text)
-    if text not in _changes:
-        _changes.append(text)
-
-
-def changes() -> list[str]:
-    """Return the changes so far, each once."""
-    return list(_changes)
+    changes[text] = None
 
 
 def record() -> list[Recorded]:

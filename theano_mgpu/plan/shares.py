@@ -137,8 +137,7 @@ class Shares:
 
     def shards_of_ranks(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Return the number of logical shards that each rank computes; `lengths` as for `slices`."""
-        numbers = self.shards_of_replicas(lengths)
-        return tuple(sum(numbers[start:stop]) for start, stop in ranges(self.machine.replicas))
+        return tuple(self._by_rank(self.shards_of_replicas(lengths)))
 
     def shards_of_replicas(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Return the number of logical shards that each replica of all ranks computes; `lengths` as for `slices`."""
@@ -146,11 +145,11 @@ class Shares:
 
     def lengths(self, length: int) -> list[int]:
         """Return the number of samples of a whole batch that each rank works on."""
-        replicas = self.machine.replicas
-        if not self.is_divided or len(replicas) == 1:
-            return [length] * len(replicas)
-        sizes = self.sizes([length])
-        return [sum(sizes[start:stop]) for start, stop in ranges(replicas)]
+        return self._by_rank(self.sizes([length])) if self.is_divided else [length] * self.machine.size
+
+    def _by_rank(self, of_replicas: Sequence[int]) -> list[int]:
+        """Return the sum of the numbers of each rank's replicas."""
+        return [sum(of_replicas[start:stop]) for start, stop in ranges(self.machine.replicas)]
 
     def rounds(self, length: int, number: int | None = None) -> list[list[Work]]:
         """Return the work of this rank, one list a micro-batch: replicas, each with its first and one-past-last sample.

@@ -70,10 +70,5 @@ class StepPlan:
         """All parts, in the order in which they are computed."""
         return [part for stage in self.stages for part in stage.parts] + list(self.update)
 
-    @property
-    def ends(self) -> set[Part]:
-        """The last part of each stage."""
-        return {stage.parts[-1] for stage in self.stages}
-
     def __str__(self) -> str:
         return as_text(explanation(self))

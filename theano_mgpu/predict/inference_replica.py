@@ -17,9 +17,9 @@ from ..devices.mesh import Mesh
 from ..devices.transfers import DeviceBuffers
 from ..errors import BatchError, GraphError, PredictionError
 from ..graph.graph import host_type, shared_variables, substitute
-from ..graph.own_flags import builds_graphs
 from ..graph.placement.tags import placed_on
 from ..graph.random_streams import is_random_state
+from ..graph.theano_functions import builds_graphs
 from ..graph.updates import with_givens
 from ..options import Options
 from ..plan import Machine, Shares, plan, undivided

@@ -14,11 +14,11 @@ from ..comm.communicator import Communicator
 from ..devices.context_map import describe
 from ..devices.mesh import Mesh
 from ..errors import GraphError, warn
-from ..graph.draws import drawn_once
 from ..graph.layers import name_function
-from ..graph.own_flags import builds_graphs
+from ..graph.partition import drawn_once
 from ..graph.placement.tags import placed_on
-from ..graph.prints import take_prints
+from ..graph.rewrites import take_prints
+from ..graph.theano_functions import builds_graphs
 from ..graph.updates import with_givens
 from ..options import AUTO, Options
 from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record

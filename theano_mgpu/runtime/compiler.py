@@ -15,8 +15,7 @@ from theano.gpuarray.type import GpuArrayType
 from ..devices.context_map import Context
 from ..devices.contexts import type_name
 from ..devices.theano_contexts import compiling_for
-from ..graph.graph import fits_gpu, on_host, taken_on_device
-from ..graph.output_order import by_depth
+from ..graph.graph import by_depth, fits_gpu, on_host, taken_on_device
 from ..graph.rewrites import substitute
 from ..graph.theano_functions import plain_functions
 from ..graph.traces import keep_trace

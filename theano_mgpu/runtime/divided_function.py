@@ -21,7 +21,7 @@ from ..devices.choice import resolve_contexts
 from ..devices.contexts import check_process
 from ..devices.shared_variables import add_step_lock
 from ..errors import GraphError, LengthError, ReplicaError
-from ..graph.prints import print_values
+from ..graph.rewrites import print_values
 from ..options import Options
 from ..plan import record
 from ..utils import rank_process

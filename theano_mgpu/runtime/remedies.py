@@ -9,9 +9,8 @@ from ..comm.communicator import Communicator
 from ..comm.failures import common_error, raise_error
 from ..devices.context_map import describe
 from ..errors import ReplicaError, noted
-from ..graph.graph import shared_variables
+from ..graph.graph import bytes_of_all, shared_variables
 from ..graph.repeatable import unrepeatable_in
-from ..graph.value_sizes import bytes_of_all
 from ..options import AUTO, Options
 from ..plan.record import note_change
 from ..utils.tables import bytes_text

@@ -18,7 +18,7 @@ from ..devices.context_map import Context
 from ..devices.contexts import gpu_context
 from ..devices.theano_contexts import compiling_for
 from ..graph.layers import timed
-from ..graph.traces import KeepLines, keep_trace
+from ..graph.traces import KEEP_LINES, keep_trace
 
 
 class Optimised(NamedTuple):
@@ -39,8 +39,8 @@ def optimise(context: Context, inputs: list[theano.Variable], outputs: list[thea
     specs = [theano.In(variable) for variable in inputs]
     specs += [_shared_input(variable) for variable in dict.fromkeys(ancestors(outputs))
               if isinstance(variable, SharedVariable)]
-    mode = mode.register((KeepLines(), -1))  # before all others
-    maker = FunctionMaker(specs, [theano.Out(output) for output in outputs], mode, on_unused_input='ignore', name=name)
+    maker = FunctionMaker(specs, [theano.Out(output) for output in outputs], mode.register(KEEP_LINES),
+                          on_unused_input='ignore', name=name)
     return Optimised(maker, context, replicas)
 
 

@@ -218,11 +218,6 @@ class StepRun:
                 for each in self._underway:
                     each.finish()
 
-    def stack(self, given: instructions.Stack) -> None:
-        """Put an axis in front of a value."""
-        value = self._slots[given.source]
-        self._slots[given.target] = value.reshape((1,) + value.shape)
-
     # --- new values and results
 
     def store(self, given: instructions.Store) -> None:

@@ -37,10 +37,8 @@ def number_everywhere(variable: theano.Variable) -> float | None:
         return None
 
 
-def number(variable: Any) -> Any:
-    """Return the number that a scalar is known to be, else None. A number is returned as it is."""
-    if not isinstance(variable, theano.Variable):
-        return variable
+def number(variable: theano.Variable) -> Any:
+    """Return the number that a scalar is known to be, else None."""
     try:
         return T.get_scalar_constant_value(variable)
     except (T.NotScalarConstantError, TypeError, IndexError):  # IndexError: for an element of joined vectors

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,34 +14,14 @@ class Reduction:
         return type(self).__name__.lower()
 
 
+@dataclass(frozen=True)
 class Elementwise(Reduction):
     """A reduction of arrays of one shape, element by element; `ufunc` reduces two of them."""
 
-    ufunc: ClassVar[np.ufunc]
+    ufunc: np.ufunc
 
-
-class Sum(Elementwise):
-    """The sum of the replicas' parts."""
-
-    ufunc = np.add
-
-
-class Max(Elementwise):
-    """The largest element of the replicas' parts."""
-
-    ufunc = np.maximum
-
-
-class Min(Elementwise):
-    """The smallest element of the replicas' parts."""
-
-    ufunc = np.minimum
-
-
-class Prod(Elementwise):
-    """The product of the replicas' parts."""
-
-    ufunc = np.multiply
+    def __str__(self) -> str:
+        return self.ufunc.__name__
 
 
 @dataclass(frozen=True)
@@ -52,12 +31,13 @@ class Gather(Reduction):
     axis: int = 0
 
 
-class Stack(Reduction):
-    """The values of all shards that have samples, along a new axis 0, in the order of the samples."""
+class Stack(Gather):
+    """The values of all shards that have samples, along axis 0, which each shard puts in front: one row a shard."""
 
 
 class Same(Reduction):
     """The value of any replica: each computes the same one."""
 
 
-SUM, MAX, MIN, PROD, STACK, SAME = Sum(), Max(), Min(), Prod(), Stack(), Same()
+SUM, MAX, MIN, PROD = Elementwise(np.add), Elementwise(np.maximum), Elementwise(np.minimum), Elementwise(np.multiply)
+STACK, SAME = Stack(), Same()

@@ -128,15 +128,14 @@ class ShardGraph:
     def exchange(self, value: Value, reduction: Reduction) -> Value:
         """Return the values of all replicas, reduced or gathered, as a CONSTANT."""
         key = value.variable, reduction
-        kind = value.variable.type
-        if not isinstance(kind, T.TensorType):
-            raise CannotCut('%s: only tensors are exchanged, not %s' % (value.variable, kind))
+        if not isinstance(value.variable.type, T.TensorType):
+            raise CannotCut('%s: only tensors are exchanged, not %s' % (value.variable, value.variable.type))
         if key not in self._placeholders:
-            if reduction == STACK:
-                kind = kind.clone(broadcastable=(False,) + kind.broadcastable)
-            placeholder = self._placeholders[key] = kind(value.variable.name)
+            source = value.variable if reduction != STACK else \
+                self.make(lambda v: T.unbroadcast(T.shape_padleft(v), 0), [value], value.state).variable
+            placeholder = self._placeholders[key] = source.type(value.variable.name)
             keep_trace([placeholder], value.variable)
-            self.exchanges[placeholder] = key
+            self.exchanges[placeholder] = source, reduction
             self.stages[placeholder] = max(0, self.stage(value.variable)) + 1
         # The value, or its length, may depend on the number of samples.
         return Value(self._placeholders[key], DEPENDENT)

@@ -19,10 +19,9 @@ from theano.scan_module.scan_op import Scan
 from ...errors import GraphError
 from ..patches import record_places
 from ..rewrites import inner_outputs, rebuilt
-from .tags import Beside, place_of, place_of_node
+from .tags import Beside, place_of, place_of_node, tag
 
 _SEVERAL = object()  # a node feeds several parameters, or something else than an update
-_ROUNDS = 4          # forwards and backwards; further rounds settle ops that only a `Beside` or an update connects
 
 
 def is_placed(outputs: Iterable[theano.Variable]) -> bool:
@@ -65,10 +64,9 @@ def assigned(outputs: Sequence[theano.Variable], updates: dict[SharedVariable, t
     def placed(node, inputs):
         place = placement.places.get(node) or placement.groups.get(place_of_node(node), default)
         _check_inside(node, place)
-        copies = node.clone_with_new_inputs(inputs).outputs
-        for output in copies:
-            output.tag.mgpu_place = place
-        return copies
+        copy = node.clone_with_new_inputs(inputs)
+        tag(copy, place)
+        return copy.outputs
     whole = rebuilt(list(outputs) + list(updates.values()), placed)
     return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):])), \
         {variable: placement.leaves.get(variable, default) for variable in placement.shared_variables}
@@ -132,7 +130,8 @@ class _Propagation:
             if variable.owner is None and not isinstance(variable, theano.Constant):
                 self._place_leaf(variable)
         self._place_updates()
-        for _ in range(_ROUNDS):
+        before = None
+        while before != (len(self.places), len(self.leaves)):  # a `Beside` or an update alone connects some ops
             before = len(self.places), len(self.leaves)
             for node in self.nodes:
                 self._settle(node, self._place_of_inputs)
@@ -140,8 +139,6 @@ class _Propagation:
                 self._settle(node, self._place_of_readers)
             for variable in self.shared_variables:
                 self._infer_shared(variable)
-            if before == (len(self.places), len(self.leaves)):
-                break
         self._place_updates()  # for parameters whose place was inferred
 
     def _infer_shared(self, variable):
@@ -211,12 +208,12 @@ class _Propagation:
         """Place a node by its tag, else as inferred from its neighbours."""
         if node in self.places:
             return
-        tag = self._tags[node]
-        place = tag if isinstance(tag, str) else self.groups.get(tag) or inferred(node)
+        own = self._tags[node]
+        place = own if isinstance(own, str) else self.groups.get(own) or inferred(node)
         if place is not None:
             self.places[node] = place
-            if isinstance(tag, Beside):
-                self.groups[tag] = place
+            if isinstance(own, Beside):
+                self.groups[own] = place
 
     def _place_of_inputs(self, node):
         placed = [(variable, self._place(variable)) for variable in node.inputs if self._place(variable) is not None]

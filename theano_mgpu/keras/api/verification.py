@@ -14,8 +14,7 @@ from ...checks.verification import VerificationReport, unchanged, verified
 from ...compat import keras_versions
 from ...devices.context_map import Context
 from ...errors import MgpuError
-from ...graph.prints import without_prints
-from ...graph.rewrites import substitute
+from ...graph.rewrites import substitute, take_prints
 from ...graph.updates import of_type
 from ...parallel_function import ParallelFunction
 from ...runtime.state.random_states import random_states, set_random_states
@@ -88,14 +87,14 @@ def verify_batch(model: Model, kind: str, inputs: Sequence[Any], updates: Mappin
     """
     outputs, states = _outputs(model, kind, updates), _states(model) if kind == 'train' else {}
     arrays = arrays + [int(kind == 'train')] * (len(inputs) - len(arrays))
-    whole = without_prints([*outputs.values(), *updates.values()])  # a script's prints appear once
+    _, silent, new = take_prints(list(outputs.values()), updates)  # a script's prints appear once
     random = random_states()
     try:
         with unchanged(keras_versions.metric_weights(model)):
             if keras_versions.is_compiled(model):
                 keras_versions.reset_metrics(model)
-            function = ParallelFunction(inputs, whole[:len(outputs)], dict(zip(updates, whole[len(outputs):])),
-                                        contexts=contexts, name=kind + '_function', length=length_of(arrays),
+            function = ParallelFunction(inputs, silent[:len(outputs)], new, contexts=contexts,
+                                        name=kind + '_function', length=length_of(arrays),
                                         allow_input_downcast=True, **getattr(model, '_function_kwargs', {}))
             if function.refused:
                 (parallel_state_of(model) or ParallelState(model.name, contexts)).cannot_divide(function)

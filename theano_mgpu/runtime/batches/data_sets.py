@@ -23,10 +23,9 @@ from theano.tensor.opt import Shape_i
 from theano.tensor.subtensor import Subtensor, get_idx_list
 
 from ...graph.graph import host_type, is_sparse, shared_ancestors, shared_variables, substitute
-from ...graph.own_flags import builds_graphs
 from ...graph.random_streams import DRAWS
 from ...graph.repeatable import unrepeatable_in
-from ...graph.theano_functions import host_function
+from ...graph.theano_functions import builds_graphs, host_function
 from ...plan import Program, expressed
 from .arguments import moved
 

@@ -15,7 +15,7 @@ from ...devices.transfers import DeviceBuffers
 from ...exchange.host import Sum
 from ...exchange.memory import Memories
 from ...exchange.over_ranks import OverRanks
-from ...graph.analysis import SAME, STACK
+from ...graph.analysis import SAME
 from ...plan import Part
 from ...utils.timeline import Timings
 from ..batch import Batch
@@ -118,9 +118,7 @@ class DryRun(StepRun):
             return content(first)
         shape = first.shape
         n_shards = tree.total if tree else self._executable.plan.shares.n_replicas * len(self._split.rounds)  # about
-        if reduction == STACK:
-            shape = (n_shards, *shape)
-        elif axis is not None:
+        if axis is not None:
             size = sum(part.shape[axis] for part in parts) * n_shards // len(parts)
             shape = (*shape[:axis], size, *shape[axis + 1:])
         return self._host.array(shape, first.dtype)

@@ -7,7 +7,7 @@ import theano.tensor as T
 from theano.tensor import elemwise
 
 from ..shards import Shards
-from ..states import CONSTANT, PARTIAL, ROWS, WHOLE, State, Value, partial, rows
+from ..states import CONSTANT, PARTIAL, ROWS, WHOLE, State, Value, has_rows, partial, rows
 
 DIFFERENT_AXES = 'samples lie along different axes of its inputs'
 OTHER_AXIS = 'the samples do not lie along axis %d'
@@ -35,15 +35,13 @@ def widens(node: theano.Apply, i: int = 0) -> bool:
 
 def constants(shards: Shards, node: theano.Apply, values: list[Value], reason: str) -> list[Value]:
     """Return the values as CONSTANTS; a node that has rows among them is refused."""
-    values = shards.wholes(values)
-    if any(value.kind != CONSTANT for value in values):
-        shards.refuse(node, reason)
-    return values
+    refuse_rows(shards, node, values, reason)
+    return shards.wholes(values)
 
 
 def refuse_rows(shards: Shards, node: theano.Apply, values: list[Value], reason: str) -> None:
     """Refuse a node that has rows among these values."""
-    if any(value.kind == ROWS for value in values):
+    if has_rows(values):
         shards.refuse(node, reason)
 
 

@@ -24,12 +24,6 @@ def _same(shards, node, values):
     return shards.apply(node, values, values[0].state)
 
 
-@rule(sparse.Transpose)
-def _transposed(shards, node, values):
-    state = values[0].state
-    return shards.apply(node, values, state._replace(axis=1 - state.axis) if state.kind == ROWS else state)
-
-
 @rule(opt.Assert)
 def _checked(shards, node, values):
     # For a condition on all samples, each replica checks its own samples.

@@ -1,12 +1,17 @@
 """Products, convolutions and pooling."""
+from __future__ import annotations
+
+import copy
+
+import theano
 import theano.tensor as T
 from theano import sparse
+from theano.gof.graph import Apply
 from theano.tensor import basic, blas
 from theano.tensor.nnet import abstract_conv, conv, neighbours
 from theano.tensor.signal import pool
 
-from ....compat.legacy_convolutions import has_steps
-from ..convolutions import any_number
+from ....compat.legacy_convolutions import as_abstract, has_steps
 from ..reductions import SUM
 from ..shards import rule
 from ..states import CONSTANT, ROWS, has_rows, partial, rows
@@ -62,6 +67,19 @@ def _product(shards, node, values, summed, axis):
         return shards.apply(node, same_order(shards, node, values), partial())
     a, b = values
     return shards.apply(node, values, a.state if a.kind == ROWS else b.state._replace(axis=axis))
+
+
+def any_number(node: Apply, inputs: list[theano.Variable], axis: int = 0) -> Apply:
+    """Apply a convolution that does not know the number of its images, or of channels along axis 1.
+
+    A ConvOp becomes an abstract convolution, unless `has_steps`.
+    """
+    if isinstance(node.op, conv.ConvOp):
+        return T.patternbroadcast(as_abstract(node.op, *inputs), node.outputs[0].broadcastable).owner
+    op = copy.copy(node.op)
+    for name in ('imshp', 'kshp')[:1 + axis]:
+        setattr(op, name, tuple(None if i == axis else size for i, size in enumerate(getattr(op, name))))
+    return Apply(op, inputs, [output.type(output.name) for output in node.outputs])
 
 
 @rule(abstract_conv.BaseAbstractConv, of=ROWS, is_costly=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import theano
 import theano.tensor as T
+from theano import sparse
 from theano.compile import ops as compile_ops
 from theano.tensor import basic, elemwise
 
@@ -31,10 +32,7 @@ def _shape(shards, node, values):
 
 @rule(compile_ops.Shape_i)
 def _shape_i(shards, node, values):
-    value = values[0]
-    if value.kind != ROWS or value.axis != node.op.i:
-        return shards.apply(node, [shards.shaped_like(value)], WHOLE)
-    return [shards.make(lambda x: whole_length(shards, x, value.axis), values, State(CONSTANT, size=COUNT))]
+    return [shards.converted(node.inputs[0].shape[node.op.i])]
 
 
 def whole_length(shards: Shards, x: theano.Variable, axis: int) -> theano.Variable:
@@ -50,9 +48,9 @@ def _specified(shards, node, values):
     return [shards.converted(shards.check(node, 'the batch has another length', x, *right))]
 
 
-@rule(elemwise.DimShuffle)
+@rule(elemwise.DimShuffle, sparse.Transpose)
 def _dimshuffle(shards, node, values):
-    state, order = values[0].state, list(node.op.new_order)
+    state, order = values[0].state, list(getattr(node.op, 'new_order', (1, 0)))
     if state.kind == ROWS:
         if state.axis not in order:
             shards.refuse(node, 'it drops the axis of the samples')
