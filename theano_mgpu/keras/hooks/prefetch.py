@@ -1,13 +1,13 @@
 """The next batch of `fit` and `fit_generator`, which is sliced and sent while the current one is computed."""
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable
 
 import numpy as np
 from keras.models import Model
 
 from ...auto.parallel_state import parallel_state_of
+from ...utils.attributes import temporarily
 from . import keras_loops
 from .feed import Feed, next_of_queue
 
@@ -94,17 +94,13 @@ def _address(array):
     return array.__array_interface__['data'][0]
 
 
-def looking_ahead(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
-    @functools.wraps(method)
-    def loop(self, *args, **kwargs):
-        before, keras_loops.keras_batches = keras_loops.keras_batches, LoopObserver(self)
-        try:
+def look_ahead(method: Callable[..., Any], self: Model, *args: Any, **kwargs: Any) -> Any:
+    """Run a training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
+    try:
+        with temporarily(keras_loops, 'keras_batches', LoopObserver(self)):
             return method(self, *args, **kwargs)
-        finally:
-            keras_loops.keras_batches = before
-            # A loop that was interrupted leaves a batch on the devices.
-            state = parallel_state_of(self)  # none where the first batch was to compile the model, and failed
-            if state is not None and 'train' in state.functions:
-                state.functions['train'].forget_prepared()
-    return loop
+    finally:
+        # A loop that was interrupted leaves a batch on the devices.
+        state = parallel_state_of(self)  # none where the first batch was to compile the model, and failed
+        if state is not None and 'train' in state.functions:
+            state.functions['train'].forget_prepared()
