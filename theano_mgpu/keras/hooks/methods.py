@@ -15,12 +15,10 @@ from keras.models import Sequential
 from keras.utils import io_utils
 
 from ...auto.parallel_state import parallel_state_of
-from ...comm.communicator import Communicator
-from ...comm.mpi import mpi_communicator
+from ...comm.mpi import choose_ranks
 from ...comm.rank_0 import write_on_rank_0
 from ...compat.patch import AtImport, apply
 from ...graph import theano_functions
-from ...utils import mpi_environment
 from ...utils.files import whole_file
 from ..models import KINDS, make_function, members
 from . import keras_loops, patches
@@ -53,7 +51,7 @@ def _save(original, self, filepath, overwrite=True, *args, **kwargs):
         if overwrite or not os.path.isfile(path) or io_utils.ask_to_proceed_with_overwrite(path):
             with whole_file(path) as unfinished:
                 original(self, unfinished, True, *args, **kwargs)
-    write_on_rank_0(mpi_communicator() if mpi_environment.trains_together() else Communicator(), path, replace)
+    write_on_rank_0(choose_ranks(None), path, replace)
 
 
 def _train(original, self, *args, **kwargs):
