@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Sequence
 
 import theano
@@ -12,34 +13,20 @@ from theano.tensor.nnet.bn import AbstractBatchNormTrain
 from .config import SLICED_SHARDS, check_together
 from .errors import GraphError
 from .parsing import ratio
+from .utils.flags import OWN_FLAGS
 
 UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
 AUTO, EQUAL = 'auto', 'equal'
 OF_FLAG: Any = None                      # the default of an option that has a flag of the same name
 
 
-@dataclass(frozen=True)
-class Flags:
+class Flags(SimpleNamespace):
     """The package's own flags, by their names without ``mgpu.``, as they are when a function is made."""
-
-    executor: str = 'auto'
-    data: str = 'whole'
-    update_on: str = AUTO
-    exchange: str = 'float32'
-    overlap: bool = False
-    collectives: str = 'auto'
-    micro_batches: int | str = AUTO
-    recompute: bool = False
-    batch_statistics: str = 'exact'
-    verify: bool = False
-    shares: str = AUTO
-    logical_shards: int = 0
-    check: int = 0
 
     @classmethod
     def read(cls) -> Flags:
         """Read the flags; raise a GraphError for a value that a flag cannot have, or not beside another one."""
-        values = {each.name: getattr(theano.config.mgpu, each.name) for each in dataclasses.fields(cls)}
+        values = {name.partition('.')[2]: present_flag(name) for name in OWN_FLAGS}
         check_together(present_flag)
         if str(values['micro_batches']).isdigit():
             values['micro_batches'] = int(values['micro_batches'])
