@@ -25,7 +25,6 @@ try:
             _gc.freeze()  # Theano's live as long as the process: Python need not look for garbage among them
         from .auto.checkpoint import Checkpoint
         from .auto.functions import disable, enable
-        from .comm.mpi import end_together as _end_together
         from .compat.patch import apply as _apply
         from .devices.context_map import Context
         from .devices.contexts import contexts, init, lease
@@ -58,7 +57,6 @@ try:
         from .utils.timeline import timeline
 
         _apply(_of_devices.PATCHES, _of_devices.WITH_CONTEXTS, _open_named)
-        _end_together()
         if _own_flag('mgpu.timeline') and not _records():
             _start_timeline(_own_flag('mgpu.timeline'), parent=_run())
             _time_layers()
