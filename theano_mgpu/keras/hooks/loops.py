@@ -72,8 +72,7 @@ def with_feeds(arguments: dict[str, Any]) -> dict[str, Any]:
     ranks = mpi_communicator()
     if 'nb_worker' in arguments:  # its name before Keras 2
         arguments['workers'] = arguments.pop('nb_worker')
-    workers = arguments.get('workers', 1)
-    arguments.update((name, fed(ranks, arguments[name], workers)) for name in ('generator', 'validation_data')
+    arguments.update((name, fed(ranks, arguments[name])) for name in ('generator', 'validation_data')
                      if name in arguments)
     return dict(arguments, workers=0) if ranks.rank else arguments  # no thread asks for batches on other ranks
 

@@ -9,7 +9,7 @@ from keras.models import Model
 from ...auto.parallel_state import parallel_state_of
 from ...utils.attributes import temporarily
 from . import keras_loops
-from .feed import Feed, next_of_queue
+from .feed import FedIterator, next_of_queue
 
 
 class LoopObserver:
@@ -20,7 +20,7 @@ class LoopObserver:
         self._model = model
         self._last: Any = None      # (slicing function, arrays, rows) of the current batch
         self._sliced: Any = None    # (rows, arrays) of the next one
-        self._source: Any = None    # the queue or Feed that batches come from
+        self._source: Any = None    # the queue or FedIterator that batches come from
         self._standard: Any = None  # (item of a generator, its standardised arrays) of the next one
         self._class_weight: Any = None
 
@@ -35,7 +35,7 @@ class LoopObserver:
         return sliced[1] if sliced and _is_same(sliced[0], rows) else original(arrays, rows)
 
     def queue(self, source: Any) -> None:
-        """Note that batches are taken from a queue of Keras's, or from a Feed."""
+        """Note that batches are taken from a queue of Keras's, or from a FedIterator."""
         self._source = source
 
     def standardize(self, original: Callable[..., Any], x: Any, y: Any = None, sample_weight: Any = None,
@@ -61,7 +61,7 @@ class LoopObserver:
         return self._sliced[1]
 
     def _next_item(self):
-        item = self._source.peek() if isinstance(self._source, Feed) else next_of_queue(self._source)
+        item = self._source.peek() if isinstance(self._source, FedIterator) else next_of_queue(self._source)
         if not isinstance(item, tuple) or len(item) not in (2, 3):
             return None  # Keras raises an error
         x, y, sample_weight = (item + (None,))[:3]
