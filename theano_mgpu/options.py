@@ -20,21 +20,21 @@ AUTO, EQUAL = 'auto', 'equal'
 OF_FLAG: Any = None                      # the default of an option that has a flag of the same name
 
 
-class Flags(SimpleNamespace):
-    """The package's own flags, by their names without ``mgpu.``, as they are when a function is made."""
+def read_flags() -> SimpleNamespace:
+    """Return the present values of the package's own flags, by their names without ``mgpu.``.
 
-    @classmethod
-    def read(cls) -> Flags:
-        """Read the flags; raise a GraphError for a value that a flag cannot have, or not beside another one."""
-        values = {name.partition('.')[2]: present_flag(name) for name in OWN_FLAGS}
-        check_together(present_flag)
-        if str(values['micro_batches']).isdigit():
-            values['micro_batches'] = int(values['micro_batches'])
-        if values['shares'] == AUTO and theano.config.deterministic == 'more':
-            values['shares'] = EQUAL  # shares that follow measured times round otherwise in each run
-        if values['shares'] not in (AUTO, EQUAL) and ratio(values['shares']) is None:
-            raise GraphError('mgpu.shares is auto, equal, or numbers such as 3:1, not %r' % values['shares'])
-        return cls(**{name: value == 'True' if value in ('True', 'False') else value for name, value in values.items()})
+    Raise a GraphError for a value that a flag cannot have, or not beside another one.
+    """
+    values = {name.partition('.')[2]: present_flag(name) for name in OWN_FLAGS}
+    check_together(present_flag)
+    if str(values['micro_batches']).isdigit():
+        values['micro_batches'] = int(values['micro_batches'])
+    if values['shares'] == AUTO and theano.config.deterministic == 'more':
+        values['shares'] = EQUAL  # shares that follow measured times round otherwise in each run
+    if values['shares'] not in (AUTO, EQUAL) and ratio(values['shares']) is None:
+        raise GraphError('mgpu.shares is auto, equal, or numbers such as 3:1, not %r' % values['shares'])
+    return SimpleNamespace(**{name: value == 'True' if value in ('True', 'False') else value
+                              for name, value in values.items()})
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Options:
     sharded: bool | None = None
     update_on: str = OF_FLAG
     recompute: bool = OF_FLAG
-    flags: Flags = field(default_factory=Flags.read)
+    flags: SimpleNamespace = field(default_factory=read_flags)  # as they are when a function is made
     internal: Internal = Internal()
 
     def __post_init__(self):
