@@ -58,20 +58,14 @@ def _replaced(model, kind, made, arguments, compile):
         return made[0].values
     if made or not set(keras_versions.feed_inputs(model)).issubset(inputs):  # one that an optimizer asks for
         return compile()
-    function = ModelFunction(parallel_state_of(model), hint_of(model, kind, inputs), arguments,
-                             functools.lru_cache(None)(functools.partial(_plain, compile, kind + '_function')))
+    make_plain = functools.lru_cache(None)(lambda: draw_on_rank_0(compile(), kind + '_function'))
+    function = ModelFunction(parallel_state_of(model), hint_of(model, kind, inputs), arguments, make_plain)
     made.append(function)
     if not function.is_whole:
         return function
     plain = compile()
     plain.mgpu_divided = SurroundedFunction(plain, lambda call: Computed(function(*call[0])))
     return plain
-
-
-def _plain(compile, name):
-    function = compile()
-    draw_on_rank_0(function, name)
-    return function
 
 
 def hint_of(model: Model, kind: str, inputs: Iterable[Any]) -> Hint:
