@@ -1,7 +1,6 @@
 """The options by which a function over a batch is compiled and run: the user's, the flags', and the package's own."""
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Sequence
@@ -38,29 +37,12 @@ def read_flags() -> SimpleNamespace:
 
 
 @dataclass(frozen=True)
-class Internal:
-    """The facts about a function that the package itself adds."""
-
-    example: Sequence[Any] | None = None  # the arguments of its first call, if they are known
-    length: int | None = None             # the number of samples in them
-    must_divide: bool = False             # it is an error that the function cannot be divided
-    wanted: Any = None                    # a predicate: it is an error that it returns False for the program
-    batch_of_rank_0: bool = False         # every process takes the arguments of rank 0; else others are an error
-    whole: bool = False                   # it has no batch: one replica computes it as it is
-    params: Sequence[Any] = ()            # trained: processes may exchange their gradients in half precision
-    in_slices: bool = False               # it is divided although there is one replica, which computes slices
-    update_for_memory: str = ''           # 'sharded' or 'host', where a device had too little memory
-    slices_on_host: bool = False          # of data sets, because a device had too little memory
-    spread: bool = False                  # the parameters are placed over the contexts: one cannot hold all of them
-
-
-@dataclass(frozen=True)
 class Options:
-    """The keywords that `mgpu.function` and `mgpu.training_function` share; they are documented there.
+    """The keywords that `mgpu.function` and `mgpu.training_function` share, which are documented there, and others.
 
     `executor`, `micro_batches`, `recompute` and `update_on` are never None: by default they are the flags'.
 
-    >>> Options.of(micro_batches=2, whole=True).internal.whole
+    >>> Options(micro_batches=2).in_rounds
     True
     """
 
@@ -80,7 +62,18 @@ class Options:
     update_on: str = OF_FLAG
     recompute: bool = OF_FLAG
     flags: SimpleNamespace = field(default_factory=read_flags)  # as they are when a function is made
-    internal: Internal = Internal()
+    # Facts about the function that the package itself adds.
+    example: Sequence[Any] | None = None  # the arguments of its first call, if they are known
+    length: int | None = None             # the number of samples in them
+    must_divide: bool = False             # it is an error that the function cannot be divided
+    wanted: Any = None                    # a predicate: it is an error that it returns False for the program
+    batch_of_rank_0: bool = False         # every process takes the arguments of rank 0; else others are an error
+    whole: bool = False                   # it has no batch: one replica computes it as it is
+    params: Sequence[Any] = ()            # trained: processes may exchange their gradients in half precision
+    in_slices: bool = False               # it is divided although there is one replica, which computes slices
+    update_for_memory: str = ''           # 'sharded' or 'host', where a device had too little memory
+    slices_on_host: bool = False          # of data sets, because a device had too little memory
+    spread: bool = False                  # the parameters are placed over the contexts: one cannot hold all of them
 
     def __post_init__(self):
         for name in ('executor', 'micro_batches', 'recompute', 'update_on'):
@@ -93,12 +86,6 @@ class Options:
             raise GraphError(SLICED_SHARDS % ('micro_batches=%d' % self.micro_batches, self.flags.logical_shards))
         if self.update_on not in (AUTO,) + UPDATE_ON:
             raise GraphError("update_on is 'auto', 'device', 'sharded' or 'host', not %r" % (self.update_on,))
-
-    @classmethod
-    def of(cls, **keywords: Any) -> Options:
-        """Return the options for keywords, which may include the attributes of `Internal`."""
-        names = {each.name for each in dataclasses.fields(Internal)} & keywords.keys()
-        return cls(internal=Internal(**{name: keywords.pop(name) for name in names}), **keywords)
 
     @property
     def slices(self) -> int:
@@ -119,8 +106,8 @@ class Options:
         """Return where new values are computed, one of `UPDATE_ON`, and the reason."""
         if self.update_on != AUTO:
             return self.update_on, 'update_on=%s, as it was asked for' % self.update_on
-        if self.internal.update_for_memory:
-            return self.internal.update_for_memory, 'a device had too little memory'
+        if self.update_for_memory:
+            return self.update_for_memory, 'a device had too little memory'
         if all(context.kind == 'cpu' for context in contexts):
             return 'host', 'the contexts are on the CPU, and share arrays without a copy'
         return 'device', 'each device updates its own copies'
