@@ -21,55 +21,47 @@ try:
         compat.import_theano(*_tables)
         if command_line.own_command() is not None:  # the user has no objects yet
             _gc.freeze()  # Theano's live as long as the process: Python need not look for garbage among them
+        from .auto.checkpoint import Checkpoint
+        from .auto.functions import disable, enable
+        from .compat.patch import apply as _apply
+        from .devices.context_map import Context
+        from .devices.contexts import contexts, init, lease
+        from .devices.contexts import open_named as _open_named
+        from .devices.leases import run as _run
+        from .errors import (
+            BatchError,
+            ContextError,
+            DriftError,
+            ExchangeError,
+            GraphError,
+            MgpuError,
+            MgpuWarning,
+            NonFiniteError,
+            PredictionError,
+            RankError,
+            ReplicaError,
+        )
+        from .graph.audit import audit
+        from .graph.patches import time_layers as _time_layers
+        from .parallel_function import function
+        from .placement import device, place
+        from .predict.predictor import Predictor
+        from .training import training_function
+        from .utils.flags import own_flag as _own_flag
+        from .utils.mpi_environment import rank, size
+        from .utils.tensorboard.event_file import Summary
+        from .utils.timeline import records as _records
+        from .utils.timeline import start as _start_timeline
+        from .utils.timeline import timeline
+
+        _apply(_of_devices.PATCHES, _of_devices.WITH_CONTEXTS, _open_named)
+        if _own_flag('mgpu.timeline') and not _records():
+            _start_timeline(_own_flag('mgpu.timeline'), parent=_run())
+            _time_layers()
 except Exception as error:  # a NumPy too new: AttributeError; a flag: ValueError, MgpuError ...
     if not command_line.is_command_line():
         raise
     theano_error = error
-if _needs_theano and theano_error is None:
-    from .auto.checkpoint import Checkpoint
-    from .auto.functions import disable, enable
-    from .comm.mpi import end_together as _end_together
-    from .compat.patch import apply as _apply
-    from .devices.context_map import Context
-    from .devices.contexts import contexts, init, lease
-    from .devices.contexts import open_named as _open_named
-    from .devices.leases import run as _run
-    from .errors import (
-        BatchError,
-        ContextError,
-        DriftError,
-        ExchangeError,
-        GraphError,
-        MgpuError,
-        MgpuWarning,
-        NonFiniteError,
-        PredictionError,
-        RankError,
-        ReplicaError,
-    )
-    from .graph.audit import audit
-    from .graph.patches import time_layers as _time_layers
-    from .parallel_function import function
-    from .placement import device, place
-    from .predict.predictor import Predictor
-    from .training import training_function
-    from .utils.flags import own_flag as _own_flag
-    from .utils.mpi_environment import rank, size
-    from .utils.tensorboard.event_file import Summary
-    from .utils.timeline import records as _records
-    from .utils.timeline import start as _start_timeline
-    from .utils.timeline import timeline
-
-    _apply(_of_devices.PATCHES, _of_devices.WITH_CONTEXTS, _open_named)
-    _end_together()
-    if _own_flag('mgpu.timeline') and not _records():
-        try:
-            _start_timeline(_own_flag('mgpu.timeline'), parent=_run())
-            _time_layers()
-        except MgpuError as error:
-            if not command_line.is_command_line():
-                raise
-            theano_error = error
 second_import.keep()
 if _needs_theano and theano_error is None and _run():
     _importlib.import_module('.cli.run', __name__).begin_child()  # by its name: a room above this module

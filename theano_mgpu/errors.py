@@ -1,10 +1,9 @@
 """The errors of theano_mgpu: each names the mistake, the value given, the values that exist, and the next step."""
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
-from typing import Any, Iterable, Iterator, TypeVar
+from typing import Any, TypeVar
 
 AnyException = TypeVar('AnyException', bound=BaseException)
 
@@ -47,11 +46,6 @@ def noted(error: AnyException, text: str) -> AnyException:
     return error
 
 
-def is_of_call(error: Any) -> bool:
-    """Return whether an exception comes from the call that raises it, not from another rank's work meanwhile."""
-    return not getattr(error, 'known_to_all', False) or error.of_step
-
-
 def in_one_line(error: BaseException) -> str:
     """Return the class of an exception, the first line of its text, and its notes, for a message.
 
@@ -60,17 +54,6 @@ def in_one_line(error: BaseException) -> str:
     """
     notes = ''.join(' (%s)' % note for note in getattr(error, '__notes__', ()))
     return '%s: %s%s' % (type(error).__name__, str(error).partition('\n')[0], notes)
-
-
-@contextlib.contextmanager
-def noting(notes: Iterable[str]) -> Iterator[None]:
-    """Add notes to the exception of a ``with`` block."""
-    try:
-        yield
-    except Exception as error:
-        for note in notes:
-            noted(error, note)
-        raise
 
 
 class MissingError(MgpuError, RuntimeError):

@@ -1,8 +1,8 @@
 """The options by which a function over a batch is compiled and run: the user's, the flags', and the package's own."""
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Sequence
 
 import theano
@@ -12,68 +12,37 @@ from theano.tensor.nnet.bn import AbstractBatchNormTrain
 from .config import SLICED_SHARDS, check_together
 from .errors import GraphError
 from .parsing import ratio
+from .utils.flags import OWN_FLAGS
 
 UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
 AUTO, EQUAL = 'auto', 'equal'
 OF_FLAG: Any = None                      # the default of an option that has a flag of the same name
 
 
-@dataclass(frozen=True)
-class Flags:
-    """The package's own flags, by their names without ``mgpu.``, as they are when a function is made."""
+def read_flags() -> SimpleNamespace:
+    """Return the present values of the package's own flags, by their names without ``mgpu.``.
 
-    executor: str = 'auto'
-    data: str = 'whole'
-    update_on: str = AUTO
-    exchange: str = 'float32'
-    overlap: bool = False
-    collectives: str = 'auto'
-    micro_batches: int | str = AUTO
-    recompute: bool = False
-    batch_statistics: str = 'exact'
-    verify: bool = False
-    shares: str = AUTO
-    logical_shards: int = 0
-    check: int = 0
-
-    @classmethod
-    def read(cls) -> Flags:
-        """Read the flags; raise a GraphError for a value that a flag cannot have, or not beside another one."""
-        values = {each.name: getattr(theano.config.mgpu, each.name) for each in dataclasses.fields(cls)}
-        check_together(present_flag)
-        if str(values['micro_batches']).isdigit():
-            values['micro_batches'] = int(values['micro_batches'])
-        if values['shares'] == AUTO and theano.config.deterministic == 'more':
-            values['shares'] = EQUAL  # shares that follow measured times round otherwise in each run
-        if values['shares'] not in (AUTO, EQUAL) and ratio(values['shares']) is None:
-            raise GraphError('mgpu.shares is auto, equal, or numbers such as 3:1, not %r' % values['shares'])
-        return cls(**{name: value == 'True' if value in ('True', 'False') else value for name, value in values.items()})
-
-
-@dataclass(frozen=True)
-class Internal:
-    """The facts about a function that the package itself adds."""
-
-    example: Sequence[Any] | None = None  # the arguments of its first call, if they are known
-    length: int | None = None             # the number of samples in them
-    must_divide: bool = False             # it is an error that the function cannot be divided
-    wanted: Any = None                    # a predicate: it is an error that it returns False for the program
-    batch_of_rank_0: bool = False         # every process takes the arguments of rank 0; else others are an error
-    whole: bool = False                   # it has no batch: one replica computes it as it is
-    params: Sequence[Any] = ()            # trained: processes may exchange their gradients in half precision
-    in_slices: bool = False               # it is divided although there is one replica, which computes slices
-    update_for_memory: str = ''           # 'sharded' or 'host', where a device had too little memory
-    slices_on_host: bool = False          # of data sets, because a device had too little memory
-    spread: bool = False                  # the parameters are placed over the contexts: one cannot hold all of them
+    Raise a GraphError for a value that a flag cannot have, or not beside another one.
+    """
+    values = {name.partition('.')[2]: present_flag(name) for name in OWN_FLAGS}
+    check_together(present_flag)
+    if str(values['micro_batches']).isdigit():
+        values['micro_batches'] = int(values['micro_batches'])
+    if values['shares'] == AUTO and theano.config.deterministic == 'more':
+        values['shares'] = EQUAL  # shares that follow measured times round otherwise in each run
+    if values['shares'] not in (AUTO, EQUAL) and ratio(values['shares']) is None:
+        raise GraphError('mgpu.shares is auto, equal, or numbers such as 3:1, not %r' % values['shares'])
+    return SimpleNamespace(**{name: value == 'True' if value in ('True', 'False') else value
+                              for name, value in values.items()})
 
 
 @dataclass(frozen=True)
 class Options:
-    """The keywords that `mgpu.function` and `mgpu.training_function` share; they are documented there.
+    """The keywords that `mgpu.function` and `mgpu.training_function` share, which are documented there, and others.
 
     `executor`, `micro_batches`, `recompute` and `update_on` are never None: by default they are the flags'.
 
-    >>> Options.of(micro_batches=2, whole=True).internal.whole
+    >>> Options(micro_batches=2).in_rounds
     True
     """
 
@@ -92,8 +61,19 @@ class Options:
     sharded: bool | None = None
     update_on: str = OF_FLAG
     recompute: bool = OF_FLAG
-    flags: Flags = field(default_factory=Flags.read)
-    internal: Internal = Internal()
+    flags: SimpleNamespace = field(default_factory=read_flags)  # as they are when a function is made
+    # Facts about the function that the package itself adds.
+    example: Sequence[Any] | None = None  # the arguments of its first call, if they are known
+    length: int | None = None             # the number of samples in them
+    must_divide: bool = False             # it is an error that the function cannot be divided
+    wanted: Any = None                    # a predicate: it is an error that it returns False for the program
+    batch_of_rank_0: bool = False         # every process takes the arguments of rank 0; else others are an error
+    whole: bool = False                   # it has no batch: one replica computes it as it is
+    params: Sequence[Any] = ()            # trained: processes may exchange their gradients in half precision
+    in_slices: bool = False               # it is divided although there is one replica, which computes slices
+    update_for_memory: str = ''           # 'sharded' or 'host', where a device had too little memory
+    slices_on_host: bool = False          # of data sets, because a device had too little memory
+    spread: bool = False                  # the parameters are placed over the contexts: one cannot hold all of them
 
     def __post_init__(self):
         for name in ('executor', 'micro_batches', 'recompute', 'update_on'):
@@ -106,12 +86,6 @@ class Options:
             raise GraphError(SLICED_SHARDS % ('micro_batches=%d' % self.micro_batches, self.flags.logical_shards))
         if self.update_on not in (AUTO,) + UPDATE_ON:
             raise GraphError("update_on is 'auto', 'device', 'sharded' or 'host', not %r" % (self.update_on,))
-
-    @classmethod
-    def of(cls, **keywords: Any) -> Options:
-        """Return the options for keywords, which may include the attributes of `Internal`."""
-        names = {each.name for each in dataclasses.fields(Internal)} & keywords.keys()
-        return cls(internal=Internal(**{name: keywords.pop(name) for name in names}), **keywords)
 
     @property
     def slices(self) -> int:
@@ -132,8 +106,8 @@ class Options:
         """Return where new values are computed, one of `UPDATE_ON`, and the reason."""
         if self.update_on != AUTO:
             return self.update_on, 'update_on=%s, as it was asked for' % self.update_on
-        if self.internal.update_for_memory:
-            return self.internal.update_for_memory, 'a device had too little memory'
+        if self.update_for_memory:
+            return self.update_for_memory, 'a device had too little memory'
         if all(context.kind == 'cpu' for context in contexts):
             return 'host', 'the contexts are on the CPU, and share arrays without a copy'
         return 'device', 'each device updates its own copies'

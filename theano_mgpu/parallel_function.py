@@ -180,7 +180,7 @@ class ParallelFunction(DividedFunction):
 
     def __init__(self, inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: Any = None,
                  pack: Callable[..., Any] | None = None, **options: Any):
-        super().__init__(inputs, outputs, as_dict(updates), Options.of(**options))
+        super().__init__(inputs, outputs, as_dict(updates), Options(**options))
         self._pack: Any = pack or Packing(outputs)
 
     def __call__(self, *args: Any, output_subset: list[Any] | None = None, **kwargs: Any) -> Any:

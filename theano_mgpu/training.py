@@ -147,7 +147,7 @@ class TrainingFunction(DividedFunction):
         self._n_outputs = 1 + len(outputs)
         updates = training_graph.on_host(as_dict(updates))
         super().__init__(inputs, [loss, *outputs, *gradients], updates,
-                         Options.of(params=[graph.host_view(param) for param in self.params], **options))
+                         Options(params=[graph.host_view(param) for param in self.params], **options))
         state_variables = [watcher_of(variable) or replicated(variable)
                            for variable in self.params + training_graph.read_by_updates(updates, loss)]
         self._state = list(dict.fromkeys(state_variables + self.updated))

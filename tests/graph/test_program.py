@@ -444,7 +444,7 @@ def test_a_state_of_samples_that_no_replica_can_have_all_of():
     new = x.T + T.extra_ops.cumsum(state, axis=0)
 
     def divided(sharded):
-        inputs = BatchInputs([x], Options.of(), sharded)
+        inputs = BatchInputs([x], Options(), sharded)
         inputs.find_slices([], {state: new})
         inputs.divide([new], [state])
         return inputs.rows

@@ -180,7 +180,7 @@ def test_the_plan_chooses_the_exchange_of_more_devices(flags, expected, monkeypa
     updates = training_graph.new_values(momentum, training_graph.loss_gradients(loss, [w]), [w])
     with change_flags(**flags):
         step = SimpleNamespace(_definition=([x], [loss], training_graph.on_host(updates)), contexts=TWO[:1],
-                               options=Options.of(params=[graph.host_view(w)]))
+                               options=Options(params=[graph.host_view(w)]))
         assert measured_costs.planned_schemes(step) == expected
 
 

@@ -22,7 +22,7 @@ TWO = parse_context_map('dev0->cuda0;dev1->cuda1')
 
 def planned(inputs, outputs, updates, contexts=TWO, machine=None, params=(), by_nccl=False, **options):
     """Return the plan of a graph for contexts that nothing opens."""
-    options = Options.of(params=[graph.host_view(param) for param in params], **options)
+    options = Options(params=[graph.host_view(param) for param in params], **options)
     machine = machine or Machine(replicas=(len(contexts),), update_on=(options.updates_on(contexts)[0],),
                                  against_nccl='' if by_nccl else 'NCCL is not installed')
     divided = divide(inputs, outputs, training_graph.on_host(as_dict(updates)), options, contexts, machine.size)

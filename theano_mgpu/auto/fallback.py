@@ -9,14 +9,18 @@ from typing import Any, Callable
 from ..comm.activities import AGREE
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
-from ..errors import DriftError, NonFiniteError, RankError, is_of_call, noting
+from ..errors import DriftError, NonFiniteError, RankError, noted
 
 FAILED = 'it failed over the contexts: %s'  # why plain Theano or Keras has computed a call
 
 
-def is_for_plain(error: BaseException) -> bool:
-    """Return whether plain Theano can explain an error over the contexts: it is none of the ranks, or of a check."""
-    return is_of_call(error) and not isinstance(error, (RankError, DriftError, NonFiniteError))
+def is_for_plain(error: Any) -> bool:
+    """Return whether plain Theano can explain an error over the contexts.
+
+    It comes from this call, not from another rank's work meanwhile, and is none of the ranks, or of a check.
+    """
+    is_of_call = not getattr(error, 'known_to_all', False) or error.of_step
+    return is_of_call and not isinstance(error, (RankError, DriftError, NonFiniteError))
 
 
 def by_plain(compute: Callable[[], Any], failure: BaseException, ranks: Communicator) -> Any:
@@ -25,7 +29,12 @@ def by_plain(compute: Callable[[], Any], failure: BaseException, ranks: Communic
     The error of `compute` gets the notes of the failure, such as the name of the replica. If one rank has failed, all
     have.
     """
-    with failing_together(ranks), noting(getattr(failure, '__notes__', ())):
-        results = compute()
+    with failing_together(ranks):
+        try:
+            results = compute()
+        except Exception as error:
+            for note in getattr(failure, '__notes__', ()):
+                noted(error, note)
+            raise
         ranks.handshake((AGREE,))
     return results

@@ -1,7 +1,7 @@
 """The summary of `enable`: the work of the models of a process on their contexts."""
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Sequence
 
 from ..devices import leases
 from ..devices.context_map import Context
@@ -35,7 +35,6 @@ class Usage:
     def __init__(self, name: str) -> None:
         self.name = name
         self.contexts: list[Context] = []
-        self._added: Any = None
         self.is_used = False
         self.samples: dict[str, int] = {}
         self.whole_below: dict[str, int] = {}
@@ -46,9 +45,7 @@ class Usage:
     def add(self, kind: str, samples: int, seconds: float, contexts: Sequence[Context] = ()) -> None:
         """Count a call of a function."""
         leases.count(samples, seconds)
-        if contexts is not self._added:  # most often they are
-            self.contexts += [context for context in contexts if context not in self.contexts]
-            self._added = contexts
+        self.contexts += [context for context in contexts if context not in self.contexts]
         if kind in self.samples:
             self.samples[kind] += samples
             self._seconds[kind] += seconds

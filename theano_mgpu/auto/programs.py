@@ -35,7 +35,6 @@ class BatchFinder:
         self._inputs = inputs
         self.slices = Slices(inputs, outputs, updated)
         self._graph, self._updated = outputs, updated
-        self._numbers: set[int] | None = None
         self._shapes: list[Any] = []  # of the first call
 
     def __bool__(self) -> bool:
@@ -59,17 +58,17 @@ class BatchFinder:
             for preferred in (0, 1):
                 axes = [next((axis for axis in (preferred, 1 - preferred) if shape[axis:axis + 1] == (length,)), None)
                         for shape in shapes]
-                key = tuple(axes), tuple(i for i, each in enumerate(sliced) if each == length), self._number(length)
+                number = length if length in self._numbers else None  # None: the program is for any length
+                key = tuple(axes), tuple(i for i, each in enumerate(sliced) if each == length), number
                 if length > 1 and key not in seen:
                     seen.append(key)
                     yield BatchWay({v: axis for v, axis in zip(self._inputs, axes) if axis is not None}, length, key)
 
-    def _number(self, length):
-        """Return the length, where the graph or a state may have it as a number; else None, for any length."""
-        if self._numbers is None:
-            self._numbers = written_lengths(self._graph)
-            self._numbers.update(v.container.unwatched.shape[0] for v in self._updated if axes_for_samples(v))
-        return length if length in self._numbers else None
+    @functools.cached_property
+    def _numbers(self):
+        """The lengths that the graph may have as numbers, or that states have."""
+        states = (v.container.unwatched.shape[0] for v in self._updated if axes_for_samples(v))
+        return written_lengths(self._graph).union(states)
 
 
 def _lengths(value):

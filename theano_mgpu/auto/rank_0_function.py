@@ -48,9 +48,12 @@ class RankZeroFunction:
         function.plain_call = RankZeroFunction(function, function.mgpu_name, self._ranks)
 
 
-def draw_on_rank_0(function: Any, name: str) -> None:
+def draw_on_rank_0(function: Any, name: str) -> Any:
     """Have all ranks get the results of rank 0 from a new function, if its graph has an op that may give other results.
+
+    Return the function.
     """
     ranks = choose_ranks(None)
     if ranks.size > 1 and not Options().is_sharded(ranks.size) and draws(theano_functions.graph_of(function)):
         function.plain_call = RankZeroFunction(function, name, ranks)
+    return function

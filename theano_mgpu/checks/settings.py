@@ -1,7 +1,6 @@
 """The settings of a run that results depend on: a ledger lists them, and checkpoints are continued with the same."""
 from __future__ import annotations
 
-import dataclasses
 import functools
 import platform
 import sys
@@ -50,7 +49,7 @@ def _flag(name):
 def of_function(options: Options) -> dict[str, str]:
     """Return the settings of a function, by name: its flags are those with which it was made."""
     found = of_process()
-    own = {**dataclasses.asdict(options.flags), 'update_on': options.update_on}
+    own = {**vars(options.flags), 'update_on': options.update_on}
     found['flags'].update(('mgpu.' + name, str(value)) for name, value in own.items() if 'mgpu.' + name not in OTHERS)
     return ledger_file.flat({**found, 'types of devices': sorted(set(map(type_name, chosen())))})
 

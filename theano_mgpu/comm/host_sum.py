@@ -96,7 +96,8 @@ def add_by_code(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
     function = _functions(theano.config.cxx)[out.dtype]
     count = len(buffers)
     shares = (count + 1) * out.nbytes // SHARE
-    function(out.ctypes.data, pointers_to(buffers), count, out.size, shares > 1, max(1, min(threads(), shares)))
+    function(ctypes.c_void_p(out.ctypes.data), pointers_to(buffers), count, ctypes.c_size_t(out.size), shares > 1,
+             max(1, min(threads(), shares)))
 
 
 def threads() -> int:
@@ -110,13 +111,8 @@ def threads() -> int:
 def _functions(compiler):
     """Return the compiled function of each dtype; none where the code cannot be built."""
     library = native.load(SOURCE, ['-O3', '-pthread'], 'adds gradients on the host', 'NumPy adds them, on one core.')
-    functions = {}
-    for name in ('float32', 'float64') if library else ():
-        functions[np.dtype(name)] = function = getattr(library, 'sum_' + name)
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int,
-                             ctypes.c_int]
-        function.restype = None
-    return functions
+    names = ('float32', 'float64') if library else ()
+    return {np.dtype(name): getattr(library, 'sum_' + name) for name in names}
 
 
 def add_by_numpy(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:

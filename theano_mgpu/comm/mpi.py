@@ -61,20 +61,15 @@ def _leave():
 os.register_at_fork(after_in_child=_leave)
 
 
-def end_together() -> None:
-    """Have this rank tell the others when it ends, even if it has exchanged nothing with them.
+@atexit.register
+def _end_apart():
+    """End a rank that has exchanged nothing yet, and tell the others.
 
     Otherwise they would wait for its first message, and it for them in MPI.
     """
-    if mpi_environment.trains_together():
-        atexit.register(_end_apart)
-
-
-def _end_apart():
-    """End a rank that has exchanged nothing yet: ranks that go on learn of it."""
     mpi = sys.modules.get('mpi4py.MPI')
-    if mpi_communicator.cache_info().currsize or not mpi_environment.is_rank() or sys.exc_info()[0] is not None \
-            or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() \
+    if mpi_communicator.cache_info().currsize or not mpi_environment.trains_together() \
+            or sys.exc_info()[0] is not None or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() \
             or mpi.COMM_WORLD.size != mpi_environment.size():
         return
     _end_after_error()

@@ -85,12 +85,13 @@ def folded(values: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
     return value
 
 
-def add_arrays(values: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Write the sum of arrays, as `folded`, to one piece of memory that none of them shares."""
+def add_arrays(values: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
+    """Write the sum of arrays, as `folded`, to one piece of memory that none of them shares; return it."""
     if out.dtype == 'float16' and len(values) > 2:  # one addition at a time is rounded, as on a device
         out[...] = folded(values, np.add)
     else:
         all_reduce(values[::-1], out)
+    return out
 
 
 def add_over_ranks(ranks: Communicator, tree: Tree, nodes: Sequence[Node],
@@ -109,10 +110,5 @@ def add_over_ranks(ranks: Communicator, tree: Tree, nodes: Sequence[Node],
     received = ranks.all_to_all(messages, [len(others) * size for others in of_ranks])
     every_node = [node._replace(value=value) for others, message in zip(of_ranks, received)
                   for node, value in zip(others, message.reshape(len(others), size))]
-
-    def add(values: list[np.ndarray], level: int, place: int) -> np.ndarray:
-        out = np.empty(size, dtype)
-        add_arrays(values, out)
-        return out
-    (_, _, value), = tree.merged(every_node, add)
+    (_, _, value), = tree.merged(every_node, lambda values, *_: add_arrays(values, np.empty(size, dtype)))
     return value

@@ -152,8 +152,7 @@ class TreeOrder(Order):
 
             def add(chain, level, place, outs=outs):
                 out = outs[last[level, place]] if (level, place) in last else np.empty_like(chain[0])
-                add_arrays(chain, out)
-                return out
+                return add_arrays(chain, out)
             nodes = [node._replace(value=value) for node, value in zip(parts.nodes, terms)]
             for out, node in zip(outs, self.tree.merged(nodes, add)):
                 if node.value is not out:

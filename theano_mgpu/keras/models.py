@@ -21,37 +21,32 @@ OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
 KINDS = ('train', 'test', 'predict')
 
 
-def function_maker(kind: str) -> Callable[..., Any]:
-    """Return a wrapper of the method of `keras.models.Model` that makes a model's train, test or predict function."""
+def make_function(kind: str, original: Callable[..., Any], self: Model) -> None:
+    """Make a model's train, test or predict function, as the method `original` of `keras.models.Model` does."""
     name = kind + '_function'
-
-    def wrap(original):
-        @functools.wraps(original)
-        def make(self):
-            if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
-                original(self)  # it checks the model
-                return
-            state, made = parallel_state_of(self), []
-            for layer in self.layers:  # those nearer to the inputs first
-                for node in keras_versions.calls_of(layer):
-                    name_layer(node.output_tensors, node.input_tensors, layer.name)
-            name_layer([self.total_loss] if layers.is_on and hasattr(self, 'total_loss') else [], (), 'loss')
-            if state.usage is not None:
-                state.usage.is_used = True
-            with theano_functions.replaced_functions(functools.partial(_replaced, self, kind, made)):
-                original(self)
-            if kind == 'train' and state.continued:
-                take_states(self, state.continued)
-                state.continued = None
-            if made:
-                try:
-                    made[0].compile()
-                except BaseException:  # Ctrl-C, too: as in plain Keras, there is no function then
-                    setattr(self, name, None)
-                    raise
-                state.functions[kind] = made[0]
-        return make
-    return wrap
+    if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
+        original(self)  # it checks the model
+        return
+    state = parallel_state_of(self)
+    made: list[ModelFunction] = []
+    for layer in self.layers:  # those nearer to the inputs first
+        for node in keras_versions.calls_of(layer):
+            name_layer(node.output_tensors, node.input_tensors, layer.name)
+    name_layer([self.total_loss] if layers.is_on and hasattr(self, 'total_loss') else [], (), 'loss')
+    if state.usage is not None:
+        state.usage.is_used = True
+    with theano_functions.replaced_functions(functools.partial(_replaced, self, kind, made)):
+        original(self)
+    if kind == 'train' and state.continued:
+        take_states(self, state.continued)
+        state.continued = None
+    if made:
+        try:
+            made[0].compile()
+        except BaseException:  # Ctrl-C, too: as in plain Keras, there is no function then
+            setattr(self, name, None)
+            raise
+        state.functions[kind] = made[0]
 
 
 def _replaced(model, kind, made, arguments, compile):
@@ -63,20 +58,14 @@ def _replaced(model, kind, made, arguments, compile):
         return made[0].values
     if made or not set(keras_versions.feed_inputs(model)).issubset(inputs):  # one that an optimizer asks for
         return compile()
-    function = ModelFunction(parallel_state_of(model), hint_of(model, kind, inputs), arguments,
-                             functools.lru_cache(None)(functools.partial(_plain, compile, kind + '_function')))
+    make_plain = functools.lru_cache(None)(lambda: draw_on_rank_0(compile(), kind + '_function'))
+    function = ModelFunction(parallel_state_of(model), hint_of(model, kind, inputs), arguments, make_plain)
     made.append(function)
     if not function.is_whole:
         return function
     plain = compile()
     plain.mgpu_divided = SurroundedFunction(plain, lambda call: Computed(function(*call[0])))
     return plain
-
-
-def _plain(compile, name):
-    function = compile()
-    draw_on_rank_0(function, name)
-    return function
 
 
 def hint_of(model: Model, kind: str, inputs: Iterable[Any]) -> Hint:

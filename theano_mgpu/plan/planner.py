@@ -40,7 +40,7 @@ class _Planner:
 
     def __init__(self, program: Program, mesh: Mesh, options: Options, machine: Machine):
         self._program, self._mesh, self._options, self._machine = program, mesh, options, machine
-        self._places, self._params = Places(mesh), options.internal.params
+        self._places, self._params = Places(mesh), options.params
         n_results = len(program.outputs) - len(program.updated)
         self._results = program.outputs[:n_results]
         new = dict(zip(program.updated, program.outputs[n_results:]))
@@ -64,7 +64,7 @@ class _Planner:
         if self._logical_shards:
             self._choose('logical shards', tree_text(self._logical_shards),
                          'mgpu.logical_shards=%d: the same bits on any number of devices' % self._logical_shards)
-        if self._options.internal.slices_on_host:
+        if self._options.slices_on_host:
             self._choose('data sets', 'on the host: their slices are sent with each batch',
                          'a device had too little memory')
         overlaps, where, by_nccl = self._overlaps(), self._where(), self._by_nccl(n)

@@ -7,7 +7,7 @@ from typing import Any, Sequence, Tuple
 import numpy as np
 
 from ..errors import ContextError
-from ..options import EQUAL, Flags
+from ..options import EQUAL
 from ..parsing import ratio
 
 Span = Tuple[int, int]
@@ -211,7 +211,7 @@ def weights_for(flag: str, machine: Machine) -> tuple[int, ...]:
     return weights
 
 
-def against_speeds(flags: Flags, mesh: Any, machine: Machine) -> str:
+def against_speeds(flags: Any, mesh: Any, machine: Machine) -> str:
     """Return the reason why shares are equal, whatever the speeds; empty if they follow the speeds.
 
     Parameters

@@ -104,14 +104,14 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
     with placed_on(None):  # new ops are not the user's, whatever block this is called in
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
         prints, outputs, updates = take_prints(outputs, updates)
-        outputs, updates, mesh = placed(outputs, updates, contexts) if not options.internal.spread else \
-            spread_over(outputs, updates, contexts, options.internal.params)
+        outputs, updates, mesh = placed(outputs, updates, contexts) if not options.spread else \
+            spread_over(outputs, updates, contexts, options.params)
         definition = Definition(*batch.find_slices(outputs, updates))
         whole, refusal = definition.whole, None
         program, updated = batch.undivided(whole), list(definition.updates)
-        if options.internal.whole:
+        if options.whole:
             mesh = mesh.first()
-        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.in_rounds or options.internal.in_slices or \
+        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.in_rounds or options.in_slices or \
                 options.updates_on(mesh.contexts)[0] == 'host' and mesh.contexts[0].kind != 'cpu':
             try:
                 program = batch.divide(whole, updated)
@@ -119,7 +119,7 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
                     program = drawn_once(program)
             except CannotCut as error:
                 refusal, mesh = str(error), mesh.first()
-    if options.internal.wanted is not None and not options.internal.wanted(program):
+    if options.wanted is not None and not options.wanted(program):
         raise NotWanted('%s can be divided, but not as it was asked for' % (options.name or 'a function'))
     program = program._replace(given=batch.given, updated=updated)
     return Divided(batch, definition, prints, program, mesh, refusal)

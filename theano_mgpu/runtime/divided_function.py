@@ -101,7 +101,7 @@ class DividedFunction:
         has_rows = any(output.has_rows for output in self.plan.results)
         own = [i for i, split in enumerate(self.arguments.split) if split] if self.sharded else None
         self._check_batch = BatchCheck(ranks, self.built.number, options.name, has_rows,
-                                       options.internal.batch_of_rank_0, self.arguments.inputs, own, self.built.alike,
+                                       options.batch_of_rank_0, self.arguments.inputs, own, self.built.alike,
                                        calls=self.calls)
         for variable in self.built.variables:
             add_step_lock(variable, self.lock)

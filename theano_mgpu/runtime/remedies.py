@@ -111,7 +111,7 @@ class Remedies:
                            large: bool = False) -> Options | None:
         """Have slices of data sets taken on the host; with `large`, only if all other variables need less memory."""
         data_sets = divided.inputs.slices.data_sets()
-        if options.internal.slices_on_host or not data_sets:
+        if options.slices_on_host or not data_sets:
             return None
         definition = divided.definition
         others = set(shared_variables([*definition.whole, *definition.updates])).difference(data_sets)
@@ -119,14 +119,13 @@ class Remedies:
         excess = max(all_gather_int(self._ranks, bytes_of_all(data_sets) - bytes_of_all(others)))
         if large and excess <= 0:
             return None
-        return self._changed(common, options, 'data sets', internal=replace(options.internal, slices_on_host=True))
+        return self._changed(common, options, 'data sets', slices_on_host=True)
 
     def _in_slices(self, options: Options, built: Built) -> Options | None:
         """Have a graph of one replica, which is computed whole, divided so that it can be computed in slices."""
-        internal = options.internal
-        if built.executable.plan.shares.is_divided or built.refusal or internal.whole or internal.in_slices:
+        if built.executable.plan.shares.is_divided or built.refusal or options.whole or options.in_slices:
             return None
-        return replace(options, internal=replace(internal, in_slices=True))
+        return replace(options, in_slices=True)
 
     def _slices_help(self, common: ReplicaError, key: tuple[int, ...], built: Built) -> bool:
         """Return whether more slices lower the peak of the device that has failed, as far as the estimate knows."""
@@ -166,20 +165,18 @@ class Remedies:
 
         Several ranks that divide it have to read its state at the same place, which a script may not do.
         """
-        before = options.internal.update_for_memory
+        before = options.update_for_memory
         if before == 'host':
             return None
         where = 'host' if before or len(divided.mesh.replicas) == 1 or self._ranks.size > 1 else 'sharded'
-        return self._changed(common, options, where,
-                             internal=replace(options.internal, update_for_memory=where))
+        return self._changed(common, options, where, update_for_memory=where)
 
     def _spread(self, common: ReplicaError, options: Options, divided: Divided) -> Options | None:
         """Place the parameters over the contexts of this process."""
-        internal = options.internal
-        if internal.spread or self._ranks.size > 1 or len(divided.mesh.places) > 1 or \
-                min(len(internal.params), len(divided.mesh.replicas)) < 2:
+        if options.spread or self._ranks.size > 1 or len(divided.mesh.places) > 1 or \
+                min(len(options.params), len(divided.mesh.replicas)) < 2:
             return None
-        return self._changed(common, options, 'spread', internal=replace(internal, spread=True, update_for_memory=''))
+        return self._changed(common, options, 'spread', spread=True, update_for_memory='')
 
     def _changed(self, common: ReplicaError, options: Options, remedy: str, **changes: Any) -> Options:
         """Return options with some changes, and tell the user."""
@@ -198,9 +195,9 @@ def _way(key: tuple[int, ...], built: Built, options: Options) -> str:
     """Return the way in which a batch is computed, for a message."""
     slices, _ = _slices(key, built)
     ways = ['%d slices' % slices if slices > 1 else 'whole'] + ['recompute=True'] * bool(options.recompute)
-    ways += ['placed over the contexts'] * options.internal.spread
-    where = options.internal.update_for_memory
-    ways += ['data sets on the host'] * options.internal.slices_on_host + ['update_on=' + where] * bool(where)
+    ways += ['placed over the contexts'] * options.spread
+    where = options.update_for_memory
+    ways += ['data sets on the host'] * options.slices_on_host + ['update_on=' + where] * bool(where)
     return ', '.join(ways)
 
 

@@ -106,31 +106,25 @@ def _patch_keras_once():
     patches.switch_keras_methods(LOOPS, applies=lambda model: EnabledModels.in_force and not model.built)
     patches.switch_keras_methods({'compile': _compile}, applies=lambda model: not hasattr(model, 'template'))
     patches.switch_keras_methods({'_make_%s_function' % kind: _make_function for kind in KINDS},
-                                      applies=lambda model: EnabledModels.in_force)
+                                 applies=lambda model: EnabledModels.in_force)
     patches.replace_multi_gpu_model(multi_gpu_model, applies=lambda: EnabledModels.in_force)
 
 
-def _compile(original):
-    @functools.wraps(original)
-    def compile(self, *args, **kwargs):
-        before = parallel_state_of(self)
-        set_parallel_state(self, None)
-        original(self, *args, **kwargs)
-        if EnabledModels.in_force and self.built:
-            EnabledModels.in_force.attach(self, before)
-    return compile
+def _compile(original, self, *args, **kwargs):
+    before = parallel_state_of(self)
+    set_parallel_state(self, None)
+    original(self, *args, **kwargs)
+    if EnabledModels.in_force and self.built:
+        EnabledModels.in_force.attach(self, before)
 
 
-def _make_function(original):
-    @functools.wraps(original)
-    def make(self):
-        state, report = parallel_state_of(self), EnabledModels.in_force.report
-        if hasattr(self, 'template'):
-            state.usage = state.usage if state.usage in report.usages else report.usage(self.name)
-        elif not keras_versions.is_compiled(self) and not state:
-            EnabledModels.in_force.attach(self)
-        original(self)
-    return make
+def _make_function(original, self):
+    state, report = parallel_state_of(self), EnabledModels.in_force.report
+    if hasattr(self, 'template'):
+        state.usage = state.usage if state.usage in report.usages else report.usage(self.name)
+    elif not keras_versions.is_compiled(self) and not state:
+        EnabledModels.in_force.attach(self)
+    original(self)
 
 
 class EnabledModels(Enabled):

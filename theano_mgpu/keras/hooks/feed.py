@@ -5,10 +5,9 @@ batch that rank 0 takes, and so does each error and the end of the data.
 """
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 
 from ...comm.activities import FEED
 from ...comm.collectives import broadcast_object
@@ -22,28 +21,37 @@ ITEM, ANNOUNCED, ERROR = range(3)  # a message has a batch; or the batch came wi
 
 
 class Feed:
-    """The stream of batches of one argument of a loop.
+    """A source of the batches of a loop in place of the user's, which rank 0 alone asks, also in threads of Keras's."""
 
-    Only rank 0 asks its source; `in_thread` says whether a thread or process of Keras's does.
-    """
-
-    def __init__(self, ranks: Communicator, source: Any, in_thread: bool) -> None:
-        self._ranks, self._source, self._in_thread = ranks, source, in_thread
+    def __init__(self, ranks: Communicator, source: Any, enqueuer: Any = None) -> None:
+        self._ranks, self._source, self._enqueuer = ranks, source, enqueuer
         self._thread = threading.get_ident()
-        self._ahead = self._enqueuer = None  # the batch after the current one, if it is known; Keras's queue
+        self._ahead: Any = None  # the batch after the current one, if it is known
 
     def __reduce__(self):  # for processes that make batches
         return _same, (self._source,)
 
-    def take(self, following: Callable[[], Any]) -> Any:
-        """Return the next batch on every rank; rank 0 gets it from the function `following`."""
+    def taken_from(self, enqueuer: Any, items: Iterator[Any]) -> FedIterator:
+        """Return an iterator over the batches that the main thread takes from a queue of Keras's, on every rank."""
+        return FedIterator(self._ranks, items, enqueuer)
+
+
+class FedIterator(Feed, Iterator[Any]):
+    """A Feed in place of an iterator or generator, or of the batches that come from a queue of Keras's, the `enqueuer`.
+
+    The thread that trains takes the batch that rank 0 takes.
+    """
+
+    def __next__(self):
+        if threading.get_ident() != self._thread:
+            return next(self._source)
         if keras_loops.keras_batches is not None:
             keras_loops.keras_batches.queue(self)
-        return self._send(following) if self._ranks.rank == 0 else self._receive()
+        return self._send() if self._ranks.rank == 0 else self._receive()
 
-    def _send(self, following):
+    def _send(self):
         try:
-            item = following()
+            item = next(self._source)
         except BaseException as error:  # also SystemExit, and Ctrl-C, which is one of all ranks
             broadcast_object(self._ranks, (ERROR, packed(error), None), activity=FEED)
             known_to_all(error)
@@ -64,29 +72,6 @@ class Feed:
         """Return the batch after the current one, the same on every rank; None if it is not known."""
         return self._ahead
 
-    def taken_from(self, enqueuer: Any, items: Iterator[Any]) -> Taken:
-        """Return an iterator over the batches that the main thread takes from a queue of Keras's, on every rank."""
-        self._enqueuer = enqueuer
-        return Taken(self, items)
-
-
-class Taken(Iterator[Any]):
-    """An iterator over batches of a Feed, by the thread that trains; rank 0 takes them from `items`."""
-
-    def __init__(self, feed: Feed, items: Iterator[Any]) -> None:
-        self._feed, self._following = feed, functools.partial(next, items)
-
-    def __next__(self):
-        return self._feed.take(self._following)
-
-
-class FedIterator(Feed, Iterator[Any]):
-    """A Feed in place of an iterator or generator."""
-
-    def __next__(self):
-        following = functools.partial(next, self._source)
-        return following() if self._in_thread else self.take(following)
-
 
 class FedSequence(Feed, keras_versions.sequence_class()):  # type: ignore[misc]  # a class of any Keras
     """A Feed in place of a Sequence, as long as rank 0's."""
@@ -102,25 +87,21 @@ class FedSequence(Feed, keras_versions.sequence_class()):  # type: ignore[misc] 
 
     def __iter__(self):
         """Iterate for ever: Keras would begin anew."""
-        return Taken(self, itertools.chain.from_iterable(itertools.repeat(self._source)))
+        return FedIterator(self._ranks, itertools.chain.from_iterable(itertools.repeat(self._source)))
 
     def on_epoch_end(self) -> None:
         if self._ranks.rank == 0:
             self._source.on_epoch_end()
 
 
-def fed(ranks: Communicator, source: Any, workers: int) -> Any:
-    """Return a Feed in place of a generator or Sequence of a loop, on any rank; arrays are returned as they are.
-
-    `workers` are the threads or processes that ask it, as for `keras.Model.fit_generator`.
-    """
-    if isinstance(source, (Feed, Taken)):
+def fed(ranks: Communicator, source: Any) -> Any:
+    """Return a Feed in place of a generator or Sequence of a loop, on any rank; arrays are returned as they are."""
+    if isinstance(source, Feed):
         return source
-    in_thread = workers > 0 and ranks.rank == 0
     if keras_versions.is_sequence(source):
-        return FedSequence(ranks, source, in_thread)
+        return FedSequence(ranks, source)
     if hasattr(source, '__next__'):
-        return FedIterator(ranks, source, in_thread)
+        return FedIterator(ranks, source)
     return source
 
 

@@ -36,37 +36,35 @@ SET = 'set_%s' if hasattr(keras_callbacks.Callback, 'set_model') else '_set_%s' 
 PATHS = ('filepath', 'filename', 'log_dir')  # attributes that name the files which they write
 
 
-def loop_of(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a training, evaluation or prediction loop of `keras.Model`, for a model over contexts.
+def run_loop(method: Callable[..., Any], self: Model, *args: Any, **kwargs: Any) -> Any:
+    """Run a training, evaluation or prediction loop of `keras.Model`, for a model over contexts.
 
     A Checkpoint among the callbacks continues from its file. With several processes, only the first one shows progress
     and writes, all take its order of samples, and where each process feeds its own data, losses and metrics count all
     the data.
     """
-    _, *names = inspect.signature(method).parameters
-
-    @functools.wraps(method)
-    def loop(self, *args, **kwargs):
-        trains_together = mpi_environment.trains_together()
-        callbacks = dict(zip(names, args), **kwargs).get('callbacks') or []
-        # The validation of another loop, or `fit` with a Sequence, which calls fit_generator.
-        is_nested = isinstance(callbacks, keras_callbacks.CallbackList) or \
-            any(isinstance(callback, LoopCallbacks) for callback in callbacks)
-        feeds = trains_together and 'generator' in names and not isinstance(callbacks, keras_callbacks.CallbackList)
-        if feeds and theano.config.mgpu.data != 'sharded' and keras_versions.has_open_queues():
-            args, kwargs = (), with_feeds(dict(zip(names, args), **kwargs))
-        if is_nested or not (callbacks or trains_together):
-            return method(self, *args, **kwargs)
-        callbacks = list(callbacks)
-        checkpoint, *others = [callback for callback in callbacks if isinstance(callback, Checkpoint)] or [None]
-        if others:
-            raise ValueError('%d Checkpoints are among the callbacks: pass one' % (len(others) + 1))
-        run = functools.partial(method, self, **dict(zip(names, args), **kwargs))
-        with checkpoint.among(callbacks) if checkpoint else contextlib.nullcontext():
-            if trains_together:
-                return _run_on_each_rank(self, run, callbacks, checkpoint, names)
-            return run(callbacks=[LoopCallbacks(callbacks, checkpoint)] if checkpoint else callbacks)
-    return loop
+    code = inspect.unwrap(method).__code__  # inspect.signature takes long
+    names = code.co_varnames[1:code.co_argcount]
+    trains_together = mpi_environment.trains_together()
+    callbacks = dict(zip(names, args), **kwargs).get('callbacks') or []
+    # The validation of another loop, or `fit` with a Sequence, which calls fit_generator.
+    is_nested = isinstance(callbacks, keras_callbacks.CallbackList) or \
+        any(isinstance(callback, LoopCallbacks) for callback in callbacks)
+    feeds = trains_together and 'generator' in names and not isinstance(callbacks, keras_callbacks.CallbackList)
+    if feeds and theano.config.mgpu.data != 'sharded' and keras_versions.has_open_queues():
+        args, kwargs = (), with_feeds(dict(zip(names, args), **kwargs))
+    if is_nested or not (callbacks or trains_together):
+        return method(self, *args, **kwargs)
+    callbacks = list(callbacks)
+    checkpoints: list[Any] = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
+    checkpoint, *others = checkpoints or [None]
+    if others:
+        raise ValueError('%d Checkpoints are among the callbacks: pass one' % (len(others) + 1))
+    run = functools.partial(method, self, **dict(zip(names, args), **kwargs))
+    with checkpoint.among(callbacks) if checkpoint else contextlib.nullcontext():
+        if trains_together:
+            return _run_on_each_rank(self, run, callbacks, checkpoint, names)
+        return run(callbacks=[LoopCallbacks(callbacks, checkpoint)] if checkpoint else callbacks)
 
 
 def with_feeds(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -74,8 +72,7 @@ def with_feeds(arguments: dict[str, Any]) -> dict[str, Any]:
     ranks = mpi_communicator()
     if 'nb_worker' in arguments:  # its name before Keras 2
         arguments['workers'] = arguments.pop('nb_worker')
-    workers = arguments.get('workers', 1)
-    arguments.update((name, fed(ranks, arguments[name], workers)) for name in ('generator', 'validation_data')
+    arguments.update((name, fed(ranks, arguments[name])) for name in ('generator', 'validation_data')
                      if name in arguments)
     return dict(arguments, workers=0) if ranks.rank else arguments  # no thread asks for batches on other ranks
 

@@ -15,62 +15,55 @@ from keras.models import Sequential
 from keras.utils import io_utils
 
 from ...auto.parallel_state import parallel_state_of
-from ...comm.communicator import Communicator
-from ...comm.mpi import mpi_communicator
+from ...comm.mpi import choose_ranks
 from ...comm.rank_0 import write_on_rank_0
 from ...compat.patch import AtImport, apply
 from ...graph import theano_functions
-from ...utils import mpi_environment
 from ...utils.files import whole_file
-from ..models import KINDS, function_maker, members
+from ..models import KINDS, make_function, members
 from . import keras_loops, patches
-from .loops import loop_of
-from .prefetch import looking_ahead
+from .loops import run_loop
+from .prefetch import look_ahead
 
 
-def _standardize_user_data(original):
-    @functools.wraps(original)
-    def _standardize_user_data(self, x, y=None, *args, **kwargs):
-        if not isinstance(x, np.ndarray) or not (y is None or isinstance(y, np.ndarray)):  # is_tensor is slow
-            tensors = [value for value in members(x) + members(y) if isinstance(value, theano.Variable)]
-            if tensors:
-                raise ValueError('tensors (%s) cannot be split into sub-batches: pass the data as arrays, or from a '
-                                 'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
-        if keras_loops.keras_batches is None or args:
-            return original(self, x, y, *args, **kwargs)
-        return keras_loops.keras_batches.standardize(functools.partial(original, self), x, y, **kwargs)
-    return _standardize_user_data
+def _standardize_user_data(original, self, x, y=None, *args, **kwargs):
+    if not isinstance(x, np.ndarray) or not (y is None or isinstance(y, np.ndarray)):  # is_tensor is slow
+        tensors = [value for value in members(x) + members(y) if isinstance(value, theano.Variable)]
+        if tensors:
+            raise ValueError('tensors (%s) cannot be split into sub-batches: pass the data as arrays, or from a '
+                             'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
+    if keras_loops.keras_batches is None or args:
+        return original(self, x, y, *args, **kwargs)
+    return keras_loops.keras_batches.standardize(functools.partial(original, self), x, y, **kwargs)
 
 
-def _saving(original):
-    """Wrap a method that saves a model: a file is replaced as a whole. With several processes, the first one writes it.
+def _save(original, self, filepath, overwrite=True, *args, **kwargs):
+    """Save a model: a file is replaced as a whole. With several processes, the first one writes it.
 
     Another process that makes the same call waits until the file is written.
     """
-    @functools.wraps(original)
-    def save(self, filepath, overwrite=True, *args, **kwargs):
-        if not isinstance(filepath, (str, os.PathLike)):  # an h5py group or a stream: each process has its own
-            original(self, filepath, True, *args, **kwargs)
-            return
-        path = os.path.abspath(filepath)
+    if not isinstance(filepath, (str, os.PathLike)):  # an h5py group or a stream: each process has its own
+        original(self, filepath, True, *args, **kwargs)
+        return
+    path = os.path.abspath(filepath)
 
-        def replace():
-            if overwrite or not os.path.isfile(path) or io_utils.ask_to_proceed_with_overwrite(path):
-                with whole_file(path) as unfinished:
-                    original(self, unfinished, True, *args, **kwargs)
-        write_on_rank_0(mpi_communicator() if mpi_environment.trains_together() else Communicator(), path, replace)
-    return save
+    def replace():
+        if overwrite or not os.path.isfile(path) or io_utils.ask_to_proceed_with_overwrite(path):
+            with whole_file(path) as unfinished:
+                original(self, unfinished, True, *args, **kwargs)
+    write_on_rank_0(choose_ranks(None), path, replace)
 
 
-def _training_loop(original):
-    return loop_of(looking_ahead(original))
+def _train(original, self, *args, **kwargs):
+    return run_loop(functools.wraps(original)(functools.partial(look_ahead, original)), self, *args, **kwargs)
 
 
-LOOPS = {'fit': _training_loop, 'fit_generator': _training_loop, 'evaluate': loop_of, 'evaluate_generator': loop_of,
-         'predict': loop_of, 'predict_generator': loop_of}
+LOOPS: dict[str, Callable[..., Any]] = {
+    'fit': _train, 'fit_generator': _train, 'evaluate': run_loop, 'evaluate_generator': run_loop,
+    'predict': run_loop, 'predict_generator': run_loop}
 METHODS: dict[str, Callable[..., Any]] = dict(
-    LOOPS, _standardize_user_data=_standardize_user_data, save=_saving, save_weights=_saving,
-    **{'_make_%s_function' % kind: function_maker(kind) for kind in KINDS})
+    LOOPS, _standardize_user_data=_standardize_user_data, save=_save, save_weights=_save,
+    **{'_make_%s_function' % kind: functools.partial(make_function, kind) for kind in KINDS})
 
 
 @functools.lru_cache(None)
@@ -80,4 +73,4 @@ def switch_methods_once() -> None:
     apply(patches.PATCHES, AtImport)
     patches.switch_keras_methods(METHODS, applies=parallel_state_of)
     if 'save_weights' in vars(Sequential):  # Keras 2.0 and 2.1
-        patches.switch_keras_methods({'save_weights': _saving}, parallel_state_of, Sequential)
+        patches.switch_keras_methods({'save_weights': _save}, parallel_state_of, Sequential)

@@ -7,16 +7,20 @@ import sys
 from typing import Any, Callable, Mapping
 
 from ...compat.patch import AT_ENABLE, Patch, after
+from ...compat.wrapping import wrap
 from . import keras_loops
 
 
 def switch_keras_methods(methods: Mapping[str, Callable[..., Any]], applies: Callable[[Any], Any],
                          cls: type | None = None) -> None:
-    """Replace methods of a class of Keras's models, where ``applies(model)``, by what `methods` make of Keras's own."""
+    """Wrap methods of a class of Keras's models by `methods`, which are called where ``applies(model)``."""
     from keras.models import Model
-    for name, make in methods.items():
-        original = getattr(cls or Model, name)
-        setattr(cls or Model, name, _switched(original, make(original), lambda model, *args: applies(model)))
+    for name, method in methods.items():
+        wrap(cls or Model, name)(functools.partial(_switched, method, applies))
+
+
+def _switched(method, applies, original, self, *args, **kwargs):
+    return method(original, self, *args, **kwargs) if applies(self) else original(self, *args, **kwargs)
 
 
 def replace_multi_gpu_model(function: Callable[..., Any], applies: Callable[[], Any]) -> None:
@@ -27,17 +31,10 @@ def replace_multi_gpu_model(function: Callable[..., Any], applies: Callable[[], 
     utils: Any = importlib.import_module('keras.utils')
     original = getattr(utils, 'multi_gpu_model', None)
     if original is not None:
-        replaced = _switched(original, function, lambda *args: applies())
-        owner: Any
         for owner in utils, sys.modules[original.__module__]:
-            owner.multi_gpu_model = replaced
-
-
-def _switched(original, other, applies):
-    @functools.wraps(original)
-    def function(*args, **kwargs):
-        return (other if applies(*args) else original)(*args, **kwargs)
-    return function
+            @wrap(owner)
+            def multi_gpu_model(original, *args, **kwargs):
+                return (function if applies() else original)(*args, **kwargs)
 
 
 PATCHES = [

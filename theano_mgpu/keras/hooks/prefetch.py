@@ -1,15 +1,15 @@
 """The next batch of `fit` and `fit_generator`, which is sliced and sent while the current one is computed."""
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable
 
 import numpy as np
 from keras.models import Model
 
 from ...auto.parallel_state import parallel_state_of
+from ...utils.attributes import temporarily
 from . import keras_loops
-from .feed import Feed, next_of_queue
+from .feed import FedIterator, next_of_queue
 
 
 class LoopObserver:
@@ -20,7 +20,7 @@ class LoopObserver:
         self._model = model
         self._last: Any = None      # (slicing function, arrays, rows) of the current batch
         self._sliced: Any = None    # (rows, arrays) of the next one
-        self._source: Any = None    # the queue or Feed that batches come from
+        self._source: Any = None    # the queue or FedIterator that batches come from
         self._standard: Any = None  # (item of a generator, its standardised arrays) of the next one
         self._class_weight: Any = None
 
@@ -35,7 +35,7 @@ class LoopObserver:
         return sliced[1] if sliced and _is_same(sliced[0], rows) else original(arrays, rows)
 
     def queue(self, source: Any) -> None:
-        """Note that batches are taken from a queue of Keras's, or from a Feed."""
+        """Note that batches are taken from a queue of Keras's, or from a FedIterator."""
         self._source = source
 
     def standardize(self, original: Callable[..., Any], x: Any, y: Any = None, sample_weight: Any = None,
@@ -61,7 +61,7 @@ class LoopObserver:
         return self._sliced[1]
 
     def _next_item(self):
-        item = self._source.peek() if isinstance(self._source, Feed) else next_of_queue(self._source)
+        item = self._source.peek() if isinstance(self._source, FedIterator) else next_of_queue(self._source)
         if not isinstance(item, tuple) or len(item) not in (2, 3):
             return None  # Keras raises an error
         x, y, sample_weight = (item + (None,))[:3]
@@ -94,17 +94,13 @@ def _address(array):
     return array.__array_interface__['data'][0]
 
 
-def looking_ahead(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
-    @functools.wraps(method)
-    def loop(self, *args, **kwargs):
-        before, keras_loops.keras_batches = keras_loops.keras_batches, LoopObserver(self)
-        try:
+def look_ahead(method: Callable[..., Any], self: Model, *args: Any, **kwargs: Any) -> Any:
+    """Run a training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
+    try:
+        with temporarily(keras_loops, 'keras_batches', LoopObserver(self)):
             return method(self, *args, **kwargs)
-        finally:
-            keras_loops.keras_batches = before
-            # A loop that was interrupted leaves a batch on the devices.
-            state = parallel_state_of(self)  # none where the first batch was to compile the model, and failed
-            if state is not None and 'train' in state.functions:
-                state.functions['train'].forget_prepared()
-    return loop
+    finally:
+        # A loop that was interrupted leaves a batch on the devices.
+        state = parallel_state_of(self)  # none where the first batch was to compile the model, and failed
+        if state is not None and 'train' in state.functions:
+            state.functions['train'].forget_prepared()

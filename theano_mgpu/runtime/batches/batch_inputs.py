@@ -40,16 +40,16 @@ class BatchInputs:
         whole = substitute(list(outputs) + list(updates.values()), self.arguments.replacements)
         check_inputs(inputs, whole)
         self.slices = Slices(inputs, whole, updates, self._sharded)
-        if options.internal.example is not None:
-            lengths = self.slices.lengths(self.arguments.bind(options.internal.example, {}))
-            self.slices.keep({v for v, length in lengths.items() if length == options.internal.length})
-        elif any(self.arguments.split) or options.internal.whole:
+        if options.example is not None:
+            lengths = self.slices.lengths(self.arguments.bind(options.example, {}))
+            self.slices.keep({v for v, length in lengths.items() if length == options.length})
+        elif any(self.arguments.split) or options.whole:
             self.slices.keep(())
-        if options.internal.slices_on_host:
+        if options.slices_on_host:
             self.slices.take_on_host()
         for variable in self.data.keys() & updates.keys():  # states, which are the batch
             del self.data[variable]
-        if not options.internal.whole and not any(self.arguments.split) and not self.slices and not self.rows:
+        if not options.whole and not any(self.arguments.split) and not self.slices and not self.rows:
             raise no_samples(inputs)
         return whole[:len(outputs)], dict(zip(updates, whole[len(outputs):]))
 
@@ -74,7 +74,7 @@ class BatchInputs:
         outputs = substitute(outputs, {**self.slices.replacements, **self.rows})
         refusals: list[CannotCut] = []
         for in_indices in (False, True):
-            free = FreeBatchSize(inputs, self._options.internal.length, in_indices)
+            free = FreeBatchSize(inputs, self._options.length, in_indices)
             freed = free(outputs)
             if refusals and not free.found_in_indices:
                 break
@@ -87,7 +87,7 @@ class BatchInputs:
                 self.rows.update(rows)
                 self.only_length = free.length if free.found else None
                 return program
-        if self._sharded or self._options.internal.must_divide:
+        if self._sharded or self._options.must_divide:
             raise GraphError('%s%s cannot be computed in parts: %s' % (
                 'each process has samples of its own, but ' * self._sharded, self._options.name or 'a function',
                 refusals[0])) from refusals[0]
@@ -95,7 +95,7 @@ class BatchInputs:
 
     def _with_states(self, inputs, outputs, updated):
         """Return the Program, and the states that come in with the batch, since they have a row a sample."""
-        statistics, length = self._options.flags.batch_statistics, self._options.internal.length
+        statistics, length = self._options.flags.batch_statistics, self._options.length
         read, n_outputs = set(ancestors(outputs)), len(outputs) - len(updated)
 
         def states(program):
@@ -139,7 +139,7 @@ class BatchInputs:
     def length(self, values: Sequence[np.ndarray],
                states: Mapping[SharedVariable, Any] | None = None) -> int:
         """Return the number of samples of a batch; raise a BatchError if it is not one, or arguments do not agree."""
-        if self._options.internal.whole:
+        if self._options.whole:
             return 1
         lengths, names = self.arguments.lengths(values), self.arguments.names_of_lengths
         sliced, states = self.slices.lengths(values), states or {}
