@@ -125,7 +125,7 @@ class Slots:
         self.move(given.sources, given.targets)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(PLANS)), st.integers(1, 9), st.sampled_from([None, 2, 3]))
 def test_each_value_is_made_once_and_let_go_after_its_last_use(name, length, slices):
     plan = plan_of(name)
