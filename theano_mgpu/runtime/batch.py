@@ -120,6 +120,8 @@ class Splitter:
             self.shapes = {v: np.shape(value) for v, value in known.items()}
             self.whole_numbers = {v: int(value) for v, value in known.items() if isinstance(value, np.ndarray)
                                   and not value.ndim and value.dtype.kind in 'biu'}
+        if not self._on_devices:
+            return Batch(split, slots, [])
         turns = 0 if split.division.waits_on_host else self._turns or len(split.rounds) + 1
         return Batch(split, slots, [self._buffers_of(shard.replica, turns) for shard in split.shards])
 

@@ -5,7 +5,7 @@ import functools
 import gc
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 import theano
@@ -255,8 +255,10 @@ class DividedFunction:
         lengths = [self.inputs.length(values)] if lengths is None else lengths
         if self.sharded and min(lengths) == 0:
             values = self._or_example(values, lengths)
-        given = [*zip(self.arguments.inputs, values), *self.inputs.slices.taken(values).items(),
-                 *((self.inputs.rows[variable], value) for variable, value in states.items())]
+        given: Iterable[tuple[theano.Variable, Any]] = zip(self.arguments.inputs, values)
+        if self.inputs.slices.stand_ins or states:
+            given = [*given, *self.inputs.slices.taken(values).items(),
+                     *((self.inputs.rows[variable], value) for variable, value in states.items())]
         return self.built.splitter.split(given, lengths)
 
     def _or_example(self, values: Any, lengths: Sequence[int]) -> Any:

@@ -20,7 +20,7 @@ from ..plan import instructions
 from ..plan.instructions import Move, New, PartOnContext, Slots
 from ..utils.executors import ThreadsExecutor
 from ..utils.timeline import HOST as HOST_TRACK
-from ..utils.timeline import STEP, note, span
+from ..utils.timeline import STEP, note, records, span
 from .batch import Batch
 from .batches.data_set_rows import Rows
 from .executable import Executable, Factored
@@ -60,7 +60,7 @@ class StepRun:
     """
 
     def __init__(self, executable: Executable, batch: Batch, timed: int | None = None):
-        self._timed, self._seconds, self._ended = timed, 0.0, 0.0
+        self._timed, self._seconds, self._ended, self._is_shown = timed, 0.0, 0.0, records()
         self._executable, self._batch, self._split, self._slots = executable, batch, batch.split, batch.slots
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
@@ -69,7 +69,8 @@ class StepRun:
 
     def start(self) -> None:
         """Compute all stages; the last one may still be under way on the devices."""
-        self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
+        if self._executable.over_ranks.underway:
+            self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
         self._run(self._split.program.stages)
 
     def end(self) -> StepResult:
@@ -83,8 +84,12 @@ class StepRun:
         slots = self._slots
         try:
             for name, instruction, ended in steps:
-                with span(name, STEP):
-                    getattr(self, name)(instruction)
+                carry_out = getattr(self, name)
+                if self._is_shown:
+                    with span(name, STEP):
+                        carry_out(instruction)
+                else:
+                    carry_out(instruction)
                 for slot in ended:
                     slots[slot] = None
         except Exception:

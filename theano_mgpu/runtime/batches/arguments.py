@@ -42,8 +42,13 @@ class Arguments:
         """Return arguments in the order of the inputs, each converted to its input's type, samples along axis 0."""
         if kwargs or len(args) != len(self._variables):
             args = self._completed(args, kwargs)
-        bound = [converted(variable, value, self._allow_downcast) for variable, value in zip(self._variables, args)]
-        return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)]
+        try:
+            bound = [variable.type.filter(value, False, self._allow_downcast)
+                     for variable, value in zip(self._variables, args)]
+        except (TypeError, ValueError):  # this raises the error with the name of the input
+            bound = [converted(variable, value, self._allow_downcast) for variable, value in zip(self._variables, args)]
+        return [np.moveaxis(value, axis, 0) if axis else value for value, axis in zip(bound, self._axes)] \
+            if self.replacements else bound
 
     def _completed(self, args, kwargs):
         if len(args) > len(self._variables):

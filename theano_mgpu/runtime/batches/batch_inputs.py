@@ -142,11 +142,12 @@ class BatchInputs:
         if self._options.whole:
             return 1
         lengths, names = self.arguments.lengths(values), self.arguments.names_of_lengths
-        sliced, states = self.slices.lengths(values), states or {}
-        lengths += [*sliced.values(), *[value.shape[0] for value in states.values()]]
-        if len(set(lengths)) > 1 or not lengths[0]:
-            names = [*names, *[str(self.slices.stand_ins[v]) for v in sliced],
-                     *['%s%s' % ('the state ' * (v not in self.data), v) for v in states]]
+        if self.slices.stand_ins or states:
+            sliced, states = self.slices.lengths(values), states or {}
+            lengths += [*sliced.values(), *[value.shape[0] for value in states.values()]]
+            if len(set(lengths)) > 1 or not lengths[0]:
+                names = [*names, *[str(self.slices.stand_ins[v]) for v in sliced],
+                         *['%s%s' % ('the state ' * (v not in self.data), v) for v in states]]
         # A process slices nothing once it is through its part of the data; the others may go on.
         length = batch_length(lengths, names, 0 if self._sharded and self.slices else 1)
         if self.only_length is not None and self.only_length != length:
