@@ -151,6 +151,7 @@ class LengthChooser:
     def __init__(self, ranks: Communicator, note_short: Callable[[int], object], times_long: bool = False) -> None:
         self._ranks, self._note_short, self._times_long = ranks, note_short, times_long
         self._choosers: dict[int, Chooser] = {}
+        self._one, self._several = Chooser(State.ONE, ranks), Chooser(State.SEVERAL, ranks)
         self._one_below, self._several_from = 0, math.inf
         self._are_below_long = False  # the batches that made `_one_below` known
 
@@ -172,9 +173,9 @@ class LengthChooser:
     def run(self, samples: int, compute: Callable[[Way], tuple[Any, bool]]) -> Any:
         """Compute a batch of a number of samples; see `Chooser.run`."""
         if samples < self._one_below:
-            return compute(Way.ONE)[0]
+            return self._one.run(compute)
         if samples >= self._several_from:
-            return compute(Way.SEVERAL)[0]
+            return self._several.run(compute)
         digits = samples.bit_length()
         chooser = self._choosers.setdefault(digits, Chooser(State.TIMES_SEVERAL, self._ranks, self._times_long))
         results = chooser.run(compute)
