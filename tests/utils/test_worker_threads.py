@@ -13,6 +13,7 @@ from theano_mgpu.utils.executors import make_executor
 from theano_mgpu.utils.timeline import Timings
 from theano_mgpu.utils.worker_threads import Task, WorkerThreads
 
+import numpy as np
 import pytest
 from support.interrupts import interrupted_at_each_line
 from support.processes import python
@@ -96,7 +97,8 @@ def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
             time.sleep(0.001)
             added.append(self)
 
-    ranks, sums = types.SimpleNamespace(size=2, handshake=lambda activity: None), [Sums(), Sums()]
+    ranks = types.SimpleNamespace(size=2, handshake=lambda activity, ready: np.array([ready]))
+    sums = [Sums(), Sums()]
     over_ranks = over_ranks_module.OverRanks(ranks, Timings(), overlaps=True)
 
     def step():
@@ -104,7 +106,7 @@ def test_ctrl_c_at_any_line_of_sums_over_ranks_leaves_none_under_way():
         over_ranks.wait()
         try:
             for each in sums:
-                over_ranks.start(each, idle=False)
+                over_ranks.start(each)
         finally:
             over_ranks.wait()
 

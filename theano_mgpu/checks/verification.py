@@ -11,7 +11,7 @@ from scipy import sparse
 
 from ..devices.context_map import HOST, Context, describe
 from ..errors import PREFIX, GraphError, MgpuError
-from ..graph.graph import host_graph, on_host, shared_variables, substitute
+from ..graph.graph import fetched_values, host_graph, shared_variables, substitute
 from ..graph.random_streams import is_random_state
 from ..graph.repeatable import unrepeatable_in
 from ..graph.theano_functions import plain_function
@@ -132,8 +132,7 @@ class OneDevice:
 
     def __init__(self, inputs: Sequence[theano.Variable], results: Sequence[theano.Variable], mode: Any) -> None:
         graph = host_graph(results)
-        views = [variable for variable in shared_variables(graph) if hasattr(variable.tag, 'stands_for')]
-        graph = substitute(graph, {view: on_host(view.tag.stands_for) for view in views})  # values on a device, fetched
+        graph = substitute(graph, fetched_values(graph))
         self._shared = shared_variables(graph)
         self.dtype = coarsest(getattr(each.type, 'dtype', None) for each in [*inputs, *self._shared, *graph])
         self.results = plain_function(inputs, graph, mode=theano.compile.get_mode(mode).excluding('gpuarray_opt'),

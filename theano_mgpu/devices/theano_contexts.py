@@ -65,9 +65,12 @@ def open_contexts_on_demand(open_context: Callable[[str], bool]) -> None:
     class OnTheHost(ContextNotDefined, TypeError):
         """The error of an array of a GPU on a context of the CPU; `theano.shared` then tries other constructors."""
 
+    def has_arrays(name):
+        return name in registry or open_context(name)
+
     @functools.wraps(original)
     def get_context(name):
-        if name is not None and name not in registry and not open_context(name):
+        if name is not None and not has_arrays(name):
             raise OnTheHost('context %s is on the CPU, where no array of a GPU can be' % name)
         return original(name)
 
@@ -75,7 +78,7 @@ def open_contexts_on_demand(open_context: Callable[[str], bool]) -> None:
         """Make a shared variable for a target: on a context of the CPU it is a variable of the host."""
         if target == 'cpu':
             raise TypeError('Theano has a constructor for this target')
-        if open_context(target):
+        if has_arrays(target):
             return gpuarray_type.gpuarray_shared_constructor(value, name, strict, allow_downcast, borrow, target=target,
                                                              **options)
         return compile.shared(value, name, strict, allow_downcast, borrow=borrow, target='cpu', **options)
@@ -83,7 +86,7 @@ def open_contexts_on_demand(open_context: Callable[[str], bool]) -> None:
     def transfer(variable, target):
         """Leave a variable on the host for a context of the CPU; Theano's own function has looked for a GPU before."""
         try:
-            return None if open_context(target) else variable.transfer('cpu')
+            return None if has_arrays(target) else variable.transfer('cpu')
         except ContextNotDefined:
             if tensor.basic.transfer._others[-1] is transfer:
                 raise
@@ -167,21 +170,22 @@ def give_each_thunk_its_inner_function() -> None:
 
 
 def lift_graphs_to_named_contexts() -> None:
-    """Keep Theano 1.0.5's ``GraphToGPU`` from failing, and logging it, where there is no default context.
+    """Keep Theano 1.0.5's ``GraphToGPU`` on the context of its graph, where this is not the default one.
 
     It infers the context of a graph's inputs even if no variable of the graph is on a GPU, and lifts an Alloc that
-    comes before the first GPU variable to context ``None``: "context name None not defined". With this, a graph without
-    a GPU variable stays on the host, and in any other graph None means the context of its first GPU variable.
+    comes before the first GPU variable to context ``None``: "context name None not defined", or, with ``device=cuda0``,
+    arrays on this device in a graph for another one. With this, a graph without a GPU variable stays on the host, and
+    in any other graph None means the context of its first GPU variable.
     """
     from theano.gpuarray.opt import GraphToGPU
     from theano.gpuarray.type import GpuArrayType, list_contexts
 
     @wrap(GraphToGPU)
     def apply(original, self, fgraph):
+        if _pinned[-1] is None and None in list_contexts():
+            return original(self, fgraph)
         if _pinned[-1] is not None and _pinned[-1].kind == 'cpu':
             return None
-        if None in list_contexts():
-            return original(self, fgraph)
         placed = [v.type.context_name for v in fgraph.variables if isinstance(v.type, GpuArrayType)]
         if not placed:
             return None

@@ -6,10 +6,12 @@ from typing import Iterable, Sequence, TypeVar
 
 import numpy as np
 import theano
+from theano.compile.ops import Shape
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors, io_toposort
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, host_from_gpu
 from theano.gpuarray.type import GpuArrayType, gpu_supported
+from theano.tensor.opt import Shape_i
 from theano.tensor.sharedvar import TensorSharedVariable
 
 from ..errors import GraphError
@@ -125,6 +127,11 @@ def host_view(variable: SharedVariable) -> SharedVariable:
     return variable.tag.host_view
 
 
+def fetched_values(outputs: Sequence[theano.Variable]) -> dict[theano.Variable, theano.Variable]:
+    """Return for each `host_view` in a graph the value on the host that is fetched from its device."""
+    return {v: on_host(v.tag.stands_for) for v in shared_variables(outputs) if hasattr(v.tag, 'stands_for')}
+
+
 def host_type(variable: theano.Variable) -> theano.tensor.TensorType:
     """Return the type of a tensor's values on the host."""
     return theano.tensor.TensorType(variable.type.dtype, variable.type.broadcastable)
@@ -139,8 +146,12 @@ def host_graph(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
         If ops of the graph itself bind it to a context.
     """
     outputs = [on_host(output) for output in outputs]
-    views = {v: host_view(v.owner.inputs[0]) for v in ancestors(outputs)
-             if v.owner and isinstance(v.owner.op, HostFromGpu) and isinstance(v.owner.inputs[0], SharedVariable)}
+    views = {}
+    for v in ancestors(outputs):
+        if v.owner and isinstance(v.owner.op, (HostFromGpu, Shape, Shape_i)) and \
+                isinstance(v.owner.inputs[0], SharedVariable):
+            view = host_view(v.owner.inputs[0])
+            views[v] = view if isinstance(v.owner.op, HostFromGpu) else v.owner.op(view)
     outputs = without_default_device(substitute(outputs, views) if views else outputs)
     for variable in ancestors(outputs):
         if isinstance(variable.type, GpuArrayType):

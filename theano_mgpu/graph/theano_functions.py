@@ -13,6 +13,7 @@ from theano.configparser import change_flags
 from ..compat.wrapping import arguments_of, wrap
 from ..utils import progress
 from ..utils.attributes import temporarily
+from .graph import fetched_values
 from .layers import name_function, timed
 from .traces import folders
 from .updates import first_of_each
@@ -50,7 +51,8 @@ def plain_function(*args: Any, **kwargs: Any) -> Callable[..., Any]:
 def host_function(inputs: Sequence[Any], outputs: Any, **options: Any) -> Callable[..., Any]:
     """Make such a function that computes on the host."""
     mode = theano.compile.get_default_mode().excluding('gpuarray_opt')
-    return plain_function(inputs, outputs, mode=mode, **options)
+    graph = [getattr(each, 'variable', each) for each in (outputs if isinstance(outputs, list) else [outputs])]
+    return plain_function(inputs, outputs, mode=mode, givens=fetched_values(graph), **options)
 
 
 def builds_graphs(function: Function) -> Function:
@@ -63,7 +65,6 @@ def builds_graphs(function: Function) -> Function:
         with change_flags(compute_test_value='off', warn_float64='ignore'):
             return function(*args, **kwargs)
     return cast(Function, within_own_flags)
-
 
 
 def is_of_user(arguments: Mapping[str, Any]) -> bool:

@@ -73,7 +73,7 @@ def read_by_updates(updates: dict[SharedVariable, theano.Variable], loss: theano
 
     The loss may read much more: whole data sets, weights that are not trained.
     """
-    of_loss = set(graph.shared_variables([loss]))
+    of_loss = set(map(graph.host_view, graph.shared_variables([loss])))
     return [variable for variable in graph.shared_variables(list(updates.values())) if variable not in of_loss]
 
 

@@ -8,6 +8,7 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
+from ...devices.transfers import fetch
 from ...errors import GraphError, LengthError
 from ...graph.graph import check_inputs, host_view, substitute
 from ...graph.partition import partition
@@ -132,9 +133,9 @@ class BatchInputs:
         return program, rows
 
     def states(self) -> dict[SharedVariable, Any]:
-        """Return the values of the shared variables with a row a sample; of a data set the DataSet."""
-        return {variable: self.data[variable].latest() if variable in self.data else variable.get_value(borrow=True)
-                for variable in self.rows} if self.rows else {}
+        """Return the values of the shared variables with a row a sample, on the host; of a data set the DataSet."""
+        return {variable: self.data[variable].latest() if variable in self.data else
+                fetch(variable.get_value(borrow=True)) for variable in self.rows} if self.rows else {}
 
     def length(self, values: Sequence[np.ndarray],
                states: Mapping[SharedVariable, Any] | None = None) -> int:

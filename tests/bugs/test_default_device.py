@@ -1,0 +1,58 @@
+"""Bugs that were found and fixed, each under its symptom: contexts beside a default device, by the flag `device=cuda0`.
+
+Theano's shared variables are then arrays of this device, in a context without a name.
+"""
+import cuda_on_cpu
+import pytest
+from support.data_set_cases import CASES
+from support.parameters import slow_but
+from support.standin import run
+
+pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
+                                                             reason=cuda_on_cpu.unavailable() or '')]
+
+FLAGS = 'contexts=dev0->cuda0;dev1->cuda1,device=cuda0,floatX=float64'
+# Of a Hessian, the inner graph of the loop has transfers to the default device.
+DIVIDED = [name for name in CASES if name != 'newton']
+
+TRAINED = '''
+import theano, theano.tensor as T
+X = np.random.RandomState(0).rand(30, 4)
+data, rate, w = theano.shared(X, 'data'), theano.shared(np.array([.1]), 'rate'), theano.shared(np.ones(5), 'w')
+i, rows = T.lscalar('i'), T.matrix('rows')
+x = data[i * 10:(i + 1) * 10]
+loss = T.sqr(T.dot(x, w[:-1]) + w[-1] - x.shape[1]).mean()
+update = w - rate.sum() * T.grad(loss, w)
+assert 'Gpu' in type(data).__name__
+
+step = mgpu.training_function([i], loss, [w], lambda gradients: [(w, w - rate.sum() * gradients[0])])
+one_device = theano.function([i], [loss, update])
+with mgpu.Predictor([rows], T.dot(rows, w[:-1])) as predictor:
+    np.testing.assert_allclose(predictor.predict(X), X.dot(np.ones(4)))
+    for number in range(3):
+        cost, new = one_device(number)
+        np.testing.assert_allclose(step(number), cost, 1e-12)
+        np.testing.assert_allclose(w.get_value(), new, 1e-12)
+print(*sorted(each.variable.name for each in step.variables()))
+'''
+
+COMPUTED = '''
+from support.data_set_cases import CASES, differences
+for name in %r:
+    difference, usage = differences(CASES[name], None)
+    assert difference < 1e-12 and (usage.why, usage.calls) == ('divided', 3), (name, difference, usage.why)
+    print(name)
+'''
+
+
+def test_a_model_trains_on_slices_of_a_data_set_of_the_default_device():
+    """A device was given arrays of another one, "Expected 2 dimensions input", "context name dev0.1 not defined"."""
+    assert run(TRAINED, flags=FLAGS) == ['rate w']
+
+
+@pytest.mark.parametrize('names', slow_but([['logistic', 'numbered', 'noisy', 'sampler']], [
+    ['logistic', 'numbered', 'noisy', 'sampler'], DIVIDED]), ids=str)
+def test_data_sets_of_the_default_device_are_the_batch(names):
+    """Replicas in threads read the memory of one device at once: "invalid device context"."""
+    assert run(COMPUTED % (names,), flags=FLAGS) == names
