@@ -56,3 +56,15 @@ def test_a_model_trains_on_slices_of_a_data_set_of_the_default_device():
 def test_data_sets_of_the_default_device_are_the_batch(names):
     """Replicas in threads read the memory of one device at once: "invalid device context"."""
     assert run(COMPUTED % (names,), flags=FLAGS) == names
+
+
+CHILD = """
+import os, subprocess
+code = 'import theano_mgpu, theano, numpy; print(type(theano.shared(numpy.ones(3))).__name__)'
+print(subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True).stdout.strip())
+"""
+
+
+def test_a_child_process_opens_the_default_device():
+    """The processes of `run --processes` printed "You can't initialize the GPU in a subprocess"."""
+    assert run(CHILD, flags=FLAGS) == ['GpuArraySharedVariable']

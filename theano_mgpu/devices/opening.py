@@ -1,13 +1,12 @@
 """Opening of devices; an error says why a device cannot be opened, and what to do."""
 from __future__ import annotations
 
-import os
-
 from ..compat import cuda_libraries, patch
 from ..errors import ContextError
 from . import discovery, host_memory
 from .context_map import Context, describe
 from .patches import EACH_GPU, PATCHES
+from .theano_contexts import let_children_open_gpus
 
 
 def open_device(context: Context, preallocated: bool = True) -> bool:
@@ -39,7 +38,7 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
     # second name of one device prints "Mapped name dev1 ..." and is then unknown (Theano 1.0.5).
     seen = theano.gpuarray.init_dev.devmap
     first = seen.pop(context.device, None)
-    _forget_active_gpu()
+    let_children_open_gpus()
     try:
         flagged = theano.config.gpuarray.preallocate
         theano.gpuarray.init_dev(context.device, context.name, flagged if preallocated else min(flagged, 0))
@@ -49,21 +48,12 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
         raise ContextError('context %s could not be opened: %s. %s'
                            % (describe([context]), why, _remedy(context, why))) from error
     finally:
-        _forget_active_gpu()
+        let_children_open_gpus()
         if first is not None:
             seen[context.device] = first
     get_context(context.name).dev = context.device
     patch.apply(PATCHES, EACH_GPU, get_context(context.name), again=True)
     return True
-
-
-def _forget_active_gpu():
-    """Remove the mark of Theano 1.0.5 in the environment of a process that opened a GPU; children inherit it.
-
-    With the mark, every child process, also one started afresh, refuses a GPU: "You can't initialize
-    the GPU in a subprocess if the parent process already did it".
-    """
-    os.environ.pop('THEANO_GPU_IS_ALREADY_ACTIVE', None)
 
 
 def _remedy(context, why):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
 import sys
 from typing import Any, Callable, Iterator, List
 
@@ -48,6 +49,15 @@ def show_contexts() -> None:
     from theano import configparser
     flag, = [flag for flag in configparser._config_var_list if flag.fullname == 'contexts']
     flag.val = flags.flag('contexts', '')
+
+
+def let_children_open_gpus() -> None:
+    """Remove the mark of Theano 1.0.5 in the environment of a process that has opened a GPU; children inherit it.
+
+    With the mark, every child process, also one started afresh, refuses a GPU: "You can't initialize
+    the GPU in a subprocess if the parent process already did it".
+    """
+    os.environ.pop('THEANO_GPU_IS_ALREADY_ACTIVE', None)
 
 
 def open_contexts_on_demand(open_context: Callable[[str], bool]) -> None:
