@@ -68,3 +68,22 @@ print(subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=
 def test_a_child_process_opens_the_default_device():
     """The processes of `run --processes` printed "You can't initialize the GPU in a subprocess"."""
     assert run(CHILD, flags=FLAGS) == ['GpuArraySharedVariable']
+
+
+RESERVED = """
+import theano
+mgpu.init('dev0->cuda0;dev1->cuda1;dev2->cuda0')
+from theano.gpuarray.type import get_context
+default = get_context(None)
+print(get_context('dev0') is default, get_context('dev1') is default, get_context('dev2') is default)
+"""
+
+
+@pytest.mark.parametrize('flags, same', [('device=cuda0', 'True False False'), ('device=cuda', 'True False False'),
+                                         ('device=cuda1', 'False True False')])
+def test_memory_of_the_default_device_is_reserved_once(flags, same):
+    """With gpuarray.preallocate=0.8, as many have it, "context dev0->cuda0 could not be opened: … 20 MB are available".
+
+    Two contexts of one device that are asked for stay two, since each thread needs its own.
+    """
+    assert run(RESERVED, flags=flags + ',gpuarray.preallocate=30', memory='100M')[-1] == same

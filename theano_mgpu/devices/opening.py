@@ -5,6 +5,7 @@ from ..compat import cuda_libraries, patch
 from ..errors import ContextError
 from . import discovery, host_memory
 from .context_map import Context, describe
+from .cuda_driver import load_driver
 from .patches import EACH_GPU, PATCHES
 from .theano_contexts import let_children_open_gpus
 
@@ -19,7 +20,7 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
         host_memory.keep_freed_memory()
         return False
     import theano.gpuarray
-    from theano.gpuarray.type import get_context, list_contexts
+    from theano.gpuarray.type import get_context, list_contexts, reg_context
     if context.name in list_contexts():
         opened = getattr(get_context(context.name), 'dev', 'an unknown device')  # init_dev sets `dev`
         if opened != context.device:
@@ -34,6 +35,29 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
                            % (describe([context]), context.name, discovery.INSTALL_PYGPU))
     if context.kind == 'cuda':
         cuda_libraries.require(context.device)
+    if not (preallocated and _is_default(context)):
+        _initialise(context, preallocated)
+    else:  # two contexts of one device would each reserve memory, as gpuarray.preallocate says
+        reg_context(context.name, get_context(None))
+    get_context(context.name).dev = context.device
+    patch.apply(PATCHES, EACH_GPU, get_context(context.name), again=True)
+    return True
+
+
+def _is_default(context):
+    """Return whether a context is the first one on the device that Theano has opened by the flag ``device``."""
+    from theano.gpuarray.type import get_context, list_contexts
+    names = list_contexts()
+    default = get_context(None) if None in names else None
+    if default is None or sum(get_context(name) is default for name in names) > 1:  # each thread needs its own
+        return False
+    if context.kind != 'cuda' or default.kind != b'cuda':
+        return default.dev == context.device
+    return load_driver().device_at(discovery.decoded(default.unique_id)) == int(context.device[len('cuda'):] or 0)
+
+
+def _initialise(context, preallocated):
+    import theano.gpuarray
     # Theano registers a name only for a device string that it has not seen: without this pop, the
     # second name of one device prints "Mapped name dev1 ..." and is then unknown (Theano 1.0.5).
     seen = theano.gpuarray.init_dev.devmap
@@ -51,9 +75,6 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
         let_children_open_gpus()
         if first is not None:
             seen[context.device] = first
-    get_context(context.name).dev = context.device
-    patch.apply(PATCHES, EACH_GPU, get_context(context.name), again=True)
-    return True
 
 
 def _remedy(context, why):
