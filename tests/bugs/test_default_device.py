@@ -82,7 +82,7 @@ print(get_context('dev0') is default, get_context('dev1') is default, get_contex
 @pytest.mark.parametrize('flags, same', [('device=cuda0', 'True False False'), ('device=cuda', 'True False False'),
                                          ('device=cuda1', 'False True False')])
 def test_memory_of_the_default_device_is_reserved_once(flags, same):
-    """With gpuarray.preallocate=0.8, as many have it, "context dev0->cuda0 could not be opened: … 20 MB are available".
+    """A context could not reserve as much again: "Trying to preallocate 80 MB, while only 20 MB are available".
 
     Two contexts of one device that are asked for stay two, since each thread needs its own.
     """
