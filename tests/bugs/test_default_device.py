@@ -6,7 +6,7 @@ import cuda_on_cpu
 import pytest
 from support.data_set_cases import CASES
 from support.parameters import slow_but
-from support.standin import run
+from support.standin import launched, run
 
 pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
@@ -87,3 +87,19 @@ def test_memory_of_the_default_device_is_reserved_once(flags, same):
     Two contexts of one device that are asked for stay two, since each thread needs its own.
     """
     assert run(RESERVED, flags=flags + ',gpuarray.preallocate=30', memory='100M')[-1] == same
+
+
+OF_A_JOB = """
+import theano, theano.tensor as T
+w = theano.shared(np.ones(3, 'float32'), 'w')
+x = T.matrix('x')
+step = mgpu.training_function([x], T.sqr(T.dot(x, w)).mean(), [w], lambda gradients: [(w, w - .1 * gradients[0])])
+print(float(step(np.ones((4, 3), 'float32'))), type(w).__name__, *theano.gpuarray.type.list_contexts())
+"""
+
+
+@pytest.mark.mpi
+def test_processes_of_a_job_leave_the_default_device(tmp_path):
+    """Every process reserved memory of the first device: the second one found too little."""
+    flags = 'device=cuda,gpuarray.preallocate=30'
+    assert launched(2, OF_A_JOB, tmp_path, 2, flags, memory='100M')[-1] == '9.0 TensorSharedVariable dev0'

@@ -58,6 +58,8 @@ PATCHES = [
           AS_FLAGS, theano_contexts.hide_contexts, 'test_theano_opens_no_context_by_itself'),
     Patch('Theano', '1.0.5', "theano.config.contexts is empty, since Theano is imported without the user's map",
           AFTER_THEANO, theano_contexts.show_contexts, 'test_theano_opens_no_context_by_itself'),
+    Patch('Theano', '1.0.5 with device=cuda', 'all processes of a job open one device, and reserve its memory',
+          AS_FLAGS, theano_contexts.leave_default_device, 'test_processes_of_a_job_leave_the_default_device'),
     Patch('Theano', '1.0.5 with device=cuda', "child processes: You can't initialize the GPU in a subprocess",
           AFTER_THEANO, theano_contexts.let_children_open_gpus, 'test_a_child_process_opens_the_default_device'),
     Patch('Theano', '1.0.5', "shared(target='dev0'): no suitable constructor, as Theano was imported without contexts",

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterator, List
 
 from ..compat import kept_graphs
 from ..compat.wrapping import wrap
-from ..utils import flags
+from ..utils import flags, mpi_environment, progress
 from ..utils.attributes import temporarily
 
 _pinned: List[Any] = [None]  # the context that a graph is being compiled for, innermost last
@@ -49,6 +49,14 @@ def show_contexts() -> None:
     from theano import configparser
     flag, = [flag for flag in configparser._config_var_list if flag.fullname == 'contexts']
     flag.val = flags.flag('contexts', '')
+
+
+def leave_default_device(theanos: dict[str, str]) -> None:
+    """Keep a process of a job from opening the device of the flag ``device``, which is the same one for all of them."""
+    device = flags.flag('device', 'cpu')
+    if mpi_environment.size() > 1 and device.startswith('cuda'):
+        theanos['device'] = 'cpu'
+        progress.note('device=%s is not read in a job of several processes: contexts choose devices' % device)
 
 
 def let_children_open_gpus() -> None:
