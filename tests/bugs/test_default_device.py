@@ -2,6 +2,9 @@
 
 Theano's shared variables are then arrays of this device, in a context without a name.
 """
+import subprocess
+import sys
+
 import cuda_on_cpu
 import pytest
 from support.data_set_cases import CASES
@@ -103,3 +106,13 @@ def test_processes_of_a_job_leave_the_default_device(tmp_path):
     """Every process reserved memory of the first device: the second one found too little."""
     flags = 'device=cuda,gpuarray.preallocate=30'
     assert launched(2, OF_A_JOB, tmp_path, 2, flags, memory='100M')[-1] == '9.0 TensorSharedVariable dev0'
+
+
+@pytest.mark.mpi
+def test_a_process_that_starts_a_job_leaves_the_default_device(tmp_path):
+    """The memory that it reserved was missing in the first process of the job."""
+    (tmp_path / 'script.py').write_text('import theano; print(theano.config.device)')
+    command = [sys.executable, '-m', 'theano_mgpu', 'run', '--processes', '2', str(tmp_path / 'script.py')]
+    done = subprocess.run(command, env={**cuda_on_cpu.environment(2), 'THEANO_FLAGS': 'device=cuda'},
+                          capture_output=True, text=True)
+    assert done.stdout == 'cpu\n' and 'Mapped name None' not in done.stderr, done.stdout + done.stderr
