@@ -103,7 +103,7 @@ print(float(step(np.ones((4, 3), 'float32'))), type(w).__name__, *theano.gpuarra
 
 @pytest.mark.mpi
 def test_processes_of_a_job_leave_the_default_device(tmp_path):
-    """Every process reserved memory of the first device: the second one found too little."""
+    """All reserved memory of the first device, and the second process found too little."""
     flags = 'device=cuda,gpuarray.preallocate=30'
     assert launched(2, OF_A_JOB, tmp_path, 2, flags, memory='100M')[-1] == '9.0 TensorSharedVariable dev0'
 

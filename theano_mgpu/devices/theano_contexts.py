@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterator, List
 
 from ..compat import kept_graphs
 from ..compat.wrapping import wrap
-from ..utils import command_line, flags, mpi_environment, progress
+from ..utils import command_line, flags
 from ..utils.attributes import temporarily
 
 _pinned: List[Any] = [None]  # the context that a graph is being compiled for, innermost last
@@ -52,16 +52,10 @@ def show_contexts() -> None:
 
 
 def leave_default_device(theanos: dict[str, str]) -> None:
-    """Keep a process of a job from opening the device of the flag ``device``, which is the same one for all of them.
-
-    Nor does the process open it that only starts them, as for ``theano-mgpu run --processes 2``.
+    """Keep a process that only starts others, by ``run --processes 2``, from opening the device of the flag ``device``.
     """
-    device, in_job = flags.flag('device', 'cpu'), mpi_environment.size() > 1
-    starts_job = command_line.own_command() == 'run' and any(word.startswith('--processes') for word in sys.argv)
-    if device.startswith('cuda') and (in_job or starts_job):
+    if command_line.own_command() == 'run' and any(word.startswith('--processes') for word in sys.argv):
         theanos['device'] = 'cpu'
-        if in_job:
-            progress.note('device=%s is not read in a job of several processes: contexts choose devices' % device)
 
 
 def let_children_open_gpus() -> None:
