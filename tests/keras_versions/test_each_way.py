@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.devices import gpu_devices
 
-from .test_versions import HERE, VERSIONS, with_keras
+from .test_versions import HERE, SINGLE, VERSIONS, with_keras
 from .zoo_difference import difference
 
 KINDS = ('of_images', 'of_sequences', 'of_masked_sequences', 'of_two_branches', 'of_weighted_classes', 'with_a_state')
@@ -66,4 +66,4 @@ def test_all_results(version, way, plain, tmp_path):
     differences = {name: difference(expected[name], found[name]) for name in expected}
     worst = {kind: max(d for name, d in differences.items() if name.startswith(kind)) for kind in KINDS}
     print('\nKeras %s, %s: %s' % (version, way, ', '.join('%s %.1e' % pair for pair in worst.items())))
-    assert max(worst.values()) < (2e-5 if version == '0.3.3' else 1e-9), worst
+    assert max(worst.values()) < (2e-5 if version in SINGLE else 1e-9), worst
