@@ -82,8 +82,9 @@ print(get_context('dev0') is default, get_context('dev1') is default, get_contex
 """
 
 
-@pytest.mark.parametrize('flags, same', [('device=cuda0', 'True False False'), ('device=cuda', 'True False False'),
-                                         ('device=cuda1', 'False True False')])
+@pytest.mark.parametrize('flags, same', [
+    ('device=cuda', 'True False False'), pytest.param('device=cuda0', 'True False False', marks=pytest.mark.slow),
+    pytest.param('device=cuda1', 'False True False', marks=pytest.mark.slow)])
 def test_memory_of_the_default_device_is_reserved_once(flags, same):
     """A context could not reserve as much again: "Trying to preallocate 80 MB, while only 20 MB are available".
 
