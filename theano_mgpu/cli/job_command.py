@@ -12,10 +12,9 @@ from ..comm import mpi_library
 from ..comm.allocation import DEFAULT_HOSTFILE, HOSTFILE, SLURM, Allocation
 from ..errors import MgpuError, MissingError
 from ..parsing import bare, is_host, whole_number
-from ..utils import blas, mpi_environment
+from ..utils import blas, mpi_environment, progress
 from ..utils.flags import environment_flags, flag, join_flags, own_flag
 from .launcher_output import OWN_DESCRIPTOR
-from .output import note
 
 COMMAND = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '__main__.py')
 # Environment variables that processes on other hosts need; mpirun itself passes on OMPI_* only.
@@ -163,7 +162,7 @@ def rank_environment(start: Start, settings: Mapping[str, object] = {}) -> dict[
     device = flag('device', 'cpu')
     if device.startswith('cuda'):  # it is the same one for all ranks, each of which would reserve its memory
         flags['device'] = 'cpu'
-        note('device=%s is not read in a job of several processes: contexts choose devices' % device)
+        progress.note('device=%s is not read in a job of several processes: contexts choose devices' % device)
     environment['THEANO_FLAGS'] = join_flags(flags)
     if own_flag('mgpu.overlap') == 'True':
         # The thread that exchanges gradients would take half of the core that computes the next ones.

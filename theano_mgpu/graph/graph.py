@@ -148,10 +148,10 @@ def host_graph(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
     outputs = [on_host(output) for output in outputs]
     views = {}
     for v in ancestors(outputs):
-        if v.owner and isinstance(v.owner.op, (HostFromGpu, Shape, Shape_i)) and \
-                isinstance(v.owner.inputs[0], SharedVariable):
-            view = host_view(v.owner.inputs[0])
-            views[v] = view if isinstance(v.owner.op, HostFromGpu) else v.owner.op(view)
+        if v.owner and isinstance(v.owner.op, (HostFromGpu, Shape, Shape_i)):
+            x = v.owner.inputs[0]
+            if isinstance(x, SharedVariable) and isinstance(x.type, GpuArrayType):
+                views[v] = host_view(x) if isinstance(v.owner.op, HostFromGpu) else v.owner.op(host_view(x))
     outputs = without_default_device(substitute(outputs, views) if views else outputs)
     for variable in ancestors(outputs):
         if isinstance(variable.type, GpuArrayType):

@@ -78,7 +78,6 @@ def schedule(parts: Sequence[Any], n_rounds: int) -> list[list[tuple[Any, int]]]
             for clock in range(n_rounds + max(part.level for part in parts))]
 
 
-
 class StepProgram(NamedTuple):
     """The instructions of a step, each with its name and the slots that no later one needs.
 
@@ -256,8 +255,8 @@ class _Lowering:
                 self._add(instructions.Add(group, number, contexts, parts), *parts)
             if number == 0:
                 self._note_new(of_round)
-            ends = any(part is stage.parts[-1] for stage in self._plan.stages)
-            if division.waits_on_host and self._on_devices and ends:
+            if division.waits_on_host and self._on_devices and \
+                    any(part is stage.parts[-1] for stage in self._plan.stages):
                 self._save([work.shard for work in of_round if work.shard is not None])
 
     def _note_new(self, works: Sequence[PartOnContext]) -> None:

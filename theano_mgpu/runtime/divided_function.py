@@ -167,7 +167,7 @@ class DividedFunction:
         with self.lock: return self._step(arguments)  # noqa: E701
 
     def _step(self, arguments: Arguments | None) -> list[np.ndarray] | None:
-        if self.plan.machine.size > self.ranks.size:  # a fork of a rank computes alone what the ranks have shared
+        if self.plan.machine.size > self.ranks.size:  # a fork of a rank computes without the other ranks
             self._rebuild(self.options)
         with self.ranks.single_thread:
             began, values, batch, length, states = time.perf_counter(), None, None, 0, self.inputs.states()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-import numpy as np
 import theano
 
 from ...devices.context_map import HOST, Context
@@ -69,8 +68,7 @@ class DataSet:
         key = self._replica.version, pieces
         if key != self._key:  # rows of other pieces, or of an earlier value, are freed
             # The thread of a replica cannot read the memory of another device, which may compute meanwhile.
-            is_here = isinstance(self._storage[0], np.ndarray) or is_sparse(self.stand_in)
-            storage = self._storage if is_here else [fetch(self._storage[0])]
+            storage = [fetch(self._storage[0])] if hasattr(self._storage[0], 'sync') else self._storage
             self._key, self._parts = key, [Rows(storage, piece) for piece in pieces]
             self._replica.is_in_parts |= stay
             if stay and not self._is_private:

@@ -16,7 +16,7 @@ from ...graph.analysis import any_number, number
 from ...graph.random_streams import DRAWS
 
 BASIC = subtensor.Subtensor, subtensor.IncSubtensor
-SHAPED = (basic.Reshape, *DRAWS)  # ops whose second input is the shape of what they make
+SHAPED = (basic.Reshape, *DRAWS)  # ops whose second input is the shape of their result
 # Indices by arrays; those that write are the last two.
 ADVANCED = (subtensor.AdvancedSubtensor, subtensor.AdvancedSubtensor1, subtensor.AdvancedIncSubtensor,
             subtensor.AdvancedIncSubtensor1)
