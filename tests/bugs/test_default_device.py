@@ -109,11 +109,23 @@ def test_processes_of_a_job_leave_the_default_device(tmp_path):
     assert launched(2, OF_A_JOB, tmp_path, 2, flags, memory='100M')[-1] == '9.0 TensorSharedVariable dev0'
 
 
+def device_of_script(folder, *options):
+    """Return the default device that a script of `run` has, and what is printed to stderr."""
+    (folder / 'script.py').write_text('import theano; print(theano.config.device)')
+    command = [sys.executable, '-m', 'theano_mgpu', 'run', *options, str(folder / 'script.py')]
+    done = subprocess.run(command, env={**cuda_on_cpu.environment(2), 'THEANO_FLAGS': 'device=cuda'},
+                          capture_output=True, text=True)
+    return done.stdout, done.stderr
+
+
 @pytest.mark.mpi
 def test_a_process_that_starts_a_job_leaves_the_default_device(tmp_path):
     """The memory that it reserved was missing in the first process of the job."""
-    (tmp_path / 'script.py').write_text('import theano; print(theano.config.device)')
-    command = [sys.executable, '-m', 'theano_mgpu', 'run', '--processes', '2', str(tmp_path / 'script.py')]
-    done = subprocess.run(command, env={**cuda_on_cpu.environment(2), 'THEANO_FLAGS': 'device=cuda'},
-                          capture_output=True, text=True)
-    assert done.stdout == 'cpu\n' and 'Mapped name None' not in done.stderr, done.stdout + done.stderr
+    device, messages = device_of_script(tmp_path, '--processes', '2')
+    assert device == 'cpu\n' and 'Mapped name None' not in messages, device + messages
+
+
+def test_a_process_that_starts_no_job_opens_the_default_device(tmp_path):
+    """`--processes auto` is one process where there are GPUs: its script computed on the CPU what is not divided."""
+    device, messages = device_of_script(tmp_path, '--processes=auto')
+    assert device == 'cuda\n', device + messages

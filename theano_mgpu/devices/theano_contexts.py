@@ -5,6 +5,7 @@ import contextlib
 import copy
 import functools
 import os
+import re
 import sys
 from typing import Any, Callable, Iterator, List
 
@@ -54,7 +55,7 @@ def show_contexts() -> None:
 def leave_default_device(theanos: dict[str, str]) -> None:
     """Keep a process that only starts others, by ``run --processes 2``, from opening the device of the flag ``device``.
     """
-    if command_line.own_command() == 'run' and any(word.startswith('--processes') for word in sys.argv):
+    if command_line.own_command() == 'run' and re.search(r'--processes[= ](?!auto\b|1\b)', ' '.join(sys.argv)):
         theanos['device'] = 'cpu'
 
 
