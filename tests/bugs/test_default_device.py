@@ -110,7 +110,7 @@ def test_processes_of_a_job_leave_the_default_device(tmp_path):
 
 
 def device_of_script(folder, *options):
-    """Return the default device that a script of `run` has, and what is printed to stderr."""
+    """Return the default device that a script of `run` has, and its messages on stderr."""
     (folder / 'script.py').write_text('import theano; print(theano.config.device)')
     command = [sys.executable, '-m', 'theano_mgpu', 'run', *options, str(folder / 'script.py')]
     done = subprocess.run(command, env={**cuda_on_cpu.environment(2), 'THEANO_FLAGS': 'device=cuda'},
@@ -126,6 +126,6 @@ def test_a_process_that_starts_a_job_leaves_the_default_device(tmp_path):
 
 
 def test_a_process_that_starts_no_job_opens_the_default_device(tmp_path):
-    """`--processes auto` is one process where there are GPUs: its script computed on the CPU what is not divided."""
+    """`--processes auto` is one process where there are GPUs: its script had undivided functions on the CPU."""
     device, messages = device_of_script(tmp_path, '--processes=auto')
     assert device == 'cuda\n', device + messages
