@@ -21,9 +21,10 @@ from .shards import Shards
 from .states import COUNT, ROWS, rows
 
 # Ops whose output has the rows of their first input.
-OF_THE_FIRST = (nnet.Softmax, nnet.SoftmaxWithBias, nnet.LogSoftmax, compile_ops.Rebroadcast, compile_ops.ViewOp,
-                opt.Assert, compile_ops.SpecifyShape, subtensor.IncSubtensor, extra_ops.CumOp,
-                extra_ops.UnravelIndex)
+OF_THE_FIRST = (nnet.Softmax, nnet.SoftmaxWithBias, nnet.LogSoftmax, nnet.SoftmaxGrad, nnet.CrossentropyCategorical1Hot,
+                nnet.CrossentropyCategorical1HotGrad, nnet.CrossentropySoftmaxArgmax1HotWithBias,
+                compile_ops.Rebroadcast, compile_ops.ViewOp, opt.Assert, compile_ops.SpecifyShape,
+                subtensor.IncSubtensor, extra_ops.CumOp, extra_ops.UnravelIndex)
 OF_IMAGES = (abstract_conv.BaseAbstractConv, Pool)  # along axis 0
 # Ops whose output may have other rows than their first input.
 OF_OTHER_LENGTH = basic.Split, basic.Join, subtensor.AdvancedSubtensor1, IfElse
@@ -83,6 +84,8 @@ def _rows_of_each(shards, variable, axis):
     factors = [rows_of_each(shards, *each) for each in _with_the_rows(node, variable, axis)]
     known = min((each for each in factors if each is not None), default=None,
                 key=lambda each: sum(isinstance(factor, tuple) for factor in each))  # fewest unknown factors
+    if isinstance(node.op, IfElse) and any(each not in (known, None) for each in factors):
+        return None  # the samples of its branches may have other rows
     if known is not None and isinstance(node.op, basic.Join) and number(node.inputs[0]) in (axis, axis - variable.ndim):
         return None if factors[0] is None else factors[0] + (len(node.inputs) - 1,)
     if known is not None and isinstance(node.op, (basic.Split, subtensor.Subtensor)):
@@ -197,6 +200,8 @@ def _with_the_rows(node, variable, axis):
     if isinstance(op, elemwise.CAReduce):
         dropped = range(first.ndim) if op.axis is None else [each % first.ndim for each in op.axis]
         return [(first, [i for i in range(first.ndim) if i not in dropped][axis])]
+    if isinstance(op, subtensor.IncSubtensor) and node.inputs[1].ndim == first.ndim and len(op.idx_list) <= axis:
+        return [(first, axis), (node.inputs[1], axis)]  # the memory of a loop has the rows of its first values
     if isinstance(op, basic.Dot) and axis == first.ndim - 2 or isinstance(op, OF_IMAGES) and axis == 0 \
             or isinstance(op, OF_THE_FIRST + (basic.Split,)):
         return [(first, axis)]
@@ -204,6 +209,9 @@ def _with_the_rows(node, variable, axis):
         return [(v, 0) for v in node.inputs]
     if isinstance(op, subtensor.AdvancedSubtensor1) and axis == 0:
         return [(node.inputs[1], 0)]
+    if isinstance(op, subtensor.AdvancedSubtensor) and all(getattr(v, 'ndim', 2) < 2 for v in node.inputs[1:]) \
+            and first.ndim == len(node.inputs) - 1:
+        return [(v, 0) for v in node.inputs[1:] if v.ndim]
     if isinstance(op, basic.Join):
         return [(v, axis) for v in node.inputs[1:]]
     if isinstance(op, IfElse):

@@ -144,30 +144,37 @@ class ShardGraph:
         """Return the Value of the `outer` length of rows in a list, which is empty for rows without one."""
         return [] if value.state.outer is None else [Value(value.state.outer, WHOLE)]
 
-    def cut(self, value: Value, axis: int, outer: theano.Variable | None = None, widens: bool = False) -> Value:
+    def whole_length(self, x: theano.Variable, axis: int) -> theano.Variable:
+        """Return the length of the axis of the samples of rows for the whole batch."""
+        return x.shape[axis] // self.own * self.total
+
+    def length(self, value: Value) -> Value:
+        """Return the length of rows along their axis for the whole batch, as a CONSTANT."""
+        return self.make(lambda x: self.whole_length(x, value.axis), [self.shaped_like(value)], WHOLE)
+
+    def cut(self, value: Value, axis: int, outer: theano.Variable | None = None, length: Value | None = None,
+            widens: bool = False) -> Value:
         """Return the replica's rows of a CONSTANT that has the whole batch along an axis.
 
-        A CONSTANT of another length is an error when the batch comes, as it is on one device. One that `widens` may
-        have one row for all samples instead.
+        A CONSTANT of another length than `length`, or without as many rows of each sample, refuses the batch when it
+        comes. One device raises an error then, takes the first rows, or takes one row for all samples. If it `widens`,
+        as NumPy's indices do, the one row stays.
         """
-        def of_blocks(variable, blocks):
-            apart = split_axis(variable, axis, blocks)
-            each = apart.shape[axis + 1] // self.total
-            first = Assert(OTHER_LENGTH)(self.first * each, T.eq(blocks * each * self.total, variable.shape[axis]))
-            index = (slice(None),) * (axis + 1) + (slice(first, (self.first + self.own) * each),)
-            return merge_axis(apart[index], axis)
-
-        def of_rows(variable):
-            length = variable.shape[axis]
-            each = length // self.total
-            fits, stop = T.eq(each * self.total, length), (self.first + self.own) * each
-            if widens:  # NumPy broadcasts a length of 1 that Theano does not know of
-                fits, stop = T.or_(fits, T.eq(length, 1)), T.switch(T.eq(each, 0), length, stop)
+        def own_part(variable, *others):
+            blocks = 1 if outer is None else others[0]
+            apart = variable if outer is None else split_axis(variable, axis, blocks)
+            place = axis + (outer is not None)
+            each = apart.shape[place] // self.total
+            fits = T.eq(variable.shape[axis], blocks * each * self.total if length is None else others[-1])
+            stop = (self.first + self.own) * each
+            if widens:
+                is_one = T.eq(variable.shape[axis], 1)
+                fits, stop = T.or_(fits, is_one), T.switch(is_one, 1, stop)
             first = Assert(OTHER_LENGTH)(self.first * each, fits)
-            return variable[(slice(None),) * axis + (slice(first, stop),)]
-        if outer is None:
-            return self.make(of_rows, [value], rows(axis), like=value.variable)
-        return self.make(of_blocks, [value, Value(outer, WHOLE)], rows(axis, outer), like=value.variable)
+            part = apart[(slice(None),) * place + (slice(first, stop),)]
+            return part if outer is None else merge_axis(part, axis)
+        others = ([] if outer is None else [Value(outer, WHOLE)]) + ([] if length is None else [length])
+        return self.make(own_part, [value] + others, rows(axis, outer), like=value.variable)
 
 
 def split_axis(variable: theano.Variable, axis: int, blocks: theano.Variable) -> theano.Variable:

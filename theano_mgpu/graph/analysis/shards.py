@@ -36,13 +36,14 @@ class Rule(NamedTuple):
     of: str
     reads_averages: bool
     is_costly: bool
+    compares_lengths: bool
 
 
 RULES: dict[type, Rule] = {}  # by class of op; the rule of the nearest base class counts
 
 
-def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False, is_costly: bool = False
-         ) -> Callable[[Any], Any]:
+def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False, is_costly: bool = False,
+         compares_lengths: bool = False) -> Callable[[Any], Any]:
     """Register a function ``(shards, node, values) -> list of Value`` for ops of these classes, as a decorator.
 
     Parameters
@@ -54,9 +55,12 @@ def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False, is_cos
         Whether the function checks itself that samples do not meet averages of statistics, see `check_averages`.
     is_costly : bool
         Whether the work of these ops is worth dividing: no replica computes them whole where they are refused.
+    compares_lengths : bool
+        Whether these ops raise an error where one input has more rows than another one, even if this has one row. For
+        others, which take the first rows or one row for all, `same_order` of the rules compares the rows of a sample.
     """
     def register(function):
-        RULES.update(dict.fromkeys(classes, Rule(function, of, reads_averages, is_costly)))
+        RULES.update(dict.fromkeys(classes, Rule(function, of, reads_averages, is_costly, compares_lengths)))
         return function
     return register
 
@@ -137,6 +141,10 @@ class Shards(ShardGraph):
             raise CannotCut(value.state.reason)
         return value
 
+    def given(self, value: Value) -> theano.Variable | None:
+        """Return the variable of the given graph that has a Value, None if a rule has made it."""
+        return self._given.get(value.variable)
+
     def keep(self, variable: theano.Variable, value: Value) -> None:
         """Set the Value of a variable of the given graph."""
         self._values[variable] = value
@@ -189,8 +197,7 @@ class Shards(ShardGraph):
                               'mgpu_pure = True in its class' % type(unknown).__name__)
         if _compares(node):
             self.compared.update(value.variable for value in values)
-        function, of, reads_averages, is_costly = next(
-            (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(_unknown, ROWS, False, False))
+        function, of, reads_averages, is_costly, _ = rule_of(node.op)
         if not reads_averages:
             self.check_averages(node, values)
         if of == ROWS and not has_rows(values):
@@ -259,6 +266,11 @@ class Shards(ShardGraph):
                           rows(axis + 1))
         whole = self.exchange(apart, Gather(axis + 1))
         return self.make(lambda v: merge_axis(v, axis), [whole], whole.state, like=value.variable)
+
+
+def rule_of(op: theano.Op) -> Rule:
+    """Return the rule of the nearest base class of an op."""
+    return next((RULES[cls] for cls in type(op).__mro__ if cls in RULES), Rule(_unknown, ROWS, False, False, False))
 
 
 def _unknown(shards, node, values):

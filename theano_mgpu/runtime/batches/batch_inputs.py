@@ -46,6 +46,7 @@ class BatchInputs:
             self.slices.keep({v for v, length in lengths.items() if length == options.length})
         elif any(self.arguments.split) or options.whole:
             self.slices.keep(())
+        self.slices.keep(self.slices.apart_from(self.arguments.with_samples))
         if options.slices_on_host:
             self.slices.take_on_host()
         for variable in self.data.keys() & updates.keys():  # states, which are the batch

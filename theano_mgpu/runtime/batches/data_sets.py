@@ -64,6 +64,14 @@ class Slices:
             del self.stand_ins[variable], self.replacements[variable], self._first[variable]
         self._length_function = None
 
+    def apart_from(self, inputs: Collection[theano.Variable]) -> list[theano.Variable]:
+        """Return the slices whose bounds do not depend on these inputs.
+
+        Of inputs with samples each replica has a part, so that it would not find the bounds of the whole batch, such as
+        its length in ``positions[:x.shape[0]]``. Such a slice is left to the analysis of the graph.
+        """
+        return [v for v in self.stand_ins if set(inputs).isdisjoint(ancestors([v]))]
+
     def lengths(self, values: Sequence[Any]) -> dict[theano.Variable, int]:
         """Return the number of samples of each slice, for the arguments of a call."""
         if not self:

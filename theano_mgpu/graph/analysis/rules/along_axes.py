@@ -9,7 +9,7 @@ from ..known import number, number_everywhere
 from ..reductions import MAX, MIN, PROD, SUM
 from ..shards import refusal_of, rule
 from ..states import PARTIAL, REFUSED, ROWS, State, Value, has_rows, partial
-from .base import aligned, refuse_rows, rows_along, widens
+from .base import OTHER_AXIS, aligned, refuse_rows, same_rows, widens
 
 REDUCTION = {scalar.Add: SUM, scalar.Mul: PROD, elemwise.MulWithoutZeros: PROD, scalar.Maximum: MAX,
              scalar.Minimum: MIN, scalar.OR: MAX, scalar.AND: MIN}
@@ -104,7 +104,8 @@ def _softmax_gradient(shards, node, values):
 def _crossentropy(shards, node, values):
     bias = values[1:2] if isinstance(node.op, nnet.CrossentropySoftmaxArgmax1HotWithBias) else []
     others = values[:1] + values[1 + len(bias):]  # a bias belongs to no sample
-    rows_along(shards, node, others, 0)
+    if same_rows(shards, node, others).axis != 0:
+        shards.refuse(node, OTHER_AXIS % 0)
     others, state = aligned(shards, node, others)
     refuse_rows(shards, node, bias, 'its bias belongs to single samples')
     return shards.apply(node, others[:1] + bias + others[1:], state)

@@ -4,13 +4,14 @@ from __future__ import annotations
 import numpy as np
 import theano
 import theano.tensor as T
-from theano.tensor import elemwise
 
-from ..shards import Shards
+from ..rows import rows_of_each
+from ..shards import Shards, rule_of
 from ..states import CONSTANT, PARTIAL, ROWS, WHOLE, State, Value, has_rows, partial, rows
 
 DIFFERENT_AXES = 'samples lie along different axes of its inputs'
 OTHER_AXIS = 'the samples do not lie along axis %d'
+OTHER_LENGTHS = 'its inputs do not have as many rows of each sample'
 
 
 def share(shards: Shards, value: Value) -> Value:
@@ -64,31 +65,58 @@ def in_order(shards: Shards, node: theano.Apply, value: Value, outer: theano.Var
                        [value] + both, value.state._replace(outer=outer))
 
 
+def known_rows(shards: Shards, values: list[Value]) -> Value | None:
+    """Return the first rows among values, those of the given graph before others; None if there are none."""
+    of_samples = [value for value in values if value.kind == ROWS]
+    return next((value for value in of_samples if shards.given(value) is not None), next(iter(of_samples), None))
+
+
+def as_long(shards: Shards, node: theano.Apply, value: Value, like: Value) -> Value:
+    """Return a value; rows are checked to be as many a sample as other rows, where neither op nor graph tells that."""
+    if value is like or value.kind != ROWS or rule_of(node.op).compares_lengths:
+        return value
+    each = [rows_of_each(shards, v, axis) for v, axis in ((shards.given(value), value.axis),
+                                                          (shards.given(like), like.axis)) if v is not None]
+    if len(each) == 2 and each[0] == each[1]:
+        return value
+    return shards.make(lambda v, length: shards.check(
+        node, OTHER_LENGTHS, v, T.eq(shards.whole_length(v, value.axis), length)), [value, shards.length(like)],
+        value.state)
+
+
 def same_order(shards: Shards, node: theano.Apply, values: list[Value]) -> list[Value]:
-    """Return the values, whose samples lie along one axis or are all merged into another one: in one order, too."""
-    outers = [value.state.outer for value in values if value.kind == ROWS]
-    return [in_order(shards, node, value, outers[0]) if outers else value for value in values]
+    """Return the values, whose samples lie along one axis or are all merged into another one.
+
+    They are checked to be in one order, too, and to have as many rows of each sample.
+    """
+    like = known_rows(shards, values)
+    return values if like is None else [
+        as_long(shards, node, in_order(shards, node, value, like.state.outer), like) for value in values]
 
 
-def own_rows(shards: Shards, value: Value, axis: int, outer: theano.Variable | None = None,
-             widens: bool = True) -> Value:
-    """Return the replica's rows of a CONSTANT that has an axis of more than one row there; any other value as it is."""
-    if value.kind == CONSTANT and 0 <= axis < value.variable.ndim and not value.variable.type.broadcastable[axis]:
-        return shards.cut(value, axis, outer, widens)
-    return value
+def own_rows(shards: Shards, value: Value, axis: int, like: Value | None = None, widens: bool = False) -> Value:
+    """Return the replica's rows of a CONSTANT with an axis of more than one row there; any other value as it is.
+
+    A CONSTANT has to be as long as the rows `like` which it meets.
+    """
+    if value.kind != CONSTANT or not 0 <= axis < value.variable.ndim or value.variable.type.broadcastable[axis]:
+        return value
+    return shards.cut(value, axis) if like is None else \
+        shards.cut(value, axis, like.state.outer, shards.length(like), widens)
 
 
-def beside(shards: Shards, node: theano.Apply, y: Value, axis: int, outer: theano.Variable | None,
-           widens: bool = True) -> Value:
-    """Return the replica's rows of a value that is written into rows, which lie along this axis of the value."""
-    if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (outer is None)):
+def beside(shards: Shards, node: theano.Apply, y: Value, axis: int, like: Value) -> Value:
+    """Return the replica's rows of a value that is written beside rows, which lie along this axis of the value."""
+    if y.kind == ROWS and (y.axis != axis or (y.state.outer is None) != (like.state.outer is None)):
         shards.refuse(node, DIFFERENT_AXES)
-    return own_rows(shards, in_order(shards, node, y, outer), axis, outer, widens)
+    return own_rows(shards, as_long(shards, node, in_order(shards, node, y, like.state.outer), like), axis, like)
 
 
-def all_rows(shards: Shards, values: list[Value], axis: int, outer: theano.Variable | None = None) -> list[Value]:
+def all_rows(shards: Shards, values: list[Value], axis: int) -> list[Value]:
     """Return the values with each CONSTANT cut to the replica's rows."""
-    return [shards.cut(value, axis, outer) if value.kind == CONSTANT else value for value in values]
+    like = known_rows(shards, values)
+    return [shards.cut(value, axis, like.state.outer, shards.length(like)) if value.kind == CONSTANT else value
+            for value in values]
 
 
 def aligned(shards: Shards, node: theano.Apply, values: list[Value]) -> tuple[list[Value], State]:
@@ -100,9 +128,9 @@ def aligned(shards: Shards, node: theano.Apply, values: list[Value]) -> tuple[li
     first = min((value.axis for value in values if value.kind == ROWS), default=None)
     values = [value if value.axis == first else shards.gathered(value) for value in values]
     state = same_rows(shards, node, values)
-    widens = not isinstance(node.op, elemwise.Elemwise)
-    return [own_rows(shards, value, state.axis, state.outer, widens)
-            for value in same_order(shards, node, values)], state
+    values = same_order(shards, node, values)
+    like = known_rows(shards, values)
+    return [own_rows(shards, value, state.axis, like) for value in values], state
 
 
 def rows_along(shards: Shards, node: theano.Apply, values: list[Value], axis: int) -> tuple[list[Value], State]:

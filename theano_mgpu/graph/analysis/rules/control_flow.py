@@ -1,6 +1,7 @@
 """Branches, loops and ops that are made of graphs."""
 from __future__ import annotations
 
+import math
 from itertools import islice
 
 import theano
@@ -15,11 +16,11 @@ from theano.tensor.subtensor import IncSubtensor
 
 from ...rewrites import inner_graph
 from ..known import is_scalar_op, is_zero
+from ..rows import rows_of_each
 from ..shard_graph import turned
 from ..shards import Shards, check_limits, refusal_of, rule
 from ..states import BACKWARDS, CONSTANT, DEPENDENT, LAST, PARTIAL, ROWS, WHOLE, Value, has_rows, partial, rows
-from .base import aligned, refuse_rows, same_order, same_rows, share
-from .shapes import whole_length
+from .base import aligned, as_long, refuse_rows, same_order, same_rows, share
 
 LOOPS = 'it loops over samples, and '
 OTHER_TURNS = LOOPS + 'each turn needs what the turns before have come to'
@@ -36,6 +37,8 @@ def _if_else(shards, node, values):
         state = DEPENDENT if any(value.state.size is not None for value in pair) else WHOLE
         if has_rows(pair):
             pair, state = aligned(shards, node, pair)
+            if not all(value.kind == ROWS for value in pair):
+                shards.refuse(node, 'one of its branches has one row for all samples')
         pairs.append(pair)
         states.append(state)
     return shards.apply(node, values[:1] + [branch for branches in zip(*pairs) for branch in branches], states)
@@ -149,9 +152,11 @@ class _Loop:
     def outputs(self):
         """Return the Values of the outputs of the loop."""
         shards, op = self.shards, self.op
-        for variable, state in zip(self.outer, self.states):
+        for i, (variable, state) in enumerate(zip(self.outer, self.states)):
             if state.kind == ROWS and self.values[variable].kind == CONSTANT:
-                self.values[variable] = shards.cut(self.values[variable], state.axis + 1)
+                each = self._known_rows(self.results[i][0], state)
+                length = None if each is None else Value(shards.total * each, WHOLE)
+                self.values[variable] = shards.cut(self.values[variable], state.axis + 1, length=length)
             elif state.kind == PARTIAL and not _begins_at_zero(variable):
                 self.values[variable] = share(shards, self.values[variable])
         inner = self._rows_of_constants()
@@ -171,15 +176,30 @@ class _Loop:
         new = Scan(list(op.inputs) + counting, inner, op.info)
         return shards.make_all(lambda *inputs: new(*list(inputs) + shards.numbers, return_list=True), values, states)
 
+    def _known_rows(self, i, state):
+        """Return how many rows of each sample an inner output has, None where the graph does not show it."""
+        each = rows_of_each(self.inside, self.op.outputs[i], state.axis)
+        return math.prod(each) if each is not None and all(isinstance(n, int) for n in each) else None
+
+    def _is_as_long(self, variable, i, state):
+        """Return whether it is certain that an inner output has the rows of the state that it is the next value of."""
+        if self.shards.value(variable).kind == CONSTANT:
+            return self._known_rows(i, state) is not None  # `outputs` compares them
+        return rows_of_each(self.shards, variable, state.axis + 1) == \
+            rows_of_each(self.inside, self.op.outputs[i], state.axis)
+
     def _rows_of_constants(self):
         """Return the new inner outputs, in which each new value of a state that has rows has them, too."""
         variables = [value.variable for value in self.inside.outputs]
-        for state, group in zip(self.states, self.results):
-            for i in group:
-                if state.kind == ROWS and self.inside.outputs[i].kind == CONSTANT:
-                    variables[i] = self.inside.cut(self.inside.outputs[i], state.axis).variable
-                elif state.kind == ROWS and self.inside.outputs[i].state != state:
+        for variable, state, group, taken in zip(self.outer, self.states, self.results, self.taken):
+            for i in group if state.kind == ROWS else ():
+                output, before = self.inside.outputs[i], Value(taken[0], state)
+                if output.kind == CONSTANT:
+                    variables[i] = self.inside.cut(output, state.axis, length=self.inside.length(before)).variable
+                elif output.state != state:
                     self.shards.refuse(self.node, 'samples change their axis from turn to turn')
+                elif not self._is_as_long(variable, i, state):
+                    variables[i] = as_long(self.inside, self.node, output, before).variable
         return variables
 
 
@@ -217,10 +237,10 @@ def _mapped(shards, node, values):
     state = same_rows(shards, node, samples)
     if state.axis != 0 or len({value.state.only for value in samples}) > 1:
         shards.refuse(node, LOOPS + 'its sequences have them along different axes, or in different orders')
-    sequences = same_order(shards, node, [_own_part(shards, value, state) for value in sequences])
+    sequences = same_order(shards, node, [_own_part(shards, value, samples[0]) for value in sequences])
 
     def own_turns(variable, *numbers):
-        right = [T.eq(n, whole_length(shards, variable, 0)) for n in numbers]
+        right = [T.eq(n, shards.whole_length(variable, 0)) for n in numbers]
         return shards.check(node, LOOPS + 'not over all of them', variable.shape[0], *right)
     own = shards.make(own_turns, samples[:1] + turns + ends, WHOLE)
     sums = [shards.make(lambda zeros, n: zeros[:n + 1], [value, own], WHOLE, like=value.variable) for value in sums]
@@ -254,11 +274,12 @@ def _only_adds(op):
     return set(states).isdisjoint(ancestors(added + op.inner_nitsot_outs(op.outputs)))
 
 
-def _own_part(shards, value, state):
+def _own_part(shards, value, like):
     """Return the replica's part of a sequence."""
     if value.kind == ROWS:
         return value
-    if state.only != BACKWARDS:
-        return shards.cut(value, 0, state.outer)
-    own = shards.cut(shards.make(turned, [value], value.state), 0, state.outer)
-    return shards.make(turned, [own], state, like=value.variable)
+    outer, length = like.state.outer, shards.length(like)
+    if like.state.only != BACKWARDS:
+        return shards.cut(value, 0, outer, length)
+    own = shards.cut(shards.make(turned, [value], value.state), 0, outer, length)
+    return shards.make(turned, [own], like.state, like=value.variable)

@@ -8,7 +8,7 @@ from ...random_streams import DRAWS
 from ..known import number
 from ..shards import rule
 from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, rows
-from .base import all_rows, constants, only_rows_on
+from .base import constants, only_rows_on
 
 MADE_OF_SAMPLES = 'how many numbers it draws, or its random state, is made of samples'
 
@@ -32,6 +32,7 @@ def _chosen(shards, node, values):
     if times is None or values[1].kind == ROWS and times != 1:
         shards.refuse(node, 'it draws several times for each sample, from numbers that lie in another order')
     only_rows_on(shards, node, values[:2], 0)
-    p, = all_rows(shards, values[:1], 0)
-    uniform, = all_rows(shards, values[1:2], 0, None if times == 1 else T.constant(int(times)))
+    outers = None, None if times == 1 else T.constant(int(times))
+    p, uniform = [shards.cut(value, 0, outer) if value.kind == CONSTANT else value
+                  for value, outer in zip(values, outers)]
     return shards.apply(node, [p, uniform] + values[2:], rows())

@@ -1,4 +1,5 @@
 """Elementwise ops, and others that treat each element by itself."""
+import theano.tensor as T
 from theano import sparse
 from theano.compile import ops as compile_ops
 from theano.gradient import DisconnectedGrad, GradClip, ZeroGrad
@@ -18,7 +19,16 @@ OPPOSITE = {MAX: MIN, MIN: MAX}
 DIMENSIONS = 'its dimensions are samples'
 
 
-@rule(compile_ops.Rebroadcast, compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad,
+@rule(compile_ops.Rebroadcast)
+def _rebroadcast(shards, node, values):
+    x, = values
+    if node.op.axis.get(x.axis):  # it checks that this length is 1
+        x = shards.make(lambda v: shards.check(node, 'there is more than one sample', v, T.eq(
+            shards.whole_length(v, x.axis), 1)), values, x.state)
+    return shards.apply(node, [x], x.state)
+
+
+@rule(compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad,
       basic.ScalarFromTensor, basic.TensorFromScalar, sparse.DenseFromSparse, sparse.SparseFromDense)
 def _same(shards, node, values):
     return shards.apply(node, values, values[0].state)
@@ -55,7 +65,7 @@ def _raveled(shards, node, values):
     return shards.apply(node, indices + values[-1:], state)
 
 
-@rule(elemwise.Elemwise, of=CONSTANT)
+@rule(elemwise.Elemwise, of=CONSTANT, compares_lengths=True)
 def _elemwise(shards, node, values):
     sizes = [value.state.size for value in values]
     if is_scalar_op(node, scalar.Second):

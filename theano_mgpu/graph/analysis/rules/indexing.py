@@ -1,4 +1,6 @@
 """Indexing, joining and splitting."""
+import functools
+
 import theano
 import theano.tensor as T
 from theano import sparse
@@ -14,7 +16,6 @@ from ..sizes import elements
 from ..states import BACKWARDS, CONSTANT, COUNT, LAST, PARTIAL, ROWS, WHOLE, has_rows, partial, rows
 from . import base
 from .base import aligned, constants, own_rows
-from .shapes import whole_length
 
 MADE_OF_SAMPLES = 'its index is made of samples'
 PLACES = 'it picks samples by their place in the batch'
@@ -31,7 +32,7 @@ def _all_along(shards, node, x, entry):
         shards.refuse(node, PLACES)
 
     def checked(variable, stop):
-        right = T.ge(T.as_tensor_variable(stop), whole_length(shards, variable, x.axis))
+        right = T.ge(T.as_tensor_variable(stop), shards.whole_length(variable, x.axis))
         return shards.check(node, PLACES, variable, right)
     return shards.make(checked, [x, shards.value(entry.stop)], x.state)
 
@@ -94,18 +95,28 @@ def _inc_subtensor(shards, node, values):
     entries = entries_of(node, 2)
     axes = sliced_axes(entries, node.inputs[0].ndim)
     shift = len(axes) - node.inputs[1].ndim
-    axis, outer = (x.axis if x.kind == ROWS else axes[y.axis + shift]), (x if x.kind == ROWS else y).state.outer
+    axis, like = (x.axis, x) if x.kind == ROWS else (axes[y.axis + shift], y)
     if axis not in axes:
         shards.refuse(node, PLACES)
     own, entry = axes.index(axis) - shift, entry_at(entries, axis)  # own: the axis of y
     if _takes_block(shards, node, x, entries, axis) and (y.kind == CONSTANT or y.state == rows(own)):
-        write = T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor
-        return [_of_block(shards, node, x, entries, write, [own_rows(shards, y, own)], x.state)]
-    y = base.beside(shards, node, y, own, outer, widens=False)
+        y = own_rows(shards, y, own)
+        write = functools.partial(_written, shards, node, own if y.kind == ROWS else None)
+        return [_of_block(shards, node, x, entries, write, [y], x.state)]
+    y = base.beside(shards, node, y, own, like)
     if x.kind == CONSTANT and not is_whole(entry):
         return _written_into_zeros(shards, node, x, y, entries, axis)
-    x = shards.cut(x, axis, outer) if x.kind == CONSTANT else _all_along(shards, node, x, entry)
-    return shards.apply(node, [x, y] + numbers, rows(axis, outer))
+    x = _all_along(shards, node, x, entry) if x.kind == ROWS else \
+        shards.cut(x, axis, like.state.outer, shards.length(y))
+    return shards.apply(node, [x, y] + numbers, rows(axis, like.state.outer))
+
+
+def _written(shards, node, axis, part, y):
+    """Write a value into a part of rows, which has to be as long as the value's own rows, if it has an axis of them."""
+    if axis is not None:
+        right = T.eq(y.shape[axis], part.shape[axis + part.ndim - y.ndim])
+        y = shards.check(node, base.OTHER_LENGTHS, y, right)
+    return (T.set_subtensor if node.op.set_instead_of_inc else T.inc_subtensor)(part, y)
 
 
 def _written_into_zeros(shards, node, x, y, entries, axis):
@@ -179,14 +190,16 @@ class _Indexed:
         moved = [values[i]._replace(state=values[i].state._replace(axis=values[i].axis + self._shift(i)))
                  for i in self.arrays if values[i].kind == ROWS]
         state = base.same_rows(self.shards, self.node, moved)
-        values = base.same_order(self.shards, self.node, values)
-        values = [own_rows(self.shards, value, state.axis - self._shift(i), state.outer) if i in self.arrays else value
-                  for i, value in enumerate(values)]
+        arrays = base.same_order(self.shards, self.node, [values[i] for i in self.arrays])
+        like, values = base.known_rows(self.shards, arrays), list(values)
+        for i, value in zip(self.arrays, arrays):
+            values[i] = own_rows(self.shards, value, state.axis - self._shift(i), like, widens=True)
         return values, state._replace(axis=self.first + state.axis)
 
-    def beside(self, y, state):
-        """Return the replica's rows of a value that is written into x[index], which has this state."""
-        return base.beside(self.shards, self.node, y, state.axis - (self.ndim - y.variable.ndim), state.outer)
+    def beside(self, y, axis, values):
+        """Return the replica's rows of a value that is written into x[index], which has as many along an axis."""
+        like = base.known_rows(self.shards, values)
+        return base.beside(self.shards, self.node, y, axis - (self.ndim - y.variable.ndim), like)
 
     def axis_of_places(self):
         """Return the axis of x that is indexed by the places of all samples, None if there is none."""
@@ -215,14 +228,14 @@ class _Indexed:
             if shards.value(places[0]).state.size != COUNT or any(
                     values[i].kind == ROWS and values[i].state != rows(axis - self._shift(i)) for i in self.arrays):
                 self._refuse()
-            values = [own_rows(shards, value, axis - self._shift(i)) if i in self.arrays else value
-                      for i, value in enumerate(values)]
-            state = rows(self.first + axis)
+            values = list(values)
             if self._is_plain(x.axis, places[0]):
                 labels = [values[i] for i in self.arrays if i != x.axis and values[i].variable.ndim == 1]
                 values[x.axis] = shards.make(lambda v: T.arange(v.shape[0 if labels else x.axis]), labels[:1] or [x],
                                              rows(axis), like=self.index[x.axis])
-                return values, state
+                return values, rows(self.first + axis)
+            values[x.axis] = own_rows(shards, values[x.axis], places[1])
+            values, state = self.rows(values)
 
         def local(indices, variable, blocks=1):
             each = variable.shape[x.axis] // blocks // shards.own
@@ -337,12 +350,12 @@ def _advanced_inc_subtensor(shards, node, values):
         # One-hot codes, and the gradient of x[arange(n), labels]: each sample writes into its own row.
         x = indexed.as_many_as_places(x, own) if x.kind == CONSTANT else x
         index, state = indexed.own_places(x, index)
-        return shards.apply(node, [x, indexed.beside(y, state)] + index, x.state)
+        return shards.apply(node, [x, indexed.beside(y, state.axis, index)] + index, x.state)
     if constant:  # along axes other than the axis of the samples
         state = x.state if x.kind == ROWS else y.state._replace(
             axis=indexed.source(y.axis + indexed.ndim - node.inputs[1].ndim))
-        x = shards.cut(x, state.axis, state.outer) if x.kind == CONSTANT else x
-        return shards.apply(node, [x, indexed.beside(y, state._replace(axis=indexed.axis(state.axis)))] + index, state)
+        x = shards.cut(x, state.axis, state.outer, shards.length(y)) if x.kind == CONSTANT else x
+        return shards.apply(node, [x, indexed.beside(y, indexed.axis(state.axis), [x, y])] + index, state)
     if x.kind == ROWS:
         shards.refuse(node, PLACES)
     if node.op.set_instead_of_inc or not is_zero(node.inputs[0]):
@@ -352,12 +365,12 @@ def _advanced_inc_subtensor(shards, node, values):
         return [output._replace(state=x.state) if node.outputs[0].dtype.startswith('float') else output]
     # Rows are added into zeros, at places that the samples name: a share of a sum, such as an embedding's gradient.
     index, state = indexed.rows(index)
-    return shards.apply(node, [x, indexed.beside(y, state)] + index, partial())
+    return shards.apply(node, [x, indexed.beside(y, state.axis, index)] + index, partial())
 
 
 # --- Joining and splitting -----------------------------------------------------------------------
 
-@rule(basic.Join, of=ROWS)
+@rule(basic.Join, of=ROWS, compares_lengths=True)
 def _join(shards, node, values):
     axis = number(node.inputs[0])
     parts, state = aligned(shards, node, values[1:])

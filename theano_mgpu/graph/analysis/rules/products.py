@@ -18,7 +18,7 @@ from ..states import CONSTANT, ROWS, has_rows, partial, rows
 from .base import all_rows, only_rows_on, refuse_rows, rows_along, same_order, same_rows, shares_of
 
 
-@rule(basic.Dot, sparse.Dot, sparse.StructuredDot, is_costly=True)
+@rule(basic.Dot, sparse.Dot, sparse.StructuredDot, is_costly=True, compares_lengths=True)
 def _dot(shards, node, values):
     a, b = node.inputs
     shares = shares_of(values)
@@ -38,12 +38,12 @@ def _dot(shards, node, values):
     return _product(shards, node, values, summed, a.ndim - 1)
 
 
-@rule(blas.BatchedDot, of=ROWS, is_costly=True)
+@rule(blas.BatchedDot, of=ROWS, is_costly=True, compares_lengths=True)
 def _batched_dot(shards, node, values):
     a, b = values
     if all(value.kind != ROWS or value.axis == 0 for value in values):
         state = same_rows(shards, node, values)
-        values = all_rows(shards, values, 0, state.outer)
+        values = all_rows(shards, values, 0)
         return shards.apply(node, same_order(shards, node, values), state)
     summed = [a.variable.ndim - 1, 1]
     if _have_to_meet(values, summed):
@@ -62,8 +62,9 @@ def _product(shards, node, values, summed, axis):
     """Return the Value of a product; rows of its second factor that are not summed over lie along `axis` of it."""
     rows_summed = [value for value, i in zip(values, summed) if value.axis == i]
     if rows_summed:  # a replica's sum over its own samples is a share of the whole sum
-        outer = rows_summed[0].state.outer
-        values = [shards.cut(value, i, outer) if value.kind == CONSTANT else value for value, i in zip(values, summed)]
+        outer, length = rows_summed[0].state.outer, shards.length(rows_summed[0])
+        values = [shards.cut(value, i, outer, length) if value.kind == CONSTANT else value
+                  for value, i in zip(values, summed)]
         return shards.apply(node, same_order(shards, node, values), partial())
     a, b = values
     return shards.apply(node, values, a.state if a.kind == ROWS else b.state._replace(axis=axis))
@@ -82,18 +83,18 @@ def any_number(node: Apply, inputs: list[theano.Variable], axis: int = 0) -> App
     return Apply(op, inputs, [output.type(output.name) for output in node.outputs])
 
 
-@rule(abstract_conv.BaseAbstractConv, of=ROWS, is_costly=True)
+@rule(abstract_conv.BaseAbstractConv, of=ROWS, is_costly=True, compares_lengths=True)
 def _convolution(shards, node, values):
     refuse_rows(shards, node, values[2:], 'its sizes depend on single samples')
     anew = any_number(node, node.inputs)
     if isinstance(node.op, abstract_conv.AbstractConv_gradWeights):
-        both, state = rows_along(shards, node, values[:2], 0)
-        return shards.apply(anew, all_rows(shards, both, 0, state.outer) + values[2:], partial())
+        both, _ = rows_along(shards, node, values[:2], 0)
+        return shards.apply(anew, all_rows(shards, both, 0) + values[2:], partial())
     image, kernel = (1, 0) if isinstance(node.op, abstract_conv.AbstractConv_gradInputs) else (0, 1)
     if image == 0 and values[1].axis == 1 and node.op.num_groups == 1:
         # The gradient of a ConvOp's kernels convolves images with gradients, over the samples in place of channels.
-        both, state = rows_along(shards, node, values, 1)
-        return shards.apply(any_number(node, node.inputs, axis=1), all_rows(shards, both, 1, state.outer), partial())
+        both, _ = rows_along(shards, node, values, 1)
+        return shards.apply(any_number(node, node.inputs, axis=1), all_rows(shards, both, 1), partial())
     refuse_rows(shards, node, [values[kernel]], 'its kernel is made of samples')
     _, state = rows_along(shards, node, [values[image]], 0)
     return shards.apply(anew, values, state)
@@ -115,7 +116,7 @@ def _pool(shards, node, values):
     if axis >= ndim - node.op.ndim or has_rows(values[n:]):
         shards.refuse(node, 'it pools over samples')
     values, state = rows_along(shards, node, values, axis)
-    return shards.apply(node, all_rows(shards, values[:n], axis, state.outer) + values[n:], state)
+    return shards.apply(node, all_rows(shards, values[:n], axis) + values[n:], state)
 
 
 @rule(neighbours.Images2Neibs, of=ROWS)

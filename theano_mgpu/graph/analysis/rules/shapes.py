@@ -1,19 +1,20 @@
 """Shapes, arrays that are made by a shape, and ops that change it."""
 from __future__ import annotations
 
-import theano
 import theano.tensor as T
 from theano import sparse
 from theano.compile import ops as compile_ops
 from theano.tensor import basic, elemwise
 
 from ..known import number
-from ..shards import Shards, rule
+from ..rows import rows_of_each, rows_of_size
+from ..shards import rule
 from ..sizes import elements
 from ..states import CONSTANT, COUNT, PARTIAL, ROWS, WHOLE, State, rows
 from .base import constants, refuse_rows
 
 MADE_OF_SAMPLES = 'its shape is made of samples'
+OTHER_LENGTH = 'its length is not the number of samples'
 UNKNOWN_AXIS = 'it is unknown which axis has the samples'
 UNKNOWN = 'it merges or splits the axis of the samples in a way that is not known'
 
@@ -26,18 +27,13 @@ def _shape(shards, node, values):
     size = tuple(COUNT if i == value.axis else None for i in range(node.inputs[0].ndim))
 
     def whole(x):
-        return T.stack([whole_length(shards, x, i) if i == value.axis else x.shape[i] for i in range(x.ndim)])
+        return T.stack([shards.whole_length(x, i) if i == value.axis else x.shape[i] for i in range(x.ndim)])
     return [shards.make(whole, values, State(CONSTANT, size=size), like=node.outputs[0])]
 
 
 @rule(compile_ops.Shape_i)
 def _shape_i(shards, node, values):
     return [shards.converted(node.inputs[0].shape[node.op.i])]
-
-
-def whole_length(shards: Shards, x: theano.Variable, axis: int) -> theano.Variable:
-    """Return the length of the axis of the samples of rows for the whole batch."""
-    return x.shape[axis] // shards.own * shards.total
 
 
 @rule(compile_ops.SpecifyShape)
@@ -148,9 +144,12 @@ def _alloc(shards, node, values):
     value = values[0]
     refuse_rows(shards, node, values[1:], MADE_OF_SAMPLES)
     axis = value.axis + node.outputs[0].ndim - node.inputs[0].ndim
+    each = rows_of_each(shards, node.inputs[0], value.axis)
+    is_certain = each is not None and rows_of_size(shards, node.inputs[1 + axis]) == each
 
     def local(variable, *lengths):
-        lengths = list(lengths)
-        lengths[axis] = variable.shape[value.axis]
+        lengths, own = list(lengths), variable.shape[value.axis]
+        right = T.eq(lengths[axis], shards.whole_length(variable, value.axis))
+        lengths[axis] = own if is_certain else shards.check(node, OTHER_LENGTH, own, right)
         return T.alloc(variable, *lengths)
     return [shards.make(local, values, value.state._replace(axis=axis), like=node.outputs[0])]
