@@ -1,4 +1,4 @@
-"""Drawn programs whose values have other lengths than the batch, or lengths that are expressions, one row, or k rows each.
+"""Drawn programs over other lengths than that of the batch: expressions, one row for all samples, k rows for each.
 
 Many of them are errors on one device, or would be on batches of another length. A value is right if it is that of one
 device; a program that is refused, or a batch that is, may be computed by one device.
