@@ -7,6 +7,7 @@ from typing import Any, Callable
 import theano
 import theano.tensor as T
 from theano.tensor.elemwise import Elemwise
+from theano.tensor.nnet.nnet import LogSoftmax, Softmax
 from theano.tensor.opt import Assert
 
 from ...errors import NOT_DIVISIBLE, GraphError
@@ -15,6 +16,8 @@ from .reductions import STACK, Elementwise, Reduction
 from .sizes import size_of
 from .states import CONSTANT, DEPENDENT, FREE, ROWS, WHOLE, State, Value, rows
 
+# A condition on labels must not read the shape of a softmax: Theano makes one op of it, the labels and the cross-entropy.
+SOFTMAX = Softmax, LogSoftmax
 OTHER_LENGTH = NOT_DIVISIBLE + 'a value that meets the samples has not as many rows as there are samples'
 
 
@@ -115,6 +118,8 @@ class ShardGraph:
             return self._earliest(self.saved[variable])
         if variable in self.exchanges and isinstance(self.exchanges[variable][1], Elementwise):
             return self._earliest(self.exchanges[variable][0])
+        if variable.owner and isinstance(variable.owner.op, SOFTMAX):
+            return self._earliest(variable.owner.inputs[0])
         if variable.owner and isinstance(variable.owner.op, Elemwise):
             alike = [self._earliest(v) for v in variable.owner.inputs if v.broadcastable == variable.broadcastable]
             return min(alike + [variable], key=lambda v: self.stages.get(v, FREE if v.owner is None else 0))
@@ -161,18 +166,16 @@ class ShardGraph:
         as NumPy's indices do, the one row stays.
         """
         def own_part(variable, *others):
-            blocks = 1 if outer is None else others[0]
-            apart = variable if outer is None else split_axis(variable, axis, blocks)
-            place = axis + (outer is not None)
-            each = apart.shape[place] // self.total
-            fits = T.eq(variable.shape[axis], blocks * each * self.total if length is None else others[-1])
-            stop = (self.first + self.own) * each
+            blocks, whole = 1 if outer is None else others[0], variable.shape[axis]
+            each = whole // blocks // self.total
+            fits = T.eq(whole, blocks * each * self.total if length is None else others[-1])
+            first, stop = self.first * each, (self.first + self.own) * each
+            if outer is not None:
+                apart = split_axis(variable, axis, Assert(OTHER_LENGTH)(blocks, fits))
+                return merge_axis(apart[(slice(None),) * (axis + 1) + (slice(first, stop),)], axis)
             if widens:
-                is_one = T.eq(variable.shape[axis], 1)
-                fits, stop = T.or_(fits, is_one), T.switch(is_one, 1, stop)
-            first = Assert(OTHER_LENGTH)(self.first * each, fits)
-            part = apart[(slice(None),) * place + (slice(first, stop),)]
-            return part if outer is None else merge_axis(part, axis)
+                fits, stop = T.or_(fits, T.eq(whole, 1)), T.switch(T.eq(whole, 1), 1, stop)
+            return variable[(slice(None),) * axis + (slice(Assert(OTHER_LENGTH)(first, fits), stop),)]
         others = ([] if outer is None else [Value(outer, WHOLE)]) + ([] if length is None else [length])
         return self.make(own_part, [value] + others, rows(axis, outer), like=value.variable)
 
