@@ -1,5 +1,6 @@
 """Expressions of every family of ops, and their gradients, give the same on shards as on the whole batch."""
 from theano_mgpu.graph.analysis import CannotCut
+from theano_mgpu.graph.analysis.rules.base import OTHER_LENGTHS
 from theano_mgpu.graph.partition import partition
 
 import numpy as np
@@ -10,6 +11,7 @@ from support.parameters import slow_but
 from support.stages import compiled, split
 from theano import sparse
 from theano.configparser import change_flags
+from theano.gof.graph import io_toposort
 from theano.gradient import disconnected_grad, zero_grad
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
@@ -17,6 +19,7 @@ from theano.tensor import inplace, io
 from theano.tensor.nnet import bn, conv, conv2d
 from theano.tensor.nnet.abstract_conv import AbstractConv2d_gradInputs
 from theano.tensor.nnet.neighbours import images2neibs
+from theano.tensor.opt import Assert
 from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
@@ -467,3 +470,21 @@ def test_lengths_that_do_not_fit_the_batch_are_errors_as_on_one_device(name):
     for sizes in SHARDS:
         with pytest.raises((ValueError, AssertionError)):  # the latter of an Elemwise in Python
             run(split(DATA.values(), sizes))
+
+
+def rnn_of(series):
+    """Return the states of a loop over the times of series."""
+    states, _ = theano.scan(lambda at, h: T.tanh(T.dot(at, w[:3]) + h), [series.dimshuffle(1, 0, 2)],
+                            [T.zeros((series.shape[0], w.shape[1]), 'float64')])
+    return states
+
+
+@change_flags(floatX='float64')
+def test_no_length_is_compared_where_the_graph_shows_that_rows_are_as_many():
+    """A check of the labels kept Theano from computing softmax, cross-entropy and gradient in one op."""
+    for cost in (T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(x, w)), labels).mean(),
+                 -T.log(T.nnet.softmax(T.dot(x, w)))[T.arange(labels.shape[0]), labels].mean(),
+                 rnn_of(s).mean()):
+        program = partition(list(DATA), [cost] + theano.grad(cost, [w]))
+        assert not [node for node in io_toposort([], program.in_stages)
+                    if isinstance(node.op, Assert) and OTHER_LENGTHS in node.op.msg]
