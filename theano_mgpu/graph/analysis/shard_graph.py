@@ -16,7 +16,7 @@ from .reductions import STACK, Elementwise, Reduction
 from .sizes import size_of
 from .states import CONSTANT, DEPENDENT, FREE, ROWS, WHOLE, State, Value, rows
 
-# A condition on labels must not read the shape of a softmax: Theano makes one op of it, the labels and the cross-entropy.
+# A condition on labels must not read the shape of a softmax: Theano makes one op of both and the cross-entropy.
 SOFTMAX = Softmax, LogSoftmax
 OTHER_LENGTH = NOT_DIVISIBLE + 'a value that meets the samples has not as many rows as there are samples'
 

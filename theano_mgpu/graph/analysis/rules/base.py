@@ -65,10 +65,10 @@ def in_order(shards: Shards, node: theano.Apply, value: Value, outer: theano.Var
                        [value] + both, value.state._replace(outer=outer))
 
 
-def known_rows(shards: Shards, values: list[Value]) -> Value | None:
-    """Return the first rows among values, those of the given graph before others; None if there are none."""
+def known_rows(shards: Shards, values: list[Value]) -> Value:
+    """Return the first rows among values, those of the given graph before others."""
     of_samples = [value for value in values if value.kind == ROWS]
-    return next((value for value in of_samples if shards.given(value) is not None), next(iter(of_samples), None))
+    return next((value for value in of_samples if shards.given(value) is not None), of_samples[0])
 
 
 def as_long(shards: Shards, node: theano.Apply, value: Value, like: Value) -> Value:
@@ -89,9 +89,10 @@ def same_order(shards: Shards, node: theano.Apply, values: list[Value]) -> list[
 
     They are checked to be in one order, too, and to have as many rows of each sample.
     """
+    if not has_rows(values):
+        return values
     like = known_rows(shards, values)
-    return values if like is None else [
-        as_long(shards, node, in_order(shards, node, value, like.state.outer), like) for value in values]
+    return [as_long(shards, node, in_order(shards, node, value, like.state.outer), like) for value in values]
 
 
 def own_rows(shards: Shards, value: Value, axis: int, like: Value | None = None, widens: bool = False) -> Value:
