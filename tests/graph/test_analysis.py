@@ -359,6 +359,9 @@ def refused_for_a_batch():
         'negative': (FLAT[T.arange(n) * 4 - labels - 1], place),
         'multiplied labels': (FLAT[T.arange(n) * labels], place),
         'another order': (TIMES.flatten()[T.arange(3 * n) * 4 + words.flatten()], place),
+        'written into twice as many': (T.set_subtensor(T.concatenate([T.repeat(x, 2, axis=0)] * 2)[:2 * n], x),
+                                       'as many rows of each sample'),
+        'of one sample': (T.addbroadcast(x, 0), 'more than one sample'),
         'added to some of zeros': (T.inc_subtensor(T.zeros((9, 4))[:n + n], x[:, :1]), place),
     }
 

@@ -157,13 +157,11 @@ class ShardGraph:
         """Return the length of rows along their axis for the whole batch, as a CONSTANT."""
         return self.make(lambda x: self.whole_length(x, value.axis), [self.shaped_like(value)], WHOLE)
 
-    def cut(self, value: Value, axis: int, outer: theano.Variable | None = None, length: Value | None = None,
-            widens: bool = False) -> Value:
+    def cut(self, value: Value, axis: int, outer: theano.Variable | None = None, length: Value | None = None) -> Value:
         """Return the replica's rows of a CONSTANT that has the whole batch along an axis.
 
         A CONSTANT of another length than `length`, or without as many rows of each sample, refuses the batch when it
-        comes. One device raises an error then, takes the first rows, or takes one row for all samples. If it `widens`,
-        as NumPy's indices do, the one row stays.
+        comes. One device raises an error then, takes the first rows, or takes one row for all samples.
         """
         def own_part(variable, *others):
             blocks, whole = 1 if outer is None else others[0], variable.shape[axis]
@@ -173,8 +171,6 @@ class ShardGraph:
             if outer is not None:
                 apart = split_axis(variable, axis, Assert(OTHER_LENGTH)(blocks, fits))
                 return merge_axis(apart[(slice(None),) * (axis + 1) + (slice(first, stop),)], axis)
-            if widens:
-                fits, stop = T.or_(fits, T.eq(whole, 1)), T.switch(T.eq(whole, 1), 1, stop)
             return variable[(slice(None),) * axis + (slice(Assert(OTHER_LENGTH)(first, fits), stop),)]
         others = ([] if outer is None else [Value(outer, WHOLE)]) + ([] if length is None else [length])
         return self.make(own_part, [value] + others, rows(axis, outer), like=value.variable)

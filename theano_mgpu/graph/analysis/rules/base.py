@@ -68,7 +68,7 @@ def in_order(shards: Shards, node: theano.Apply, value: Value, outer: theano.Var
 def known_rows(shards: Shards, values: list[Value]) -> Value:
     """Return the first rows among values, those of the given graph before others."""
     of_samples = [value for value in values if value.kind == ROWS]
-    return next((value for value in of_samples if shards.given(value) is not None), of_samples[0])
+    return of_samples[0]
 
 
 def as_long(shards: Shards, node: theano.Apply, value: Value, like: Value) -> Value:
@@ -95,15 +95,14 @@ def same_order(shards: Shards, node: theano.Apply, values: list[Value]) -> list[
     return [as_long(shards, node, in_order(shards, node, value, like.state.outer), like) for value in values]
 
 
-def own_rows(shards: Shards, value: Value, axis: int, like: Value | None = None, widens: bool = False) -> Value:
+def own_rows(shards: Shards, value: Value, axis: int, like: Value | None = None) -> Value:
     """Return the replica's rows of a CONSTANT with an axis of more than one row there; any other value as it is.
 
     A CONSTANT has to be as long as the rows `like` which it meets.
     """
     if value.kind != CONSTANT or not 0 <= axis < value.variable.ndim or value.variable.type.broadcastable[axis]:
         return value
-    return shards.cut(value, axis) if like is None else \
-        shards.cut(value, axis, like.state.outer, shards.length(like), widens)
+    return shards.cut(value, axis) if like is None else shards.cut(value, axis, like.state.outer, shards.length(like))
 
 
 def beside(shards: Shards, node: theano.Apply, y: Value, axis: int, like: Value) -> Value:

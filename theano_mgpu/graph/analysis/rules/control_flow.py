@@ -37,8 +37,6 @@ def _if_else(shards, node, values):
         state = DEPENDENT if any(value.state.size is not None for value in pair) else WHOLE
         if has_rows(pair):
             pair, state = aligned(shards, node, pair)
-            if not all(value.kind == ROWS for value in pair):
-                shards.refuse(node, 'one of its branches has one row for all samples')
         pairs.append(pair)
         states.append(state)
     return shards.apply(node, values[:1] + [branch for branches in zip(*pairs) for branch in branches], states)

@@ -193,7 +193,7 @@ class _Indexed:
         arrays = base.same_order(self.shards, self.node, [values[i] for i in self.arrays])
         like, values = base.known_rows(self.shards, arrays), list(values)
         for i, value in zip(self.arrays, arrays):
-            values[i] = own_rows(self.shards, value, state.axis - self._shift(i), like, widens=True)
+            values[i] = own_rows(self.shards, value, state.axis - self._shift(i), like)
         return values, state._replace(axis=self.first + state.axis)
 
     def beside(self, y, axis, values):
