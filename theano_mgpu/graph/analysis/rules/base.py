@@ -68,7 +68,7 @@ def in_order(shards: Shards, node: theano.Apply, value: Value, outer: theano.Var
 def known_rows(shards: Shards, values: list[Value]) -> Value:
     """Return the first rows among values, those of the given graph before others."""
     of_samples = [value for value in values if value.kind == ROWS]
-    return of_samples[0]
+    return next((value for value in of_samples if shards.given(value) is not None), of_samples[0])
 
 
 def as_long(shards: Shards, node: theano.Apply, value: Value, like: Value) -> Value:
