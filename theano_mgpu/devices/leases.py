@@ -18,7 +18,7 @@ import tempfile
 import time
 from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from ..utils import command_line, mpi_environment, progress, rank_process, timeline
+from ..utils import command_line, mpi_environment, owned, progress, rank_process, timeline
 from ..utils.mpi_environment import RUN
 from . import cards, discovery
 from .context_map import Context
@@ -61,6 +61,7 @@ class Lease:
 
     def __init__(self, name: str, file: int, content: bytes = b'', is_alive: bool = True) -> None:
         self.name, self.file, self.is_alive, self.is_first = name, file, is_alive, True
+        self.path = os.path.join(folder(), name)
         self.run = name.partition('.')[0]
         self.pid, self.rank, self.size = os.getpid(), mpi_environment.rank(), mpi_environment.size()
         self.contexts: List[Held] = []
@@ -139,6 +140,9 @@ def count(samples: int, seconds: float) -> None:
 
     It is written at once, since the process may be killed.
     """
+    before = _own
+    if before is not None and _held_by_this_process() is None:
+        announce(before.contexts)
     if _own is not None and _own.run != _own.name:
         _own.numbers[1] += 1
         _own.numbers[2] += samples
@@ -196,6 +200,17 @@ def _freest(choice, files, opened):
     return best[0], best[-1]
 
 
+def _held_by_this_process():
+    """Return the lease of this process; None, too, once its file was closed, as by daemons, which close all files.
+
+    Another file may have its descriptor then.
+    """
+    global _own
+    if _own is not None and not owned.is_at(_own.file, _own.path):
+        _own = None
+    return _own
+
+
 def _hold(files, contexts):
     """Write which contexts this process has, into its file; the first time it makes one, or takes one of the run."""
     global _own
@@ -208,13 +223,13 @@ def _hold(files, contexts):
     name = left[0].name if left else '%s%d_%d' % (run + '.' if run else 'lease-', os.getpid(), time.time_ns())
     lease = Lease(name, os.open(os.path.join(folder(), name), os.O_RDWR | os.O_CREAT, 0o600))
     lease.numbers, lease.is_first = left[0].numbers if left else lease.numbers, not alike
-    lease.numbers[0] += 1
+    lease.numbers[0] += not left or left[0].pid != os.getpid()  # it may have closed its file
     try:
         fcntl.lockf(lease.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lease.write(contexts)
     except OSError:
         os.close(lease.file)
-        os.remove(os.path.join(folder(), name))
+        os.remove(lease.path)
         raise
     _own = lease
     atexit.register(_end, lease, os.getpid())
@@ -240,6 +255,7 @@ def _alone() -> Iterator[List[Lease]]:
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        _held_by_this_process()
         files = [each for each in map(_read, sorted(os.listdir(path))) if each]
         alive = {each.name for each in files if each.is_alive}
         for each in [each for each in files if not each.is_alive and each.run not in alive]:
@@ -270,7 +286,7 @@ def _read(name):
 def _forget():
     """Have a fork begin without a lease: the lock is of its parent alone."""
     global _own, _waits
-    if _own is not None:
+    if _held_by_this_process() is not None:
         os.close(_own.file)
     _own, _waits = None, False
 

@@ -110,6 +110,7 @@ def _lock(path, use, file, operation):
 
 
 def _release(file, name, process):
-    if os.getpid() == process:  # a forked process has the object, but not the lock
-        remove(file, name)
-    os.close(file)
+    if is_at(file, name):  # else the program has closed it, and another file may have its number
+        if os.getpid() == process:  # a forked process has the object, but not the lock
+            remove(file, name)
+        os.close(file)
