@@ -126,8 +126,8 @@ def test_a_process_that_closes_all_files_keeps_its_own_ones(tmp_path):
     """A child of run wrote 24 bytes, its batches, into the file that got the number of its lease's descriptor."""
     (tmp_path / 'script.py').write_text(CLOSES_ALL)
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', 'script.py'],
-                          cwd=str(tmp_path), capture_output=True, text=True,
-                          env={**os.environ, 'THEANO_FLAGS': 'cxx=,optimizer=fast_compile', 'PYTHONPATH': search_path()})
+                          cwd=str(tmp_path), capture_output=True, text=True, env=dict(
+                              os.environ, THEANO_FLAGS='cxx=,optimizer=fast_compile', PYTHONPATH=search_path()))
     assert done.returncode == 0 and done.stdout.splitlines() == ['True'] * 3, done
     assert done.stderr.splitlines()[-1].split() == ['a->cpu', '1', '2', '80']
 

@@ -50,10 +50,11 @@ def locked(path: str, is_own: Callable[[bytes], object], lock: Callable[[int, in
                 return file
 
 
-def is_at(file: int, path: str) -> bool:
-    """Return whether an open file has this name."""
+def is_at(file: int, place: str | os.stat_result) -> bool:
+    """Return whether a descriptor has the file of a name, or of a status; others may have removed it, or closed all.
+    """
     try:
-        return os.path.samestat(os.fstat(file), os.lstat(path))
+        return os.path.samestat(os.fstat(file), os.lstat(place) if isinstance(place, str) else place)
     except OSError:  # it was removed, or its folder, or that may not be searched any more
         return False
 
