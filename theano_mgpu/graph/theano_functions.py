@@ -22,6 +22,7 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 
 _hooks: List[Callable[..., Any]] = []
 _making = threading.local()
+_building = threading.RLock()  # Theano's flags are those of all threads
 
 
 def plain_functions() -> ContextManager[Any]:
@@ -62,7 +63,7 @@ def builds_graphs(function: Function) -> Function:
     """
     @functools.wraps(function)
     def within_own_flags(*args, **kwargs):
-        with change_flags(compute_test_value='off', warn_float64='ignore'):
+        with _building, change_flags(compute_test_value='off', warn_float64='ignore'):
             return function(*args, **kwargs)
     return cast(Function, within_own_flags)
 

@@ -1,14 +1,20 @@
 """States that are another one for a while: attributes of objects, and Python's collector of cyclic garbage."""
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
-from typing import Any, Iterator
+import threading
+from typing import Any, DefaultDict, Iterator
+
+_before: DefaultDict[Any, Any] = collections.defaultdict(list)  # values of attributes before each block that runs
 
 
 @contextlib.contextmanager
 def temporarily(owner: Any, name: str, value: Any) -> Iterator[Any]:
     """Set an attribute in the ``with`` block; yield its value before, which is None where there was none.
+
+    Where threads are in blocks for one attribute, it has its first value again when the last thread leaves.
 
     Examples
     --------
@@ -19,11 +25,13 @@ def temporarily(owner: Any, name: str, value: Any) -> Iterator[Any]:
     1
     """
     before = getattr(owner, name, None)
+    stack = _before[id(owner), name, isinstance(owner, threading.local) and threading.get_ident()]
+    stack.append(before)
     setattr(owner, name, value)
     try:
         yield before
     finally:
-        setattr(owner, name, before)
+        setattr(owner, name, stack.pop())
 
 
 @contextlib.contextmanager
