@@ -72,6 +72,10 @@ class Lease:
                 self.pid, self.rank, self.size, contexts = json.loads(content[NUMBERS.size:])
                 self.contexts = [Held(*each) for each in contexts]
 
+    def is_open(self) -> bool:
+        """Return whether this process has the file open: it may have closed all, and opened files of its own."""
+        return owned.is_at(self.file, self.path)
+
     def write(self, contexts: Sequence[Held]) -> None:
         """Write which contexts this process has."""
         self.contexts = list(contexts)
@@ -140,9 +144,8 @@ def count(samples: int, seconds: float) -> None:
 
     It is written at once, since the process may be killed.
     """
-    before = _own
-    if before is not None and _held_by_this_process() is None:
-        announce(before.contexts)
+    if _own is not None and not _own.is_open():
+        announce(_own.contexts)
     if _own is not None and _own.run != _own.name:
         _own.numbers[1] += 1
         _own.numbers[2] += samples
@@ -200,17 +203,6 @@ def _freest(choice, files, opened):
     return best[0], best[-1]
 
 
-def _held_by_this_process():
-    """Return the lease of this process; None, too, once its file was closed, as by daemons, which close all files.
-
-    Another file may have its descriptor then.
-    """
-    global _own
-    if _own is not None and not owned.is_at(_own.file, _own.path):
-        _own = None
-    return _own
-
-
 def _hold(files, contexts):
     """Write which contexts this process has, into its file; the first time it makes one, or takes one of the run."""
     global _own
@@ -247,6 +239,9 @@ def _end(lease, process):
 def _alone() -> Iterator[List[Lease]]:
     """Lock the folder in the ``with`` block, and yield the files in it; those that nobody needs any more are removed.
     """
+    global _own
+    if _own is not None and not _own.is_open():
+        _own = None
     path = folder()
     os.makedirs(path, mode=0o700, exist_ok=True)
     status = os.lstat(path)
@@ -255,7 +250,6 @@ def _alone() -> Iterator[List[Lease]]:
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _held_by_this_process()
         files = [each for each in map(_read, sorted(os.listdir(path))) if each]
         alive = {each.name for each in files if each.is_alive}
         for each in [each for each in files if not each.is_alive and each.run not in alive]:
@@ -286,7 +280,7 @@ def _read(name):
 def _forget():
     """Have a fork begin without a lease: the lock is of its parent alone."""
     global _own, _waits
-    if _held_by_this_process() is not None:
+    if _own is not None and _own.is_open():
         os.close(_own.file)
     _own, _waits = None, False
 

@@ -30,8 +30,8 @@ A_WHILE = .05  # seconds of a wait: between two, Python takes Ctrl-C
 NOT_CUDA = 'not all replicas are on CUDA devices'
 # Why a process cannot use NCCL. Other processes hear the number.
 REASONS = ('', 'mgpu.collectives=host', NOT_CUDA, 'two replicas are on one device',
-           "NCCL is not installed: python -m pip install 'theano_mgpu[cuda12]'", 'gpuarray.single_stream=False',
-           'CUDA_LAUNCH_BLOCKING=1', 'an exchange by NCCL has failed in this process')
+           "NCCL is not installed: for drivers from CUDA 12 on, python -m pip install 'theano_mgpu[cuda12]'",
+           'gpuarray.single_stream=False', 'CUDA_LAUNCH_BLOCKING=1', 'an exchange by NCCL has failed in this process')
 # By the host of each rank, and its contexts with the bus ids of their devices: a communicator, or why they cannot be
 # connected. Each context has a stream of its own, also where another one is on the same device.
 _cliques: dict[Any, NcclCommunicator | str] = {}

@@ -1,13 +1,12 @@
 """States that are another one for a while: attributes of objects, and Python's collector of cyclic garbage."""
 from __future__ import annotations
 
-import collections
 import contextlib
 import gc
 import threading
-from typing import Any, DefaultDict, Iterator
+from typing import Any, Dict, Iterator, List
 
-_before: DefaultDict[Any, Any] = collections.defaultdict(list)  # values of attributes before each block that runs
+_before: Dict[Any, List[Any]] = {}  # the values of an attribute before each block that runs
 
 
 @contextlib.contextmanager
@@ -25,13 +24,13 @@ def temporarily(owner: Any, name: str, value: Any) -> Iterator[Any]:
     1
     """
     before = getattr(owner, name, None)
-    stack = _before[id(owner), name, isinstance(owner, threading.local) and threading.get_ident()]
-    stack.append(before)
+    key = id(owner), name, isinstance(owner, threading.local) and threading.get_ident()
+    _before.setdefault(key, []).append(before)
     setattr(owner, name, value)
     try:
         yield before
     finally:
-        setattr(owner, name, stack.pop())
+        setattr(owner, name, _before[key].pop())
 
 
 @contextlib.contextmanager
