@@ -356,7 +356,7 @@ def test_functions_made_before_and_after_stay_plain(cpu2, enabled):
 
 
 def test_functions_run_over_the_contexts_of_their_time(contexts, enabled):
-    """Those of the first function were kept: later ones stayed on one device, "context 'cpu0' is not mapped"."""
+    """The contexts of the first one were kept: later ones stayed on one device, "context 'host0' is not mapped"."""
     made, report, x = contexts('cpu', 2), enabled(), T.dmatrix('x')
     for _ in range(2):
         function([x], x.sum(axis=1))(X)

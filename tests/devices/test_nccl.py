@@ -220,7 +220,7 @@ for step, w in made:
 
 
 def test_devices_by_other_names_have_a_communicator_of_their_own():
-    """With two new names for two devices the sums were zero, with one new name half of each sum was missing."""
+    """The sums were zero with two new names for two devices; with one new name, half of each sum was missing."""
     lines = run(RENAMED, delay_us=200, nccl_delay_us=100)
     assert [line.partition(' [')[0] for line in lines] == ['NCCL', 'the host'] * 4
     assert len({line.partition('[')[2] for line in lines}) == 1

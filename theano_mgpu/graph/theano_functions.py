@@ -22,7 +22,7 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 
 _hooks: List[Callable[..., Any]] = []
 _making = threading.local()
-_building = threading.RLock()  # Theano's flags are those of all threads
+_building = threading.RLock()  # all threads have the same flags of Theano
 
 
 def plain_functions() -> ContextManager[Any]:

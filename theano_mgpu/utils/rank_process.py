@@ -81,7 +81,7 @@ def install() -> None:
     _terminal, _terminal_file = os.fdopen(os.dup(2), 'w', buffering=1), os.fstat(2)
     if os.environ.get(mpi_environment.QUIET) and mpi_environment.rank() > 0:
         _output = tempfile.TemporaryFile('w+', errors='replace')
-        fcntl.fcntl(_output, fcntl.F_SETFL, os.O_APPEND)  # what is printed after a cut follows what was left
+        fcntl.fcntl(_output, fcntl.F_SETFL, os.O_APPEND)  # later lines follow the ones that a cut leaves
         _flush()
         os.dup2(_output.fileno(), 1)
         os.dup2(_output.fileno(), 2)
