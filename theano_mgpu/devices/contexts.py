@@ -108,7 +108,8 @@ def lease(wait: bool = False) -> Iterator[Context]:
 
     Processes of this user on this host count if they have opened the device by this package, and others if NVML tells
     of them. The kernel frees the device when the process ends, however it ends. A process that a script of
-    ``theano-mgpu run`` has started has such a device in any case, until it ends.
+    ``theano-mgpu run`` has started has such a device in any case, until it ends. Threads that are in blocks at the same
+    time share the device: the contexts are as before once the last one has left.
 
     Parameters
     ----------
