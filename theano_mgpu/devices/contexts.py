@@ -135,9 +135,10 @@ def lease(wait: bool = False) -> Iterator[Context]:
     if leases.is_child():
         yield contexts()[0]
         return
+    taken = _one_of(None, wait)
     with _changing:
         before = list(_host), list(_active)
-        context, = _use(*_one_of(None, wait))
+        context, = _use(*taken)
         _before.append(before)
     try:
         yield context

@@ -61,7 +61,6 @@ class Lease:
 
     def __init__(self, name: str, file: int, content: bytes = b'', is_alive: bool = True) -> None:
         self.name, self.file, self.is_alive, self.is_first = name, file, is_alive, True
-        self.path = os.path.join(folder(), name)
         self.run = name.partition('.')[0]
         self.pid, self.rank, self.size = os.getpid(), mpi_environment.rank(), mpi_environment.size()
         self.contexts: List[Held] = []
@@ -71,10 +70,6 @@ class Lease:
                 self.numbers = list(NUMBERS.unpack_from(content))
                 self.pid, self.rank, self.size, contexts = json.loads(content[NUMBERS.size:])
                 self.contexts = [Held(*each) for each in contexts]
-
-    def is_open(self) -> bool:
-        """Return whether this process has the file open: it may have closed all, and opened files of its own."""
-        return owned.is_at(self.file, self.path)
 
     def write(self, contexts: Sequence[Held]) -> None:
         """Write which contexts this process has."""
@@ -144,9 +139,9 @@ def count(samples: int, seconds: float) -> None:
 
     It is written at once, since the process may be killed.
     """
-    if _own is not None and not _own.is_open():
+    if _own is not None and not _is_held():
         announce(_own.contexts)
-    if _own is not None and _own.run != _own.name:
+    if _own is not None and _is_held() and _own.run != _own.name:
         _own.numbers[1] += 1
         _own.numbers[2] += samples
         os.pwrite(_own.file, NUMBERS.pack(*_own.numbers), 0)
@@ -203,11 +198,16 @@ def _freest(choice, files, opened):
     return best[0], best[-1]
 
 
+def _is_held():
+    """Return whether this process has a lease, and its file open: it may have closed all, and opened its own."""
+    return _own is not None and owned.is_at(_own.file, os.path.join(folder(), _own.name))
+
+
 def _hold(files, contexts):
     """Write which contexts this process has, into its file; the first time it makes one, or takes one of the run."""
     global _own
     run = options().get('file') if is_child() else None
-    if _own is not None:
+    if _is_held():
         _own.write(contexts)
         return
     alike = [each for each in files if each.run == run != each.name and each.contexts == list(contexts)]
@@ -221,7 +221,7 @@ def _hold(files, contexts):
         lease.write(contexts)
     except OSError:
         os.close(lease.file)
-        os.remove(lease.path)
+        os.remove(os.path.join(folder(), name))
         raise
     _own = lease
     atexit.register(_end, lease, os.getpid())
@@ -239,9 +239,6 @@ def _end(lease, process):
 def _alone() -> Iterator[List[Lease]]:
     """Lock the folder in the ``with`` block, and yield the files in it; those that nobody needs any more are removed.
     """
-    global _own
-    if _own is not None and not _own.is_open():
-        _own = None
     path = folder()
     os.makedirs(path, mode=0o700, exist_ok=True)
     status = os.lstat(path)
@@ -266,7 +263,7 @@ def _read(name):
     """Return the Lease that a file shows; None if the file is none."""
     if not NAME.fullmatch(name):
         return None
-    if _own is not None and name == _own.name:  # to close it would unlock it
+    if _is_held() and name == _own.name:  # to close it would unlock it
         return _own
     with contextlib.suppress(OSError), open(os.path.join(folder(), name), 'r+b') as file:
         is_alive = True
@@ -280,7 +277,7 @@ def _read(name):
 def _forget():
     """Have a fork begin without a lease: the lock is of its parent alone."""
     global _own, _waits
-    if _own is not None and _own.is_open():
+    if _is_held():
         os.close(_own.file)
     _own, _waits = None, False
 
