@@ -353,3 +353,12 @@ def test_functions_made_before_and_after_stay_plain(cpu2, enabled):
     after = theano.function([x], x * 2, mode=PYTHON)
     assert before.mgpu_divided is after.mgpu_divided is None and not report
     assert str(report) == 'no Theano function was made'
+
+
+def test_functions_run_over_the_contexts_of_their_time(contexts, enabled):
+    """The contexts of the first one were kept: later ones stayed on one device, "context 'host0' is not mapped"."""
+    made, report, x = contexts('cpu', 2), enabled(), T.dmatrix('x')
+    for _ in range(2):
+        function([x], x.sum(axis=1))(X)
+        assert report.usages[-1].contexts == made and not enabled.messages
+        made = mgpu.init('a->cpu;b->cpu;c->cpu')

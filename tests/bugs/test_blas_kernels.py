@@ -147,6 +147,22 @@ def test_a_damaged_result_is_checked_again(machine, tmp_path):
         assert machine('-c', KERNELS, cache=tmp_path).stdout.split() == FITTING[:1]
 
 
+def test_kernels_are_checked_again_after_numpy_or_scipy_was_updated(monkeypatch, tmp_path):
+    """A check counted for a newer SciPy, too, which brings an OpenBLAS of its own: its kernels may be wrong."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    monkeypatch.setattr(blas, '_tried', lambda *arguments: ('Haswell', 'checked'))
+    packages = [tmp_path / name for name in ('numpy', 'scipy')]
+    for package in packages:
+        package.touch()
+
+    def is_new():
+        return blas._result(['Haswell'], [str(each) for each in packages])[2]
+    assert is_new() and not is_new()
+    for package in packages:
+        os.utime(str(package), (1, 1))
+        assert is_new() and not is_new()
+
+
 def test_numpy_that_is_imported_first_is_told(machine):
     done = machine('-c', 'import numpy\n' + KERNELS)
     assert 'Prescott' in done.stdout.split() and done.stderr.count('note: ') == 1

@@ -10,6 +10,7 @@ from theano_mgpu.compat import theano_imports
 import pytest
 import theano
 from support.launch import INTERPRETED, launch
+from support.search_path import search_path
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -83,6 +84,52 @@ def test_processes_that_need_no_fixes_are_left_alone(installed):
     first.rename(str(first) + '.gone')
     assert run_installed(installed, '-c', loaded, **started) == '[]\n'
     first.with_suffix('.py.gone').rename(first)
+
+
+CLOSES_ALL = """
+import gc, os, subprocess, sys
+if sys.argv[1:] != ['child']:
+    sys.exit(subprocess.run([sys.executable, __file__, 'child']).returncode)
+import numpy as np, theano, theano.tensor as T
+from theano_mgpu.compat.theano_compilation import LOCKS, _lock_files, _module_locked
+from theano_mgpu.utils.owned import is_at, lock_file
+
+x, lock = T.matrix(), lock_file('checkpoint')
+f = theano.function([x], x.sum())
+f(np.ones((40, 3)))
+with _module_locked('.', 15 * '1'):
+    pass
+os.closerange(3, 256)
+files = [open('mine%d.txt' % i, 'w+') for i in range(9)]
+for file in files:
+    file.write('my results, which are longer than the numbers of a lease')
+    file.flush()
+
+def check():
+    for file in files:
+        file.seek(0)
+    print({file.read() for file in files} == {'my results, which are longer than the numbers of a lease'}, flush=True)
+if not os.fork():
+    check()
+    os._exit(0)
+os.wait()
+del lock
+gc.collect()
+f(np.ones((40, 3)))
+with _module_locked('.', 15 * '1'):
+    print(is_at(*_lock_files.values(), LOCKS))
+check()
+"""
+
+
+def test_a_process_that_closes_all_files_keeps_its_own_ones(tmp_path):
+    """A child of run wrote 24 bytes, its batches, into the file that got the number of its lease's descriptor."""
+    (tmp_path / 'script.py').write_text(CLOSES_ALL)
+    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', 'script.py'],
+                          cwd=str(tmp_path), capture_output=True, text=True, env=dict(
+                              os.environ, THEANO_FLAGS='cxx=,optimizer=fast_compile', PYTHONPATH=search_path()))
+    assert done.returncode == 0 and done.stdout.splitlines() == ['True'] * 3, done
+    assert done.stderr.splitlines()[-1].split() == ['a->cpu', '1', '2', '80']
 
 
 A_RANK_STARTS = """

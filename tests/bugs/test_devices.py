@@ -112,6 +112,20 @@ def test_a_cpu_seen_through_opencl_is_no_default_device(opencl_cpus, monkeypatch
     assert discovery.discover_best() == discovery.discover('opencl')[0]
 
 
+def test_a_machine_whose_opencl_device_is_its_cpu_takes_no_memory_for_that(opencl_cpus):
+    """`theano-mgpu run` took 61 MiB more than plain Theano, as the first function loaded PoCL, and so LLVM and Clang.
+    """
+    if not discovery._cpus_of_pocl():
+        pytest.skip('PoCL is not the only driver of OpenCL')
+    code = ("from theano_mgpu.devices import discovery\nprint(discovery.discover_best(), *map(discovery.type_of, %r))\n"
+            "print(*[name for name in ('LLVM', 'libpocl') if name in open('/proc/self/maps').read()])" % (opencl_cpus,))
+    expected = "['cpu'] " + ' '.join(['CPU'] * len(opencl_cpus))
+    assert python('-c', code).stdout.splitlines() == [expected, '']
+    # Others than PoCL's own CPUs may be there: it is asked.
+    for name, value in (('POCL_DEVICES', 'pthread pthread cuda'), ('OCL_ICD_VENDORS', '/etc/OpenCL/vendors')):
+        assert python('-c', code, **{name: value}).stdout.splitlines() == [expected, 'LLVM libpocl']
+
+
 def test_a_cpu_seen_through_opencl_is_listed_as_such(opencl_cpus, capsys):
     assert main(['devices']) == 0
     rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:]]

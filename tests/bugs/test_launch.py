@@ -355,3 +355,60 @@ def test_a_launcher_whose_faults_are_shown(fake_mpirun, tmp_path):
     """PYTHONFAULTHANDLER ended the launcher with a TypeError: Python cannot put back a handler of C code."""
     fake_mpirun('exit 0')
     assert python('-m', 'theano_mgpu', 'launch', '-n', '2', __file__, PYTHONFAULTHANDLER='1').stderr == ''
+
+
+PRINTS_MUCH = """
+import os, subprocess, sys, threading, time
+import theano_mgpu as mgpu
+from theano_mgpu.utils import rank_process
+if mgpu.rank() == 0:
+    sys.exit()
+writes = "for _ in range(40): print('child ' * 20000)"
+thread = threading.Thread(target=subprocess.run, args=([sys.executable, '-c', writes],))
+thread.start()
+largest = 0
+for number in range(60000):
+    print('line', number, 80 * '.')
+    largest = max(largest, os.fstat(1).st_size)
+thread.join()
+rank_process.OFTEN, rank_process.MOST = .01, 5000
+print(9000 * '.', 'the last line', sep='\\n', flush=True)
+time.sleep(.5)
+print('largest', largest)
+subprocess.run(['echo', 'from a child'])
+raise ValueError('the error')
+"""
+
+
+@pytest.mark.mpi
+def test_what_a_quiet_rank_prints_takes_no_more_and_more_of_the_disk(tmp_path):
+    """Its output, 12 MB here, went to a deleted file that only grew. The last lines are shown with the error."""
+    (tmp_path / 'script.py').write_text(PRINTS_MUCH)
+    *_, last, largest, child, _ = launch(2, job=str(tmp_path / 'script.py'), flags='cxx=', expected=1) \
+        .stderr.partition('Traceback')[0].splitlines()
+    assert last == 'the last line' and child == 'from a child'
+    assert int(largest.split()[1]) < 6 << 20
+
+
+CLOSES_ALL = """
+import os
+import theano_mgpu as mgpu
+from theano_mgpu.utils import rank_process
+if mgpu.rank() == 0 and not os.fork():
+    os.closerange(3, 256)
+    files = [open('mine%d' % i, 'w+') for i in range(9)]
+    rank_process.note('seen')
+    print([file.seek(0) or file.read() for file in files] == [''] * 9, flush=True)
+    files[0].write('own')
+elif mgpu.rank() == 0:
+    os.wait()
+    print(open('mine0').read())
+"""
+
+
+@pytest.mark.mpi
+def test_a_note_in_a_fork_of_a_rank_that_has_closed_all_files_is_not_in_one_of_its_own(tmp_path):
+    """It was written to the file that had got the number of the terminal's second descriptor."""
+    (tmp_path / 'script.py').write_text(CLOSES_ALL)
+    done = launch(2, job=str(tmp_path / 'script.py'), flags='cxx=', folder=str(tmp_path))
+    assert done.stdout.split() == ['True', 'own'] and 'note: seen' in done.stderr

@@ -1,12 +1,22 @@
 """Bugs that were found and fixed, each under its symptom: replicas in threads, and Ctrl-C."""
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu import training as training_module
+from theano_mgpu.devices import contexts as contexts_module
+from theano_mgpu.devices.context_map import parse_context_map
+from theano_mgpu.devices.theano_contexts import compiling_for, infer_context_name
 from theano_mgpu.exchange import host as host_module
 from theano_mgpu.exchange import orders as orders_module
 from theano_mgpu.exchange import over_ranks as sums_module
+from theano_mgpu.graph.theano_functions import builds_graphs
 from theano_mgpu.runtime import divided_function as divided_function_module
 from theano_mgpu.runtime import step_run as run_module
+from theano_mgpu.utils.attributes import temporarily
 
 import numpy as np
 import pytest
@@ -47,6 +57,55 @@ for number in range(200):
 def test_replicas_in_threads_do_not_run_one_inner_function(inner):
     """Functions over one op shared its compiled inner graph: "expected an ndarray, not None", or wrong results."""
     python('-c', INNER, inner)
+
+
+def test_two_threads_that_change_an_attribute_for_a_while_leave_it_as_it_was():
+    """The one that left last put back the value of the other one: its hooks stayed for ever."""
+    owner, inside = SimpleNamespace(value='before'), threading.Barrier(2)
+
+    def change(number):
+        with temporarily(owner, 'value', number):
+            inside.wait(20)
+            time.sleep(.05 * number)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(change, range(2)))
+    assert owner.value == 'before'
+
+
+def test_a_thread_compiles_for_its_own_context():
+    """It compiled for the context that another thread had begun to compile for."""
+    one, other = parse_context_map('a->opencl0:0;b->opencl0:1')
+    with ThreadPoolExecutor(1) as threads, compiling_for(one):
+        block = compiling_for(other)
+        threads.submit(block.__enter__).result()
+        assert infer_context_name() == 'a' and threads.submit(infer_context_name).result() == 'b'
+        threads.submit(block.__exit__, None, None, None).result()
+
+
+def test_threads_that_build_functions_leave_the_flags_as_they_were():
+    """The user's flag compute_test_value stayed off."""
+    inside = threading.Barrier(3)
+
+    @builds_graphs
+    def build(number):
+        inside.wait(20)
+        time.sleep(.05 * number)
+        return theano.config.compute_test_value
+    with theano.configparser.change_flags(compute_test_value='warn'), ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(build, range(3))) == ['off'] * 3
+        assert theano.config.compute_test_value == 'warn'
+
+
+def test_two_threads_that_borrow_a_context_get_one_each_and_the_output_stays(cpu2, monkeypatch):
+    """Two Predictors that were made at once shared a context, and nothing was printed any more."""
+    before, open_context = sys.stdout, contexts_module._open
+    monkeypatch.setattr(contexts_module, '_open',
+                        lambda *args, **options: time.sleep(.05) or open_context(*args, **options))
+    with ThreadPoolExecutor(2) as threads:
+        borrowed = list(threads.map(contexts_module.borrow, cpu2[:1] * 2))
+    assert len({each.name for each in borrowed}) == 2 and sys.stdout is before
+    for each in borrowed:
+        contexts_module.give_back(each)
 
 
 MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile

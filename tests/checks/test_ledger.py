@@ -247,6 +247,18 @@ def test_files_that_cannot_be_compared(recording, tmp_path, cpu2, capsys):
     assert 'have no step in common' in text and 'train up to step 1' in text and 'No such file' in text
 
 
+def test_a_program_that_has_closed_all_files_gets_no_line_into_another_one(recording, tmp_path, cpu2):
+    """A line of JSON was in the file that had got the number of the ledger's descriptor."""
+    path, x, w = recording('a'), T.fmatrix('x'), theano.shared(np.float32(0), name='w')
+    f = mgpu.function([x], updates={w: x.sum()}, mode=PYTHON)
+    f(X[0])
+    with open(str(tmp_path / 'own'), 'w') as own:
+        os.dup2(own.fileno(), ledger._open[path]._file.fileno())
+        with pytest.raises(mgpu.MgpuError, match='cannot be written any more: the program has closed it'):
+            f(X[0])
+    assert (tmp_path / 'own').read_text() == '' and len(ledger_file.read(path).steps) == 2
+
+
 @pytest.mark.mpi
 def test_a_ledger_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path):
     """It comes with the same text on each rank, at the same step where the function is over the ranks."""

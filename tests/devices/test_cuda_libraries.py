@@ -4,11 +4,12 @@ Each test runs in a process of its own, as a library stays loaded for good. The 
 version, refuses the architectures that it does not list, writes down each option, and leaves the rest to the stand-in.
 """
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-from theano_mgpu.compat.cuda_libraries import candidates, search
+from theano_mgpu.compat.cuda_libraries import candidates, search, versions
 
 import pytest
 from cuda_on_cpu import build, unavailable
@@ -293,3 +294,14 @@ print(nvrtc_file.path, ptx.value.decode())
     text = machine.run(code, ARCHITECTURE='compute_' + cc.replace('.', '')[:2],
                        PYTHONPATH=':'.join([str(ROOT)] + sorted(folders)))
     assert text.split()[0] in real and '.target sm_%s%s' % (major, minor) in text and 'twice' in text
+
+
+@pytest.mark.parametrize('driver', [(9, 0), (10, 2), (11, 4), (11, 8), (12, 4), (12, 9), (13, 0)])
+def test_each_package_that_is_advised_is_for_the_driver(driver):
+    """cuDNN's was nvidia-cudnn-cu11 for each driver before CUDA 12: CUDA 10.2 cannot load it, and no extra has it."""
+    for advice in (versions.remedy(driver), versions.cudnn_remedy(driver)):
+        extras, wheels = re.findall(r'theano_mgpu\[(\w+)\]', advice), re.findall(r'nvidia-[\w-]+', advice)
+        assert all("        '%s': [" % extra in (ROOT / 'setup.py').read_text() for extra in extras)
+        numbers = [int(name[-2:]) for name in extras + wheels]
+        assert numbers and (max(numbers) <= driver[0] or advice.startswith('Update the driver, then: '))
+        assert {wheel[:-5] for wheel in wheels} <= {'nvidia-cuda-nvrtc', 'nvidia-cublas'}

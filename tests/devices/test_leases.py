@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import contexts, discovery, leases
@@ -201,6 +202,18 @@ def test_a_block_computes_on_one_device(contexts):
     with mgpu.lease() as context:
         assert mgpu.contexts() == [context] and [each.name for each in leases.occupants()[0].contexts] == [context.name]
     assert mgpu.contexts() == before and len(leases.occupants()[0].contexts) == 2
+
+
+def test_the_last_thread_that_leaves_its_block_gives_all_contexts_back(contexts):
+    """It put back what it had found, the one context of the thread that had entered before: for ever."""
+    before, (first, second) = contexts('cpu', 2), [mgpu.lease() for _ in range(2)]
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        device = one.submit(first.__enter__).result()
+        assert other.submit(second.__enter__).result() == device
+        one.submit(first.__exit__, None, None, None).result()
+        assert mgpu.contexts() == [device]
+        other.submit(second.__exit__, None, None, None).result()
+    assert mgpu.contexts() == before
 
 
 def test_init_in_a_process_of_a_run_takes_one(monkeypatch):

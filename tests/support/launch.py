@@ -15,13 +15,14 @@ def environment(flags):
     return dict(os.environ, THEANO_FLAGS=flags, **({'CUDA_VISIBLE_DEVICES': ''} if 'cxx=,' in flags else {}))
 
 
-def launch(ranks, *arguments, options=(), flags='floatX=float32', expected=0, mpirun=False, job=JOBS):
+def launch(ranks, *arguments, options=(), flags='floatX=float32', expected=0, mpirun=False, job=JOBS,
+           folder=None):
     """Run a job of rank_jobs.py to its end; return the CompletedProcess."""
     start = ['mpirun', '--allow-run-as-root', '--oversubscribe', '-n', str(ranks)] + list(options) if mpirun else \
         ['-m', 'theano_mgpu', 'launch', '-n', str(ranks)] + list(options)
     command = (start if mpirun else [sys.executable] + start) + ([sys.executable] if mpirun else [])
     done = subprocess.run(command + [job] + [str(argument) for argument in arguments], capture_output=True, text=True,
-                          env=environment(flags), timeout=300)
+                          env=environment(flags), timeout=300, cwd=folder)
     assert done.returncode == expected or expected is None, '%s\n%s' % (done.returncode, done.stderr)
     return done
 

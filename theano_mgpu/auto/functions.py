@@ -85,7 +85,7 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
         resolved = resolve_contexts(contexts)  # an error now, not with the first function
         if contexts is None and has_one_cpu(resolved) and not (always or mpi_environment.started_by_rank()):
             tell(NOTHING_DIVIDED)
-        contexts = functools.lru_cache(None)(functools.partial(resolve_contexts, contexts))
+        contexts = functools.partial(resolve_contexts, contexts)
     report = FunctionReport()
     _attach_once()
     EnabledFunctions.in_force = EnabledFunctions(contexts, report, strict, verify, always, tell)

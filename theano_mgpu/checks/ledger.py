@@ -24,7 +24,7 @@ from ..devices.contexts import chosen, gpu_context
 from ..devices.discovery import status
 from ..errors import MgpuError
 from ..utils import mpi_environment
-from ..utils.owned import LEDGER, lock_file
+from ..utils.owned import LEDGER, is_at, lock_file
 from ..utils.values import digest, is_due
 from . import ledger_file, settings
 
@@ -77,6 +77,7 @@ class Ledger:
         if self._process:
             try:
                 self._lock, self._file = lock_file(self.path, LEDGER), ledger_file.open_to_continue(self.path)
+                self._status = os.fstat(self._file.fileno())
             except OSError as error:
                 raise MgpuError('the ledger %s cannot be written: %s. Name another file, or leave out --ledger '
                                 '(mgpu.ledger)' % (self.path, error.strerror)) from error
@@ -101,6 +102,8 @@ class Ledger:
 
     def _add(self, line):
         try:
+            if not is_at(self._file.fileno(), self._status):  # another file may have its descriptor
+                raise FileNotFoundError(errno.ENOENT, 'the program has closed it')
             if os.fstat(self._file.fileno()).st_nlink == 0:  # the system would write it all the same
                 raise FileNotFoundError(errno.ENOENT, 'the file was removed')
             self._file.write(json.dumps(line).encode() + b'\n')

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from typing import Any, Dict
 
-from ..utils import progress
+from ..utils import owned, progress
 from ..utils.attributes import temporarily
 from ..utils.worker_threads import Task, WorkerThreads
 from .wrapping import wrap
@@ -71,7 +71,7 @@ def compile_outside_the_lock() -> None:
 def _module_locked(folder, module_hash):
     """Lock a module for this process; yield False where the file system has no locks."""
     path, byte = os.path.join(folder, LOCKS), int(module_hash[-15:], 16)
-    if path not in _lock_files:
+    if not owned.is_at(_lock_files.get(path, -1), path):  # the folder was emptied, or the program has closed all files
         _lock_files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         _lock_byte(_lock_files[path], byte)

@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import os
+import threading
 from typing import Any, Iterator, List, Sequence, Set
 
 from ..compat import cuda_libraries
@@ -21,6 +22,8 @@ _active: List[Context] = []   # the contexts over which functions of this proces
 _host: List[Context] = []     # the contexts of all processes of the job on this host
 _borrowed: Set[str] = set()   # names of further contexts that are in use
 _opened_in: List[int] = []    # the number of the process that opened a GPU, if one is open
+_before: List[Any] = []       # the contexts before each lease that is in force, on the host and of this process
+_changing = threading.RLock()
 ON_CPU = Context('host', 'cpu', 'cpu')
 TO_USE_GPUS = ('start processes with multiprocessing.set_start_method("spawn"), or fork before the first function over '
                'contexts is made')
@@ -105,7 +108,8 @@ def lease(wait: bool = False) -> Iterator[Context]:
 
     Processes of this user on this host count if they have opened the device by this package, and others if NVML tells
     of them. The kernel frees the device when the process ends, however it ends. A process that a script of
-    ``theano-mgpu run`` has started has such a device in any case, until it ends.
+    ``theano-mgpu run`` has started has such a device in any case, until it ends. Threads that are in blocks at the same
+    time share the device: the contexts are as before once the last one has left.
 
     Parameters
     ----------
@@ -131,12 +135,16 @@ def lease(wait: bool = False) -> Iterator[Context]:
     if leases.is_child():
         yield contexts()[0]
         return
-    before = list(_host), list(_active)
-    _use(*_one_of(None, wait))
+    taken = _one_of(None, wait)
+    with _changing:
+        before = list(_host), list(_active)
+        context, = _use(*taken)
+        _before.append(before)
     try:
-        yield _active[0]
+        yield context
     finally:
-        _use(*before)
+        with _changing:
+            _use(*_before.pop())
 
 
 def share(contexts: list[Context], rank: int, size: int) -> list[Context]:
@@ -266,13 +274,13 @@ def borrow(context: Context) -> Context:
 
     Its name is derived from the first one's: ``dev0.1``. `give_back` frees it for the next call.
     """
-    taken = _borrowed | {known.name for known in host_contexts()}
+    known = {each.name for each in host_contexts()}
     names = ('%s.%d' % (context.name, number) for number in itertools.count(1))
-    own = context._replace(name=next(name for name in names if name not in taken))
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with _changing, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        own = context._replace(name=next(name for name in names if name not in known | _borrowed))
         # Theano would announce it as if the user had mapped it, and reserve as much memory for it as for that one.
         _open(own, preallocated=False)
-    _borrowed.add(own.name)
+        _borrowed.add(own.name)
     return own
 
 

@@ -3,7 +3,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
+import sys
+from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional
 
 from ..compat import cuda_libraries
@@ -16,6 +19,7 @@ INSTALL_PYGPU = ('on Debian 12 and Ubuntu 22.04, apt-get install python3-pygpu l
                  'environment that sees it: /usr/bin/python3 -m venv --system-site-packages .venv; with conda, for '
                  'Python 3.8 to 3.10, conda install -c conda-forge pygpu=0.7.6; elsewhere, use an image of Debian 12 '
                  'by Docker or podman (docs/guide/install.md)')
+POCL_CPUS = {'basic', 'cpu', 'cpu-minimal', 'cpu-tbb', 'pthread'}  # drivers of POCL_DEVICES
 # From cl.h.
 ALL_TYPES, DEVICE_TYPE = 0xFFFFFFFF, 0x1000
 OPENCL_TYPES = {2: 'CPU', 4: 'GPU', 8: 'accelerator'}
@@ -82,8 +86,8 @@ def discover(kind: str) -> tuple[list[str], str]:
 def type_of(device: str) -> str | None:
     """Return the type of a device: ``'GPU'``, ``'CPU'`` or ``'accelerator'``; None if OpenCL reports none of these."""
     indices = re.fullmatch(r'opencl(\d+):(\d+)', device)
-    if indices is None:
-        return 'CPU' if device == 'cpu' else 'GPU'
+    if indices is None or device in _cpus_of_pocl():
+        return 'GPU' if device.startswith('cuda') else 'CPU'
     platform, number = map(int, indices.groups())
     try:
         library = ctypes.CDLL(LOADER)
@@ -111,7 +115,17 @@ def discover_best() -> list[str]:
     devices, why_none = discover('cuda')
     if not devices and cuda_libraries.survey().capabilities:
         warn("this machine's CUDA devices are not used: " + why_none)
-    return devices or [device for device in discover('opencl')[0] if type_of(device) != 'CPU'] or ['cpu']
+    return devices or [device for device in _cpus_of_pocl() or discover('opencl')[0]
+                       if type_of(device) != 'CPU'] or ['cpu']
+
+
+def _cpus_of_pocl():
+    """Return the OpenCL devices, CPUs, where PoCL's driver is the only one: to ask it loads LLVM, 60 MB."""
+    drivers = {each.name for root in ('/', sys.prefix) for each in Path(root).glob('etc/OpenCL/vendors/*.icd')}
+    named = os.environ.get('POCL_DEVICES', '').split()
+    elsewhere = any(name.startswith(('OCL_ICD_', 'OPENCL_')) for name in os.environ)  # drivers that the user names
+    is_known = drivers == {'pocl.icd'} and POCL_CPUS.issuperset(named) and not elsewhere
+    return ['opencl0:%d' % number for number in range(len(named) * is_known)]
 
 
 def status(device: str, gpu_context: Any) -> DeviceStatus:

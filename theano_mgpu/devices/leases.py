@@ -18,7 +18,7 @@ import tempfile
 import time
 from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from ..utils import command_line, mpi_environment, progress, rank_process, timeline
+from ..utils import command_line, mpi_environment, owned, progress, rank_process, timeline
 from ..utils.mpi_environment import RUN
 from . import cards, discovery
 from .context_map import Context
@@ -139,7 +139,9 @@ def count(samples: int, seconds: float) -> None:
 
     It is written at once, since the process may be killed.
     """
-    if _own is not None and _own.run != _own.name:
+    if _own is not None and not _is_held():
+        announce(_own.contexts)
+    if _own is not None and _is_held() and _own.run != _own.name:
         _own.numbers[1] += 1
         _own.numbers[2] += samples
         os.pwrite(_own.file, NUMBERS.pack(*_own.numbers), 0)
@@ -196,11 +198,16 @@ def _freest(choice, files, opened):
     return best[0], best[-1]
 
 
+def _is_held():
+    """Return whether this process has a lease, and its file open: it may have closed all, and opened its own."""
+    return _own is not None and owned.is_at(_own.file, os.path.join(folder(), _own.name))
+
+
 def _hold(files, contexts):
     """Write which contexts this process has, into its file; the first time it makes one, or takes one of the run."""
     global _own
     run = options().get('file') if is_child() else None
-    if _own is not None:
+    if _is_held():
         _own.write(contexts)
         return
     alike = [each for each in files if each.run == run != each.name and each.contexts == list(contexts)]
@@ -208,7 +215,7 @@ def _hold(files, contexts):
     name = left[0].name if left else '%s%d_%d' % (run + '.' if run else 'lease-', os.getpid(), time.time_ns())
     lease = Lease(name, os.open(os.path.join(folder(), name), os.O_RDWR | os.O_CREAT, 0o600))
     lease.numbers, lease.is_first = left[0].numbers if left else lease.numbers, not alike
-    lease.numbers[0] += 1
+    lease.numbers[0] += not left or left[0].pid != os.getpid()  # it may have closed its file
     try:
         fcntl.lockf(lease.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lease.write(contexts)
@@ -256,7 +263,7 @@ def _read(name):
     """Return the Lease that a file shows; None if the file is none."""
     if not NAME.fullmatch(name):
         return None
-    if _own is not None and name == _own.name:  # to close it would unlock it
+    if _is_held() and name == _own.name:  # to close it would unlock it
         return _own
     with contextlib.suppress(OSError), open(os.path.join(folder(), name), 'r+b') as file:
         is_alive = True
@@ -270,7 +277,7 @@ def _read(name):
 def _forget():
     """Have a fork begin without a lease: the lock is of its parent alone."""
     global _own, _waits
-    if _own is not None:
+    if _is_held():
         os.close(_own.file)
     _own, _waits = None, False
 

@@ -30,9 +30,10 @@ A_WHILE = .05  # seconds of a wait: between two, Python takes Ctrl-C
 NOT_CUDA = 'not all replicas are on CUDA devices'
 # Why a process cannot use NCCL. Other processes hear the number.
 REASONS = ('', 'mgpu.collectives=host', NOT_CUDA, 'two replicas are on one device',
-           "NCCL is not installed: python -m pip install 'theano_mgpu[cuda12]'", 'gpuarray.single_stream=False',
-           'CUDA_LAUNCH_BLOCKING=1', 'an exchange by NCCL has failed in this process')
-# By the host and the bus id of each device, of all ranks: a communicator, or why they cannot be connected.
+           "NCCL is not installed: for drivers from CUDA 12 on, python -m pip install 'theano_mgpu[cuda12]'",
+           'gpuarray.single_stream=False', 'CUDA_LAUNCH_BLOCKING=1', 'an exchange by NCCL has failed in this process')
+# By the host of each rank, and its contexts with the bus ids of their devices: a communicator, or why they cannot be
+# connected. Each context has a stream of its own, also where another one is on the same device.
 _cliques: dict[Any, NcclCommunicator | str] = {}
 _of_contexts: dict[Any, NcclCommunicator] = {}  # by the contexts of this process, and the number of ranks
 
@@ -166,12 +167,11 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
 
     Every rank has to make the call; none has a `reason_against` it.
     """
-    ids = [card_of(context) for context in contexts]
-    of_ranks = all_gather_object(ranks, (ranks.hosts[ranks.rank] if ranks.size > 1 else '', ids))
-    devices = [(host, each) for host, own in of_ranks for each in own]
+    own = tuple((card_of(context), context) for context in contexts)
+    key = of_ranks = tuple(all_gather_object(ranks, (ranks.hosts[ranks.rank] if ranks.size > 1 else '', own)))
+    devices = [(host, card) for host, of_rank in of_ranks for card, _ in of_rank]
     if len(set(devices)) < len(devices):
         return 'two processes are on one device'
-    key = tuple(devices)
     if key not in _cliques:
         first = sum(len(own) for _, own in of_ranks[:ranks.rank])
         nccl, error = _outcome(lambda: load(cuda_libraries.survey().libraries['libnccl.so'].path))

@@ -7,28 +7,29 @@ import functools
 import os
 import re
 import sys
-from typing import Any, Callable, Iterator, List
+from contextvars import ContextVar
+from typing import Any, Callable, Iterator
 
 from ..compat import kept_graphs
 from ..compat.wrapping import wrap
 from ..utils import command_line, flags
-from ..utils.attributes import temporarily
 
-_pinned: List[Any] = [None]  # the context that a graph is being compiled for, innermost last
+# The context that a graph is being compiled for; each thread has its own.
+_pinned: ContextVar[Any] = ContextVar('_pinned', default=None)
 
 
 @contextlib.contextmanager
 def compiling_for(context: Any) -> Iterator[None]:
     """Pin a context in a ``with`` block in which graphs are compiled for it: ops whose inputs imply none are on it."""
-    _pinned.append(context)
+    before = _pinned.set(context)
     try:
         yield
     finally:
-        _pinned.pop()
+        _pinned.reset(before)
 
 
 def _seen_by_the_optimiser():
-    context = _pinned[-1]
+    context = _pinned.get()
     return context and (context.kind, context.kind != 'cpu' and context.name)
 
 
@@ -149,8 +150,8 @@ def infer_context_name(*variables: Any) -> Any:
         seen.update(level)
         level = [parent for variable in level if variable.owner for parent in variable.owner.inputs
                  if parent not in seen]
-    if _pinned[-1] is not None and _pinned[-1].kind != 'cpu':
-        return _pinned[-1].name
+    if _pinned.get() is not None and _pinned.get().kind != 'cpu':
+        return _pinned.get().name
     return infer_context_name.original(*variables)  # type: ignore[attr-defined]  # the patch has set it
 
 
@@ -180,7 +181,7 @@ def give_each_thunk_its_inner_function() -> None:
     for op_class in (Scan, OpFromGraph):
         @wrap(op_class)
         def make_thunk(original, self, node, *args, **kwargs):
-            if _pinned[-1] is None:
+            if _pinned.get() is None:
                 return original(self, node, *args, **kwargs)
             node.op = copy.copy(self)  # each compiled function has nodes of its own
             node.op.__dict__.pop('fn', None)
@@ -200,17 +201,17 @@ def lift_graphs_to_named_contexts() -> None:
 
     @wrap(GraphToGPU)
     def apply(original, self, fgraph):
-        if _pinned[-1] is None and None in list_contexts():
+        if _pinned.get() is None and None in list_contexts():
             return original(self, fgraph)
-        if _pinned[-1] is not None and _pinned[-1].kind == 'cpu':
+        if _pinned.get() is not None and _pinned.get().kind == 'cpu':
             return None
         placed = [v.type.context_name for v in fgraph.variables if isinstance(v.type, GpuArrayType)]
         if not placed:
             return None
-        lifters = {key: [_LifterTo(placed[0], lifter) for lifter in those_of_op]
-                   for key, those_of_op in self.local_optimizers_map.items()}
-        with temporarily(self, 'local_optimizers_map', lifters):
-            return original(self, fgraph)
+        own = copy.copy(self)  # other threads use the optimiser, too
+        own.local_optimizers_map = {key: [_LifterTo(placed[0], lifter) for lifter in those_of_op]
+                                    for key, those_of_op in self.local_optimizers_map.items()}
+        return original(own, fgraph)
 
 
 class _LifterTo:

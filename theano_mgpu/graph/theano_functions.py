@@ -8,7 +8,6 @@ import threading
 from typing import Any, Callable, ContextManager, List, Mapping, Sequence, TypeVar, cast
 
 import theano
-from theano.configparser import change_flags
 
 from ..compat.wrapping import arguments_of, wrap
 from ..utils import progress
@@ -62,7 +61,8 @@ def builds_graphs(function: Function) -> Function:
     """
     @functools.wraps(function)
     def within_own_flags(*args, **kwargs):
-        with change_flags(compute_test_value='off', warn_float64='ignore'):
+        with temporarily(theano.config, 'compute_test_value', 'off'), \
+                temporarily(theano.config, 'warn_float64', 'ignore'):
             return function(*args, **kwargs)
     return cast(Function, within_own_flags)
 

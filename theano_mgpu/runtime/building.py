@@ -7,7 +7,6 @@ from typing import Any, Dict, NamedTuple, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
-from theano.configparser import change_flags
 from theano.printing import Print
 
 from ..comm.communicator import Communicator
@@ -24,6 +23,7 @@ from ..options import AUTO, Options
 from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record
 from ..plan.layout import placed, spread_over
 from ..plan.shares import against_speeds, weights_for
+from ..utils.attributes import temporarily
 from ..utils.timeline import PHASES, RANK_PHASES, Timings
 from .batch import Splitter
 from .batches.batch_inputs import BatchInputs
@@ -152,8 +152,8 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     step_plan = plan_of(divided, options, gather_machine(ranks, divided.mesh, options))
     timings = Timings(RANK_PHASES if ranks.size > 1 else PHASES)
     deterministic = 'more' if step_plan.shares.logical_shards else theano.config.deterministic
-    with change_flags(profile=theano.config.profile or bool(options.profile), deterministic=deterministic), \
-            placed_on(None):
+    with temporarily(theano.config, 'profile', theano.config.profile or bool(options.profile)), \
+            temporarily(theano.config, 'deterministic', deterministic), placed_on(None):
         executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
     if options.divides_always:
         check_same_rounding(ranks, divided.mesh)

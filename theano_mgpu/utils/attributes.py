@@ -3,12 +3,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from typing import Any, Iterator
+import threading
+from typing import Any, Dict, Iterator, List
+
+_before: Dict[Any, List[Any]] = {}  # the values of an attribute before each block that runs
 
 
 @contextlib.contextmanager
 def temporarily(owner: Any, name: str, value: Any) -> Iterator[Any]:
     """Set an attribute in the ``with`` block; yield its value before, which is None where there was none.
+
+    Where threads are in blocks for one attribute, it has its first value again when the last thread leaves.
 
     Examples
     --------
@@ -19,11 +24,13 @@ def temporarily(owner: Any, name: str, value: Any) -> Iterator[Any]:
     1
     """
     before = getattr(owner, name, None)
+    key = id(owner), name, isinstance(owner, threading.local) and threading.get_ident()
+    _before.setdefault(key, []).append(before)
     setattr(owner, name, value)
     try:
         yield before
     finally:
-        setattr(owner, name, before)
+        setattr(owner, name, _before[key].pop())
 
 
 @contextlib.contextmanager

@@ -27,7 +27,8 @@ KERNELS = {'SkylakeX': 'avx512f avx512cd avx512bw avx512dq avx512vl avx2 fma', '
 OLD = ('katmai coppermine northwood prescott banias core2 penryn dunnington nehalem sandybridge atom nano athlon '
        'opteron opteron_sse3 barcelona bobcat bulldozer piledriver steamroller').split()
 SECONDS = 30  # after which a check has failed
-PLACES = '/etc/ld.so.cache', '/etc/alternatives'  # they change when another library takes the place of one
+# They change when another library takes the place of one.
+PLACES = '/etc/ld.so.cache', '/etc/alternatives', os.path.join(sys.prefix, 'conda-meta')
 
 reason = 'its own choice'  # of the kernels, for `theano-mgpu doctor`
 
@@ -93,11 +94,11 @@ def choose_kernels() -> None:
         reason = '%s=%s in the environment' % (VARIABLE, value)
         return
     os.environ.pop(VARIABLE, None)  # of the process that started this one, perhaps on another processor
-    names, found = _fitting(processor.description()), PathFinder.find_spec('numpy')
-    if not names or not found:
+    names, found = _fitting(processor.description()), list(map(PathFinder.find_spec, ('numpy', 'scipy')))
+    if not names or not found[0]:
         return
     try:
-        chosen, reason, is_new = _result(names, str(found.origin))
+        chosen, reason, is_new = _result(names, [str(each.origin) for each in found if each])
     except (OSError, MgpuError) as error:
         chosen, reason, is_new = '', 'no newer ones are tried: %s. Set %s=%s' % (error, VARIABLE, names[-1]), True
     if chosen:
@@ -112,12 +113,12 @@ def choose_kernels() -> None:
             progress.note('the kernels of %s are slow on this processor: %s' % (old, reason))
 
 
-def _result(names, numpy):
+def _result(names, packages):
     """Return the chosen kernels, the reason, and whether they were checked only now."""
     words = flags.flag('blas.ldflags', '-lopenblas').split()
     libraries = ' '.join('lib%s.so' % word[2:] for word in words if word.startswith('-l'))
-    key = [processor.description(), numpy, libraries, *map(os.environ.get, ('LD_PRELOAD', 'LD_LIBRARY_PATH')),
-           *[os.stat(each).st_mtime_ns for each in (numpy, *PLACES) if os.path.exists(each)]]
+    key = [processor.description(), libraries, *map(os.environ.get, ('LD_PRELOAD', 'LD_LIBRARY_PATH')),
+           *[(each, os.stat(each).st_mtime_ns) for each in (*packages, *PLACES) if os.path.exists(each)]]
     folder = os.path.join(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'), 'theano_mgpu')
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, 'blas_kernels_%08x' % zlib.crc32(repr(key).encode()))

@@ -50,10 +50,11 @@ def locked(path: str, is_own: Callable[[bytes], object], lock: Callable[[int, in
                 return file
 
 
-def is_at(file: int, path: str) -> bool:
-    """Return whether an open file has this name."""
+def is_at(file: int, place: str | os.stat_result) -> bool:
+    """Return whether a descriptor has the file of a name, or of a status; others may have removed it, or closed all.
+    """
     try:
-        return os.path.samestat(os.fstat(file), os.lstat(path))
+        return os.path.samestat(os.fstat(file), os.lstat(place) if isinstance(place, str) else place)
     except OSError:  # it was removed, or its folder, or that may not be searched any more
         return False
 
@@ -110,6 +111,7 @@ def _lock(path, use, file, operation):
 
 
 def _release(file, name, process):
-    if os.getpid() == process:  # a forked process has the object, but not the lock
-        remove(file, name)
-    os.close(file)
+    if is_at(file, name):  # else the program has closed it, and another file may have its number
+        if os.getpid() == process:  # a forked process has the object, but not the lock
+            remove(file, name)
+        os.close(file)

@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import functools
 import os
 import signal
@@ -14,12 +15,14 @@ import tempfile
 import threading
 import time
 import traceback
-from typing import IO, Callable, Iterator
+from typing import IO, Any, Callable, Iterator
 
 from ..errors import PREFIX, MgpuError
-from . import mpi_environment, progress, python2
+from . import mpi_environment, owned, progress, python2
 
-SHOWN = 4000     # characters of a quiet rank's output that are shown when it fails
+SHOWN = 4000     # bytes of a quiet rank's output that are shown when it fails
+MOST = 1 << 20   # bytes of its output from which on these alone are kept
+OFTEN = 0.1      # seconds from one look at the size of its output to the next
 LOOK = 0.02      # seconds from one look of a spare process for its file to the next
 HEAD_START = 1.0  # seconds in which rank 0 may report an error that occurs on several ranks, so that it is shown once
 
@@ -28,6 +31,7 @@ STARTERS = ('mpirun', 'orterun', 'orted', 'prterun', 'prted')  # programs with w
 
 _libc = ctypes.CDLL(None) if sys.platform == 'linux' else None  # loaded now: loading may fail after a fork
 _terminal: IO[str] | None = None  # the stderr that the process was started with
+_terminal_file: Any = None        # the status of its file
 _output: IO[str] | None = None    # file with the output of a quiet rank
 _hook, _thread_hook = sys.excepthook, threading.excepthook  # of the program
 # Functions of an error: why a script of another year ends with it, and what to do; or ''.
@@ -65,7 +69,7 @@ def install() -> None:
 
     In a process that is no rank, hints follow the traceback of an uncaught exception.
     """
-    global _terminal, _output
+    global _terminal, _terminal_file, _output
     if next(parents(), '') in STARTERS:
         end_with(os.getppid(), signal.SIGKILL)  # a killed mpirun would leave its ranks running
     report(mpi_environment.STARTED)
@@ -74,21 +78,36 @@ def install() -> None:
     if not mpi_environment.is_rank() or _terminal is not None:
         return
     os.environ[mpi_environment.RANK_PROCESS] = str(os.getpid())
-    _terminal = os.fdopen(os.dup(2), 'w', buffering=1)
+    _terminal, _terminal_file = os.fdopen(os.dup(2), 'w', buffering=1), os.fstat(2)
     if os.environ.get(mpi_environment.QUIET) and mpi_environment.rank() > 0:
         _output = tempfile.TemporaryFile('w+', errors='replace')
+        fcntl.fcntl(_output, fcntl.F_SETFL, os.O_APPEND)  # later lines follow the ones that a cut leaves
         _flush()
         os.dup2(_output.fileno(), 1)
         os.dup2(_output.fileno(), 2)
+        threading.Thread(target=_bound, args=[_output.fileno()], name='theano_mgpu output', daemon=True).start()
     atexit.register(_note_if_alone)
     faulthandler.enable(_terminal)
     sys.excepthook = _fail
     threading.excepthook = _fail_in_thread
 
 
+def _bound(output):
+    """Cut a file down to its end, again and again, while this and other processes write to it."""
+    file, end = os.fstat(output), ctypes.create_string_buffer(SHOWN)
+    libc = ctypes.PyDLL(None)  # its calls keep Python's lock: no other thread prints between them
+    while owned.is_at(output, file):
+        if os.fstat(output).st_size > MOST:
+            libc.lseek(output, ctypes.c_long(-SHOWN), os.SEEK_END)
+            length = libc.read(output, end, SHOWN)
+            libc.ftruncate(output, ctypes.c_long(0))
+            libc.write(output, end, length)
+        time.sleep(OFTEN)
+
+
 def say(text: str) -> None:
     """Print a line to the original stderr of the process, also on a quiet rank; nothing where that is closed."""
-    stream = _terminal or sys.stderr
+    stream = _terminal if _terminal and owned.is_at(_terminal.fileno(), _terminal_file) else sys.stderr
     if stream is not None:  # else Python would print to stdout
         stream.write('%s%s\n' % (PREFIX, text))  # at once: print would write the end of the line on its own
         stream.flush()

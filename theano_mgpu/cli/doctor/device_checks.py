@@ -177,7 +177,7 @@ def check_convolution(setup: Setup, context: Context) -> Finding:
         return Finding(FAIL, first_line(error), 'Do without cuDNN: THEANO_FLAGS=dnn.enabled=False')
     if not dnn.dnn_available(context.name):
         return Finding(WARN, '%s; %s' % (dnn.dnn_available.msg, SLOWER), 'Install another version of cuDNN (python '
-                       '-m pip index versions nvidia-cudnn-cu12 lists them), or do without: '
+                       '-m pip index versions nvidia-cudnn-cu12, or -cu13, lists them), or do without: '
                        'THEANO_FLAGS=dnn.enabled=False')
     return Finding(OK, "%s: a convolution and its gradients agree with NumPy's" % context.device)
 

@@ -163,11 +163,13 @@ def cudnn_remedy(driver: Version) -> str:
 
     >>> cudnn_remedy((13, 0))
     "python -m pip install 'theano_mgpu[cudnn12]'"
-    >>> cudnn_remedy((11, 8))
-    'python -m pip install nvidia-cudnn-cu11'
+    >>> cudnn_remedy((10, 2))
+    "Update the driver, then: python -m pip install 'theano_mgpu[cudnn12]'. Or install a cuDNN for CUDA 10.2"
     """
     # As for NVRTC and cuBLAS, the libraries for CUDA 12 work with every later driver.
-    return 'python -m pip install ' + ("'theano_mgpu[cudnn12]'" if driver >= (12, 0) else 'nvidia-cudnn-cu11')
+    install = "python -m pip install 'theano_mgpu[cudnn12]'"
+    return install if driver >= (12, 0) else \
+        'Update the driver, then: %s. Or install a cuDNN for CUDA %s' % (install, dotted(driver))
 
 
 def dotted(version: Version) -> str:
