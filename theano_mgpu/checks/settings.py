@@ -3,16 +3,20 @@ from __future__ import annotations
 
 import functools
 import platform
+import re
 import sys
+from typing import Any, Sequence
 
 import theano
 
 from .. import config
 from ..devices.contexts import chosen, type_name
 from ..errors import warn
+from ..graph import graph
 from ..options import Options
 from ..utils import blas
 from ..utils.flags import OWN_FLAGS, flag
+from ..utils.values import shortened
 from . import ledger_file
 
 # Theano's flags that change how results round. The package's own are all there but for `OTHERS`.
@@ -27,6 +31,7 @@ ANSWER = ('floatX', 'mgpu.tf32', 'mgpu.random', *config.INEXACT)
 LAYOUT = ('contexts', 'device', 'mgpu.data', 'mgpu.shares', 'mgpu.collectives', 'mgpu.overlap', 'mgpu.keep_graphs',
           'mgpu.micro_batches', 'mgpu.recompute')
 SHARDS = 'flags: mgpu.logical_shards'
+GRAPH = 'graph: '
 REMOVED = {'flags: mgpu.random': 'exact'}  # flags that earlier versions recorded, and what all functions do now
 
 
@@ -54,12 +59,38 @@ def of_function(options: Options) -> dict[str, str]:
     return ledger_file.flat({**found, 'types of devices': sorted(set(map(type_name, chosen())))})
 
 
-def check_same(path: str, theirs: dict[str, str], options: Options, strict: bool) -> None:
-    """Check that a function with `options` has the settings in a file, as far as results depend on them.
+def of_graph(source: Any, state: Sequence[Any], of: str = '') -> dict[str, str]:
+    """Return what tells the outputs and the updates of a function from those of another one, by name.
+
+    Of each there are digests. Of a variable that is not in the state, there is the shape, or of a scalar the value.
+    `of` names the function among several.
+    """
+    places = {each: i for i, variable in enumerate(state)
+              for each in (variable, getattr(variable.tag, 'host_view', variable))}
+    named = {'output %d' % i: output for i, output in enumerate(source.outputs)}
+    named.update(('update %d of %s' % (i, _known(variable)), new)
+                 for i, (variable, new) in enumerate(source.updates.items()))
+    digests = graph.fingerprints(list(named.values()), lambda leaf: places.get(leaf, _known(leaf)))
+    texts = dict(zip(named, ('ops %.8s with constants %.8s' % tuple(each) for each in digests)))
+    for i, variable in enumerate(graph.shared_variables(list(named.values()))):
+        if variable not in places:
+            value = variable.get_value(borrow=True)
+            shape = getattr(value, 'shape', None)
+            texts['input %d, %s' % (i, _known(variable))] = str(value) if shape == () else 'of shape %s' % (shape,)
+    return {'%s%s%s' % (GRAPH, name, of): text for name, text in texts.items()}
+
+
+def _known(variable):
+    """Return a name without the number that Keras counts up in a process, as in dense_1."""
+    return re.sub(r'_\d+', '_#', str(variable.name or 'unnamed'))
+
+
+def check_same(path: str, theirs: dict[str, str], ours: dict[str, str], strict: bool) -> None:
+    """Check that a file has the settings of a function, as far as results depend on them.
 
     With `strict`, another number of logical shards is a ValueError; else there is a warning, as for other settings.
     """
-    ours = {**REMOVED, **of_function(options)}
+    ours = {**REMOVED, **ours}
     number, before = ours[SHARDS], theirs.get(SHARDS)
     text = '%s was written with mgpu.logical_shards=%s, but this function has %s: from here on, the bits would be ' \
            'of neither number. Set the flag to that of the file' % (path, before or '? (it has no record)', number)
@@ -69,8 +100,9 @@ def check_same(path: str, theirs: dict[str, str], options: Options, strict: bool
         warn(text + ' for the same bits')
     keeps_bits = number == before != '0'
     different = ['%s was %s and is %s' % each for each in ledger_file.differing(theirs, ours)
-                 if each[0] in theirs and each[0] != SHARDS and (
-                     each[0].rpartition(' ')[2] in ANSWER or keeps_bits and each[0].rpartition(' ')[2] not in LAYOUT)]
+                 if each[0] in theirs and each[0] in ours and each[0] != SHARDS and (
+                     each[0].startswith(GRAPH) or each[0].rpartition(' ')[2] in ANSWER or
+                     keeps_bits and each[0].rpartition(' ')[2] not in LAYOUT)]
     if different:
-        warn('%s was written with other settings: %s. The training goes on, but its result is not that of an '
-             'uninterrupted one' % (path, '; '.join(different)))
+        warn('%s was written with other settings, or by another script: %s. The training goes on, but its result is '
+             'not that of an uninterrupted one' % (path, shortened(different)))
