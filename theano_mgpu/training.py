@@ -266,8 +266,8 @@ class TrainingFunction(DividedFunction):
 
     def checkpoint_file(self, path: str, allow_nan: bool) -> training_state.CheckpointFile:
         """Return the file for checkpoints of this function, which it locks."""
-        graph = settings.of_graph(self.built.source, list(self.built.source.updates))
-        return training_state.CheckpointFile(path, self._state, self.ranks, self.options, [graph], allow_nan)
+        return training_state.CheckpointFile(path, self._state, self.ranks, self.options, [self.built.source],
+                                             allow_nan)
 
     def checkpoint(self, path: str, every: int, allow_nan: bool = False, ledger: str | None = None) -> int:
         """Save the training state every `every` steps; if the file exists, resume from it first.
@@ -297,6 +297,12 @@ class TrainingFunction(DividedFunction):
             and so is the one before it.
         MgpuError
             If another job writes its checkpoints there.
+
+        Warns
+        -----
+        MgpuWarning
+            If the file was written with other settings that results depend on, or if the loss, an update, the shape of
+            a data set or a rate has changed since. In a step of a fork of this process, which does not write the file.
         """
         if every < 1:
             raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))

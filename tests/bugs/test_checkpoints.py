@@ -311,7 +311,7 @@ def test_a_fork_does_not_write_the_checkpoint_of_its_parent(cpu2, tmp_path):
 
 
 @pytest.mark.parametrize('rate, power, value, text', [
-    (.1, 2, .5, ''), (.2, 2, .5, 'update 0 of w was ops .* with constants'), (.1, 3, .5, 'output 0 was ops'),
+    (.1, 2, .5, ''), (.2, 2, .5, 'update 0 of w was ops .* with constants'), (.1, 3, .5, 'output 0 of function 0 was ops'),
     (.1, 2, .6, 'factor was 0.5 and is 0.6')])
 def test_a_training_function_that_has_changed_is_said(rate, power, value, text, contexts, tmp_path, recwarn):
     """The training went on, with another rate or loss, without a word. Other contexts are no change."""

@@ -364,7 +364,7 @@ def test_a_fork_does_not_take_part_in_the_checkpoints_of_its_parent(cpu2, tmp_pa
 
 
 @pytest.mark.parametrize('rate, loss, text', [
-    (.1, 'mse', ''), (.2, 'mse', 'rate was 0.1 and is 0.2'), (.1, 'mae', 'output 0 was ops')])
+    (.1, 'mse', ''), (.2, 'mse', 'rate was 0.1 and is 0.2'), (.1, 'mae', 'output 0 of function 0 was ops')])
 def test_a_fit_of_a_changed_script_is_said(rate, loss, text, cpu2, tmp_path, forgetful, recwarn):
     """The fit went on with the rate of the file, or with another loss, without a word."""
     def fit(rate, loss):

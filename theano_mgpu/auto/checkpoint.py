@@ -9,7 +9,6 @@ from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
-from ..checks import settings
 from ..comm.mpi import choose_ranks
 from ..comm.rank_0 import on_rank_0
 from ..errors import MgpuError, warn
@@ -67,19 +66,26 @@ class Checkpoint:
     ValueError
         If `every` is less than 1, or an input of a function has an update. If the file is of other functions, or
         damaged, and so is the one before it. In a call, if the loop calls its functions in another order, or with other
-        arguments, than the loop that wrote the file.
+        arguments, than the loop that wrote the file; the recorded call then stays the next one.
     MgpuError
         If another job writes its checkpoints there, or each process has samples of its own.
     TypeError
         If one of the functions is none of Theano's or of this package's.
 
+    Warns
+    -----
+    MgpuWarning
+        If the file was written with other settings that results depend on, or if graphs, shapes of data sets or shared
+        numbers such as a rate have changed since; in a call of a fork of this process, which does not write the file.
+
     Notes
     -----
     Variables that the loop itself sets, such as a learning rate, are set again by the loop. What it draws by
     `numpy.random` and `random` is drawn again. A call that failed fails again, with an error of the same class if this
-    is one of Python's or of this package's. A variable that the functions update has an old value while calls are
-    replayed: the first one that is read then is named by a warning. Functions that `enable` divides are divided from
-    the first call on, without timing. With several processes, all make the same calls.
+    is one of Python's or of this package's, else of its next base. Calls of several threads wait for each other. A
+    variable that the functions update has an old value while calls are replayed: the first one that is read then is
+    named by a warning. Functions that `enable` divides are divided from the first call on, without timing. With several
+    processes, all make the same calls.
 
     Examples
     --------
@@ -105,14 +111,12 @@ class Checkpoint:
         self._updates = [bool(source.updates) for source in sources]
         self._variables = list(dict.fromkeys(replicated(variable) for source in sources for variable in source.updates))
         self._saved: Any = None  # the file, while it is replayed
-        self._calls, self._begin = RecordedCalls(len(self._steps)), random_states()
+        self._calls, self._begin = RecordedCalls(len(self._steps)), random_states('begin/')
         self._key, self._turn = 0, threading.RLock()  # the key of the last call; a lock, as calls have an order
         self.completed = 0
         on_rank_0(self._ranks, functools.partial(os.makedirs, made[0], exist_ok=True))
         path = os.path.join(made[0], FILE if not before else 'checkpoint-%d.npz' % (before + 1))
-        graphs = [settings.of_graph(source, [each.variable for each in self._variables], ' of function %d' % i)
-                  for i, source in enumerate(sources)]
-        self._file = training_state.CheckpointFile(path, self._variables, self._ranks, Options(), graphs, allow_nan)
+        self._file = training_state.CheckpointFile(path, self._variables, self._ranks, Options(), sources, allow_nan)
         if self._file.exists and resume:
             self._read()
         for number, (function, steps) in enumerate(zip(self._functions, self._steps)):
@@ -124,21 +128,11 @@ class Checkpoint:
     def replaying(self) -> bool:
         return self._saved is not None
 
-    def _save(self):
-        """Write a checkpoint at the end of a call, since random numbers are drawn again from here on."""
-        extra = self._calls.to_arrays()
-        for name, states in (('begin', self._begin), ('now', random_states())):
-            extra.update(('%s/%s' % (name, key), value) for key, value in states.items())
-        self._file.save(extra)
-
     def _read(self):
-        saved = self._file.read(self._check)
-        calls = RecordedCalls.from_arrays(saved.extra)
-        if not len(calls):
-            return
-        self._saved, self._calls = saved, calls
-        self._begin = under('begin/', saved.extra)
-        set_random_states(self._begin)
+        self._saved = saved = self._file.read(self._check)
+        self._calls = RecordedCalls.from_arrays(saved.extra)
+        self._begin = {name: saved.extra[name] for name in self._begin}
+        set_random_states(under('begin/', self._begin))
         for variable in self._variables:
             variable.ask(self._warn_of_read)
 
@@ -150,7 +144,9 @@ class Checkpoint:
 
     def _call(self, number, call, proceed):
         """Return the Computed of a call, replayed or computed: a step, once the number of the function is bound."""
-        if self._file.is_of_parent(writes=self._updates[number]):
+        if os.getpid() != self._file.process:
+            if self._updates[number]:
+                self._file.save({})  # which says that it is not written
             return proceed(call)
         # In one line, because Ctrl-C may raise between two lines, before `with` can free the lock.
         with self._turn: return self._next(number, call, proceed)  # noqa: E701
@@ -172,8 +168,8 @@ class Checkpoint:
             raise
         if self._updates[number]:
             self.completed += 1
-            if self.completed % self._every == 0:
-                self._save()
+            if self.completed % self._every == 0:  # at the end of a call, from where random numbers are drawn again
+                self._file.save({**self._calls.to_arrays(), **self._begin, **random_states('now/')})
         return computed
 
     def _replayed(self, number, key):

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import functools
 import platform
-import re
 import sys
 from typing import Any, Sequence
 
@@ -59,30 +58,24 @@ def of_function(options: Options) -> dict[str, str]:
     return ledger_file.flat({**found, 'types of devices': sorted(set(map(type_name, chosen())))})
 
 
-def of_graph(source: Any, state: Sequence[Any], of: str = '') -> dict[str, str]:
-    """Return what tells the outputs and the updates of a function from those of another one, by name.
+def of_graphs(sources: Sequence[Any]) -> dict[str, str]:
+    """Return what tells the outputs and the updates of some functions from those of others, by name.
 
-    Of each there are digests. Of a variable that is not in the state, there is the shape, or of a scalar the value.
-    `of` names the function among several.
+    Of each there are digests; of a variable that is read, and not updated, the shape, or the value of a scalar.
     """
-    places = {each: i for i, variable in enumerate(state)
-              for each in (variable, getattr(variable.tag, 'host_view', variable))}
-    named = {'output %d' % i: output for i, output in enumerate(source.outputs)}
-    named.update(('update %d of %s' % (i, _known(variable)), new)
-                 for i, (variable, new) in enumerate(source.updates.items()))
-    digests = graph.fingerprints(list(named.values()), lambda leaf: places.get(leaf, _known(leaf)))
-    texts = dict(zip(named, ('ops %.8s with constants %.8s' % tuple(each) for each in digests)))
-    for i, variable in enumerate(graph.shared_variables(list(named.values()))):
-        if variable not in places:
-            value = variable.get_value(borrow=True)
-            shape = getattr(value, 'shape', None)
-            texts['input %d, %s' % (i, _known(variable))] = str(value) if shape == () else 'of shape %s' % (shape,)
-    return {'%s%s%s' % (GRAPH, name, of): text for name, text in texts.items()}
-
-
-def _known(variable):
-    """Return a name without the number that Keras counts up in a process, as in dense_1."""
-    return re.sub(r'_\d+', '_#', str(variable.name or 'unnamed'))
+    named = {'output %d of function %d' % (i, number): output
+             for number, source in enumerate(sources) for i, output in enumerate(source.outputs)}
+    new = [(variable, value) for source in sources for variable, value in source.updates.items()]
+    named.update(('update %d of %s' % (i, variable), value) for i, (variable, value) in enumerate(new))
+    updated, read = dict(new), graph.shared_variables(list(named.values()))
+    numbers = {variable: i for i, variable in enumerate([*updated, *(each for each in read if each not in updated)])}
+    digests = graph.fingerprints(list(named.values()), numbers)
+    texts = {name: 'ops %.8s with constants %.8s' % tuple(each) for name, each in zip(named, digests)}
+    for variable in list(numbers)[len(updated):]:
+        value = variable.get_value(borrow=True)
+        shape = getattr(value, 'shape', None)
+        texts['input %d, %s' % (numbers[variable], variable)] = 'shape %s' % (shape,) if shape else str(value)
+    return {GRAPH + name: text for name, text in texts.items()}
 
 
 def check_same(path: str, theirs: dict[str, str], ours: dict[str, str], strict: bool) -> None:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Iterable, Sequence, TypeVar
+from typing import Any, Iterable, Mapping, Sequence, TypeVar
 
 import numpy as np
 import theano
@@ -67,20 +67,20 @@ def checksum(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variabl
     """
     numbers = {variable: i for i, variable in enumerate(dict.fromkeys([*inputs, *shared]))}
     shapes = [getattr(variable.container.storage[0], 'shape', None) for variable in shared]
-    return values.checksum([fingerprints(outputs, numbers.get), shapes])
+    return values.checksum([fingerprints(outputs, numbers), shapes])
 
 
-def fingerprints(outputs: Sequence[theano.Variable], leaf: Callable[[theano.Variable], Any]) -> list[tuple[str, str]]:
+def fingerprints(outputs: Sequence[theano.Variable], numbers: Mapping[theano.Variable, int]) -> list[tuple[str, str]]:
     """Return two digests of the graph of each output: of its ops alone, and with its constants.
 
-    They are the same in each process that builds the graph, on the host or on a GPU. ``leaf(variable)`` tells an input
-    or shared variable from others.
+    They are the same in each process that builds the graph, on the host or on a GPU. The numbers tell inputs and shared
+    variables apart; those without a number are told apart by their types.
     """
     found: dict[theano.Variable, Any] = {}
 
     def of(variable):
         if variable not in found:
-            own = [leaf(variable), *(getattr(variable.type, name, None) for name in ('dtype', 'broadcastable'))]
+            own = [numbers.get(variable), *(getattr(variable.type, name, None) for name in ('dtype', 'broadcastable'))]
             found[variable] = values.digest(own), values.digest([own, getattr(variable, 'data', None)])
         return found[variable]
     for node in io_toposort([], list(outputs)):
@@ -91,7 +91,7 @@ def fingerprints(outputs: Sequence[theano.Variable], leaf: Callable[[theano.Vari
         # An op without a text of its own shows its address.
         text, props = re.sub('0x[0-9a-f]+', '', str(op)), getattr(op, '__props__', None) or ()
         own = [text, [getattr(op, name) for name in props], [getattr(op, 'info', {}).get(name) for name in LOOP]]
-        inner = fingerprints(inner_outputs(op), {variable: i for i, variable in enumerate(inner_inputs(op))}.get)
+        inner = fingerprints(inner_outputs(op), {variable: i for i, variable in enumerate(inner_inputs(op))})
         both = [values.digest(each) for each in zip((own, own), *inputs, *inner)]
         found.update((output, [each + str(i) for each in both]) for i, output in enumerate(node.outputs))
     return list(map(of, outputs))

@@ -61,7 +61,10 @@ class Checkpoint(Callback):
         If `every` is less than 1. In `fit`, if the file and the one before it are damaged; or if the file belongs to
         another model, to a fit with other epochs, steps, samples, batches or data, or to one with another number of
         logical shards. If a generator gives the data, there is only a warning about other batches than before, since
-        it may draw them at random. Other settings that results depend on, such as ``mgpu.tf32``, are a warning, too.
+        it may draw them at random. Other settings that results depend on, such as ``mgpu.tf32``, are a warning, too. So
+        is a loss, an update or a rate that has changed since.
+    MgpuError
+        In `fit`, if another job writes its checkpoints there, or this process is a fork of the one that did.
 
     Notes
     -----

@@ -20,15 +20,11 @@ class RecordedCalls:
     """
 
     def __init__(self, n_functions: int) -> None:
-        self._order: list[int] = []
-        self._keys: list[int] = []  # UNKNOWN where an earlier version has written none
+        self._order: list[tuple[int, int]] = []  # of each call the function or, if below 0, the error; and the key
         self._forms: list[Any] = [None] * n_functions  # what a call returns: ONE, the keys of a dict, or their number
         self._columns: list[list[Column]] = [[] for _ in range(n_functions)]
         self._errors: list[list[Any]] = []  # the number of the function, and what `_description` returns
         self._next, self._counts = 0, [0] * n_functions
-
-    def __len__(self) -> int:
-        return len(self._order)
 
     def add(self, number: int, key: int, results: Any) -> None:
         """Add a call of a function, which has returned these results; a TypeError for others than arrays of numbers."""
@@ -41,13 +37,11 @@ class RecordedCalls:
             self._forms[number], self._columns[number] = form, [Column() for _ in values]
         for column, array in zip(self._columns[number], arrays):
             column.add(array)
-        self._order.append(number)
-        self._keys.append(key)
+        self._order.append((number, key))
 
     def add_failure(self, number: int, key: int, error: Exception) -> None:
         """Add a call of a function, which has raised an error."""
-        self._order.append(-1 - len(self._errors))
-        self._keys.append(key)
+        self._order.append((-1 - len(self._errors), key))
         self._errors.append([number, *_description(error)])
 
     def next(self, path: str, number: int, key: int) -> Any:
@@ -55,9 +49,9 @@ class RecordedCalls:
 
         Then the next call stays the same one: no call gets the results of another one.
         """
-        expected = self._order[self._next]
-        of, *error = self._errors[-1 - expected] if expected < 0 else [expected]
-        if of != number or self._keys[self._next] not in (UNKNOWN, key):
+        place, expected = self._order[self._next]
+        of, *error = self._errors[-1 - place] if place < 0 else [place]
+        if of != number or expected not in (UNKNOWN, key):
             raise ValueError('%s was written by a loop that called %s here. Run the same script on the same data to '
                              'continue from it, with seeds for its random numbers, and with all calls in one order, as '
                              'in one thread; to train from the beginning, remove the folder, or pass resume=False'
@@ -77,12 +71,13 @@ class RecordedCalls:
 
     def count(self, number: int) -> int:
         """Return how often a function has returned."""
-        return self._order.count(number)
+        return [each for each, _ in self._order].count(number)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the calls as arrays, by name."""
-        arrays = {'calls': np.array(self._order, 'int32'), 'keys': np.array(self._keys, 'int64'),
-                  'forms': np.array(json.dumps(self._forms)), 'errors': np.array(json.dumps(self._errors))}
+        calls, keys = np.array(self._order, 'int64').reshape(-1, 2).T
+        arrays = {'calls': calls, 'keys': keys, 'forms': np.array(json.dumps(self._forms)),
+                  'errors': np.array(json.dumps(self._errors))}
         for number, columns in enumerate(self._columns):
             for i, column in enumerate(columns):
                 arrays['flat/%d/%d' % (number, i)], arrays['shapes/%d/%d' % (number, i)] = column.to_arrays()
@@ -94,11 +89,10 @@ class RecordedCalls:
         with parsing('the record of calls'):
             forms = json.loads(str(arrays['forms']))
             calls = cls(len(forms))
-            calls._order, calls._forms = arrays['calls'].tolist(), forms
-            calls._errors = json.loads(str(arrays['errors']))
-            first, last = arrays.get('checksums', [0, 0])
-            calls._keys = arrays['keys'].tolist() if 'keys' in arrays else \
-                [zlib.crc32(b'%d' % first), *[UNKNOWN] * (len(calls) - 2), int(last)][-len(calls):]
+            calls._errors, calls._forms = json.loads(str(arrays['errors'])), forms
+            order, (first, last) = arrays['calls'].tolist(), arrays.get('checksums', [0, 0])
+            keys = [zlib.crc32(b'%d' % first), *[UNKNOWN] * (len(order) - 2), int(last)][-len(order):]
+            calls._order = list(zip(order, arrays.get('keys', np.array(keys)).tolist()))
             calls._columns = [[Column(arrays['flat/%d/%d' % (number, i)], arrays['shapes/%d/%d' % (number, i)])
                                for i in range(_length(form))] for number, form in enumerate(forms)]
         return calls

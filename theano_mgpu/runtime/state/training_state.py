@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import ChainMap
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -42,18 +41,18 @@ class CheckpointFile:
     ranks : Communicator
     options : Options
         Of the function.
-    graphs : list of dict
-        Results of `settings.of_graph`.
+    sources : list
+        The outputs and updates of the functions, as they were given.
     allow_nan : bool
         See `save`.
     """
 
     def __init__(self, path: str, variables: Sequence[Replicated], ranks: Communicator, options: Options,
-                 graphs: Sequence[dict[str, str]], allow_nan: bool) -> None:
+                 sources: Sequence[Any], allow_nan: bool) -> None:
         wait_until_needed()
-        self.path, self._process = os.path.realpath(path), os.getpid()
+        self.path, self.process = os.path.realpath(path), os.getpid()
         self._variables, self._ranks, self._allow_nan = variables, ranks, allow_nan
-        self._settings = dict(ChainMap(settings.of_function(options), *graphs))
+        self._settings = {**settings.of_function(options), **settings.of_graphs(sources)}
         self._locks: list[FileLock] = []
         on_rank_0(ranks, lambda: self._locks.append(lock_file(self.path)))
         self.exists = on_rank_0(ranks, lambda: os.path.exists(self.path))
@@ -68,19 +67,13 @@ class CheckpointFile:
         settings.check_same(saved.path, saved.settings, self._settings, strict=True)
 
     def save(self, extra: Mapping[str, np.ndarray]) -> None:
-        """Write the variables and further arrays."""
-        if not self.is_of_parent(writes=True):
+        """Write the variables and further arrays, but not in a fork: a warning says so, once."""
+        if os.getpid() == self.process:
             save(self.path, self._variables, self._ranks, extra, self._allow_nan, self._settings)
-
-    def is_of_parent(self, writes: bool) -> bool:
-        """Return whether this process is a fork of that with the file; a warning says so, once, if it is to be written.
-        """
-        is_fork = os.getpid() != self._process
-        if is_fork and writes and self.path not in _foreign:
+        elif self.path not in _foreign:
             _foreign.add(self.path)
             warn('%s is the file of process %d, of which this one is a fork: no state of it is written. Name another '
-                 'file here to keep it' % (self.path, self._process))
-        return is_fork
+                 'file here to keep it' % (self.path, self.process))
 
 
 def save(path: str, variables: Sequence[Replicated], ranks: Communicator,
