@@ -311,8 +311,8 @@ def test_a_fork_does_not_write_the_checkpoint_of_its_parent(cpu2, tmp_path):
 
 
 @pytest.mark.parametrize('rate, power, value, text', [
-    (.1, 2, .5, ''), (.2, 2, .5, 'update 0 of w was ops .* with constants'), (.1, 3, .5, 'output 0 of function 0 was ops'),
-    (.1, 2, .6, 'factor was 0.5 and is 0.6')])
+    (.1, 2, .5, ''), (.2, 2, .5, 'update 0 of w was ops .* with constants'), (.1, 2, .6, 'factor was 0.5 and is 0.6'),
+    (.1, 3, .5, 'output 0 of function 0 was ops')])
 def test_a_training_function_that_has_changed_is_said(rate, power, value, text, contexts, tmp_path, recwarn):
     """The training went on, with another rate or loss, without a word. Other contexts are no change."""
     def made(n_contexts, rate, power, value):
@@ -334,7 +334,7 @@ def test_a_training_function_that_has_changed_is_said(rate, power, value, text, 
 
 
 def test_a_checkpoint_has_the_state_of_as_many_steps_as_it_says(cpu2, tmp_path):
-    """With steps in two threads, the state of a step could count as that of the one before."""
+    """The state after a step counted as the state before it where two threads made steps."""
     path, batch = str(tmp_path / 'run.npz'), np.ones(4, theano.config.floatX)
     w, step = counting_step()
     step.checkpoint(path, every=1)

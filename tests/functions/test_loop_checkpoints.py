@@ -410,19 +410,19 @@ def test_a_file_without_a_key_for_each_call_is_continued(first, end, error, coun
     assert not made.replaying and count.get_value() == 8
 
 
-def regression(rate=.1, power=2, samples=6, shared_rate=1., taps=(-1,)):
+def regression(rate=.1, power=2, samples=6, shared_rate=1., taps=(-1, -3)):
     """Return the outputs and updates of a training over a data set, with a scan."""
     w, b, data = theano.shared(np.zeros(3), 'w'), theano.shared(0.), theano.shared(np.ones((samples, 3)), 'data')
     loss = abs(T.dot(data, w) + b - 1).__pow__(power).mean()
-    summed, _ = theano.scan(lambda value, *before: value + before[0], data[:, 0],
-                            [{'initial': T.zeros(2, 'float64'), 'taps': list(taps)}])
+    summed, _ = theano.scan(lambda value, *before: value + sum(before), data[:, 0],
+                            [{'initial': T.zeros(3, 'float64'), 'taps': list(taps)}])
     gradients = T.grad(loss, [w, b])
     factor = theano.shared(shared_rate, 'factor')
     return [loss, summed[-1]], [(each, each - rate * factor * gradient) for each, gradient in zip([w, b], gradients)]
 
 
 CHANGES = [({'rate': .2}, r'update 0 of w was ops (.*) with constants .* and is ops \1 with constants'),
-           ({'power': 3}, 'output 0 of function 0 was ops'), ({'taps': (-2,)}, 'output 1 of function 0 was ops'),
+           ({'power': 3}, 'output 0 of function 0 was ops'), ({'taps': (-2, -3)}, 'output 1 of function 0 was ops'),
            ({'samples': 9}, r'data was shape \(6, 3\) and is shape \(9, 3\)'),
            ({'shared_rate': .5}, 'factor was 1.0 and is 0.5'), ({}, None)]
 

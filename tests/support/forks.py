@@ -1,4 +1,4 @@
-"""What a fork of this process does, for tests."""
+"""Forks of this process, for tests."""
 import os
 import traceback
 

@@ -100,7 +100,7 @@ def test_flush_writes_at_once(tmp_path):
 
 
 def test_a_fork_writes_no_event_a_second_time(tmp_path):
-    """The events that were in memory came twice, and those of the fork between them."""
+    """Events in memory were written by both processes, and events of the fork between them."""
     done = python('-c', """
 import os, sys, theano_mgpu
 with theano_mgpu.Summary(sys.argv[1]) as summary:

@@ -59,22 +59,21 @@ def of_function(options: Options) -> dict[str, str]:
 
 
 def of_graphs(sources: Sequence[Any]) -> dict[str, str]:
-    """Return what tells the outputs and the updates of some functions from those of others, by name.
+    """Return texts that tell the outputs and the updates of functions apart from others, by name.
 
     Of each there are digests; of a variable that is read, and not updated, the shape, or the value of a scalar.
     """
     named = {'output %d of function %d' % (i, number): output
              for number, source in enumerate(sources) for i, output in enumerate(source.outputs)}
-    new = [(variable, value) for source in sources for variable, value in source.updates.items()]
+    new = [pair for source in sources for pair in source.updates.items()]
     named.update(('update %d of %s' % (i, variable), value) for i, (variable, value) in enumerate(new))
-    updated, read = dict(new), graph.shared_variables(list(named.values()))
-    numbers = {variable: i for i, variable in enumerate([*updated, *(each for each in read if each not in updated)])}
-    digests = graph.fingerprints(list(named.values()), numbers)
+    updated = dict(new)
+    read = [each for each in graph.shared_variables(list(named.values())) if each not in updated]
+    digests = graph.fingerprints(list(named.values()), {each: i for i, each in enumerate([*updated, *read])})
     texts = {name: 'ops %.8s with constants %.8s' % tuple(each) for name, each in zip(named, digests)}
-    for variable in list(numbers)[len(updated):]:
-        value = variable.get_value(borrow=True)
-        shape = getattr(value, 'shape', None)
-        texts['input %d, %s' % (numbers[variable], variable)] = 'shape %s' % (shape,) if shape else str(value)
+    for i, variable in enumerate(read):
+        shape = getattr(variable.container.storage[0], 'shape', None)
+        texts['input %d, %s' % (i, variable)] = str(variable.get_value()) if shape == () else 'shape %s' % (shape,)
     return {GRAPH + name: text for name, text in texts.items()}
 
 

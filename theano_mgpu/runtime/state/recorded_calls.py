@@ -16,7 +16,7 @@ from .state_file import parsing
 class RecordedCalls:
     """The calls of numbered functions in order, with the results: arrays, in a list or dict, or one of them.
 
-    A call has a key, a number that tells its function and arguments, and those of the calls before, from others.
+    A call has a key, a number that tells its function, its arguments and all calls before it apart from others.
     """
 
     def __init__(self, n_functions: int) -> None:

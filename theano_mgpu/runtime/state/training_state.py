@@ -59,7 +59,7 @@ class CheckpointFile:
         report(CHECKPOINT)
 
     def read(self, check: Callable[[Saved], Any] | None = None) -> Saved:
-        """Return the content of the file, as the function `read` does; `check` calls the method, where it applies."""
+        """Return the content of the file, see the function `read`, after this `check`, or one that may call it."""
         return read(self.path, self._ranks, check or self.check)
 
     def check(self, saved: Saved) -> None:
