@@ -1,8 +1,8 @@
 """`mgpu.training_function`: one training step over several contexts."""
 from __future__ import annotations
 
-import functools
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Sized
+import threading
+from typing import Any, Callable, Iterable, Iterator, Sequence, Sized
 
 import numpy as np
 import theano
@@ -21,9 +21,7 @@ from .runtime.building import warn_of_refusals
 from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import training_state
-from .utils.mpi_environment import CHECKPOINT
 from .utils.progress import bar
-from .utils.rank_process import report
 
 
 def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iterable[SharedVariable],
@@ -152,7 +150,8 @@ class TrainingFunction(DividedFunction):
                            for variable in self.params + training_graph.read_by_updates(updates, loss)]
         self._state = list(dict.fromkeys(state_variables + self.updated))
         self._completed = 0  # steps, of this process and of those whose checkpoint it has loaded
-        self._checkpoint: Any = None  # path, steps between checkpoints, allow_nan
+        self._checkpoint: Any = None  # the file, and the steps between checkpoints
+        self._turn = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch.
@@ -172,9 +171,8 @@ class TrainingFunction(DividedFunction):
         BatchError, NonFiniteError, ReplicaError, RankError
             Nothing is changed then, as after any other error.
         """
-        outputs = self.steps.run((args, kwargs)).outputs
-        self._note_completed()
-        return outputs if len(outputs) > 1 else outputs[0]
+        # A checkpoint has the state after as many steps as it says. In one line, see `locked_step`.
+        with self._turn: return self._counted(self.steps.run((args, kwargs)).outputs)  # noqa: E701
 
     def over(self, batches: Iterable[Any], ahead: bool | None = None, progress: bool | str = False) -> Iterator[Any]:
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
@@ -206,7 +204,7 @@ class TrainingFunction(DividedFunction):
 
     def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
         for outputs, length in super().joined():
-            self._note_completed()
+            self._counted(outputs)
             yield outputs[:self._n_outputs], length
 
     def _check(self, outputs: list[np.ndarray]) -> None:
@@ -240,12 +238,8 @@ class TrainingFunction(DividedFunction):
         OSError
             If the file cannot be written; it is then as it was before.
         """
-        self.save_with(path, allow_nan=allow_nan)
-
-    def save_with(self, path: str, extra: Mapping[str, np.ndarray] | None = None, allow_nan: bool = False) -> None:
-        """Save as `save` does, with further arrays."""
-        training_state.save(path, self.variables(), self.ranks, extra, allow_nan,
-                            settings.of_function(self.options))
+        training_state.save(path, self.variables(), self.ranks, allow_nan=allow_nan,
+                            settings=settings.of_function(self.options))
 
     def load(self, path: str) -> None:
         """Load a file that `save` wrote, into a function of the same model; nothing is changed on an error.
@@ -265,12 +259,15 @@ class TrainingFunction(DividedFunction):
         MgpuWarning
             If the file was written with other settings that results depend on, such as ``mgpu.logical_shards``.
         """
-        training_state.read(path, self.ranks, functools.partial(self.check_saved, strict=False)).give(self.variables())
+        def check(saved):
+            saved.check(self.variables())
+            settings.check_same(saved.path, saved.settings, settings.of_function(self.options), strict=False)
+        training_state.read(path, self.ranks, check).give(self.variables())
 
-    def check_saved(self, saved: training_state.Saved, strict: bool = True) -> None:
-        """Check that a file has the variables and the settings of this function; with `strict`, for a checkpoint."""
-        saved.check(self.variables())
-        settings.check_same(saved.path, saved.settings, self.options, strict)
+    def checkpoint_file(self, path: str, allow_nan: bool) -> training_state.CheckpointFile:
+        """Return the file for checkpoints of this function, which it locks."""
+        return training_state.CheckpointFile(path, self._state, self.ranks, self.options, [self.built.source],
+                                             allow_nan)
 
     def checkpoint(self, path: str, every: int, allow_nan: bool = False, ledger: str | None = None) -> int:
         """Save the training state every `every` steps; if the file exists, resume from it first.
@@ -300,27 +297,36 @@ class TrainingFunction(DividedFunction):
             and so is the one before it.
         MgpuError
             If another job writes its checkpoints there.
+
+        Warns
+        -----
+        MgpuWarning
+            If the file was written with other settings that results depend on, or if the loss, an update, the shape of
+            a data set or a rate has changed since. In a step of a fork of this process, which does not write the file.
         """
         if every < 1:
             raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))
-        before = 0
-        self._locks, exists = training_state.begin(path, self.ranks)
-        if exists:
-            saved = training_state.read(path, self.ranks, self.check_saved)
-            before = training_state.completed_steps(saved)
+        before, file = 0, self.checkpoint_file(path, allow_nan)
+        if file.exists:
+            saved = file.read()
+            if 'calls' not in saved.extra:
+                raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint '
+                                 'wrote, or load this one with step.load' % saved.path)
+            before = int(saved.extra['calls'])
             saved.give(self.variables())
         if ledger is not None:
             self.steps.record(ledger_at(ledger, every, self.ranks).account(
                 self.options.name, [each.variable for each in self._state], self.ranks))
         if self.steps.account and before:
             self.steps.account.steps = before
-        self._completed, self._checkpoint = before, (path, every, allow_nan)
-        report(CHECKPOINT)
+        self._completed, self._checkpoint = before, (file, every)
         return before
 
-    def _note_completed(self):
+    def _counted(self, outputs):
+        """Return the outputs of a completed step; write a checkpoint if one is due."""
         self._completed += 1
         if self._checkpoint:
-            path, every, allow_nan = self._checkpoint
+            file, every = self._checkpoint
             if self._completed % every == 0:
-                self.save_with(path, {'calls': np.array(self._completed)}, allow_nan)
+                file.save({'calls': np.array(self._completed)})
+        return outputs if len(outputs) > 1 else outputs[0]

@@ -1,9 +1,11 @@
 """Bugs that were found and fixed, each under its symptom: checkpoints of training functions."""
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
+import threading
 
 import theano_mgpu as mgpu
 from theano_mgpu.runtime.state import state_file
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.forks import in_a_fork
 from support.small_models import data, dense_model, momentum
 
 MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile
@@ -275,3 +278,76 @@ def test_a_checkpoint_without_a_record_of_settings_is_continued(cpu2, tmp_path, 
     _, step = step_with(logical_shards=shards)
     assert step.checkpoint(path, every=2) == 2
     assert [str(each.message) for each in recwarn if 'it has no record' in str(each.message)] != [] or not shards
+
+
+def test_a_changed_folder_changes_no_checkpoint(cpu2, tmp_path, monkeypatch):
+    """The lock was in one folder, and the file in another one."""
+    _, step = counting_step()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'other').mkdir()
+    step.checkpoint('run.npz', every=1)
+    os.chdir('other')
+    step(np.ones(4, theano.config.floatX))
+    assert os.listdir('.') == [] and (tmp_path / 'run.npz').exists()
+
+
+def test_a_fork_does_not_write_the_checkpoint_of_its_parent(cpu2, tmp_path):
+    path, batch = tmp_path / 'run.npz', np.ones(4, theano.config.floatX)
+    w, step = counting_step()
+    step.checkpoint(str(path), every=1)
+    step(batch)
+    before = path.read_bytes()
+
+    def train_on():
+        with pytest.warns(mgpu.MgpuWarning, match='run.npz is the file of process .* no state of it') as said:
+            step(batch), step(batch)
+        assert len(said) == 1 and w.get_value() == 3
+        step.checkpoint(str(path) + '.own', every=1)
+        step(batch)
+    in_a_fork(train_on)
+    assert path.read_bytes() == before and os.path.exists(str(path) + '.own')
+    step(batch)
+    assert step.checkpoint(str(path), every=1) == w.get_value() == 2
+
+
+@pytest.mark.parametrize('rate, power, value, text', [
+    (.1, 2, .5, ''), (.2, 2, .5, 'update 0 of w was ops .* with constants'), (.1, 2, .6, 'factor was 0.5 and is 0.6'),
+    (.1, 3, .5, 'output 0 of function 0 was ops')])
+def test_a_training_function_that_has_changed_is_said(rate, power, value, text, contexts, tmp_path, recwarn):
+    """The training went on, with another rate or loss, without a word. Other contexts are no change."""
+    def made(n_contexts, rate, power, value):
+        contexts('cpu', n_contexts)
+        x, w, factor = T.dvector('x'), theano.shared(2., 'w'), theano.shared(value, 'factor')
+        return mgpu.training_function([x], abs(x * w).__pow__(power).mean(), [w],
+                                      lambda gradients: {w: w - rate * factor * gradients[0]}, mode='FAST_COMPILE')
+    path = str(tmp_path / 'run.npz')
+    step = made(2, .1, 2, .5)
+    step.checkpoint(path, every=1)
+    step(np.ones(4))
+    step = made(3, rate, power, value)
+    assert step.checkpoint(path, every=1) == 1
+    said = [str(each.message) for each in recwarn if 'another script' in str(each.message)]
+    assert len(said) == bool(text) and all(re.search('by another script: .*' + text, each) for each in said), said
+    recwarn.clear()
+    step.load(path)
+    assert not [each for each in recwarn if 'another script' in str(each.message)], 'the user asks for another function'
+
+
+def test_a_checkpoint_has_the_state_of_as_many_steps_as_it_says(cpu2, tmp_path):
+    """The state after a step counted as the state before it where two threads made steps."""
+    path, batch = str(tmp_path / 'run.npz'), np.ones(4, theano.config.floatX)
+    w, step = counting_step()
+    step.checkpoint(path, every=1)
+    counted, threads = step._counted, []
+
+    def counted_late(outputs):
+        threads.append(threading.Thread(target=step, args=[batch]))
+        step._counted = counted
+        threads[0].start()
+        threads[0].join(.2)
+        return counted(outputs)
+    step._counted = counted_late
+    step(batch)
+    before = state_file.read(path + '.previous' if w.get_value() == 2 else path)
+    threads[0].join()
+    assert before['extra/calls'] == before['value/0'] == 1

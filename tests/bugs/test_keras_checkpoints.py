@@ -1,5 +1,6 @@
 """Bugs that were found and fixed, each under its symptom: checkpoints of fits of Keras."""
 import os
+import re
 
 import theano_mgpu as mgpu
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import theano
 from support.comparison import assert_bitwise
+from support.forks import in_a_fork
 from support.modes import PYTHON
 
 
@@ -327,3 +329,50 @@ def test_what_a_checkpoint_refuses(cpu2, tmp_path):
         checkpoint(path, every=0)
     with pytest.raises(ValueError, match='2 Checkpoints'):
         keras_fit(model, None, [checkpoint(path), checkpoint(path)])
+
+
+def test_a_changed_folder_changes_no_checkpoint(cpu2, tmp_path, monkeypatch):
+    """The file was in the folder of the fit, or of the last change, and not in that where it was named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'other').mkdir()
+    used = checkpoint('run.npz')
+    os.chdir('other')
+    keras_fit(keras_model(), None, [used], epochs=1)
+    assert os.listdir('.') == [] and (tmp_path / 'run.npz').exists()
+
+
+def test_a_fork_does_not_take_part_in_the_checkpoints_of_its_parent(cpu2, tmp_path):
+    """A fork wrote over the file of its parent, or the next fit of the parent went on from the state of the fork."""
+    from keras.callbacks import LambdaCallback
+    path, model = tmp_path / 'run.npz', keras_model()
+    used = checkpoint(str(path))
+
+    def saves():
+        before = path.read_bytes()
+        with pytest.warns(mgpu.MgpuWarning, match='run.npz is the file of process .* no state of it is written'):
+            used._save()
+        assert path.read_bytes() == before
+
+    def fits():
+        with pytest.raises(mgpu.MgpuError, match='run.npz belongs to the process .*: name another file'):
+            keras_fit(model, None, [used])
+        keras_fit(model, str(tmp_path / 'own.npz'), epochs=1)
+    keras_fit(model, None, [used, LambdaCallback(on_epoch_begin=lambda epoch, logs: epoch == 1 and in_a_fork(saves))])
+    in_a_fork(fits)
+    assert (tmp_path / 'own.npz').exists()
+
+
+@pytest.mark.parametrize('rate, loss, text', [
+    (.1, 'mse', ''), (.2, 'mse', 'rate was 0.1 and is 0.2'), (.1, 'mae', 'output 0 of function 0 was ops')])
+def test_a_fit_of_a_changed_script_is_said(rate, loss, text, cpu2, tmp_path, forgetful, recwarn):
+    """The fit went on with the rate of the file, or with another loss, without a word."""
+    def fit(rate, loss):
+        from keras.optimizers import SGD
+        model = keras_model()
+        model.compile(SGD(rate), loss, metrics=['mae'], mode=keras_mode())
+        keras_fit(model, str(tmp_path / 'run.npz'), epochs=1)
+    fit(.1, 'mse')
+    forgetful()
+    fit(rate, loss)
+    said = [str(each.message) for each in recwarn if 'another script' in str(each.message)]
+    assert len(said) == bool(text) and all(re.search('by another script: .*' + text, each) for each in said), said

@@ -171,6 +171,16 @@ def test_rows_of_another_layout_are_the_user_s_to_give_up(dtype, shape, files, c
                    'model.h5', 'x.npy', 'y.npy', '--quiet')
 
 
+def test_rows_of_objects_are_not_read(files, capfd):
+    """The bytes of the file were taken for addresses of objects."""
+    interrupted()
+    job, _ = json.loads(parts_of_rows()[0])
+    for dtype in ('O', 'f4,O'):
+        written(TEXT + json.dumps([job, [[dtype, [3]]]]).encode() + b'\n' + b'\1' * 24)
+        assert_predicted(files, 'model.h5', 'x.npy', 'y.npy')
+        assert 'starting again' in capfd.readouterr().err
+
+
 def test_rows_that_were_cut_or_are_too_many(files):
     interrupted()
     line, rows = parts_of_rows()

@@ -15,6 +15,7 @@ import theano
 import theano.tensor as T
 from support.launch import INTERPRETED, launch
 from support.modes import PYTHON
+from support.processes import python
 from theano.configparser import change_flags
 
 X = np.random.RandomState(0).randn(40, 7, 3).astype('float32')
@@ -143,6 +144,21 @@ def test_a_run_that_begins_anew_replaces_its_lines(recording, cpu2, capsys):
     trained(4)
     read = ledger_file.read(path)
     assert [step for _, step in read.steps] == list(range(5)) and read.repeated == [('train', [0, 1, 2, 3, 4], [3, 4])]
+
+
+def test_a_changed_folder_changes_no_ledger(tmp_path):
+    """The functions that were made after os.chdir wrote to a second file."""
+    (tmp_path / 'other').mkdir()
+    python('-c', """
+import os, theano_mgpu as mgpu, theano.tensor as T, theano
+mgpu.init('a->cpu')
+def run(name):
+    x, w = T.dvector('x'), theano.shared(0., 'w')
+    mgpu.function([x], x + w, updates=[(w, w + 1)], name=name)([1.])
+os.chdir('other'), run('one'), os.chdir('..'), run('two')
+""", folder=tmp_path, flags='mgpu.ledger=run.jsonl,mgpu.ledger_every=1,cxx=,optimizer=fast_compile')
+    assert {of for of, _ in ledger_file.read(str(tmp_path / 'run.jsonl')).steps} == {'one', 'two'}
+    assert not os.listdir(str(tmp_path / 'other'))
 
 
 def test_functions_of_one_name(recording, cpu2):

@@ -266,6 +266,7 @@ def test_contexts_that_are_not_there_end_it(tmp_path):
 def test_plans_are_explained(tmp_path):
     """Plans go to stderr for people, and to a file for programs; of two processes, the first one writes them."""
     script = write(tmp_path / 'train.py', '''
+        import os; os.chdir('/')  # the file was then written there
         import numpy as np, theano, theano.tensor as T
         x, w = T.matrix('x'), theano.shared(np.ones((3, 2), 'float32'), 'w')
         step = theano.function([x], T.dot(x, w).sum(), updates=[(w, w + T.dot(x, w).mean())], name='step')

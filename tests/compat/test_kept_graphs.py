@@ -393,6 +393,28 @@ def test_a_damaged_file_is_written_again(optimised, tmp_path):
         assert len(optimised) == n + 2
 
 
+def test_what_other_users_can_write_is_not_taken(optimised, notes, tmp_path, monkeypatch):
+    """A file there runs code: pickle reads it."""
+    monkeypatch.setattr(kept_graphs, 'NOTED', 0)
+    for n, mode in enumerate([0o600, 0o620, 0o602], 1):
+        for path in tmp_path.iterdir():
+            path.chmod(mode)
+        make_sum(), make_sum()
+        assert len(optimised) == n and [each.stat().st_mode & 0o777 for each in tmp_path.iterdir()] == [0o600]
+    assert not notes
+    for n, mode in enumerate([0o770, 0o707], 4):
+        tmp_path.chmod(mode)
+        make_sum()
+        assert len(optimised) == n and len(notes) == 1 and 'other users can write there' in notes[0]
+        assert str(tmp_path) in notes[0]
+
+
+def test_a_new_folder_is_the_user_s_own(optimised, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_graphs, 'FOLDER', str(tmp_path / 'folder'))
+    run_twice(make_sum, optimised)
+    assert (tmp_path / 'folder').stat().st_mode & 0o777 == 0o700
+
+
 def test_files_that_were_not_used_for_long_make_room(optimised, tmp_path, monkeypatch):
     make_sum()
     old, = tmp_path.iterdir()

@@ -1,15 +1,22 @@
 """`mgpu.Checkpoint`: a loop over Theano functions that was killed goes on to the bit."""
+import builtins
+import json
 import os
 import random
+import re
+import threading
 
 import theano_mgpu as mgpu
 from theano_mgpu.auto import checkpoint
+from theano_mgpu.runtime.state import state_file
+from theano_mgpu.runtime.state.recorded_calls import RecordedCalls
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
 from support import killed_loop
+from support.forks import in_a_fork
 from support.launch import launch
 from support.processes import python
 
@@ -18,7 +25,7 @@ FLAGS = 'floatX=float64,cxx=,optimizer=fast_compile,mgpu.shares=equal'
 
 
 def started(folder, calls, kind, expected):
-    done = python(SCRIPT, folder, calls, kind, flags=FLAGS, expected=expected)
+    done = python(SCRIPT, folder, calls, kind, flags=FLAGS, expected=expected, PYTHONHASHSEED=str(calls))
     assert 'MgpuWarning' not in done.stderr, done.stderr
     return done.stdout
 
@@ -109,7 +116,7 @@ def test_another_loop_is_refused(counting, tmp_path):
     begin_again()
     mgpu.Checkpoint(str(tmp_path), [step, other], every=1)
     other(), step(1)
-    with pytest.warns(mgpu.MgpuWarning, match='calls with other arguments'):
+    with pytest.raises(ValueError, match='called its function with other arguments here.* in one order'):
         step(5)
 
 
@@ -235,3 +242,202 @@ def test_the_second_of_two_gaussian_numbers_comes_back(counting, tmp_path):
     expected = loop()
     begin_again()
     assert loop() == expected
+
+
+def test_a_changed_folder_changes_no_checkpoint(counting, tmp_path, monkeypatch):
+    """The lock and the first file were in one folder, later files in another one."""
+    step, _ = counting()
+    monkeypatch.chdir(tmp_path)
+    mgpu.Checkpoint('run', [step], every=1)
+    (tmp_path / 'other' / 'run').mkdir(parents=True)
+    os.chdir('other')
+    step(1)
+    assert os.listdir('run') == [] and (tmp_path / 'run' / 'checkpoint.npz').exists()
+
+
+def test_a_fork_neither_writes_the_checkpoint_of_its_parent_nor_replays_it(counting, tmp_path):
+    """The parent went on from the state of the fork."""
+    step, count = counting()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    step(1)
+
+    def train_on():
+        with pytest.warns(mgpu.MgpuWarning, match='checkpoint.npz is the file of process .* a fork: no state') as said:
+            assert [float(step(5)) for _ in range(2)] == [5, 30]
+        assert len(said) == 1
+        with pytest.raises(mgpu.MgpuError, match='checkpoint.npz is in use by another job'):
+            mgpu.Checkpoint(str(tmp_path), [step])
+    in_a_fork(train_on)
+    step, count = counting()
+    begin_again()
+    made = mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    in_a_fork(lambda: step(7))
+    assert made.replaying and step(1) == 0 and count.get_value() == 1
+
+
+def test_calls_in_another_order_get_no_results_of_other_calls(counting, tmp_path):
+    """A thread that was faster than before got the result of a call of the other thread."""
+    step, _ = counting(1.)
+    found = []
+
+    def call(value):
+        def act():
+            try:
+                found.append(float(step(value)))
+            except ValueError as error:
+                assert 'with other arguments here' in str(error)
+                found.append('refused')
+        thread = threading.Thread(target=act)
+        thread.start()
+        thread.join()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    for value in (2, 3, 5):
+        call(value)
+    step, count = counting(1.)
+    begin_again()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    for value in (2, 5, 3, 7, 5):  # one that is refused leaves the next one as it was
+        call(value)
+    assert found == [2, 9, 30, 2, 'refused', 9, 'refused', 30] and count.get_value() == 11
+
+
+def test_a_call_waits_for_that_of_another_thread(counting, tmp_path):
+    """A checkpoint had the new values of a call that was under way, and not the call."""
+    step, count = counting()
+
+    class CallsMeanwhile(theano.Op):
+        __props__ = ()
+        itypes = otypes = [T.dscalar]
+
+        def perform(self, node, inputs, outputs):
+            outputs[0][0] = np.array(inputs[0])
+            threads.append(threading.Thread(target=step, args=[1]))
+            threads[-1].start()
+            threads[-1].join(.2)
+            counts.append(float(count.get_value()))
+    x, threads, counts = T.dscalar('x'), [], []
+    other = theano.function([x], CallsMeanwhile()(x), mode='FAST_COMPILE')
+    mgpu.Checkpoint(str(tmp_path), [step, other], every=1)
+    other(2)
+    threads[0].join()
+    assert counts == [0] and count.get_value() == 1
+
+
+def test_a_result_that_cannot_be_recorded_shifts_no_others():
+    """One output of a failed call was recorded, so that later calls had the results of the ones before."""
+    calls = RecordedCalls(1)
+    with pytest.raises(TypeError, match='results that are arrays of numbers'):
+        calls.add(0, 1, [np.ones(1), np.array([None])])
+    calls.add(0, 1, [np.zeros(1), np.zeros(1)])
+    assert RecordedCalls.from_arrays(calls.to_arrays()).next('run.npz', 0, 1)[0] == 0
+
+
+class OfTheScript(LookupError):
+    """A class that a file cannot name."""
+
+    def __init__(self, one, other):
+        super().__init__('%s and %s' % (one, other))
+
+
+GROUP = getattr(builtins, 'ExceptionGroup', None)  # since Python 3.11
+
+
+def raised():
+    groups = [GROUP('g', [ValueError('a'), GROUP('h', [KeyError(1)])])] if GROUP else []
+    with pytest.raises(OSError) as of_system:
+        open('/nonexistent')
+    return [ValueError('a'), KeyError('three'), UnicodeDecodeError('utf8', b'ab', 0, 1, 'bad'), of_system.value,
+            mgpu.ReplicaError('lost', 1), StopIteration(3), ImportError('no', name='x'), SyntaxError('bad'), *groups]
+
+
+def replayed(error):
+    calls = RecordedCalls(1)
+    calls.add_failure(0, 1, error)
+    return RecordedCalls.from_arrays(calls.to_arrays()).next('run.npz', 0, 1)
+
+
+def test_errors_come_back_with_their_classes_and_texts():
+    """A KeyError had other quotes; a UnicodeDecodeError, or a group, was a TypeError of its constructor."""
+    for error in raised():
+        found = replayed(error)
+        assert isinstance(found, type(error)) and type(found).__name__ == type(error).__name__
+        assert str(found) == str(error)
+    if GROUP:
+        assert [[type(each).__mro__[1] for each in group.exceptions] for group in (found, found.exceptions[1])] == [
+            [ValueError, GROUP], [KeyError]]
+    found = replayed(OfTheScript(1, 2))
+    assert isinstance(found, LookupError) and str(found) == 'OfTheScript: 1 and 2'
+
+
+@pytest.mark.parametrize('name', ['exec', 'eval', 'print', 'input', 'open', 'type', 'warn', 'os'])
+def test_a_file_runs_no_code(name, counting, tmp_path):
+    """The class of an error in a file was any name among Python's builtins: exec ran the text."""
+    step, _ = counting()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    step(1)
+    path = str(tmp_path / 'checkpoint.npz')
+    arrays = {**state_file.read(path), 'extra/calls': np.array([-1]),
+              'extra/errors': np.array(json.dumps([[0, name, '__import__("os")']]))}
+    with open(path, 'w+b') as file:
+        state_file.write(file, {key: array for key, array in arrays.items() if key != 'format'})
+    begin_again()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    with pytest.raises(RuntimeError, match=name + ': __import__'):
+        step(1)
+
+
+@pytest.mark.parametrize('first, end, error', [(1, 2, None), (2, 1, 'first'), (1, 3, 'last')])
+def test_a_file_without_a_key_for_each_call_is_continued(first, end, error, counting, tmp_path):
+    """A version reads the files of every earlier one, which had a checksum of the first call, and one of all."""
+    step, _ = counting()
+    made = mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    step(1)
+    checksums = [checkpoint.sampled_checksum([0, [np.asarray(1)], {}])]
+    step(5), step(2)
+    path = str(tmp_path / 'checkpoint.npz')
+    arrays = {**state_file.read(path), 'extra/checksums': np.array([*checksums, made._key])}
+    with open(path, 'w+b') as file:
+        state_file.write(file, {key: array for key, array in arrays.items() if key not in ('format', 'extra/keys')})
+    step, count = counting()
+    begin_again()
+    made = mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    for value, name in ((first, 'first'), (5, ''), (end, 'last')):
+        if name == error:
+            with pytest.raises(ValueError, match='with other arguments'):
+                step(value)
+            return
+        step(value)
+    assert not made.replaying and count.get_value() == 8
+
+
+def regression(rate=.1, power=2, samples=6, shared_rate=1., taps=(-1, -3)):
+    """Return the outputs and updates of a training over a data set, with a scan."""
+    w, b, data = theano.shared(np.zeros(3), 'w'), theano.shared(0.), theano.shared(np.ones((samples, 3)), 'data')
+    loss = abs(T.dot(data, w) + b - 1).__pow__(power).mean()
+    summed, _ = theano.scan(lambda value, *before: value + sum(before), data[:, 0],
+                            [{'initial': T.zeros(3, 'float64'), 'taps': list(taps)}])
+    gradients = T.grad(loss, [w, b])
+    factor = theano.shared(shared_rate, 'factor')
+    return [loss, summed[-1]], [(each, each - rate * factor * gradient) for each, gradient in zip([w, b], gradients)]
+
+
+CHANGES = [({'rate': .2}, r'update 0 of w was ops (.*) with constants .* and is ops \1 with constants'),
+           ({'power': 3}, 'output 0 of function 0 was ops'), ({'taps': (-2, -3)}, 'output 1 of function 0 was ops'),
+           ({'samples': 9}, r'data was shape \(6, 3\) and is shape \(9, 3\)'),
+           ({'shared_rate': .5}, 'factor was 1.0 and is 0.5'), ({}, None)]
+
+
+@pytest.mark.parametrize('change, text', CHANGES)
+def test_a_script_that_has_changed_is_said(change, text, tmp_path, recwarn):
+    """The training went on, with another rate, loss or data set, without a word."""
+    def made(**change):
+        outputs, updates = regression(**change)
+        function = theano.function([], outputs, updates=updates, mode='FAST_COMPILE')
+        mgpu.Checkpoint(str(tmp_path), [function], every=1)
+        return function
+    made()()
+    begin_again()
+    made(**change)
+    said = [str(each.message) for each in recwarn if 'another script' in str(each.message)]
+    assert len(said) == (text is not None)
+    assert not said or re.search('checkpoint.npz was written .* by another script: .*' + text, said[0]), said

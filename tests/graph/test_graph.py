@@ -328,3 +328,41 @@ def test_the_checksum_tells_graphs_apart():
     graphs = [(1,), (2,), (1, (5, 4)), (1, (5, 3), T.exp), (np.ones((2, 3)),), (np.ones((3, 2)),)]
     numbers = [number(*each) for each in graphs]
     assert len(set(numbers)) == len(graphs) and numbers == [number(*each) for each in graphs]
+
+
+def fingerprint(function):
+    x, w = T.matrix('x'), shared(np.ones((3, 3)), 'w')
+    (ops, whole), = graph.fingerprints([function(x, w)], {x: 0, w: 1})
+    return ops, whole
+
+
+def looped(combine):
+    return lambda x, w: theano.scan(lambda row, before: combine(row, before), x, T.zeros_like(x[0]))[0][-1]
+
+
+def wrapped(op):
+    def function(x, w):
+        a, b = T.matrix(), T.matrix()
+        return theano.OpFromGraph([a, b], [op(a, b)])(x, w)
+    return function
+
+
+def test_fingerprints_are_of_ops_and_of_constants():
+    """A graph within an op counts, too."""
+    same = [lambda x, w: T.dot(x, w) * 2, lambda x, w: T.dot(x, w) * 3]
+    others = [lambda x, w: T.dot(w, x) * 2, lambda x, w: T.dot(x, w) + 2, lambda x, w: T.dot(x, w).sum(axis=0),
+              lambda x, w: T.dot(x, w).sum(axis=1), looped(lambda a, b: a + b), looped(lambda a, b: a - b),
+              looped(lambda a, b: b - a), wrapped(lambda a, b: a - b), wrapped(lambda a, b: b - a)]
+    found = list(map(fingerprint, same + others))
+    assert found == list(map(fingerprint, same + others))
+    assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
+    assert len({ops for ops, _ in found[1:]}) == len(found) - 1
+    inner = [fingerprint(looped(lambda a, b, factor=factor: a + b * factor)) for factor in (2, 3)]
+    assert inner[0][0] == inner[1][0] and inner[0][1] != inner[1][1]
+
+
+def test_a_fingerprint_does_not_depend_on_the_device(gpu2):
+    x = T.fmatrix('x')
+    there, here = (theano.shared(np.ones((3, 2), 'float32'), 'w', **where) for where in ({'target': gpu2[0].name}, {}))
+    found = [graph.fingerprints([T.dot(x, w).sum() * T.sqr(w).sum()], {x: 0, w: 1}) for w in (there, here)]
+    assert found[0] == found[1]

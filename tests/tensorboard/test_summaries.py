@@ -99,6 +99,21 @@ def test_flush_writes_at_once(tmp_path):
     summary.close()
 
 
+def test_a_fork_writes_no_event_a_second_time(tmp_path):
+    """Events in memory were written by both processes, and events of the fork between them."""
+    done = python('-c', """
+import os, sys, theano_mgpu
+with theano_mgpu.Summary(sys.argv[1]) as summary:
+    summary.scalar('loss', 1, 0)
+    if os.fork() == 0:
+        summary.scalar('loss', 2, 1)
+    os.wait()
+    summary.scalar('loss', 3, 2)
+""", tmp_path)
+    assert 'is of the process' in done.stderr and 'make another one' in done.stderr
+    assert scalars(read(tmp_path), 'loss') == [(0, 1), (2, 3)]
+
+
 @pytest.mark.parametrize('call, message', [
     (lambda summary: summary.scalar('loss', np.zeros(3), 0), r'scalar loss: .*\(3,\).*mean'),
     (lambda summary: summary.histogram('w', [1, np.nan, np.inf], 0), 'histogram w: 2 of 3 values'),

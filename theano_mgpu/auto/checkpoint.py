@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import zlib
 from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
-from ..checks import settings
 from ..comm.mpi import choose_ranks
 from ..comm.rank_0 import on_rank_0
 from ..errors import MgpuError, warn
@@ -20,14 +20,12 @@ from ..runtime.state.random_states import random_states, set_random_states
 from ..runtime.state.recorded_calls import RecordedCalls
 from ..runtime.state.state_file import under
 from ..runtime.steps import Computed
-from ..utils.mpi_environment import CHECKPOINT
-from ..utils.rank_process import report
 from ..utils.values import sampled_checksum
-from .surrounded_function import divide_always, steps_of, updated_by
+from .surrounded_function import divide_always, source_of, steps_of
 
 FILE = 'checkpoint.npz'
 
-_made: dict[str, int] = {}  # Checkpoints of this process, by folder
+_made: dict[tuple[str, int], int] = {}  # Checkpoints, by folder and process: a fork has made none
 
 
 class Checkpoint:
@@ -68,19 +66,26 @@ class Checkpoint:
     ValueError
         If `every` is less than 1, or an input of a function has an update. If the file is of other functions, or
         damaged, and so is the one before it. In a call, if the loop calls its functions in another order, or with other
-        arguments, than the loop that wrote the file.
+        arguments, than the loop that wrote the file; the recorded call then stays the next one.
     MgpuError
         If another job writes its checkpoints there, or each process has samples of its own.
     TypeError
         If one of the functions is none of Theano's or of this package's.
 
+    Warns
+    -----
+    MgpuWarning
+        If the file was written with other settings that results depend on, or if graphs, shapes of data sets or shared
+        numbers such as a rate have changed since; in a call of a fork of this process, which does not write the file.
+
     Notes
     -----
     Variables that the loop itself sets, such as a learning rate, are set again by the loop. What it draws by
     `numpy.random` and `random` is drawn again. A call that failed fails again, with an error of the same class if this
-    is one of Python's or of this package's. A variable that the functions update has an old value while calls are
-    replayed: the first one that is read then is named by a warning. Functions that `enable` divides are divided from
-    the first call on, without timing. With several processes, all make the same calls.
+    is one of Python's or of this package's, else of its next base. Calls of several threads wait for each other. A
+    variable that the functions update has an old value while calls are replayed: the first one that is read then is
+    named by a warning. Functions that `enable` divides are divided from the first call on, without timing. With several
+    processes, all make the same calls.
 
     Examples
     --------
@@ -97,89 +102,79 @@ class Checkpoint:
                  resume: bool = True) -> None:
         if every < 1:
             raise ValueError('every=%r: give the number of calls between checkpoints, 1 or more' % (every,))
-        self._every, self._allow_nan = every, allow_nan
+        self._every, made = every, (os.path.abspath(folder), os.getpid())
         self._functions: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
-        self._ranks, before = choose_ranks(None), _made.get(os.path.abspath(folder), 0)
-        self._path = os.path.join(folder, FILE if not before else 'checkpoint-%d.npz' % (before + 1))
+        self._ranks, before = choose_ranks(None), _made.get(made, 0)
         self._steps = list(map(steps_of, self._functions))
         _check(self._functions, self._ranks.size)
-        updated = list(map(updated_by, self._functions))
-        self._updates = [bool(variables) for variables in updated]
-        self._variables = [replicated(variable) for variable in dict.fromkeys(sum(updated, []))]
+        sources = list(map(source_of, self._functions))
+        self._updates = [bool(source.updates) for source in sources]
+        self._variables = list(dict.fromkeys(replicated(variable) for source in sources for variable in source.updates))
         self._saved: Any = None  # the file, while it is replayed
-        self._calls, self._begin = RecordedCalls(len(self._steps)), random_states()
-        self._checksums = [0, 0]  # of the arguments of the first call, and of all
+        self._calls, self._begin = RecordedCalls(len(self._steps)), random_states('begin/')
+        self._key, self._turn = 0, threading.RLock()  # the key of the last call; a lock, as calls have an order
         self.completed = 0
-        on_rank_0(self._ranks, functools.partial(os.makedirs, folder, exist_ok=True))
-        self._locks, exists = training_state.begin(self._path, self._ranks)
-        if exists and resume:
+        on_rank_0(self._ranks, functools.partial(os.makedirs, made[0], exist_ok=True))
+        path = os.path.join(made[0], FILE if not before else 'checkpoint-%d.npz' % (before + 1))
+        self._file = training_state.CheckpointFile(path, self._variables, self._ranks, Options(), sources, allow_nan)
+        if self._file.exists and resume:
             self._read()
         for number, (function, steps) in enumerate(zip(self._functions, self._steps)):
             divide_always(function)
             steps.surround([functools.partial(self._call, number)])  # a Checkpoint from before records no more
-        _made[os.path.abspath(folder)] = before + 1
-        report(CHECKPOINT)
+        _made[made] = before + 1
 
     @property
     def replaying(self) -> bool:
         return self._saved is not None
 
-    def _save(self):
-        """Write a checkpoint at the end of a call, since random numbers are drawn again from here on."""
-        extra = {**self._calls.to_arrays(), 'checksums': np.array(self._checksums, 'int64')}
-        for name, states in (('begin', self._begin), ('now', random_states())):
-            extra.update(('%s/%s' % (name, key), value) for key, value in states.items())
-        training_state.save(self._path, self._variables, self._ranks, extra, self._allow_nan,
-                            settings.of_function(Options()))
-
     def _read(self):
-        saved = training_state.read(self._path, self._ranks, self._check)
-        calls = RecordedCalls.from_arrays(saved.extra)
-        if not len(calls):
-            return
-        self._saved, self._calls = saved, calls
-        self._begin = under('begin/', saved.extra)
-        set_random_states(self._begin)
+        self._saved = saved = self._file.read(self._check)
+        self._calls = RecordedCalls.from_arrays(saved.extra)
+        self._begin = {name: saved.extra[name] for name in self._begin}
+        set_random_states(under('begin/', self._begin))
         for variable in self._variables:
             variable.ask(self._warn_of_read)
 
     def _check(self, saved):
-        if 'calls' not in saved.extra or 'checksums' not in saved.extra:
+        if 'forms' not in saved.extra:
             raise ValueError('%s was not written by mgpu.Checkpoint; name another folder' % saved.path)
-        saved.check(self._variables)
+        self._file.check(saved)
         RecordedCalls.from_arrays(saved.extra).check(saved.path, len(self._functions))
-        settings.check_same(saved.path, saved.settings, Options(), strict=True)
 
     def _call(self, number, call, proceed):
         """Return the Computed of a call, replayed or computed: a step, once the number of the function is bound."""
+        if os.getpid() != self._file.process:
+            if self._updates[number]:
+                self._file.save({})  # which says that it is not written
+            return proceed(call)
+        # In one line, because Ctrl-C may raise between two lines, before `with` can free the lock.
+        with self._turn: return self._next(number, call, proceed)  # noqa: E701
+
+    def _next(self, number, call, proceed):
         args, kwargs = call
         if kwargs.get('output_subset') is not None:
             raise ValueError('a Checkpoint records all outputs of a call: leave out output_subset')
         crc = sampled_checksum([number, list(map(np.asarray, args)), {key: np.asarray(kwargs[key]) for key in kwargs}])
-        if not any(self._checksums):
-            self._checksums[0] = crc
-        self._checksums[1] = zlib.crc32(b'%d' % crc, self._checksums[1])
+        key = zlib.crc32(b'%d' % crc, self._key)
         if self.replaying:
-            return self._replayed(number)
+            return self._replayed(number, key)
+        self._key = key
         try:
             computed = proceed(call)
+            self._calls.add(number, key, computed.outputs)
         except Exception as error:
-            self._calls.add_failure(number, error)
+            self._calls.add_failure(number, key, error)
             raise
-        self._calls.add(number, computed.outputs)
         if self._updates[number]:
             self.completed += 1
-            if self.completed % self._every == 0:
-                self._save()
+            if self.completed % self._every == 0:  # at the end of a call, from where random numbers are drawn again
+                self._file.save({**self._calls.to_arrays(), **self._begin, **random_states('now/')})
         return computed
 
-    def _replayed(self, number):
-        expected, outputs = self._calls.next()
-        if expected != number or self._checksums[0] != self._saved.extra['checksums'][0]:
-            raise ValueError('%s was written by a loop that %s here. Run the same script on the same data to continue '
-                             'from it; to train from the beginning, remove the folder, or pass resume=False' % (
-                                 self._path, 'called another function' if expected != number else
-                                 'called its function with other arguments'))
+    def _replayed(self, number, key):
+        outputs = self._calls.next(self._file.path, number, key)
+        self._key = key
         is_error = isinstance(outputs, Exception)
         self.completed += self._updates[number] and not is_error
         if self._calls.is_replayed:
@@ -191,10 +186,6 @@ class Checkpoint:
     def _continue(self):
         """Give the variables the values of the file, now that the replay is complete."""
         saved, self._saved = self._saved, None
-        if self._checksums[1] != saved.extra['checksums'][1]:
-            warn('%s was written after calls with other arguments than those that were replayed now, which differ in '
-                 'order or data: the training continues from its state, but an uninterrupted one would have '
-                 'another result. Seed the random numbers of the loop' % self._path)
         for variable in self._variables:
             variable.ask(None)
         saved.give(self._variables)
@@ -208,7 +199,7 @@ class Checkpoint:
             for each in self._variables:
                 each.ask(None)
             warn('%s is read while finished calls are replayed (%s): it has an old value until the replay is over. '
-                 'Skip what reads it while checkpoint.replaying is True' % (variable, self._path))
+                 'Skip what reads it while checkpoint.replaying is True' % (variable, self._file.path))
 
 
 def _check(functions, n_ranks):

@@ -13,6 +13,7 @@ from ..devices import leases
 from ..graph.updates import pairs
 from ..runtime.divided_function import DividedFunction
 from ..runtime.steps import Computed, Steps
+from .definition import Definition
 from .steps import length_of
 
 
@@ -54,11 +55,9 @@ def steps_of(function: Any) -> Steps:
     return function.mgpu_divided.steps
 
 
-def updated_by(function: Any) -> list[Any]:
-    """Return the shared variables that a function updates: one of Theano, or over contexts."""
-    if isinstance(function, DividedFunction):
-        return [each.variable for each in function.updated]
-    return [spec.variable for spec in function.maker.inputs if spec.shared and spec.update is not None]
+def source_of(function: Any) -> Any:
+    """Return the outputs and updates of a function, before it was optimised: one of Theano, or over contexts."""
+    return function.built.source if isinstance(function, DividedFunction) else Definition(function)
 
 
 def divide_always(function: Any) -> None:
@@ -73,7 +72,7 @@ def record(function: Function, arguments: dict[str, Any], name: str, ranks: Comm
     with failing_together(ranks):  # a function that is not divided may be made on some ranks only
         book = ledger(Communicator())
     given = [variable for variable, _ in pairs(arguments['updates'])]
-    updated = list(dict.fromkeys([*given, *updated_by(function)]))
+    updated = list(dict.fromkeys([*given, *source_of(function).updates]))
     if book is not None and updated:
         steps_of(function).record(book.account(name, updated, ranks, together=False))
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 import functools
 import platform
 import sys
+from typing import Any, Sequence
 
 import theano
 
 from .. import config
 from ..devices.contexts import chosen, type_name
 from ..errors import warn
+from ..graph import graph
 from ..options import Options
 from ..utils import blas
 from ..utils.flags import OWN_FLAGS, flag
+from ..utils.values import shortened
 from . import ledger_file
 
 # Theano's flags that change how results round. The package's own are all there but for `OTHERS`.
@@ -27,6 +30,7 @@ ANSWER = ('floatX', 'mgpu.tf32', 'mgpu.random', *config.INEXACT)
 LAYOUT = ('contexts', 'device', 'mgpu.data', 'mgpu.shares', 'mgpu.collectives', 'mgpu.overlap', 'mgpu.keep_graphs',
           'mgpu.micro_batches', 'mgpu.recompute')
 SHARDS = 'flags: mgpu.logical_shards'
+GRAPH = 'graph: '
 REMOVED = {'flags: mgpu.random': 'exact'}  # flags that earlier versions recorded, and what all functions do now
 
 
@@ -54,12 +58,31 @@ def of_function(options: Options) -> dict[str, str]:
     return ledger_file.flat({**found, 'types of devices': sorted(set(map(type_name, chosen())))})
 
 
-def check_same(path: str, theirs: dict[str, str], options: Options, strict: bool) -> None:
-    """Check that a function with `options` has the settings in a file, as far as results depend on them.
+def of_graphs(sources: Sequence[Any]) -> dict[str, str]:
+    """Return texts that tell the outputs and the updates of functions apart from others, by name.
+
+    Of each there are digests; of a variable that is read, and not updated, the shape, or the value of a scalar.
+    """
+    named = {'output %d of function %d' % (i, number): output
+             for number, source in enumerate(sources) for i, output in enumerate(source.outputs)}
+    new = [pair for source in sources for pair in source.updates.items()]
+    named.update(('update %d of %s' % (i, variable), value) for i, (variable, value) in enumerate(new))
+    updated = dict(new)
+    read = [each for each in graph.shared_variables(list(named.values())) if each not in updated]
+    digests = graph.fingerprints(list(named.values()), {each: i for i, each in enumerate([*updated, *read])})
+    texts = {name: 'ops %.8s with constants %.8s' % tuple(each) for name, each in zip(named, digests)}
+    for i, variable in enumerate(read):
+        shape = getattr(variable.container.storage[0], 'shape', None)
+        texts['input %d, %s' % (i, variable)] = str(variable.get_value()) if shape == () else 'shape %s' % (shape,)
+    return {GRAPH + name: text for name, text in texts.items()}
+
+
+def check_same(path: str, theirs: dict[str, str], ours: dict[str, str], strict: bool) -> None:
+    """Check that a file has the settings of a function, as far as results depend on them.
 
     With `strict`, another number of logical shards is a ValueError; else there is a warning, as for other settings.
     """
-    ours = {**REMOVED, **of_function(options)}
+    ours = {**REMOVED, **ours}
     number, before = ours[SHARDS], theirs.get(SHARDS)
     text = '%s was written with mgpu.logical_shards=%s, but this function has %s: from here on, the bits would be ' \
            'of neither number. Set the flag to that of the file' % (path, before or '? (it has no record)', number)
@@ -69,8 +92,9 @@ def check_same(path: str, theirs: dict[str, str], options: Options, strict: bool
         warn(text + ' for the same bits')
     keeps_bits = number == before != '0'
     different = ['%s was %s and is %s' % each for each in ledger_file.differing(theirs, ours)
-                 if each[0] in theirs and each[0] != SHARDS and (
-                     each[0].rpartition(' ')[2] in ANSWER or keeps_bits and each[0].rpartition(' ')[2] not in LAYOUT)]
+                 if each[0] in theirs and each[0] in ours and each[0] != SHARDS and (
+                     each[0].startswith(GRAPH) or each[0].rpartition(' ')[2] in ANSWER or
+                     keeps_bits and each[0].rpartition(' ')[2] not in LAYOUT)]
     if different:
-        warn('%s was written with other settings: %s. The training goes on, but its result is not that of an '
-             'uninterrupted one' % (path, '; '.join(different)))
+        warn('%s was written with other settings, or by another script: %s. The training goes on, but its result is '
+             'not that of an uninterrupted one' % (path, shortened(different)))

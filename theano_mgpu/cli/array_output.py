@@ -34,7 +34,7 @@ class UnfinishedOutput:
 
     def __init__(self, path: str, names: list[str], length: int, job: dict[str, Any]) -> None:
         self.path, self.names, self.length = path, names, length
-        self.target = output_target(path)
+        self.target = os.path.abspath(output_target(path))  # code of the model may change the current folder
         self.place = self.target + UNFINISHED
         self._job = dict(job, format=FORMAT, outputs=names)
         self._fields: list[Any] = []  # the dtype and the shape of each part of a row
@@ -140,7 +140,10 @@ def is_own(content: bytes) -> bool:
 
 def layout_of(fields: list[Any]) -> np.dtype:
     """Return the dtype of a row whose parts, f0 and so on, have these dtypes and shapes."""
-    return np.dtype([('f%d' % number, dtype, tuple(shape)) for number, (dtype, shape) in enumerate(fields)])
+    layout = np.dtype([('f%d' % number, dtype, tuple(shape)) for number, (dtype, shape) in enumerate(fields)])
+    if layout.hasobject:  # its bytes would be taken for addresses
+        raise ValueError('rows have objects')
+    return layout
 
 
 def described(fields: list[Any]) -> str:

@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--processes', type=processes.processes, metavar='N|auto', help='start N processes, which '
                         'divide the contexts, as launch -n N run does; auto: one for each context on the CPU, as long '
                         'as there are cores, and one for GPUs (default: 1)')
-    parser.add_argument('--json', metavar='FILE', help='write the plans to a file, for programs')
+    parser.add_argument('--json', metavar='FILE', type=os.path.abspath, help='write the plans to a file, for programs')
     add_ledger(parser)
     add_program(parser, 'a Python script')
 

@@ -21,6 +21,7 @@ import warnings
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Callable, Iterable, Sequence
 
+from ..errors import in_one_line
 from ..utils import files, progress
 from ..utils.attributes import temporarily
 
@@ -100,7 +101,7 @@ def _note_lost(seconds, obstacle):
     before, _lost = _lost, _lost + seconds
     _logger.debug('a graph is not kept: %r', obstacle)
     if before <= NOTED < _lost:
-        text = str(obstacle) if isinstance(obstacle, CannotKeep) else repr(obstacle)
+        text = str(obstacle) if isinstance(obstacle, CannotKeep) else in_one_line(obstacle)
         progress.note('Theano has optimised graphs for %.0f s that cannot be kept for the next start (%s); see '
                           '"The next start" in docs/guide/performance.md' % (_lost, text))
 
@@ -312,7 +313,11 @@ def _take(nodes, outputs, in_place, fgraph):
 
 def _read(path, own):
     """Read a kept graph, see `_loaded`; return None if there is none, or its file is damaged."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    files.check_own(folder)  # who writes there has his code run here
     try:
+        files.check_own(path)
         with open(path, 'rb') as file:
             digest, content = file.read(32), file.read()
     except OSError:
@@ -324,11 +329,10 @@ def _read(path, own):
 
 def _write(path, content):
     """Write a file; remove those that were not used for the longest time, if all take too many bytes."""
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
     with files.whole_file(path, flush=False) as unfinished, open(unfinished, 'wb') as file:
+        os.fchmod(file.fileno(), 0o600)
         file.write(hashlib.sha256(content).digest() + content)
-    total = 0
+    total, folder = 0, os.path.dirname(path)
     for _, size, path in sorted(_files(folder), reverse=True):
         total += size
         if total > CAPACITY:

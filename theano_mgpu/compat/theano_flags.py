@@ -88,6 +88,8 @@ def register_own_flags() -> None:
             kind.filter = _with_booleans(kind.filter)
         else:
             kind = (IntParam if isinstance(default, int) else StrParam)(default)
+        if isinstance(allowed, str):  # the path of a file: the script may change the current folder
+            kind.filter = lambda value: value and os.path.abspath(value)
         AddConfigVar(name, doc, kind, in_c_key=False)
 
 

@@ -12,13 +12,13 @@ import fcntl
 import json
 import os
 import re
-import stat
 import struct
 import tempfile
 import time
 from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from ..utils import command_line, mpi_environment, owned, progress, rank_process, timeline
+from ..utils.files import check_own
 from ..utils.mpi_environment import RUN
 from . import cards, discovery
 from .context_map import Context
@@ -241,9 +241,7 @@ def _alone() -> Iterator[List[Lease]]:
     """
     path = folder()
     os.makedirs(path, mode=0o700, exist_ok=True)
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(1, 'other users can write there, or it is theirs', path)
+    check_own(path)
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

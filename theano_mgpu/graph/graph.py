@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from typing import Iterable, Sequence, TypeVar
+from typing import Any, Iterable, Mapping, Sequence, TypeVar
 
 import numpy as np
 import theano
@@ -16,9 +16,10 @@ from theano.tensor.sharedvar import TensorSharedVariable
 
 from ..errors import GraphError
 from ..utils import values
-from .rewrites import substitute, without_default_device
+from .rewrites import inner_inputs, inner_outputs, substitute, without_default_device
 
 Name = TypeVar('Name')
+LOOP = 'tap_array', 'mit_mot_out_slices', 'n_seqs', 'n_shared_outs', 'truncate_gradient', 'as_while'  # of a scan
 
 
 def shared_variables(outputs: Sequence[theano.Variable]) -> list[SharedVariable]:
@@ -64,14 +65,36 @@ def checksum(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variabl
     int
         The same in each process that builds the same graph.
     """
-    nodes = io_toposort(list(inputs), list(outputs))
-    variables = [*inputs, *shared, *[v for node in nodes for v in node.inputs + node.outputs]]
-    numbers = {variable: i for i, variable in enumerate(dict.fromkeys(variables))}
-    types, constants = [str(v.type) for v in numbers], [getattr(v, 'data', None) for v in numbers]
-    shapes = [getattr(each, 'shape', None) for each in constants + [v.container.storage[0] for v in shared]]
-    # An op without a text of its own shows its address.
-    ops = [[re.sub('0x[0-9a-f]+', '', str(node.op)), [numbers[v] for v in node.inputs]] for node in nodes]
-    return values.checksum([types, constants, shapes, ops, [numbers.get(output) for output in outputs]])
+    numbers = {variable: i for i, variable in enumerate(dict.fromkeys([*inputs, *shared]))}
+    shapes = [getattr(variable.container.storage[0], 'shape', None) for variable in shared]
+    return values.checksum([fingerprints(outputs, numbers), shapes])
+
+
+def fingerprints(outputs: Sequence[theano.Variable], numbers: Mapping[theano.Variable, int]) -> list[tuple[str, str]]:
+    """Return two digests of the graph of each output: of its ops alone, and with its constants.
+
+    They are the same in each process that builds the graph, on the host or on a GPU. The numbers tell inputs and shared
+    variables apart; those without a number are told apart by their types.
+    """
+    found: dict[theano.Variable, Any] = {}
+
+    def of(variable):
+        if variable not in found:
+            own = [numbers.get(variable), *(getattr(variable.type, name, None) for name in ('dtype', 'broadcastable'))]
+            found[variable] = values.digest(own), values.digest([own, getattr(variable, 'data', None)])
+        return found[variable]
+    for node in io_toposort([], list(outputs)):
+        op, inputs = node.op, list(map(of, node.inputs))
+        if isinstance(op, (GpuFromHost, HostFromGpu)):
+            found[node.outputs[0]] = inputs[0]
+            continue
+        # An op without a text of its own shows its address.
+        text, props = re.sub('0x[0-9a-f]+', '', str(op)), getattr(op, '__props__', None) or ()
+        own = [text, [getattr(op, name) for name in props], [getattr(op, 'info', {}).get(name) for name in LOOP]]
+        inner = fingerprints(inner_outputs(op), {variable: i for i, variable in enumerate(inner_inputs(op))})
+        both = [values.digest(each) for each in zip((own, own), *inputs, *inner)]
+        found.update((output, [each + str(i) for each in both]) for i, output in enumerate(node.outputs))
+    return list(map(of, outputs))
 
 
 def listing(shared: Sequence[SharedVariable], at_most: int = 8) -> str:

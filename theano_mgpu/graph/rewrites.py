@@ -79,6 +79,11 @@ def inner_outputs(op: theano.Op) -> list[theano.Variable]:
     return op.local_outputs if isinstance(op, OpFromGraph) else []
 
 
+def inner_inputs(op: theano.Op) -> list[theano.Variable]:
+    """Return the inputs of an op's inner graph; an empty list for an op without one."""
+    return op.inputs if isinstance(op, Scan) else getattr(op, 'local_inputs', [])
+
+
 def inner_graph(node: theano.Apply, inputs: list[theano.Variable]) -> list[theano.Variable]:
     """Return the outputs of an OpFromGraph, or of its gradient, as expressions of inputs."""
     return theano.clone(node.op.local_outputs, dict(zip(node.op.local_inputs, inputs)))

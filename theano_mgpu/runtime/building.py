@@ -61,6 +61,7 @@ class Divided:
     program: Program
     mesh: Mesh
     refusal: str | None  # why the graph cannot be divided, if so
+    source: Definition   # the graph as it was given, without places
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
     with placed_on(None):  # new ops are not the user's, whatever block this is called in
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
         prints, outputs, updates = take_prints(outputs, updates)
+        source = Definition(outputs, updates)
         outputs, updates, mesh = placed(outputs, updates, contexts) if not options.spread else \
             spread_over(outputs, updates, contexts, options.params)
         definition = Definition(*batch.find_slices(outputs, updates))
@@ -122,7 +124,7 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
     if options.wanted is not None and not options.wanted(program):
         raise NotWanted('%s can be divided, but not as it was asked for' % (options.name or 'a function'))
     program = program._replace(given=batch.given, updated=updated)
-    return Divided(batch, definition, prints, program, mesh, refusal)
+    return Divided(batch, definition, prints, program, mesh, refusal, source)
 
 
 def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:

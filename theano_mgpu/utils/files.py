@@ -88,6 +88,13 @@ def check_writable(path: str) -> None:
             os.remove(_made(_unfinished(target_of(path))))
 
 
+def check_own(path: str) -> None:
+    """Raise a PermissionError if a file or folder is another user's, or a link, or if other users can write there."""
+    status = os.lstat(path)
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, 'other users can write there, or it is theirs', path)
+
+
 def check_folder(path: str) -> None:
     """Raise an MgpuError if a file's folder is not there, or may not be written to."""
     folder = os.path.dirname(os.path.abspath(path))

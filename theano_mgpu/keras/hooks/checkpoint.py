@@ -5,7 +5,7 @@ import contextlib
 import functools
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator
 
 from keras.callbacks import Callback
@@ -14,11 +14,8 @@ from ...auto.parallel_state import parallel_state_of
 from ...checks.ledger import ledger_at
 from ...comm.collectives import broadcast_object
 from ...errors import MgpuError, warn
-from ...runtime.state import training_state
 from ...runtime.state.random_states import random_states, set_random_states
 from ...runtime.steps import Computed
-from ...utils.mpi_environment import CHECKPOINT
-from ...utils.rank_process import report
 from .fit_record import FitRecord, restore_states, states_of
 
 
@@ -28,6 +25,7 @@ class Run:
 
     id: str | None = None  # identifies the run of the script; this process may be a restart of it
     finished: int = 0
+    process: int = field(default_factory=os.getpid)
 
 
 _runs: dict[str, Run] = {}  # by absolute path
@@ -63,7 +61,10 @@ class Checkpoint(Callback):
         If `every` is less than 1. In `fit`, if the file and the one before it are damaged; or if the file belongs to
         another model, to a fit with other epochs, steps, samples, batches or data, or to one with another number of
         logical shards. If a generator gives the data, there is only a warning about other batches than before, since
-        it may draw them at random. Other settings that results depend on, such as ``mgpu.tf32``, are a warning, too.
+        it may draw them at random. Other settings that results depend on, such as ``mgpu.tf32``, are a warning, too. So
+        is a loss, an update or a rate that has changed since.
+    MgpuError
+        In `fit`, if another job writes its checkpoints there, or this process is a fork of the one that did.
 
     Notes
     -----
@@ -77,10 +78,11 @@ class Checkpoint(Callback):
         super().__init__()
         if every < 1:
             raise ValueError('every=%r: give the number of batches between checkpoints, 1 or more' % (every,))
-        self.path, self.every, self.allow_nan, self.ledger = path, every, allow_nan, ledger
+        self.path, self.every, self.allow_nan = path and os.path.abspath(path), every, allow_nan
+        self.ledger = ledger and os.path.abspath(ledger)
         self._others: list[Callback] = []  # the fit's other callbacks
         self._functions: list[Any] = []  # only during a fit: compile() of the model makes new ones
-        self._locks: Any = None
+        self._file: Any = None
         self._saved: Any = None  # the FitRecord of the file, while it is replayed
 
     @property
@@ -111,7 +113,7 @@ class Checkpoint(Callback):
                 if self.replaying:
                     self._restore()
             finally:
-                functions, self._functions, self._locks = self._functions, [], None
+                functions, self._functions, self._file = self._functions, [], None
                 for function in functions:
                     function.end_fit()
         if functions:
@@ -127,11 +129,13 @@ class Checkpoint(Callback):
         if self._step.sharded:
             raise MgpuError('Checkpoint needs the whole data in every process: with mgpu.data=sharded, processes may '
                             'have finished different numbers of batches')
-        self._run = _runs.setdefault(os.path.abspath(self.path), Run())
-        self._file = file_of_fit(self.path, self._run.finished + 1)
+        self._run = _runs.setdefault(self.path, Run())
+        if self._run.process != os.getpid():
+            raise MgpuError('%s belongs to the process %d, of which this one is a fork: name another file'
+                            % (self.path, self._run.process))
+        self._file = self._step.checkpoint_file(file_of_fit(self.path, self._run.finished + 1), self.allow_nan)
         self._done, self._in_batch = FitRecord(self.params), False
-        self._locks, exists = training_state.begin(self._file, ranks)
-        if exists:
+        if self._file.exists:
             self._read()
         if self._run.id is None:
             self._run.id = broadcast_object(ranks, uuid.uuid4().hex)
@@ -140,7 +144,6 @@ class Checkpoint(Callback):
         for function in self._functions:
             function.begin_fit(functools.partial(self.replay_or_compute, function),
                                account if function is self._functions[0] else None)
-        report(CHECKPOINT)
 
     def _not_ours(self):
         return MgpuError('Checkpoint is for a model that runs over contexts, even if over one: one of '
@@ -228,13 +231,13 @@ class Checkpoint(Callback):
         self._done.add_logs(position, added)
 
     def _read(self):
-        saved = training_state.read(self._file, self._step.ranks, self._check)
+        saved = self._file.read(self._check)
         record = FitRecord.from_arrays(saved.extra)
         if not self._run.finished:
             self._run.id = record.run
         elif self._run.id != record.run:
             warn('%s is not of the run that %s is of: this fit begins anew, and replaces the file'
-                 % (self._file, self.path))
+                 % (self._file.path, self.path))
             return
         self._saved, self._state, self._before = record, saved, self._done.begin
         self._compare()
@@ -246,11 +249,11 @@ class Checkpoint(Callback):
             raise ValueError('%s was not written by theano_mgpu.keras.Checkpoint; name another file' % saved.path)
         record = FitRecord.from_arrays(saved.extra)
         if not self._run.finished or self._run.id == record.run:
-            self._step.check_saved(saved)
+            self._file.check(saved)
 
     def _save(self):
         self._done.stopped = self.model.stop_training
-        self._step.save_with(self._file, dict(self._done.to_arrays(), **states_of(self._others)), self.allow_nan)
+        self._file.save({**self._done.to_arrays(), **states_of(self._others)})
 
     def _compare(self):
         ours, theirs = self._done.fit, self._saved.fit
@@ -262,7 +265,7 @@ class Checkpoint(Callback):
         self._saved = self._state = None
         set_random_states(self._before)
         raise ValueError('%s %s. Pass the same arguments and data to continue from it; to train from the beginning, '
-                         'remove the file or name another one' % (self._file, text))
+                         'remove the file or name another one' % (self._file.path, text))
 
     def _replayed(self):
         """Return the results of the replayed batch: its own or, if its epoch is finished, the epoch's."""
@@ -282,7 +285,8 @@ class Checkpoint(Callback):
         if self._done.all_batches != self._saved.all_batches:
             warn('%s was written after other batches than those that were replayed now, which differ in order or data: '
                  'the training continues from its state, but the result is not that of an uninterrupted one. Do not '
-                 'draw random numbers in callbacks, which are not called in a replay, or without a seed' % self._file)
+                 'draw random numbers in callbacks, which are not called in a replay, or without a seed'
+                 % self._file.path)
         self._restore()
 
     def _restore(self):

@@ -9,14 +9,14 @@ import numpy as np
 from .training_state import from_array, to_array
 
 
-def random_states() -> dict[str, np.ndarray]:
-    """Return the states of NumPy's and Python's random generators, as arrays."""
+def random_states(place: str = '') -> dict[str, np.ndarray]:
+    """Return the states of NumPy's and Python's random generators, as arrays whose names begin with the place."""
     generator = np.random.RandomState()
     generator.set_state(np.random.get_state())
     _, words, gauss = random.getstate()
     second = [] if gauss is None else [gauss]  # `random.gauss` draws two numbers at once, and keeps one
-    return {'numpy': to_array(generator),
-            'python': np.append(np.array(words, 'uint64'), np.array(second, 'float64').view('uint64'))}
+    return {place + 'numpy': to_array(generator),
+            place + 'python': np.append(np.array(words, 'uint64'), np.array(second, 'float64').view('uint64'))}
 
 
 def set_random_states(states: Mapping[str, np.ndarray]) -> None:

@@ -3,53 +3,66 @@ from __future__ import annotations
 
 import builtins
 import json
+import zlib
 from typing import Any, Mapping
 
 import numpy as np
 
 from ... import errors
+from ...comm.failures import description
 from .state_file import parsing
 
 
 class RecordedCalls:
-    """The calls of numbered functions in order, with the results: arrays, in a list or dict, or one of them."""
+    """The calls of numbered functions in order, with the results: arrays, in a list or dict, or one of them.
+
+    A call has a key, a number that tells its function, its arguments and all calls before it apart from others.
+    """
 
     def __init__(self, n_functions: int) -> None:
-        self._order: list[int] = []
+        self._order: list[tuple[int, int]] = []  # of each call the function or, if below 0, the error; and the key
         self._forms: list[Any] = [None] * n_functions  # what a call returns: ONE, the keys of a dict, or their number
         self._columns: list[list[Column]] = [[] for _ in range(n_functions)]
-        self._errors: list[list[Any]] = []  # the number of the function, the class and the text
+        self._errors: list[list[Any]] = []  # the number of the function, and what `_description` returns
         self._next, self._counts = 0, [0] * n_functions
 
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def add(self, number: int, results: Any) -> None:
-        """Add a call of a function, which has returned these results."""
+    def add(self, number: int, key: int, results: Any) -> None:
+        """Add a call of a function, which has returned these results; a TypeError for others than arrays of numbers."""
         form, values = _taken_apart(results)
+        arrays = list(map(np.array, values))  # copies: the caller may change them
+        for array in arrays:
+            if array.dtype.hasobject:
+                raise TypeError('a Checkpoint records results that are arrays of numbers, not %r' % type(array.flat[0]))
         if self._forms[number] is None:
             self._forms[number], self._columns[number] = form, [Column() for _ in values]
-        for column, value in zip(self._columns[number], values):
-            column.add(value)
-        self._order.append(number)
+        for column, array in zip(self._columns[number], arrays):
+            column.add(array)
+        self._order.append((number, key))
 
-    def add_failure(self, number: int, error: Exception) -> None:
+    def add_failure(self, number: int, key: int, error: Exception) -> None:
         """Add a call of a function, which has raised an error."""
-        self._order.append(-1 - len(self._errors))
-        self._errors.append([number, type(error).__name__, str(error)])
+        self._order.append((-1 - len(self._errors), key))
+        self._errors.append([number, *_description(error)])
 
-    def next(self) -> tuple[int, Any]:
-        """Return the number of the function that was called next, and the results, or the error that it raised."""
-        number = self._order[self._next]
+    def next(self, path: str, number: int, key: int) -> Any:
+        """Return the results of the next call, or the error that it raised; raise a ValueError if it was another one.
+
+        Then the next call stays the same one: no call gets the results of another one.
+        """
+        place, expected = self._order[self._next]
+        of, *error = self._errors[-1 - place] if place < 0 else [place]
+        if of != number or expected not in (UNKNOWN, key):
+            raise ValueError('%s was written by a loop that called %s here. Run the same script on the same data to '
+                             'continue from it, with seeds for its random numbers, and with all calls in one order, as '
+                             'in one thread; to train from the beginning, remove the folder, or pass resume=False'
+                             % (path, 'another function' if of != number else 'its function with other arguments'))
         self._next += 1
-        if number < 0:
-            number, name, text = self._errors[-1 - number]
-            cls = getattr(builtins, name, None) or getattr(errors, name, None)
-            return number, cls(text) if cls else RuntimeError('%s: %s' % (name, text))
+        if error:
+            return _error(*error)
         values = [column[self._counts[number]] for column in self._columns[number]]
         self._counts[number] += 1
         form = self._forms[number]
-        return number, dict(zip(form, values)) if isinstance(form, list) else values if form != ONE else values[0]
+        return dict(zip(form, values)) if isinstance(form, list) else values if form != ONE else values[0]
 
     @property
     def is_replayed(self) -> bool:
@@ -58,11 +71,12 @@ class RecordedCalls:
 
     def count(self, number: int) -> int:
         """Return how often a function has returned."""
-        return self._order.count(number)
+        return [each for each, _ in self._order].count(number)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the calls as arrays, by name."""
-        arrays = {'calls': np.array(self._order, 'int32'), 'forms': np.array(json.dumps(self._forms)),
+        calls, keys = np.array(self._order, 'int64').reshape(-1, 2).T
+        arrays = {'calls': calls, 'keys': keys, 'forms': np.array(json.dumps(self._forms)),
                   'errors': np.array(json.dumps(self._errors))}
         for number, columns in enumerate(self._columns):
             for i, column in enumerate(columns):
@@ -75,8 +89,10 @@ class RecordedCalls:
         with parsing('the record of calls'):
             forms = json.loads(str(arrays['forms']))
             calls = cls(len(forms))
-            calls._order, calls._forms = arrays['calls'].tolist(), forms
-            calls._errors = json.loads(str(arrays['errors']))
+            calls._errors, calls._forms = json.loads(str(arrays['errors'])), forms
+            order, (first, last) = arrays['calls'].tolist(), arrays.get('checksums', [0, 0])
+            keys = [zlib.crc32(b'%d' % first), *[UNKNOWN] * (len(order) - 2), int(last)][-len(order):]
+            calls._order = list(zip(order, arrays.get('keys', np.array(keys)).tolist()))
             calls._columns = [[Column(arrays['flat/%d/%d' % (number, i)], arrays['shapes/%d/%d' % (number, i)])
                                for i in range(_length(form))] for number, form in enumerate(forms)]
         return calls
@@ -89,6 +105,27 @@ class RecordedCalls:
 
 
 ONE = 'one'
+UNKNOWN = -1  # the key of a call that an earlier version has recorded
+# A file cannot name anything else, which might run code.
+ERRORS: Any = {name: each for name, each in {**vars(builtins), **vars(errors)}.items()
+               if isinstance(each, type) and issubclass(each, Exception)}
+
+
+def _description(error):
+    """Return the name of the next class of an error that is Python's or the package's, and the text.
+
+    After these are the descriptions of the errors of a group.
+    """
+    known, (name, text) = next(each for each in type(error).__mro__ if each in ERRORS.values()), description(error)
+    parts = error.exceptions if isinstance(error, ERRORS.get('ExceptionGroup', ())) else ()
+    return [known.__name__, text if name == known.__name__ else '%s: %s' % (name, text), *map(_description, parts)]
+
+
+def _error(name, text, *parts):
+    """Return an error by its description; its class is not called, as each takes other arguments."""
+    cls, text = (ERRORS[name], text) if name in ERRORS else (RuntimeError, '%s: %s' % (name, text))
+    shown = type(cls.__name__, (cls,), {'__str__': lambda error: text, '__module__': cls.__module__})
+    return cls.__new__(shown, text, *[[_error(*part) for part in parts]] * bool(parts))
 
 
 def _taken_apart(results):
@@ -112,13 +149,10 @@ class Column:
         self._shapes = list(map(tuple, shapes))
         self._ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])
 
-    def add(self, value: Any) -> None:
-        """Add a value; raise a TypeError unless it is an array of numbers."""
-        value = np.array(value)  # a copy: the caller may change it
-        if value.dtype.hasobject:
-            raise TypeError('a Checkpoint records results that are arrays of numbers, not %r' % type(value.flat[0]))
-        self._parts.append(value.ravel())
-        self._shapes.append(value.shape)
+    def add(self, array: np.ndarray) -> None:
+        """Add a value, whose memory nobody else has."""
+        self._parts.append(array.ravel())
+        self._shapes.append(array.shape)
 
     def __getitem__(self, i: int) -> np.ndarray:
         shape = self._shapes[i]

@@ -4,6 +4,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import weakref
 from typing import Any, Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ _POSITIVE = 1e-12 * 1.1 ** np.arange(776)
 BUCKETS = np.concatenate([-_POSITIVE[::-1], [0], _POSITIVE])  # TensorFlow's buckets of histograms, up to 1.2e20
 
 _numbers = itertools.count()  # numbers for the files of this process
+_open: weakref.WeakSet[Any] = weakref.WeakSet()  # the writers of files
+os.register_at_fork(before=lambda: [writer.flush() for writer in _open])  # a fork would write the same events again
 
 
 class Summary:
@@ -50,7 +53,7 @@ class Summary:
 
     def __init__(self, folder: Any):
         self.folder = os.fspath(folder)
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
         self._flushed = time.monotonic()
         self._file: Any = None  # on ranks that do not write
         if progress.is_first():
@@ -59,6 +62,7 @@ class Summary:
             os.makedirs(self.folder, exist_ok=True)
             # The file's name has the time in whole seconds: a second file of that second would replace the first one.
             self._file = events_writer(os.path.join(self.folder, 'events'), '.%d.%d' % (os.getpid(), next(_numbers)))
+            _open.add(self._file)
 
     def scalar(self, name: str, value: Any, step: int) -> None:
         """Write a number.
@@ -158,6 +162,7 @@ class Summary:
     def close(self) -> None:
         """Close the file; later calls of other methods are errors."""
         if self._file is not None and not self._closed:
+            _open.discard(self._file)
             self._file.close()
         self._closed = True
 
@@ -168,9 +173,9 @@ class Summary:
         self.close()
 
     def _writes(self):
-        if self._closed:
-            raise MgpuError('this Summary of the folder %s is closed: write within its with block, or make another one'
-                            % self.folder)
+        if self._closed or os.getpid() != self._process:
+            raise MgpuError('this Summary of the folder %s is %s: write within its with block, or make another one'
+                            % (self.folder, 'closed' if self._closed else 'of the process %d' % self._process))
         return self._file is not None
 
     def _write(self, step, **content):
