@@ -17,6 +17,7 @@ from theano.tensor.basic import float_dtypes
 from theano.tensor.sharedvar import TensorSharedVariable
 from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
 
+from ..errors import named
 from ..graph.analysis import ROWS, CannotCut, Shards, Value
 from ..graph.analysis.states import rows
 from ..graph.graph import is_sparse, substitute
@@ -60,6 +61,8 @@ class DataSets:
         The numbers of rows of all ways so far.
     chains : list of theano.Variable
         The `chains` of the graph.
+    picked : list of theano.Variable
+        Variables that could be data sets, but for rows that arguments, drawn numbers or changed values pick from them.
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
@@ -84,6 +87,7 @@ class DataSets:
                     not self._fixed.issuperset(node.inputs[1:]):
                 picked.add(node.inputs[0])
         self._fixed -= picked
+        self.picked = [v for v in self._frontier if v in picked and may_be_data(v)]
 
     def ways(self, values: Sequence[Any], of_expressions: bool = False) -> list[BatchWay]:
         """Return the ways to take data sets for the batch of a call, three at most, the one with most bytes first.
@@ -228,8 +232,8 @@ def _ways(shapes):
 
 
 def _name(variable):
-    return str(variable) if variable.owner or isinstance(variable, SharedVariable) else \
-        variable.name or 'a constant of %s' % ' x '.join(map(str, _shape(variable)))
+    return named(variable) if variable.name or not isinstance(variable, theano.Constant) else \
+        'a constant of %s' % ' x '.join(map(str, _shape(variable)))
 
 
 def _shape(v):

@@ -11,11 +11,11 @@ import theano
 from theano.configparser import change_flags
 
 from ..compat.wrapping import arguments_of, wrap
+from ..errors import folders
 from ..utils import progress
 from ..utils.attributes import temporarily
 from .graph import fetched_values
 from .layers import name_function, timed
-from .traces import folders
 from .updates import first_of_each
 
 Function = TypeVar('Function', bound=Callable[..., Any])
