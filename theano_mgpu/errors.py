@@ -76,7 +76,7 @@ def named(thing: Any) -> str:
     if name:
         return name if is_function else name.lstrip('/')  # Keras begins the names of inputs with a slash
     line = user_line(thing)
-    return 'the variable of ' + line if line else \
+    return 'the variable of "%s"' % line if line else \
         re.sub(r'<(?:function )?(?:[\w<>]+\.)*(\S+?)(?: object)? at 0x[0-9a-f]+>', r'\1', str(thing))
 
 

@@ -2,8 +2,8 @@
 
 Every Keras model that the script compiles trains, tests and predicts on the contexts, and so does every
 theano.function that takes a batch, where the result is exact and it is faster. The contexts come from
---contexts, or from THEANO_FLAGS or .theanorc, or are every GPU. The script needs no change. Its arguments, its standard
-input, its exit code and its tracebacks are the same as under python.
+--contexts, or from mgpu.init in the script, or from THEANO_FLAGS or .theanorc, or are every GPU. The script needs no
+change. Its arguments, its standard input, its exit code and its tracebacks are the same as under python.
 
 The summary (on stderr, at exit) lists each model and each function: where it ran, for how many samples, and why.
 The first calls of a function or model are measured, on one device and on the contexts; then it uses the faster of
@@ -171,7 +171,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def open_contexts(args: argparse.Namespace) -> list[Context]:
-    """Return the contexts that the script has chosen, or else open those of options and flags; an error ends it."""
+    """Return the contexts that the script has chosen, or else open the ones of options and flags; an error ends it."""
     from ..auto.functions import NOTHING_DIVIDED, has_one_cpu  # imports Theano, see `run`
     try:
         opened = contexts()
@@ -189,8 +189,8 @@ def open_contexts(args: argparse.Namespace) -> list[Context]:
 def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> None:
     """Run the models of the Keras that was just imported on the contexts.
 
-    Those of a Keras on another backend are not changed. The functions of a Keras without hooks are divided as functions
-    of Theano.
+    The models of a Keras on another backend are not changed. The functions of a Keras without hooks are divided as
+    functions of Theano.
     """
     backend = keras_versions.backend()
     if backend != 'theano':

@@ -50,8 +50,8 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     -------
     list of Context
         In a process that mpirun started, its share of them: see `share`. In a process that a script of
-        ``theano-mgpu run`` has started, one of them: see `lease`. Contexts that ``theano-mgpu run`` was given by an
-        option take the place of those of its script.
+        ``theano-mgpu run`` has started, one of them: see `lease`. Under ``theano-mgpu run`` its options
+        ``--contexts`` and ``--gpus`` count, whatever the script asks for.
 
     Raises
     ------

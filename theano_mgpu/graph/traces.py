@@ -9,7 +9,7 @@ from theano.compile.mode import AddFeatureOptimizer
 from theano.gof import Feature
 from theano.gof.graph import stack_search
 
-from ..errors import frames_of, traces_of, user_frame, user_line
+from ..errors import PACKAGE, frames_of, traces_of, user_frame, user_line
 
 
 class LayerTrace(list):
@@ -87,7 +87,8 @@ def line_of(node: theano.Apply) -> str:
 
 def is_ours(variable: theano.Variable) -> bool:
     """Return whether code of this package made a variable, be it by calls of Theano or Keras."""
-    return bool(frames_of(variable)) and user_frame(variable) is None
+    frames = frames_of(variable)
+    return bool(frames) and all(frame[0].startswith(PACKAGE) for frame in frames)
 
 
 def _in_breadth(node):
