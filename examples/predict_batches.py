@@ -46,12 +46,17 @@ def train():
     return model, x, y
 
 
+def chunk_of(x, samples, start):
+    """Return a chunk of the images, copies of the digits with noise: the same in each process."""
+    rows = np.arange(start, min(start + CHUNK, samples)) % len(x)
+    return (x[rows] + 0.1 * np.random.RandomState(start).randn(len(rows), x.shape[1])).astype('float32')
+
+
 def write_images(path, x, samples):
-    """Write copies of the digits with noise to an .npy file of shape (samples, 64)."""
-    rng, file = np.random.RandomState(0), np.lib.format.open_memmap(path, 'w+', 'float32', (samples, x.shape[1]))
+    """Write the images to an .npy file of shape (samples, 64)."""
+    file = np.lib.format.open_memmap(path, 'w+', 'float32', (samples, x.shape[1]))
     for start in range(0, samples, CHUNK):
-        rows = np.arange(start, min(start + CHUNK, samples)) % len(x)
-        file[start:start + CHUNK] = x[rows] + 0.1 * rng.randn(len(rows), x.shape[1])
+        file[start:start + CHUNK] = chunk_of(x, samples, start)
     file.flush()
 
 
@@ -74,18 +79,20 @@ def main(folder, samples, batch_size, contexts, command):
     model, x, y = train()
     paths = [os.path.join(folder, name) for name in ('model.h5', 'images.npy', 'classes.npy', 'outputs.npy')]
     model_path, source, target, own = paths
+    last = (samples - 1) // CHUNK * CHUNK
+    expected = model.predict(chunk_of(x, samples, last))  # by each process: "run" divides it among them
     if mgpu.rank() == 0:  # with several processes, rank 0 has the files
         model.save(model_path, include_optimizer=False)
         write_images(source, x, samples)
     else:
         with Predictor(model) as predictor:
-            return list(predictor.map(())) and 1  # computes the batches that rank 0 sends
+            return len(list(predictor.map(())))  # it computes the batches that rank 0 sends, and yields nothing
     seconds = predict(model, source, own, batch_size)
 
-    outputs, images = np.load(own, mmap_mode='r'), np.load(source, mmap_mode='r')
+    outputs = np.load(own, mmap_mode='r')
     correct = sum((outputs[start:start + CHUNK].argmax(1) == y[np.arange(start, min(start + CHUNK, samples)) % len(y)])
                   .sum() for start in range(0, samples, CHUNK))
-    difference = abs(outputs[-CHUNK:] - model.predict(images[-CHUNK:])).max()
+    difference = abs(outputs[last:] - expected).max()
     print('%d samples over %s: %.0f samples/s, %.1f %% correct, at most %.1e from Keras' % (
         samples, ', '.join('%s (%s)' % (place.name, place.device) for place in places), samples / seconds,
         100 * correct / samples, difference))
@@ -95,7 +102,7 @@ def main(folder, samples, batch_size, contexts, command):
         flags = ','.join([os.environ.get('THEANO_FLAGS', '')] + ['contexts=%s' % contexts] * bool(contexts)).strip(',')
         subprocess.run([sys.executable, '-m', 'theano_mgpu'] + arguments, check=True,
                        env=dict(os.environ, THEANO_FLAGS=flags))
-        difference = max(difference, abs(np.load(target, mmap_mode='r')[-CHUNK:] - outputs[-CHUNK:]).max())
+        difference = max(difference, abs(np.load(target, mmap_mode='r')[last:] - outputs[last:]).max())
         print('its file: at most %.1e from the script\'s' % difference)
     return 0 if difference < 1e-5 else 1
 

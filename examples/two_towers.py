@@ -103,7 +103,8 @@ def difference(ours, theirs):
 def main(contexts, steps, batch, micro_batches, recompute):
     places = mgpu.init(contexts or 2)[:2]
     if len(places) < 2:
-        sys.exit("two contexts are needed, such as --contexts 'dev0->cpu;dev1->cpu'")
+        sys.exit("a process needs two contexts, such as --contexts 'dev0->cpu;dev1->cpu': by theano-mgpu run without "
+                 '--one, or launch --gpus-per-process 2')
     model, alone = TwoTowers(places), TwoTowers()
     options = {'micro_batches': micro_batches, 'recompute': recompute}
     step = mgpu.training_function(model.inputs, model.loss, model.params, momentum, outputs=[model.output], **options)

@@ -79,7 +79,8 @@ def main(contexts, steps, batch, float64):
         K.set_floatx('float64')
     places = mgpu.init(contexts or 2)[:2]
     if len(places) < 2:
-        sys.exit("two contexts are needed, such as --contexts 'dev0->cpu;dev1->cpu'")
+        sys.exit("a process needs two contexts, such as --contexts 'dev0->cpu;dev1->cpu': by theano-mgpu run without "
+                 '--one, or launch --gpus-per-process 2')
     template, alone = two_towers(places), two_towers()
     alone.set_weights(template.get_weights())
     model = multi_gpu_model(template)

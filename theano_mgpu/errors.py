@@ -1,12 +1,17 @@
-"""The errors of theano_mgpu: each names the mistake, the value given, the values that exist, and the next step."""
+"""The errors of theano_mgpu: each names the mistake, the value given, the values that exist, and the next step.
+
+`named` is for the texts: it returns the name by which the user finds a variable, an op or a function.
+"""
 from __future__ import annotations
 
+import os
+import re
 import sys
 import warnings
 from typing import Any, TypeVar
 
 AnyException = TypeVar('AnyException', bound=BaseException)
-
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 NOT_DIVISIBLE = 'this batch cannot be divided: '  # begins the message of a check that fails in a step
 PREFIX = 'theano-mgpu: '  # of a line for the user on stderr, from a command or from a script
@@ -54,6 +59,55 @@ def in_one_line(error: BaseException) -> str:
     """
     notes = ''.join(' (%s)' % note for note in getattr(error, '__notes__', ()))
     return '%s: %s%s' % (type(error).__name__, str(error).partition('\n')[0], notes)
+
+
+def named(thing: Any) -> str:
+    """Return a variable, an op, a function or a list of such as text for a message, never with an address in memory.
+
+    A variable or a function has its name; a variable without one, the line that made it.
+
+    >>> named([named, 'x', object()])
+    '[named, x, object]'
+    """
+    if isinstance(thing, (list, tuple)):
+        return '[%s]' % ', '.join(map(named, thing))
+    is_function = hasattr(thing, 'maker')  # of Theano, which names it after its line
+    name = getattr(thing, 'name', None) if is_function or hasattr(thing, 'tag') else None
+    if name:
+        return name if is_function else name.lstrip('/')  # Keras begins the names of inputs with a slash
+    line = user_line(thing)
+    return 'the variable of "%s"' % line if line else \
+        re.sub(r'<(?:function )?(?:[\w<>]+\.)*(\S+?)(?: object)? at 0x[0-9a-f]+>', r'\1', str(thing))
+
+
+def user_line(variable: Any) -> str:
+    """Return the line in which the user made a variable, as text; '' if it is not known."""
+    file, line, _, text = user_frame(variable) or ('', 0, '', '')
+    return file and '%s, line %s%s' % (file, line, ': %s' % text if text else '')
+
+
+def user_frame(variable: Any) -> tuple[str, int, str, str | None] | None:
+    """Return the frame of the user's code that made a variable; None where this package or a library made it."""
+    return next((frame for frame in frames_of(variable) if not frame[0].startswith(PACKAGE)), None)
+
+
+def frames_of(variable: Any) -> list[Any]:
+    """Return the frames that made a variable: of each of its traces the innermost that is not in Theano or Keras."""
+    libraries = folders('theano', 'keras')
+    outside = [[frame for frame in trace if not frame[0].startswith(libraries)] for trace in traces_of(variable)]
+    return [frames[-1] for frames in outside if frames]
+
+
+def traces_of(variable: Any) -> list[Any]:
+    """Return the traces of a variable, the last one first: an optimised variable may have several."""
+    trace = getattr(getattr(variable, 'tag', None), 'trace', None) or []
+    return [each for each in reversed(trace) if each] if all(isinstance(each, list) for each in trace) else [trace]
+
+
+def folders(*packages: str) -> tuple[str, ...]:
+    """Return the paths of the folders of imported packages, a tuple of str that end with a separator."""
+    files = [getattr(sys.modules.get(package), '__file__', None) for package in packages]
+    return tuple(os.path.join(os.path.dirname(file), '') for file in files if file)
 
 
 class MissingError(MgpuError, RuntimeError):

@@ -9,7 +9,7 @@ from theano.compile.function_module import UnusedInputError
 from theano.gof.graph import ancestors
 
 from .checks.ledger import account_of
-from .errors import warn
+from .errors import named, warn
 from .graph.updates import as_dict, pairs
 from .options import Options
 from .runtime.building import warn_of_refusals
@@ -157,7 +157,7 @@ def check_used(inputs: Sequence[Any], outputs: list[theano.Variable], updates: A
     used = set(ancestors(outputs + [new for _, new in pairs(updates)] + [new for _, new in pairs(givens)]))
     variables = [each.variable if isinstance(each, theano.In) else each for each in inputs]
     unused = [variable for variable in variables if variable not in used]
-    text = 'the inputs %s are not used. Leave them out, or pass on_unused_input="ignore"' % unused
+    text = 'the inputs %s are not used. Leave them out, or pass on_unused_input="ignore"' % named(unused)
     if unused and on_unused_input != 'warn':
         raise UnusedInputError(text)
     if unused:

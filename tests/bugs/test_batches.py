@@ -81,6 +81,32 @@ def test_slices_of_the_columns_of_a_sparse_data_set_are_no_batch(cpu2):
     assert not report.usages[-1].contexts and report.usages[-1].why == 'no batch enters it'
 
 
+def test_a_function_that_sets_a_variable_to_a_number_or_an_array(cpu2):
+    """"AttributeError: 'int' object has no attribute 'owner'", where the function had nothing else to do."""
+    n, c = theano.shared(3), theano.shared(np.zeros(3))
+    report = mgpu.enable(always=True)
+    try:
+        reset = theano.function([], [], updates=[(n, 1), (c, np.ones(3))], mode=PYTHON)
+    finally:
+        mgpu.disable()
+    reset()
+    assert n.get_value() == 1 and (c.get_value() == 1).all() and report.usages[-1].why == 'no batch enters it'
+
+
+@pytest.mark.parametrize('how', ['drawn', 'one'])
+def test_the_summary_of_a_mini_batch_that_is_not_divided(how, cpu2):
+    """It said that no batch enters the function."""
+    x, i = theano.shared(np.random.RandomState(0).rand(40, 3), 'X'), T.lscalar('i')
+    drawn = T.shared_randomstreams.RandomStreams(1).random_integers((5,), 0, 39)
+    report = mgpu.enable(always=True)
+    try:
+        f = theano.function([] if how == 'drawn' else [i], x[drawn if how == 'drawn' else i].sum(), mode=PYTHON)
+    finally:
+        mgpu.disable()
+    f(*[] if how == 'drawn' else [3])
+    assert report.usages[-1].why == 'it picks rows of X in a way that is not divided'
+
+
 def test_samples_of_a_sparse_matrix_that_are_picked_by_their_place_are_not_divided(cpu2):
     s, i = sparse.csr_matrix('s', dtype='float64'), T.lvector('i')
     matrix = csr_matrix(np.eye(4))

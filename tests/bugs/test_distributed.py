@@ -1,11 +1,14 @@
 """Bugs that were found and fixed, each under its symptom: several processes."""
 import json
 import os
+import threading
 import types
 
 import theano_mgpu as mgpu
+from theano_mgpu.comm import joining
 from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.comm.rank_0 import write_on_rank_0
+from theano_mgpu.utils import rank_process
 
 import numpy as np
 import pytest
@@ -228,3 +231,70 @@ def test_ranks_whose_calls_differ_are_a_rank_error(case, tmp_path):
         % tuple(call or 'None' for call in calls))
     done = launch(2, '--always', tmp_path / 'script.py', job='run', flags=INTERPRETED + ',mgpu.timeout=5', expected=1)
     assert 'RankError: ' + beginning.format(host=os.uname().nodename) in done.stderr
+
+
+NAMELESS = """
+import time
+import numpy as np
+import theano_mgpu as mgpu
+from theano_mgpu.comm import mpi
+import theano, theano.tensor as T
+
+x, w, rank = T.matrix(), theano.shared(np.ones(3, 'float32')), mgpu.rank()
+X, theta = theano.shared(np.random.RandomState(0).rand(100, 3).astype('float32')), T.vector('theta')
+inputs = [T.scalar('number %d' % i) for i in range(40)]
+step = mgpu.training_function([x], T.dot(x, w).sum(), [w], lambda gradients: {w: w - gradients[0]})
+many = mgpu.function([x, *inputs], x.sum() * sum(inputs))
+density = theano.function([theta], T.dot(X[:60], theta).sum())
+rows = np.ones((8, 3), 'float32')
+
+
+def late(done):
+    time.sleep(1)
+    yield 1e6  # the others have come after the last look, and the limit is over
+    yield from poll(done)
+
+
+def caught(call, *arguments):
+    try:
+        call(*arguments)
+    except mgpu.RankError as error:
+        print(error)
+
+
+density(rows[0])
+poll, mpi.poll = mpi.poll, late if rank == 0 else mpi.poll
+caught(step, rows)
+mpi.poll = poll
+caught(many, rows, *range(39), rank)
+X.set_value(X.get_value() + rank)
+caught(density, rows[0])
+w.set_value(np.full(3, rank, 'float32'))
+caught(step, rows)
+"""
+
+
+@pytest.mark.mpi
+def test_what_differs_between_ranks_is_named_as_in_the_script(tmp_path):
+    """"has waited 600 s for , which did not come" in a step that went on; "which differ in :", where it was none of the
+    first 32 inputs; and "Subtensor{:int64:}.0 on rank 1 alone".
+    """
+    script = tmp_path / 'script.py'
+    script.write_text(NAMELESS)
+    done = launch(2, '--always', script, job='run', flags=INTERPRETED + ',traceback.limit=8')
+    number, data, weights = done.stdout.splitlines()
+    assert 'differ in number 39: rank 0' in number
+    assert '%s, line 13: density = ' % script in data and 'Subtensor' not in data
+    assert 'the variable of "%s, line 8: x, w, rank = ' % script in weights and 'TensorType' not in weights
+
+
+def test_a_start_of_mpi_that_takes_long_names_no_rank_if_all_have_come(monkeypatch):
+    """"rank 0 has waited 30 s for rank  to import theano_mgpu"."""
+    said, has_started = [], threading.Event()
+    monkeypatch.setattr(joining, 'ranks_here', lambda: {0: True, 1: True})
+    monkeypatch.setattr(joining, 'size', lambda: 2)
+    monkeypatch.setattr(joining, 'LOOK', 1e-3)
+    monkeypatch.setattr(joining, 'NOTED', 1e-3)
+    monkeypatch.setattr(rank_process, 'say', lambda text: said.append(text) or has_started.set())
+    joining._watch(has_started)
+    assert len(said) == 1 and 'has waited 0 s for MPI to connect the ranks' in said[0]

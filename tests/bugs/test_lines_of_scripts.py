@@ -3,6 +3,8 @@ import inspect
 import os
 
 import theano_mgpu as mgpu
+from theano_mgpu.compat import kept_graphs
+from theano_mgpu.errors import named
 
 import numpy as np
 import pytest
@@ -103,3 +105,46 @@ def test_errors_of_theano(mode, cpu2):
     text = str(error.value).partition('Backtrace when the node is created')[2]
     assert line_in(mismatch).partition(', line')[0] in text and 'mismatch' in text, str(error.value)
     assert PACKAGE not in text
+
+
+class Halves(theano.Op):
+    """An op of a script, without a text of its own."""
+
+    itypes, otypes, mgpu_pure = [T.fmatrix], [T.fmatrix], True
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0] / 2
+
+
+def unnamed():
+    return T.fmatrix()  # here
+
+
+def data_of_a_script():
+    return theano.shared(np.ones((40, 3), 'float32'), 'X')[:20]  # here
+
+
+@pytest.mark.unverified
+def test_messages_name_what_a_user_finds(cpu2):
+    """They had "<__main__.Halves object at 0x7f66a286ae10>" and "<TensorType(float32, matrix)>"."""
+    x, rows, w = unnamed(), data_of_a_script(), T.fvector('w')
+    report = mgpu.enable(always=True, tell=str)
+    try:
+        f = theano.function([x], Halves()(x).sum(), mode=PYTHON)
+        g = theano.function([w], Halves()(rows * w).sum(), mode=PYTHON)
+    finally:
+        mgpu.disable()
+    f(BATCH)
+    g(BATCH[0])
+    own, of_data = [usage.why for usage in report.usages]
+    assert 'how Halves depends on single samples: Halves(' in own and 'object at' not in own
+    assert 'by the 40 rows of X: ' in of_data and line_in(data_of_a_script) in of_data, of_data
+    step = mgpu.function([x, unnamed()], x.sum(), mode=PYTHON)
+    with pytest.raises(mgpu.BatchError) as error:
+        step(BATCH, BATCH[1:])
+    assert str(error.value).count(line_in(unnamed)) >= 2, str(error.value)
+    for call in mgpu.audit, kept_graphs._check, lambda function: mgpu.Checkpoint('folder', [function.maker]):
+        with pytest.raises(Exception) as error:
+            call(f)
+        assert ' at 0x' not in str(error.value)
+    assert named(f).startswith(__file__ + ':') and named([f.maker]) == '[FunctionMaker]'

@@ -9,6 +9,7 @@ import theano
 import theano.tensor as T
 from support.modes import PYTHON
 from theano.configparser import change_flags
+from theano.tensor import slinalg
 
 BATCHES = 9, 6, 3, 12
 
@@ -261,3 +262,13 @@ def test_the_reason_why_a_loop_is_not_divided_comes_first():
         partition([x], [h])
     node, _, line = str(caught.value).partition(' (')
     assert len(node) < 250 and 'test_samples_that_meet.py, line' in line
+
+
+def test_columns_of_an_equation_do_not_meet():
+    """The reason was that Solve takes its matrix as a whole, and all samples meet there."""
+    x, matrix = T.dmatrix('x'), T.dmatrix('matrix')
+    with pytest.raises(CannotCut) as error:
+        partition([x], [slinalg.Eigvalsh()(matrix, x).sum()])
+    assert 'it is not known how Eigvalsh depends on single samples' in str(error.value)
+    with pytest.raises(CannotCut, match='Cholesky takes its matrix as a whole, and all samples meet there'):
+        partition([x], [slinalg.cholesky(T.dot(x, x.T)).sum()])

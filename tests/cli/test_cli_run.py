@@ -305,16 +305,24 @@ def test_a_plan_is_explained_at_exit_without_the_other_processes(tmp_path):
 
 
 def test_launch_runs_it_in_each_process(tmp_path):
-    """Without the word run each process trains a model of its own, and a note says so."""
-    script = write(tmp_path / 'train.py', TRAIN)
+    """Without the word run each process trains a model of its own, and notes say so: at the first model, not only at
+    the end, and at the end.
+    """
+    script = write(tmp_path / 'train.py', TRAIN + """
+    print('trained', file=sys.stderr)
+    import theano, theano_mgpu
+    theano.function([], [], updates=[(theano.shared(0, 'another'), 1)])
+    """)
     apart, out, err = finish(start(['-m', 'theano_mgpu', 'launch', '-n', '2', script], tmp_path, QUICK))
-    assert apart == 0 and 'the 2 processes did not work together' in err and 'launch -n 2 run SCRIPT' in err, err
+    first = 'note: train_function is made by plain Theano or Keras: each of the 2 processes computes it whole, by'
+    assert apart == 0 and first in err.partition('trained\n')[0] and err.count('made by plain Theano') == 1, err
+    assert 'the 2 processes did not work together' in err and 'launch -n 2 run SCRIPT' in err, err
     code, one, _ = run(*TWO, script, folder=tmp_path)
     words = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--contexts', 'host->cpu', script]
     launched, out, err = finish(start(words, tmp_path, QUICK))
     assert (code, launched) == (0, 0), err
     assert without_seconds(out) == without_seconds(one) and err.count('theano-mgpu: 1 model') == 1
-    assert 'did not work together' not in err and 'nothing is divided' not in err
+    assert 'did not work together' not in err and 'nothing is divided' not in err and 'plain Theano' not in err
     code, out, err = finish(start(words[:6] + ['--verify'] + words[6:], tmp_path, QUICK))
     assert code == 2 and '--verify compares one device with the contexts of one process' in err
 
@@ -373,20 +381,96 @@ def test_flags_of_theano_0_x_from_outside(tmp_path):
 
 
 @pytest.mark.parametrize('first', [True, False])
-def test_a_script_that_chooses_its_own_contexts_is_noted(first, tmp_path):
-    """Either choice used to replace the other one in silence."""
-    choice = "mgpu.init('mine->cpu')"
+def test_a_script_that_chooses_its_own_contexts(first, tmp_path):
+    """Either choice used to replace the other one, and functions that were made between asked for contexts that had
+    gone. The options of the command count, then the choice of the script, then the flags.
+    """
+    choice = "mgpu.init('mine->cpu;other->cpu')"
     script = write(tmp_path / 'script.py', """
         import numpy as np, theano, theano.tensor as T, theano_mgpu as mgpu
+        x, w = T.matrix('x'), theano.shared(np.ones(3, 'float32'), 'w')
         %s
-        x = T.vector('x')
-        theano.function([x], 2 * x)(np.ones(8, theano.config.floatX))
+        f = theano.function([x], 2 * x)
+        step = mgpu.training_function([x], T.dot(x, w).mean(), [w], lambda gradients: {w: w - gradients[0]})
         %s
+        f(np.ones((8, 3), 'float32'))
+        step(np.ones((8, 3), 'float32'))
+        theano.function([x], 3 * x)(np.ones((8, 3), 'float32'))
     """ % ((choice, '') if first else ('', choice)))
     code, _, err = run(*TWO, '--always', script, folder=tmp_path)
-    note = ('the script chose the contexts mine->cpu; "theano-mgpu run" replaces them with left->cpu;right->cpu'
-            if first else 'opened the contexts left->cpu;right->cpu; later the script replaced them with mine->cpu')
-    assert code == 0 and err.count('"theano-mgpu run"') == 1 and note in err, err
+    note = 'the script chose the contexts mine->cpu;other->cpu; "theano-mgpu run" replaces them with ' + TWO[1]
+    assert code == 0 and err.count(note) == 1 and err.count(' left right  ') == 2, err
+    code, _, err = run('--always', script, folder=tmp_path, flags=QUICK + ',contexts=a->cpu;b->cpu')
+    assert code == 0 and '"theano-mgpu run"' not in err and err.count(' mine other  ') == 2, err
+
+
+ITSELF = """
+    from theano_mgpu.keras import balance, multi_gpu_model, place
+    import keras, sys
+    import numpy as np, theano_mgpu as mgpu
+    mgpu.init('dev0->cpu;dev1->cpu')
+    layers = [keras.layers.Dense(3, activation='tanh', input_shape=(4,)), keras.layers.Dense(2)]
+    model = multi_gpu_model(keras.models.Sequential(layers), gpus=2)
+    model.compile('sgd', 'mse')
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    if 'place' in sys.argv:
+        place(model, balance(model, 2))
+        model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+        with mgpu.device('dev1'):
+            pass
+    print('trained on', ' '.join(sorted({context.name for context in model.contexts})))
+"""
+
+
+@pytest.mark.parametrize('command,out', [
+    (['run'], 'dev0 dev1'), (['run', '--contexts', 'a->cpu;b->cpu'], 'a b'),
+    pytest.param(['run', '--gpus', '1'], 'dev0', marks=pytest.mark.slow), (['run', '--one'], 'dev'),
+    pytest.param(['launch', '-n', '2', 'run'], 'dev0', marks=[pytest.mark.slow, pytest.mark.mpi])])
+def test_a_script_of_the_add_on(command, out, tmp_path):
+    """It ended in a circular import, since it imports theano_mgpu.keras before Keras. Then it asked for contexts that
+    `run` had replaced, or for two where a process has one.
+    """
+    words = ['place'] if command in (['run'], ['run', '--one']) else []
+    script = write(tmp_path / 'train.py', ITSELF)
+    code, printed, err = finish(start(['-m', 'theano_mgpu', *command, script, *words], tmp_path, QUICK))
+    assert code == 0 and printed.startswith('trained on ' + out), err
+    assert '1 model on ' in err and 'nothing was divided' not in err
+
+
+OWN = {
+    'enables': "report = mgpu.enable(always=True)\nf = theano.function([x], x.sum())\nf(rows)\nmgpu.disable()",
+    'enables models': """
+import theano_mgpu.keras, keras
+theano_mgpu.keras.enable(always=True)
+model = keras.models.Sequential([keras.layers.Dense(2, input_shape=(3,))])
+model.compile('sgd', 'mse')
+model.predict(rows)""",
+    'function': "mgpu.function([x], x.sum(), name='total')(rows)",
+    'predictor': "with mgpu.Predictor([x], x * 2) as predictor:\n    predictor.predict(rows)",
+    'disables': "mgpu.disable()\ntheano.function([x], x.sum())(rows)",
+    'fails': "raise ValueError('no data')",
+    'fails in keras': "import keras\nkeras.models.Sequential([keras.layers.Dense(2)]).fit(rows, rows)",
+    'exits': "import argparse\nargparse.ArgumentParser().parse_args(['--unknown'])"}
+
+
+@pytest.mark.parametrize('name', slow_but(['enables', 'function', 'fails', 'exits'], OWN))
+def test_what_is_said_of_a_script_without_functions_of_theano(name, tmp_path):
+    """The last line was "no Keras model ran, and no Theano function was compiled: nothing was divided".
+
+    That is untrue where the script divides by itself, and no help below a traceback.
+    """
+    (tmp_path / 'script.py').write_text("""import numpy as np, theano, theano.tensor as T, theano_mgpu as mgpu
+x, rows = T.matrix('x'), np.ones((8, 3), 'float32')
+%s
+""" % OWN[name])
+    code, _, err = run(*TWO, *['--explain'] * (name == 'fails'), 'script.py', folder=tmp_path)
+    assert 'nothing was divided' not in err and 'no Theano function was compiled' not in err, err
+    assert ('1 of 1 Theano function on 2 contexts (left->cpu;right->cpu)' in err) == (name == 'enables')
+    assert ('1 model on 2 contexts (left->cpu;right->cpu)' in err) == (name == 'enables models')
+    assert code == {'fails': 1, 'fails in keras': 1, 'exits': 2}.get(name, 0), err
+    if code:
+        last = {'fails': 'ValueError: no data', 'exits': 'script.py: error: unrecognized arguments: --unknown'}
+        assert err.splitlines()[-1].startswith(last.get(name, 'RuntimeError')), err
 
 
 def test_models_of_another_backend_are_not_changed(tmp_path):

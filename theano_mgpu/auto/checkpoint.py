@@ -11,7 +11,7 @@ import numpy as np
 
 from ..comm.mpi import choose_ranks
 from ..comm.rank_0 import on_rank_0
-from ..errors import MgpuError, warn
+from ..errors import MgpuError, named, warn
 from ..options import Options
 from ..runtime.divided_function import DividedFunction
 from ..runtime.replicas.replicated import replicated
@@ -199,7 +199,7 @@ class Checkpoint:
             for each in self._variables:
                 each.ask(None)
             warn('%s is read while finished calls are replayed (%s): it has an old value until the replay is over. '
-                 'Skip what reads it while checkpoint.replaying is True' % (variable, self._file.path))
+                 'Skip what reads it while checkpoint.replaying is True' % (named(variable), self._file.path))
 
 
 def _check(functions, n_ranks):
@@ -210,4 +210,4 @@ def _check(functions, n_ranks):
         for spec in [] if isinstance(function, DividedFunction) else function.maker.inputs:
             if not spec.shared and spec.update is not None:
                 raise ValueError('the input %s of a function has an update, which a Checkpoint does not hold: use a '
-                                 'shared variable for it' % spec.variable)
+                                 'shared variable for it' % named(spec.variable))

@@ -17,6 +17,7 @@ from theano.tensor.basic import float_dtypes
 from theano.tensor.sharedvar import TensorSharedVariable
 from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
 
+from ..errors import named
 from ..graph.analysis import ROWS, CannotCut, Shards, Value
 from ..graph.analysis.states import rows
 from ..graph.graph import is_sparse, substitute
@@ -60,6 +61,8 @@ class DataSets:
         The numbers of rows of all ways so far.
     chains : list of theano.Variable
         The `chains` of the graph.
+    picked : list of theano.Variable
+        Variables that could be data sets, but for rows that arguments, drawn numbers or changed values pick from them.
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
@@ -84,6 +87,7 @@ class DataSets:
                     not self._fixed.issuperset(node.inputs[1:]):
                 picked.add(node.inputs[0])
         self._fixed -= picked
+        self.picked = [v for v in self._frontier if v in picked and may_be_data(v)]
 
     def ways(self, values: Sequence[Any], of_expressions: bool = False) -> list[BatchWay]:
         """Return the ways to take data sets for the batch of a call, three at most, the one with most bytes first.
@@ -165,7 +169,8 @@ def has_data(outputs: Sequence[Any]) -> bool:
 
 def chains(updates: Mapping[Any, theano.Variable]) -> list[Any]:
     """Return variables with many rows that are updated where numbers are drawn, as the chains of a sampler."""
-    if not any(v.owner and isinstance(v.owner.op, DRAWS) for v in ancestors(list(updates.values()))):
+    new = [each for each in updates.values() if isinstance(each, theano.Variable)]  # Theano takes numbers and arrays, too
+    if not any(v.owner and isinstance(v.owner.op, DRAWS) for v in ancestors(new)):
         return []
     return [v for v in updates if _shape(v)[:1] >= (FEWEST,) and axes_for_samples(v) and not is_random_state(v)]
 
@@ -228,8 +233,8 @@ def _ways(shapes):
 
 
 def _name(variable):
-    return str(variable) if variable.owner or isinstance(variable, SharedVariable) else \
-        variable.name or 'a constant of %s' % ' x '.join(map(str, _shape(variable)))
+    return named(variable) if variable.name or not isinstance(variable, theano.Constant) else \
+        'a constant of %s' % ' x '.join(map(str, _shape(variable)))
 
 
 def _shape(v):

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from ..comm.mpi import choose_ranks
-from ..errors import GraphError, LengthError, MgpuError, in_one_line
+from ..errors import GraphError, LengthError, MgpuError, in_one_line, named
 from ..options import Options
 from ..parallel_function import ParallelFunction
 from ..plan.layout import mesh_for
@@ -23,6 +23,7 @@ from .surrounded_function import leave_to_plain
 FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
 
 NO_BATCH = 'no batch enters it'
+PICKED = 'it picks rows of %s in a way that is not divided'
 NO_BATCH_YET = 'no call has shown a batch of more than one sample'
 NO_SUCCESS = 'no call of it has succeeded'
 NOT_TIMED = 'it was not called often enough to be timed'
@@ -181,7 +182,8 @@ class EnabledFunction:
         if programs.may_divide:
             self._usage.run_on([], self._refusal or NO_BATCH_YET)
         else:
-            self._stay(self._refusal or NO_BATCH)
+            picked = ', '.join(map(named, programs.data.picked))
+            self._stay(self._refusal or (PICKED % picked if picked else NO_BATCH))
 
     def _compute(self, news, values):
         try:

@@ -15,7 +15,7 @@ from ..graph import theano_functions
 from ..graph.placement.propagation import is_placed
 from ..graph.updates import first_of_each
 from ..options import Options
-from ..utils import mpi_environment
+from ..utils import mpi_environment, rank_process
 from .data_sets import chains, has_data, note_updates
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, NOT_PLACED, PROFILED, EnabledFunction
@@ -106,6 +106,8 @@ def _attach_once():
 def _attach(function, arguments):
     if EnabledFunctions.in_force is not None:
         EnabledFunctions.in_force.attach(function, arguments)
+    elif arguments['updates'] and theano_functions.is_of_user(arguments):
+        rank_process.note_alone(function.mgpu_name)
     return EnabledFunctions.in_force is not None
 
 
@@ -164,3 +166,7 @@ def _obstacle(arguments, placed, graph):
     if Options().is_sharded(choose_ranks(None).size):
         return OWN_SAMPLES
     return None
+
+
+if mpi_environment.trains_together():
+    _attach_once()  # for the note of a function that the ranks do not divide

@@ -9,6 +9,7 @@ from ..utils.tables import Printed, counted, table
 
 SHOWN = 20  # lines of a table
 NEVER_CALLED = 'it was never called'
+summaries: list[UsageSummary] = []  # of each `enable` in this process
 
 
 class UsageSummary(Printed):
@@ -23,6 +24,7 @@ class UsageSummary(Printed):
     def __init__(self) -> None:
         self.usages: list[Any] = []
         self.notes: list[str] = []
+        summaries.append(self)
 
     def usage(self, name: str) -> Any:
         """Return the usage of one more function or model."""

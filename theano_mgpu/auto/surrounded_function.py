@@ -10,6 +10,7 @@ from ..checks.ledger import ledger
 from ..comm.communicator import Communicator
 from ..comm.failures import failing_together
 from ..devices import leases
+from ..errors import named
 from ..graph.updates import pairs
 from ..runtime.divided_function import DividedFunction
 from ..runtime.steps import Computed, Steps
@@ -49,7 +50,8 @@ def steps_of(function: Any) -> Steps:
     if isinstance(function, DividedFunction):
         return function.steps
     if not isinstance(function, Function):
-        raise TypeError('%r is no function of theano.function, mgpu.function or mgpu.training_function' % (function,))
+        raise TypeError('%s is no function of theano.function, mgpu.function or mgpu.training_function'
+                        % named(function))
     if not isinstance(function.mgpu_divided, SurroundedFunction):
         function.mgpu_divided = SurroundedFunction(function)
     return function.mgpu_divided.steps

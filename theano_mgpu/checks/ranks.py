@@ -6,11 +6,11 @@ from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
-from ..comm.activities import CALL, COMPARE, FEED, SHARE
+from ..comm.activities import CALL, COMPARE, FEED
 from ..comm.collectives import all_gather_object, broadcast_object
-from ..comm.communicator import WIDTH, Communicator
+from ..comm.communicator import Communicator
 from ..comm.failures import raise_common
-from ..errors import RankBatchError, RankError
+from ..errors import RankBatchError, RankError, named
 from ..utils import rank_process
 from ..utils.values import checksum, is_due, sampled_checksum, sides
 
@@ -103,18 +103,17 @@ class BatchCheck:
                 for variable in self._variables]
         for variable, values in zip(self._variables, gathered(ranks, ours)):
             if 0 < len(values) < ranks.size:
-                texts.append('%s on %s alone' % (variable.variable, ' and '.join(values)))
+                texts.append('%s on %s alone' % (named(variable.variable), ' and '.join(values)))
             elif len(set(values.values())) > 1:
                 usual, others, _ = sides(values)
                 texts.append('%s on %s, to another value than on %s' % (
-                    variable.variable, ' and '.join(others), usual[0]))
+                    named(variable.variable), ' and '.join(others), usual[0]))
         return '; '.join(texts)
 
     def _differing(self, values):
         """Return the names of the inputs that have other values on other ranks."""
-        columns = self._ranks.handshake((SHARE,), list(map(sampled_checksum, values[:WIDTH]))).T
-        return ', '.join(str(variable) for variable, column in zip(self._inputs[:WIDTH], columns)
-                         if (column != column[0]).any())
+        columns = zip(*all_gather_object(self._ranks, list(map(sampled_checksum, values))))
+        return ', '.join(named(variable) for variable, column in zip(self._inputs, columns) if len(set(column)) > 1)
 
 
 def gathered(ranks: Communicator, values: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

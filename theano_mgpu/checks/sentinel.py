@@ -19,7 +19,7 @@ from ..comm.communicator import Communicator
 from ..devices.context_map import Context, describe
 from ..devices.launcher import Shard
 from ..devices.transfers import fetch
-from ..errors import DriftError, NonFiniteError, in_one_line
+from ..errors import DriftError, NonFiniteError, in_one_line, named
 from ..graph.traces import layer_of, line_of, nearest_layer
 from ..utils.values import checksum, differing_bits, elements, shortened, sides
 from .ranks import gathered
@@ -66,7 +66,7 @@ class Sentinel:
             if hasattr(value, 'dtype') and value.size * value.dtype.itemsize <= SENT}])
         usual, others, is_known = sides(checksums)
         text = '%s has another value on %s than on %s, %s of %s' % (
-            variable.variable, ' and '.join(others), ' and '.join(usual),
+            named(variable.variable), ' and '.join(others), ' and '.join(usual),
             'at step %d' % step if self._every == 1 else 'between steps %d and %d' % (step - self._every, step),
             self._name)
         if len(arrays) == len(checksums):
@@ -106,7 +106,7 @@ class Sentinel:
             copies = [variable.variable, *variable.copies.values()]
             new = next((copy for copy in copies if result.new_values.has_replaced(copy)), None)
             if new is not None and not_finite(new.container.storage[0]) is not None:
-                return 'the new value of %s is not finite' % variable.variable
+                return 'the new value of %s is not finite' % named(variable.variable)
         return None
 
 
@@ -200,7 +200,7 @@ def content_of(value: Any, mask: np.ndarray) -> str:
 def explained(node: Any, inputs: Sequence[Any], mask: np.ndarray) -> str:
     """Return in words what an op has made of finite inputs, such as ``log(0.0) = -inf``, where a mask says so."""
     if not isinstance(node.op, Elemwise):
-        return '%s made it of finite values' % node.op
+        return '%s made it of finite values' % named(node.op)
     element = tuple(np.argwhere(mask)[0])
     numbers = [np.broadcast_to(np.asarray(fetch(each)), mask.shape)[element] for each in inputs]
     with np.errstate(all='ignore'):
@@ -256,15 +256,10 @@ def inspected(subject: str, ranks: Communicator, work: Any, function: Any, argum
         where = samples_of(found.mask, shard) if has_samples else \
             ' (%s)' % elements(found.mask) if found.mask.ndim else ''
         cause = '%s had %s already%s, on %s' % (
-            name_of(found.variable if given is None else given), found.how, where, place)
+            named(found.variable if given is None else given), found.how, where, place)
         advice = 'Look for such numbers in the data' if has_samples else \
             'Set it to finite values, or go on from a checkpoint'
     raise NonFiniteError('%s: %s. No value was changed. %s' % (subject, cause, advice))
-
-
-def name_of(variable: theano.Variable) -> str:
-    """Return the name of a variable as the user knows it: Keras begins the names of inputs with a slash."""
-    return str(variable).lstrip('/')
 
 
 def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any] = ()) -> str:
@@ -287,7 +282,7 @@ def _near(node):
     pending, names = list(node.inputs), []
     for variable in pending:  # which grows meanwhile
         if variable.name:
-            names.append(name_of(variable))
+            names.append(named(variable))
         elif variable.owner is not None:
             pending += [v for v in variable.owner.inputs if v not in pending]
     names, layer = list(dict.fromkeys(names))[:NAMES], layer_of(node.outputs[0])

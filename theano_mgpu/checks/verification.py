@@ -10,7 +10,7 @@ import theano
 from scipy import sparse
 
 from ..devices.context_map import HOST, Context, describe
-from ..errors import PREFIX, GraphError, MgpuError
+from ..errors import PREFIX, GraphError, MgpuError, named
 from ..graph.graph import fetched_values, host_graph, shared_variables, substitute
 from ..graph.random_streams import is_random_state
 from ..graph.repeatable import unrepeatable_in
@@ -96,13 +96,13 @@ def verified(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = {},
     """
     if function.sharded:
         raise MgpuError('verify compares with one device, which has the whole batch: here each process has samples '
-                        'of its own. Verify in one process, without mpirun')
+                        'of its own. Verify in one process, without launch or mpirun')
     outputs, updates = function.built.definition
     changed = [each.variable for each in function.updated]
     new = dict(zip(changed, updates.values()))
     if names is None:
         names = [('output', output.name or 'number %d' % i) for i, output in enumerate(outputs)]
-        names, states = names + [('new value', str(variable)) for variable in updates], changed
+        names, states = names + [('new value', named(variable)) for variable in updates], changed
     with function.lock:
         values = function.arguments.bind(args, kwargs)
         with passing_bar(2, 'sides', 'verify') as bar:

@@ -13,14 +13,10 @@ import zipfile
 from contextlib import AbstractContextManager
 from typing import Any
 
-import theano_mgpu
-
-from ..errors import PREFIX, MgpuError
+from ..errors import PACKAGE, PREFIX, MgpuError
 from ..utils import rank_process
 from ..utils.flags import OWN_FLAGS
 from ..utils.python2 import hint
-
-PACKAGE = os.path.dirname(os.path.abspath(theano_mgpu.__file__)) + os.sep
 
 
 def add_program(parser: argparse.ArgumentParser, script_help: str) -> None:
@@ -111,7 +107,10 @@ class own_traceback(AbstractContextManager):
     The exception itself is not caught: Python also sets the exit code, and sends a signal after a KeyboardInterrupt.
     """
 
+    failed = False  # whether the script has ended with an error, or an exit code other than 0
+
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        own_traceback.failed = error is not None and getattr(error, 'code', 1) not in (None, 0)
         if error is None or isinstance(error, SystemExit):
             return
         hook = sys.excepthook

@@ -2,8 +2,8 @@
 
 Every Keras model that the script compiles trains, tests and predicts on the contexts, and so does every
 theano.function that takes a batch, where the result is exact and it is faster. The contexts come from
---contexts, or from THEANO_FLAGS or .theanorc, or are every GPU. The script needs no change. Its arguments, its standard
-input, its exit code and its tracebacks are the same as under python.
+--contexts, or from mgpu.init in the script, or from THEANO_FLAGS or .theanorc, or are every GPU. The script needs no
+change. Its arguments, its standard input, its exit code and its tracebacks are the same as under python.
 
 The summary (on stderr, at exit) lists each model and each function: where it ran, for how many samples, and why.
 The first calls of a function or model are measured, on one device and on the contexts; then it uses the faster of
@@ -45,7 +45,7 @@ from .. import config
 from ..compat import import_hooks, keras_names, keras_versions, old_flags
 from ..devices import leases
 from ..devices.context_map import Context, describe
-from ..devices.contexts import choose_contexts, chosen, contexts, flagged, init
+from ..devices.contexts import choose_contexts, chosen, contexts, flagged
 from ..errors import MgpuError, exit_code_of
 from ..utils import mpi_environment, rank_process
 from ..utils.files import whole_text
@@ -55,7 +55,7 @@ from . import processes
 from .config import devices
 from .devices import context_map
 from .output import note, tell
-from .program import add_ledger, add_program, check_program, run_module, run_script
+from .program import add_ledger, add_program, check_program, own_traceback, run_module, run_script
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -112,30 +112,29 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         set_environment_flags(flags)
     elif args.gpus and flagged():
         choose_contexts(args.gpus)  # an error now
-    leases.begin_run(args.one, args.wait, gpus=args.gpus, strict=args.strict, always=args.always)
-    # Devices are opened when the script first needs them, and later forks have contexts of their own.
+    leases.begin_run(args.one, args.wait, contexts=describe(args.contexts) if args.contexts else args.gpus,
+                     strict=args.strict, always=args.always)
+    # Devices are opened when the script first needs them. It may choose others later; forks have contexts of their own.
     opened, process = functools.lru_cache(None)(functools.partial(open_contexts, args)), os.getpid()
-    reports = enable_all(args, lambda: opened() if os.getpid() == process else contexts())
+    enable_all(args, lambda: (opened if os.getpid() == process else contexts)() and contexts())
     if args.explain or args.json:
         from ..graph.patches import time_layers
         from ..plan.record import record
         time_layers()
         at_exit(explain, record(), args)
     if not args.quiet:
-        at_exit(print_summary, reports)
+        at_exit(print_summary)
     import_hooks.at_next_import('theano', lambda: take_flags(flags))
     if args.module:
         return functools.partial(run_module, args.module[0], args.module[1:])
     return functools.partial(run_script, args.script, args.args)
 
 
-def enable_all(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> list[Any]:
-    """Run functions and models on the contexts that ``opened()`` returns; return the reports, to which Keras adds its
-    own when it is imported."""
+def enable_all(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> None:
+    """Run functions, and the models of Keras once it is imported, on the contexts that ``opened()`` returns."""
     from ..auto.functions import enable  # imports Theano, see `run`
-    reports = [enable(opened, args.strict, args.verify, args.always, note)]
-    import_hooks.at_import('after', 'keras', lambda keras: reports.extend(enable_in(args, opened)))
-    return reports
+    enable(opened, args.strict, args.verify, args.always, note)
+    import_hooks.at_import('after', 'keras', lambda keras: enable_in(args, opened))
 
 
 def begin_child() -> None:
@@ -172,48 +171,35 @@ def check(args: argparse.Namespace) -> None:
 
 
 def open_contexts(args: argparse.Namespace) -> list[Context]:
-    """Open the contexts that options, or THEANO_FLAGS, name; an error ends the script."""
+    """Return the contexts that the script has chosen, or else open the ones of options and flags; an error ends it."""
     from ..auto.functions import NOTHING_DIVIDED, has_one_cpu  # imports Theano, see `run`
-    before = chosen()
     try:
-        opened = init(describe(args.contexts) if args.contexts else args.gpus)
+        opened = contexts()
     except MgpuError as error:
         tell('error: %s' % error)
         rank_process.end_all(exit_code_of(error))
         sys.exit(exit_code_of(error))
-    if before and before != opened:
-        note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
-             % (describe(before), describe(opened)))
     if args.one:  # processes that the script starts from now on share its device
         set_environment_flags({**environment_flags(), 'contexts': describe(opened)})
     elif has_one_cpu(opened) and not args.quiet:
         note(NOTHING_DIVIDED)
-    at_exit(note_other_contexts, opened)
     return opened
 
 
-def note_other_contexts(opened: list[Context]) -> None:
-    """Note at the end of the script that it has chosen other contexts than those that `run` had opened for it."""
-    if chosen() != opened:
-        note('"theano-mgpu run" opened the contexts %s; later the script replaced them with %s: leave mgpu.init out of '
-             'it, or run it with python' % (describe(opened), describe(chosen())))
+def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> None:
+    """Run the models of the Keras that was just imported on the contexts.
 
-
-def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> list[Any]:
-    """Run the models of the Keras that was just imported on the contexts; return their reports.
-
-    None is one of a Keras on another backend, whose models are not changed. There is none for a Keras whose functions
-    are divided as functions of Theano.
+    The models of a Keras on another backend are not changed. The functions of a Keras without hooks are divided as
+    functions of Theano.
     """
     backend = keras_versions.backend()
     if backend != 'theano':
         note('this script uses Keras on %s: its models are not changed' % backend)
-        return [None]
-    if not keras_versions.is_hooked():
-        return []
-    from ..keras import enable as enable_keras
-    # Notes instead of warnings: scripts often silence warnings, and some turn them into errors.
-    return [enable_keras(opened, strict=args.strict, verify=args.verify, always=args.always, tell=note)]
+    elif keras_versions.is_hooked():
+        # Not from the package: this may be what imports Keras, and has no names yet.
+        from ..keras.api.enabling import enable as enable_keras
+        # Notes instead of warnings: scripts often silence warnings, and some turn them into errors.
+        enable_keras(opened, strict=args.strict, verify=args.verify, always=args.always, tell=note)
 
 
 def take_flags(before: dict[str, str]) -> None:
@@ -244,20 +230,21 @@ def take_flags(before: dict[str, str]) -> None:
              'by the flag contexts' % '; '.join(late))
 
 
-def print_summary(reports: list[Any]) -> None:
-    """Print the reports of functions and models, or that there were none."""
-    if sys.stderr is None or None in reports:
-        return
-    from ..plan.record import changes  # imports Theano, see `run`
-    for report in reversed(reports):  # models first
-        if report:
-            tell(report.without_notes())  # notes were printed as they came
-    for each in changes:
-        tell('in the course of the run: %s' % each)
-    of_children = children()
-    if of_children:
-        tell(of_children)
-    if not any(reports) and not of_children:
+def print_summary() -> None:
+    """Print the reports of functions and models, also of an `enable` of the script's own, or that there were none.
+
+    A script that has failed says itself why there are none. One that has chosen contexts uses this package itself.
+    """
+    from ..auto.functions import EnabledFunctions  # imports Theano, see `run`
+    from ..auto.report import summaries
+    from ..plan.record import changes
+    texts = [each.without_notes() for each in sorted(summaries, key=lambda each: each.noun, reverse=True) if each]
+    texts += ['in the course of the run: %s' % each for each in changes]  # models came first; notes, as they arose
+    texts += filter(None, [children()])
+    for text in texts:
+        tell(text)
+    is_foreign = 'keras' in sys.modules and keras_versions.backend() != 'theano'
+    if not (texts or chosen() or own_traceback.failed or is_foreign) and EnabledFunctions.in_force:
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')
 
 
@@ -287,6 +274,7 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
         except OSError as error:
             raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
     if args.explain and sys.stderr is not None:
-        texts = list(map(as_text, explanations)) or ['nothing was divided, so there is no plan: the summary says why']
-        texts += tables((each.plan.name, each.exchange_seconds()) for each in recorded)
-        print('\n' + '\n\n'.join(texts), file=sys.stderr)
+        nothing = [] if own_traceback.failed else ['no function or model was divided, so there is no plan']
+        texts = list(map(as_text, explanations)) or nothing
+        for text in [*texts, *tables((each.plan.name, each.exchange_seconds()) for each in recorded)]:
+            print('\n' + text, file=sys.stderr)

@@ -53,10 +53,11 @@ def _watch(has_started):
             _end(is_first, 'rank %s ended before it had imported theano_mgpu, and the other ranks wait for it in MPI: '
                  'the job is ended. Every rank has to make the same calls: look for an exit on some ranks only'
                  % (', '.join(gone) if local_size() == size() else 'of host ' + host))
-        text = 'rank %d has waited %.0f s for rank %s to import theano_mgpu, as far as host %s shows' % (
-            rank(), waited, ', '.join(map(str, missing)), host)
+        text = 'rank %d has waited %.0f s for %s, as far as host %s shows' % (
+            rank(), waited, 'rank %s to import theano_mgpu' % ', '.join(map(str, missing)) if missing else
+            'MPI to connect the ranks', host)
         if limit and waited >= limit:
-            _end(is_first, text + ', and ends the job. Look at what that rank does; the flag mgpu.timeout sets a tenth '
+            _end(is_first, text + ', and ends the job. Look at what the ranks do; the flag mgpu.timeout sets a tenth '
                  'of this time, in seconds (0: for ever)')
         if waited == NOTED and is_first:
             rank_process.say('note: %s, and goes on waiting' % text)

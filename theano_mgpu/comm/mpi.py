@@ -178,8 +178,8 @@ class MpiCommunicator(Communicator):
     def _tell_who_is_missing(self, activity, waited, limit):
         """Say which ranks have not come, or raise a RankError if they have had time enough."""
         missing = [rank for rank, request in self._senders.items() if not request.Get_status()]
-        if self._is_ending or activity[0] == END and missing == [0]:
-            return  # the actions of a script on rank 0 alone, once all is trained, may take any time
+        if self._is_ending or not missing or activity[0] == END and missing == [0]:
+            return  # all have come by now; or a script acts on rank 0 alone, once all is trained, for any time
         text = '%s, %s, has waited %.0f s for %s' % (self.name(self.rank), describe(activity, self.functions), waited,
                                                      ', '.join(map(self.name, missing)))
         if waited < limit:

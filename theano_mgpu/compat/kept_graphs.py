@@ -21,7 +21,7 @@ import warnings
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Callable, Iterable, Sequence
 
-from ..errors import in_one_line
+from ..errors import in_one_line, named
 from ..utils import files, progress
 from ..utils.attributes import temporarily
 
@@ -232,12 +232,12 @@ def _check(obj, inputs=()):
     """Raise CannotKeep if an object or a class is of unknown code, or if an object is opaque and no input."""
     _check_known((obj if isinstance(obj, type) else type(obj)).__module__, obj)
     if isinstance(obj, _opaque_classes()) and id(obj) not in inputs:
-        raise CannotKeep('the %s %s is part of it' % (type(obj).__name__, obj))
+        raise CannotKeep('the %s %s is part of it' % (type(obj).__name__, named(obj)))
 
 
 def _check_known(module, obj):
     if module is None or module.partition('.')[0] not in KNOWN:
-        raise CannotKeep('%r is defined in %s' % (obj, module))
+        raise CannotKeep('%s is defined in %s' % (named(obj), module))
 
 
 @functools.lru_cache(None)
@@ -290,7 +290,7 @@ def _content(fgraph, own):
         for one, other in zip([*before.inputs, *before.outputs], [*after.inputs, *after.outputs]):
             same = before.op == after.op and one.type == other.type
             if not same or hasattr(one, 'signature') and one.signature() != other.signature():
-                raise CannotKeep('%s is another one after it was read again' % one)
+                raise CannotKeep('%s is another one after it was read again' % named(one))
     return file.getvalue()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ContextError
+from . import leases
 from .context_map import Context, describe
 from .contexts import contexts as active_contexts
 from .contexts import get as get_context
@@ -13,11 +14,12 @@ from .mesh import rows_of
 def resolve_contexts(contexts: Any) -> list[Any]:
     """Return the Contexts that a function runs over, for its keyword `contexts`: by default, all active ones.
 
-    With several processes on a host, they are the contexts of this process alone. Lists of contexts, one for each
-    replica of a placed graph, are complete: `mesh.mesh_of` selects the replicas of this process. Raise a ContextError
-    if the list is empty, names a context twice or one that is not mapped, or none of this process's own.
+    With several processes on a host, they are the contexts of this process alone; a process that takes one device has
+    that one, whatever is asked for. Lists of contexts, one for each replica of a placed graph, are complete:
+    `mesh.mesh_of` selects the replicas of this process. Raise a ContextError if the list is empty, names a context
+    twice or one that is not mapped, or none of this process's own.
     """
-    if contexts is None:
+    if contexts is None or leases.is_child():
         return active_contexts()
     contexts = [contexts] if isinstance(contexts, str) else contexts
     if not isinstance(contexts, (list, tuple)):

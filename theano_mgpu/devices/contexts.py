@@ -53,7 +53,8 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     -------
     list of Context
         In a process that mpirun started, its share of them: see `share`. In a process that a script of
-        ``theano-mgpu run`` has started, one of them: see `lease`.
+        ``theano-mgpu run`` has started, one of them: see `lease`. Under ``theano-mgpu run`` its options
+        ``--contexts`` and ``--gpus`` count, whatever the script asks for.
 
     Raises
     ------
@@ -66,11 +67,13 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     >>> init('dev0->cpu')
     [Context(name='dev0', device='cpu', kind='cpu')]
     """
-    if contexts is None:
-        contexts = leases.options().get('gpus')  # of theano-mgpu run
+    named = leases.named()
     if leases.is_child():
-        return _use(*_one_of(contexts))
-    chosen = choose_contexts(contexts)
+        return _use(*_one_of(named or contexts))
+    chosen = choose_contexts(named or contexts)
+    if named and contexts not in (None, named, len(chosen)):
+        rank_process.note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
+                          % (contexts, describe(chosen)))
     return _use(chosen, share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
                 if mpi_environment.trains_together() else chosen)
 
@@ -230,8 +233,12 @@ def host_contexts() -> list[Context]:
 
 
 def get(name: str) -> Context:
-    """Return the context of the host with this name; raise a ContextError with the known ones if there is none."""
-    return _lookup(name, host_contexts())
+    """Return the context of the host with this name; raise a ContextError with the known ones if there is none.
+
+    In a process that takes one device, it is the context of that one.
+    """
+    context = _lookup(name, host_contexts())
+    return _active[0] if leases.is_child() else context
 
 
 def open_named(name: str) -> bool:

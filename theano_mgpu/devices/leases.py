@@ -101,6 +101,12 @@ def run() -> int:
     return options().get('run', os.getppid()) if is_child() else 0
 
 
+def named() -> Any:
+    """Return the contexts that the run was given, if this process is it or part of it: a map, or their number, or None.
+    """
+    return options().get('contexts') if is_child() or options().get('run') == os.getpid() else None
+
+
 def begin_run(one: bool, wait: bool, **more: Any) -> None:
     """Have processes that this one starts take a device each; with `one`, so does this process.
 

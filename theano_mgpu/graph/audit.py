@@ -8,7 +8,7 @@ import theano
 from theano.gpuarray.type import GpuArrayType
 from theano.scan_module.scan_op import Scan
 
-from ..errors import GraphError
+from ..errors import GraphError, named
 from ..utils.tables import Printed, table
 
 ON_CONTEXT, ON_HOST, ON_WRONG_CONTEXT = 'context', 'host', 'wrong context'
@@ -64,8 +64,8 @@ def audit(function: Callable[..., Any]) -> Audit:
     function = getattr(function, 'function', function)
     compiled = getattr(function, 'functions', [function])
     if not all(hasattr(f, 'mgpu_context') for f in compiled):
-        raise GraphError('%r was not compiled for a context; audit takes what mgpu.function or '
-                         'mgpu.training_function returned' % (function,))
+        raise GraphError('%s was not compiled for a context; audit takes what mgpu.function or '
+                         'mgpu.training_function returned' % named(function))
     return Audit(entry for f in compiled for entry in _placements(f.maker.fgraph.toposort(), f.mgpu_context))
 
 

@@ -14,7 +14,7 @@ from theano.gpuarray.type import GpuArrayType, gpu_supported
 from theano.tensor.opt import Shape_i
 from theano.tensor.sharedvar import TensorSharedVariable
 
-from ..errors import GraphError
+from ..errors import GraphError, named
 from ..utils import values
 from .rewrites import inner_inputs, inner_outputs, substitute, without_default_device
 
@@ -47,12 +47,12 @@ def shared_ancestors(variables: Sequence[theano.Variable]) -> set[SharedVariable
 def check_inputs(inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable]) -> None:
     """Raise a GraphError where `inputs` are not the ones that `outputs` need."""
     if len(set(inputs)) < len(inputs):
-        raise GraphError('an input is named twice in %s' % (inputs,))
+        raise GraphError('an input is named twice in %s' % named(inputs))
     missing = [v for v in ancestors(outputs) if v.owner is None and v not in inputs and
                not isinstance(v, (SharedVariable, theano.Constant))]
     if missing:
         raise GraphError('the graph needs %s, which %s not among the inputs %s: add %s to them'
-                         % (missing, 'are' if len(missing) > 1 else 'is', list(inputs),
+                         % (named(missing), 'are' if len(missing) > 1 else 'is', named(inputs),
                             'them' if len(missing) > 1 else 'it'))
 
 
@@ -99,7 +99,7 @@ def fingerprints(outputs: Sequence[theano.Variable], numbers: Mapping[theano.Var
 
 def listing(shared: Sequence[SharedVariable], at_most: int = 8) -> str:
     """Return the names, dtypes and shapes of shared variables, for messages."""
-    texts = ['%s %s%s' % (v, getattr(v.type, 'dtype', ''), tuple(getattr(v.container.storage[0], 'shape', ())))
+    texts = ['%s %s%s' % (named(v), getattr(v.type, 'dtype', ''), tuple(getattr(v.container.storage[0], 'shape', ())))
              for v in shared]
     return ', '.join(texts[:at_most]) + (', and %d more' % (len(texts) - at_most) if len(texts) > at_most else '')
 
@@ -180,7 +180,7 @@ def host_graph(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
         if isinstance(variable.type, GpuArrayType):
             raise GraphError('mixed devices: %s is bound to context %r by the graph itself, which has to run on '
                              'every context. Build the graph from host variables (remove .transfer(%r) and the '
-                             'like)' % (variable.owner or variable, variable.type.context_name,
+                             'like)' % (named(variable.owner or variable), variable.type.context_name,
                                         variable.type.context_name))
     return outputs
 

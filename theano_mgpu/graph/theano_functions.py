@@ -10,11 +10,11 @@ from typing import Any, Callable, ContextManager, List, Mapping, Sequence, TypeV
 import theano
 
 from ..compat.wrapping import arguments_of, wrap
+from ..errors import folders
 from ..utils import progress
 from ..utils.attributes import temporarily
 from .graph import fetched_values
 from .layers import name_function, timed
-from .traces import folders
 from .updates import first_of_each
 
 Function = TypeVar('Function', bound=Callable[..., Any])

@@ -1,8 +1,6 @@
 """The lines of the user's script, and the layers of a model, that made the variables of a graph, for messages."""
 from __future__ import annotations
 
-import os
-import sys
 from collections import deque
 from typing import Any, Iterable
 
@@ -11,7 +9,7 @@ from theano.compile.mode import AddFeatureOptimizer
 from theano.gof import Feature
 from theano.gof.graph import stack_search
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+from ..errors import PACKAGE, frames_of, traces_of, user_frame, user_line
 
 
 class LayerTrace(list):
@@ -36,7 +34,7 @@ def name_layer(outputs: Iterable[theano.Variable], inputs: Iterable[theano.Varia
 
 def put_in_layer(variable: theano.Variable, layer: str) -> None:
     """Note on a variable that it is part of a layer."""
-    traces = _traces(variable)
+    traces = traces_of(variable)
     if traces:
         trace = LayerTrace(traces[0])
         trace.layer = layer
@@ -45,7 +43,7 @@ def put_in_layer(variable: theano.Variable, layer: str) -> None:
 
 def layer_of(variable: theano.Variable) -> str | None:
     """Return the name of the layer that a variable is part of; None if that is not known."""
-    return next((trace.layer for trace in _traces(variable) if isinstance(trace, LayerTrace)), None)
+    return next((trace.layer for trace in traces_of(variable) if isinstance(trace, LayerTrace)), None)
 
 
 def nearest_layer(node: theano.Apply) -> str | None:
@@ -84,47 +82,18 @@ def line_of(node: theano.Apply) -> str:
     above = _in_breadth(node)
     # A variable without an owner or a name stands for the result of an op elsewhere. Inputs come last.
     computed = [v for v in above if v.owner is not None or v.name is None and not isinstance(v, theano.Constant)]
-    for variable in dict.fromkeys(computed + above):
-        frame = user_frame(variable)
-        if frame is not None:
-            file, line, _, text = frame
-            return ' (%s, line %s%s)' % (file, line, ': %s' % text if text else '')
-    return ''
-
-
-def user_frame(variable: theano.Variable) -> tuple[str, int, str, str | None] | None:
-    """Return the frame of the user's code that made a variable; None where this package or a library made it."""
-    frames = map(_outside_libraries, _traces(variable))
-    return next((frame for frame in frames if frame is not None and not frame[0].startswith(PACKAGE)), None)
+    return next((' (%s)' % line for line in map(user_line, dict.fromkeys(computed + above)) if line), '')
 
 
 def is_ours(variable: theano.Variable) -> bool:
     """Return whether code of this package made a variable, be it by calls of Theano or Keras."""
-    frames = [frame for frame in map(_outside_libraries, _traces(variable)) if frame is not None]
+    frames = frames_of(variable)
     return bool(frames) and all(frame[0].startswith(PACKAGE) for frame in frames)
 
 
 def _in_breadth(node):
     """Return the outputs of a node and all variables above, the nearest first."""
     return stack_search(deque(node.outputs), lambda variable: variable.owner and variable.owner.inputs)
-
-
-def _traces(variable):
-    """Return the traces of a variable, the last one first: an optimised variable may have several."""
-    trace = getattr(variable.tag, 'trace', None) or []
-    return [each for each in reversed(trace) if each] if all(isinstance(each, list) for each in trace) else [trace]
-
-
-def _outside_libraries(trace: Any) -> Any:
-    """Return the innermost frame of a trace that is neither in Theano nor in Keras; None if there is none."""
-    libraries = folders('theano', 'keras')
-    return next((frame for frame in reversed(trace) if not frame[0].startswith(libraries)), None)
-
-
-def folders(*packages: str) -> tuple[str, ...]:
-    """Return the paths of the folders of imported packages, a tuple of str that end with a separator."""
-    files = [getattr(sys.modules.get(package), '__file__', None) for package in packages]
-    return tuple(os.path.join(os.path.dirname(file), '') for file in files if file)
 
 
 class LineFeature(Feature):

@@ -7,7 +7,7 @@ from typing import Any, Callable, Sequence
 import theano
 from theano.compile import SharedVariable
 
-from ..errors import GraphError
+from ..errors import GraphError, named
 from . import graph
 from .partition import Output
 from .updates import as_dict, of_type
@@ -17,12 +17,12 @@ def loss_gradients(loss: theano.Variable, params: Sequence[SharedVariable]) -> l
     """Return the gradients of a scalar loss, as host variables of the same graph; errors name the remedy."""
     if getattr(loss, 'ndim', None) != 0:
         raise GraphError('the loss must be a scalar, not %s of type %s: take its mean over the samples, '
-                         'loss.mean()' % (loss, getattr(loss, 'type', type(loss).__name__)))
+                         'loss.mean()' % (named(loss), getattr(loss, 'type', type(loss).__name__)))
     known = graph.shared_variables([loss])
     for param in params:
         if param not in known:
             raise GraphError('the loss does not depend on the parameter %s; its shared variables are: %s'
-                             % (param, ', '.join(map(str, known)) or 'none'))
+                             % (named(param), named(known)))
     return [graph.from_gpu(gradient) for gradient in theano.grad(graph.on_host(loss), params)]
 
 
@@ -43,10 +43,11 @@ def check_reductions(results: Sequence[Output], reductions: Sequence[str | None]
     """
     for how, result, output in zip(reductions, results, outputs):
         if how not in (None, 'gather', 'mean', 'sum'):
-            raise GraphError('output %s is to be reduced by %r, which is none of gather, mean, sum' % (output, how))
+            raise GraphError('output %s is to be reduced by %r, which is none of gather, mean, sum'
+                             % (named(output), how))
         if how == 'gather' and result.reduction is None or how in ('mean', 'sum') and result.has_rows:
             raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
-                             'the whole batch' % (output, 'has rows of single samples' if result.reduction else
+                             'the whole batch' % (named(output), 'has rows of single samples' if result.reduction else
                                                   'has no rows of single samples', how))
 
 

@@ -7,7 +7,7 @@ import theano
 from theano.compile import SharedVariable
 from theano.gpuarray.type import GpuArrayType
 
-from ..errors import GraphError
+from ..errors import GraphError, named
 from . import graph
 from .placement.tags import placed_on
 
@@ -30,7 +30,7 @@ def as_dict(updates: Any) -> dict[SharedVariable, theano.Variable]:
     items = pairs(updates)
     for variable, _ in items:
         if not isinstance(variable, SharedVariable):
-            raise GraphError('updates have a new value for %r, which is no shared variable' % (variable,))
+            raise GraphError('updates have a new value for %s, which is no shared variable' % named(variable))
     if len(dict(items)) < len(items):
         raise GraphError('updates have two new values for one shared variable')
     return dict(items)
@@ -72,4 +72,4 @@ def of_type(variable: SharedVariable, value: Any) -> Any:
         return graph.host_type(variable).filter_variable(value)
     except TypeError as error:
         raise GraphError('the new value of %s has type %s, not %s: cast it, or write its constants as numpy.%s'
-                         % (variable, value.type, variable.type, variable.type.dtype)) from error
+                         % (named(variable), value.type, variable.type, variable.type.dtype)) from error

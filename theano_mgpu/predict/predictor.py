@@ -17,7 +17,7 @@ from ..comm.mpi import choose_ranks
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
 from ..devices.contexts import borrow, check_process, give_back
-from ..errors import MgpuError, PredictionError, warn
+from ..errors import MgpuError, PredictionError, named, warn
 from ..graph.random_streams import jumped
 from ..options import Options
 from ..runtime.batches.sub_batches import Rows, batch_length
@@ -178,7 +178,7 @@ class Predictor:
         self._check_use()
         batch_size = chosen_batch_size(batch_size)
         values = self._graph.by_input(arrays)
-        sampled = [(len(value), str(v)) for value, v, split in zip(values, self.inputs, self._graph.split) if split]
+        sampled = [(len(value), named(v)) for value, v, split in zip(values, self.inputs, self._graph.split) if split]
         length = batch_length([length for length, _ in sampled], [name for _, name in sampled], least=0)
         rows = self._rows_of(values, length, batch_size, verbose)
         return rows[0] if self._single else rows

@@ -12,7 +12,7 @@ from ..devices.failures import FailureExplained
 from ..devices.nccl import BROADCAST, NO_COPIES, Collectives, communicator_of
 from ..devices.nccl_library import DTYPES
 from ..devices.transfers import fetch
-from ..errors import GraphError, RankError
+from ..errors import GraphError, RankError, named
 from ..exchange.devices import LossExplained
 from ..plan import DeviceBroadcast, DividedUpdate
 from .replicas.replicated import Replicated, replicated
@@ -49,7 +49,8 @@ class UpdateOwners:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""
         if self._n_shares > self._ranks.size:
             raise RankError("%s is divided among %d ranks (update_on='sharded'), and this process is a fork of one of "
-                            'them: read it on every rank before the fork' % (self._left[0][0].variable, self._n_shares))
+                            'them: read it on every rank before the fork'
+                            % (named(self._left[0][0].variable), self._n_shares))
         self._ranks.handshake((READ,))
         values = {variable: variable.latest() for variable, owner in self._left if owner == self._ranks.rank}
         of_others = self._gathered(self._left, values)
@@ -127,5 +128,5 @@ def _checked(variable: Replicated, value: Any, old: Any) -> Any:
     """Return a new value; raise a GraphError if it has another shape than the old one, which other processes expect."""
     if value.shape != old.shape:
         raise GraphError("the update of %s changes its shape from %s to %s, which other processes do not know: use "
-                         "update_on='device'" % (variable.variable, old.shape, value.shape))
+                         "update_on='device'" % (named(variable.variable), old.shape, value.shape))
     return value

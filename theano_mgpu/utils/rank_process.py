@@ -36,6 +36,7 @@ _output: IO[str] | None = None    # file with the output of a quiet rank
 _hook, _thread_hook = sys.excepthook, threading.excepthook  # of the program
 # Functions of an error: why a script of another year ends with it, and what to do; or ''.
 hints: list[Callable[[BaseException], str]] = [python2.hint]
+_alone: list[str] = []  # names of functions that each rank computes by itself
 _joined = False   # whether this process exchanges values with other ranks
 
 
@@ -164,6 +165,15 @@ def _note_if_alone():
              'theano_mgpu, and the Keras models and Theano functions of a script that is started by "theano-mgpu '
              'launch -n %d run SCRIPT"'
              % (mpi_environment.size(), mpi_environment.size()))
+
+
+def note_alone(name: str) -> None:
+    """Note, of the first such function, that each rank computes it by itself; not once values are exchanged."""
+    _alone.append(name)
+    if mpi_environment.is_rank() and not _joined:
+        note('%s is made by plain Theano or Keras: each of the %d processes computes it whole, by itself. To divide it '
+             'among them, start the script by "theano-mgpu launch -n %d run SCRIPT", or call enable() before'
+             % (_alone[0], mpi_environment.size(), mpi_environment.size()))
 
 
 def note_joined() -> None:

@@ -10,7 +10,7 @@ from theano.tensor.elemwise import Elemwise
 from theano.tensor.nnet.nnet import LogSoftmax, Softmax
 from theano.tensor.opt import Assert
 
-from ...errors import NOT_DIVISIBLE, GraphError
+from ...errors import NOT_DIVISIBLE, GraphError, named
 from ..traces import keep_trace
 from .reductions import STACK, Elementwise, Reduction
 from .sizes import size_of
@@ -134,7 +134,7 @@ class ShardGraph:
         """Return the values of all replicas, reduced or gathered, as a CONSTANT."""
         key = value.variable, reduction
         if not isinstance(value.variable.type, T.TensorType):
-            raise CannotCut('%s: only tensors are exchanged, not %s' % (value.variable, value.variable.type))
+            raise CannotCut('%s: only tensors are exchanged, not %s' % (named(value.variable), value.variable.type))
         if key not in self._placeholders:
             source = value.variable if reduction != STACK else \
                 self.make(lambda v: T.unbroadcast(T.shape_padleft(v), 0), [value], value.state).variable

@@ -16,7 +16,7 @@ from theano.tensor.opt import Assert
 from theano.tensor.signal.pool import DownsampleFactorMaxGradGrad, MaxPoolGrad, MaxPoolRop
 from theano.tensor.subtensor import Subtensor
 
-from ...errors import NOT_DIVISIBLE
+from ...errors import NOT_DIVISIBLE, named
 from ..placement.tags import place_of_node, placed_on
 from ..repeatable import unrepeatable
 from ..traces import keep_trace_above, line_of
@@ -275,7 +275,8 @@ def rule_of(op: theano.Op) -> Rule:
 
 def _unknown(shards, node, values):
     """Refuse samples of an op without a rule."""
-    shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there' if _is_of_matrices(node.op) else
+    is_of_one = _is_of_matrices(node.op) and len(values) == 1  # in an equation, columns may be apart
+    shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there' if is_of_one else
                          'it is not known how %s depends on single samples') % type(node.op).__name__)
 
 
@@ -294,7 +295,7 @@ def check_limits(op: theano.Op | None, values: list[Value]) -> None:
 def refusal_of(node: theano.Apply, reason: str) -> str:
     """Return the text of the CannotCut of a node: the reason, the node by its user's names, and its line."""
     names = list(dict.fromkeys(str(v) if v.name or v.owner and len(node.inputs) == 1 else '...' for v in node.inputs))
-    text = '%s(%s)' % (node.op, ', '.join(names))
+    text = named('%s(%s)' % (node.op, ', '.join(names)))
     return '%s: %s%s' % (reason, text if len(text) <= SHOWN else text[:SHOWN - 4] + '...)', line_of(node))
 
 

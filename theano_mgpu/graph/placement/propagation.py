@@ -16,7 +16,7 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors, io_toposort
 from theano.scan_module.scan_op import Scan
 
-from ...errors import GraphError
+from ...errors import GraphError, named
 from ..patches import record_places
 from ..rewrites import inner_outputs, rebuilt
 from .tags import Beside, place_of, place_of_node, tag
@@ -95,7 +95,7 @@ def _check_inside(node, place):
         if isinstance(own, str) and own != place:
             raise GraphError('%s is placed on %r inside of %s, which is on %r: a scan runs as a whole on one device. '
                              'Put the call of theano.scan, not its steps, into mgpu.device(%r)'
-                             % (inner, own, node.op, place, own))
+                             % (named(inner), own, named(node.op), place, own))
         _check_inside(inner, place)
 
 

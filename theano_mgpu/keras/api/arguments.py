@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...compat import keras_versions
+from ...devices import leases
 from ...devices.choice import resolve_contexts
 from ...devices.context_map import Context, describe
 from ...devices.contexts import contexts as active_contexts
@@ -24,8 +25,9 @@ def chosen_contexts(gpus: Any) -> list[Context]:
         if gpus < 1:
             raise ContextError('gpus=%d: a model needs at least one context; there are %d: %s'
                                % (gpus, len(there), describe(there)))
-        if len(there) < gpus <= len(there) * mpi_environment.size() and mpi_environment.trains_together():
-            return there  # the other processes have the others
+        n_processes = mpi_environment.size() if mpi_environment.trains_together() else 1
+        if leases.is_child() or leases.named() or len(there) < gpus <= len(there) * n_processes:
+            return there[:gpus]  # other processes have the others, or the user wants no more
         if gpus > len(there):
             raise ContextError('To call `multi_gpu_model` with `gpus=%d`, as many contexts must be mapped; there are '
                                '%d: %s. Reduce `gpus`, or map more: call theano_mgpu.init(%d) before, or set, e.g., '

@@ -10,7 +10,7 @@ from keras.models import Model
 
 from ...compat import keras_versions
 from ...devices.context_map import describe
-from ...devices.contexts import contexts as active_contexts
+from ...devices.contexts import host_contexts
 from ...errors import ContextError
 from ...utils.tables import Printed, table
 from ..models import members
@@ -105,7 +105,7 @@ def balance(model: Model, n: int, batch_size: int = 32) -> Balance:
         if not isinstance(value, int) or value < 1:
             raise ValueError('balance takes a %s, at least 1, not %r' % (name, value))
     layers = [layer for layer in model.layers if not isinstance(layer, InputLayer)]
-    there = active_contexts()
+    there = host_contexts()  # where a process has fewer, the names stand for its own
     if n > len(there):
         raise ContextError('balance over %d devices needs as many contexts; there are %d: %s. Map more, or give a '
                            'smaller number' % (n, len(there), describe(there)))

@@ -13,7 +13,7 @@ from ...auto.steps import length_of
 from ...checks.verification import VerificationReport, unchanged, verified
 from ...compat import keras_versions
 from ...devices.context_map import Context
-from ...errors import MgpuError
+from ...errors import MgpuError, named
 from ...graph.rewrites import substitute, take_prints
 from ...graph.updates import of_type
 from ...parallel_function import ParallelFunction
@@ -67,7 +67,7 @@ def verify(model: Model, x: Any, y: Any, gpus: Any = None, sample_weight: Any = 
 def check_alone() -> None:
     """Raise an MgpuError if several processes train together."""
     if mpi_environment.trains_together():
-        raise MgpuError('verify compares one device with the contexts of one process: run it without mpirun')
+        raise MgpuError('verify compares one device with the contexts of one process: run it without launch or mpirun')
 
 
 def verify_batch(model: Model, kind: str, inputs: Sequence[Any], updates: Mapping[Any, Any], arrays: list[Any],
@@ -135,7 +135,7 @@ def _train_function(model):
     if 'train' in functions:
         return functions['train'].arguments['params'], functions['train'].updates
     if not isinstance(model.train_function, Function):
-        raise MgpuError('the train function of %s is %r, which neither Keras nor theano_mgpu has made: its updates are '
-                        'not known. Verify before it is replaced' % (model.name, model.train_function))
+        raise MgpuError('the train function of %s is %s, which neither Keras nor theano_mgpu has made: its updates are '
+                        'not known. Verify before it is replaced' % (model.name, named(model.train_function)))
     definition = Definition(model.train_function.function)
     return [each.variable for each in definition.inputs], definition.updates

@@ -13,7 +13,7 @@ from keras.callbacks import Callback
 from ...auto.parallel_state import parallel_state_of
 from ...checks.ledger import ledger_at
 from ...comm.collectives import broadcast_object
-from ...errors import MgpuError, warn
+from ...errors import MgpuError, named, warn
 from ...runtime.state.random_states import random_states, set_random_states
 from ...runtime.steps import Computed
 from .fit_record import FitRecord, restore_states, states_of
@@ -148,8 +148,8 @@ class Checkpoint(Callback):
     def _not_ours(self):
         return MgpuError('Checkpoint is for a model that runs over contexts, even if over one: one of '
                          'multi_gpu_model, or any after enable(), as in theano-mgpu run. %s is left to plain Keras, '
-                         'or has a train function of your own, %r'
-                         % (self.model.name, getattr(self.model, 'train_function', None)))
+                         'or has a train function of your own, %s'
+                         % (self.model.name, named(getattr(self.model, 'train_function', None))))
 
     def replay_or_compute(self, function: Any, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
         """Return the Computed of a call of the train or test function: replay it, or go on to the next step.

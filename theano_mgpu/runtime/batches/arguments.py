@@ -8,7 +8,7 @@ import theano
 from theano.compile import SharedVariable
 from theano.gpuarray.type import GpuArrayType
 
-from ...errors import BatchError, GraphError
+from ...errors import BatchError, GraphError, named
 from ...graph.graph import host_type, is_sparse
 
 
@@ -19,7 +19,7 @@ class Arguments:
                  allow_downcast: bool | None = None) -> None:
         specs = [_input(each) for each in inputs]
         self._variables = [spec.variable for spec in specs]
-        self._names = [spec.name or str(spec.variable) for spec in specs]
+        self._names = [spec.name or named(spec.variable) for spec in specs]
         self._defaults = {i: spec.value for i, spec in enumerate(specs) if spec.value is not None}
         self.assigned: dict[int, Any] = {}  # values in place of defaults, by position; for one call
         self._axes = [axes.get(variable) for variable in self._variables]
@@ -109,16 +109,16 @@ def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | 
     does not have.
     """
     variables = [_input(each).variable for each in inputs]
-    for keyword, named in (('samples', samples or ()), ('broadcast', broadcast)):
-        unknown = [variable for variable in named if variable not in variables and
+    for keyword, given in (('samples', samples or ()), ('broadcast', broadcast)):
+        unknown = [variable for variable in given if variable not in variables and
                    not (keyword == 'samples' and isinstance(variable, SharedVariable))]
         if unknown:
-            raise GraphError('%s names %s, no inputs; the inputs are %s' % (keyword, unknown, variables))
+            raise GraphError('%s names %s, no inputs; the inputs are %s' % (keyword, named(unknown), named(variables)))
     if samples is None:
         return {variable: 0 for variable in variables if variable not in broadcast and axes_for_samples(variable)}
     for variable, axis in samples.items():
         if axis not in range(1 if isinstance(variable, SharedVariable) else axes_for_samples(variable)):
-            raise GraphError('samples=%r: %s of type %s has no axis %r' % (samples, variable, variable.type, axis))
+            raise GraphError('samples: %s of type %s has no axis %r' % (named(variable), variable.type, axis))
     return dict(samples)
 
 
@@ -137,7 +137,7 @@ def axes_for_samples(variable: theano.Variable) -> int:
 def no_samples(inputs: Sequence[theano.Variable]) -> GraphError:
     """Return the error of a function that no batch enters."""
     return GraphError('no input has samples to split: %s. A batch needs one at least, or a slice of a shared data set '
-                      'that depends on an input, such as X[index * 20:(index + 1) * 20]' % (inputs,))
+                      'that depends on an input, such as X[index * 20:(index + 1) * 20]' % named(inputs))
 
 
 def moved(variable: theano.Variable, source: int, target: int) -> theano.Variable:
@@ -158,7 +158,7 @@ def _input(spec):
         return theano.In(spec)
     if spec.update is not None or isinstance(spec.value, (SharedVariable, theano.gof.Container)):
         raise GraphError('theano.In(%s) keeps a value from call to call: make it a shared variable, and give its new '
-                         'value by updates' % spec.variable)
+                         'value by updates' % named(spec.variable))
     return spec
 
 
@@ -168,4 +168,4 @@ def converted(variable: theano.Variable, value: Any, allow_downcast: bool | None
         return variable.type.filter(value, False, allow_downcast)
     except (TypeError, ValueError) as error:
         raise BatchError('input %s (%s) cannot take what was given: %s'
-                         % (variable, variable.type, ' '.join(map(str, error.args)))) from error
+                         % (named(variable), variable.type, ' '.join(map(str, error.args)))) from error

@@ -9,7 +9,7 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
 from ...devices.transfers import fetch
-from ...errors import GraphError, LengthError
+from ...errors import GraphError, LengthError, named
 from ...graph.graph import check_inputs, host_view, substitute
 from ...graph.partition import partition
 from ...graph.random_streams import is_random_state
@@ -109,7 +109,7 @@ class BatchInputs:
             return partition(inputs + list(rows.values()), substitute(outputs, rows), statistics)
 
         # Chains that go on without the batch, as in persistent contrastive divergence.
-        chains = {v: stand_in(v, 'rows of %s' % v) for v, new in zip(updated, outputs[n_outputs:])
+        chains = {v: stand_in(v, 'rows of ' + named(v)) for v, new in zip(updated, outputs[n_outputs:])
                   if v in read and not is_random_state(v) and set(inputs).isdisjoint(ancestors([new])) and
                   getattr(v.get_value(borrow=True), 'shape', ())[:1] == (length,)}
         if chains:
@@ -123,10 +123,10 @@ class BatchInputs:
         rows = {}
         try:
             while not states(program).keys() <= rows.keys():
-                rows.update((v, stand_in(v, 'rows of %s' % v)) for v in states(program) if v not in rows)
+                rows.update((v, stand_in(v, 'rows of ' + named(v))) for v in states(program) if v not in rows)
                 program = with_rows(rows)
             if states(program) != dict.fromkeys(rows, 0):
-                raise CannotCut('the states of samples, %s, do not have them along axis 0' % ', '.join(map(str, rows)))
+                raise CannotCut('the states of samples, %s, do not have them along axis 0' % named(rows))
         except CannotCut:
             if self._sharded:
                 raise
@@ -149,7 +149,7 @@ class BatchInputs:
             lengths += [*sliced.values(), *[value.shape[0] for value in states.values()]]
             if len(set(lengths)) > 1 or not lengths[0]:
                 names = [*names, *[str(self.slices.stand_ins[v]) for v in sliced],
-                         *['%s%s' % ('the state ' * (v not in self.data), v) for v in states]]
+                         *['the state ' * (v not in self.data) + named(v) for v in states]]
         # A process slices nothing once it is through its part of the data; the others may go on.
         length = batch_length(lengths, names, 0 if self._sharded and self.slices else 1)
         if self.only_length is not None and self.only_length != length:

@@ -13,6 +13,7 @@ import theano
 
 from ...devices.context_map import HOST, Context
 from ...devices.transfers import DeviceBuffers, fetch
+from ...errors import named
 from ...graph.graph import host_type, is_sparse
 from ..replicas.replicated import replicated
 
@@ -47,7 +48,7 @@ class DataSet:
     def __init__(self, variable: Any) -> None:
         self._replica = replicated(variable)
         self._storage, self._is_private = variable.container.storage, hasattr(variable.tag, 'private')
-        self.stand_in = stand_in(variable, str(variable))
+        self.stand_in = stand_in(variable, named(variable))
         self._key: Any = None  # the version of the value, and the pieces, that the parts are of
         self._parts: Sequence[Rows] = ()
 

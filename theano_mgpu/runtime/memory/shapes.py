@@ -16,6 +16,7 @@ from theano.tensor.nnet import corr, corr3d
 from theano.tensor.nnet.nnet import CrossentropySoftmax1HotWithBiasDx, CrossentropySoftmaxArgmax1HotWithBias
 from theano.tensor.opt import Assert
 
+from ...errors import named
 from .arrays import Shape as Sizes
 
 # Ops whose first output has the values of their first input.
@@ -55,7 +56,7 @@ class Shapes:
                 self._symbolic.update(zip(variable.owner.outputs, _symbolic(variable.owner)))
             sizes = self._symbolic.get(variable)
             if sizes is None:
-                raise UnknownShape('%s, of %s' % (variable, variable.owner))
+                raise UnknownShape('%s, of %s' % (named(variable), named(variable.owner)))
             self._of[variable] = tuple(1 if one else int(self._value(size))
                                        for size, one in zip(sizes, variable.broadcastable))
         return self._of[variable]
@@ -73,7 +74,7 @@ class Shapes:
         if variable not in self._values:
             self._values[variable] = self._computed(variable)
         if self._values[variable] is None:
-            raise UnknownShape('the value of %s' % variable)
+            raise UnknownShape('the value of ' + named(variable))
         return self._values[variable]
 
     def _computed(self, variable):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import warn
+from ...errors import named, warn
 
 LARGE = 4 << 20  # bytes; the checksum of more takes 1 ms or longer
 
@@ -42,4 +42,4 @@ def warn_if_large(variable: Any) -> None:
         warn('the script refers to the memory of the shared variable %s (%d MB), which it may edit in place: each '
              'call compares the memory with the copies on the devices, which takes about %d ms. Delete the other '
              'references to the array, or make the variable without borrow=True'
-             % (variable, size >> 20, size >> 22))
+             % (named(variable), size >> 20, size >> 22))

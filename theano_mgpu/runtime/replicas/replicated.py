@@ -20,7 +20,7 @@ from theano.tensor.sharedvar import TensorSharedVariable
 from ...devices.context_map import Context
 from ...devices.contexts import check_process, is_fork
 from ...devices.shared_variables import watch, watcher_of
-from ...errors import MgpuError
+from ...errors import MgpuError, named
 from ...graph.graph import fits_gpu, host_type
 from ...utils.values import checksum
 from .borrowed import is_lent, warn_if_large
@@ -51,7 +51,7 @@ def _check_turn(variable):
     if _is_within_a_step.get():
         raise MgpuError('%s was read or set by what prepares the next batch, while a step was under way whose new '
                         'values it would miss. Have each batch prepared in its turn: step.over(batches) without '
-                        'ahead=True' % variable)
+                        'ahead=True' % named(variable))
 
 
 def replicated(variable: Any) -> Replicated:

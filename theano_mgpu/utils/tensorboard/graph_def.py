@@ -13,7 +13,7 @@ from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboardX.proto.types_pb2 import DataType
 from theano.gof.graph import ancestors, io_toposort
 
-from ...errors import MgpuError
+from ...errors import MgpuError, named
 
 DATA_TYPES = {'float16': 'DT_HALF', 'float32': 'DT_FLOAT', 'float64': 'DT_DOUBLE'}  # others: DT_INT8, DT_BOOL ...
 
@@ -43,8 +43,8 @@ def _compiled(function):
     """Return the compiled functions that one consists of."""
     functions = getattr(function, 'functions', [function])
     if not all(isinstance(each, theano.compile.function_module.Function) for each in functions):
-        raise MgpuError('graph: %r was given; give Theano variables, or what theano.function, mgpu.function or '
-                        'mgpu.training_function returned' % (function,))
+        raise MgpuError('graph: %s was given; give Theano variables, or what theano.function, mgpu.function or '
+                        'mgpu.training_function returned' % named(function))
     return functions
 
 
