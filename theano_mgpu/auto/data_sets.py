@@ -37,13 +37,15 @@ class BatchWay(NamedTuple):
     """A way to take a batch of a length: arguments with samples along some axes, or the rows of data sets.
 
     The `key` differs for each way that needs a program of its own. Of data sets it has the shared variables, the
-    constants, and the expressions of such, and `n_bytes` is their size. Chains of a sampler are such a way, too.
+    constants, and the expressions of such, and `n_bytes` is their size. Chains of a sampler are such a way, too. A
+    length that is not likely may be a number of features.
     """
 
     axes: dict[theano.Variable, int]
     length: int
     key: Any
     n_bytes: int = 0
+    is_likely: bool = True
 
     def __str__(self) -> str:
         return 'the {:,} rows of {}'.format(self.length, ', '.join(dict.fromkeys(map(_name, self.key))))

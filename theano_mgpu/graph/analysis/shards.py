@@ -110,6 +110,7 @@ class Shards(ShardGraph):
         self._traced: set[Any] = set()          # variables that have the lines of the given ones
         self.refusals: list[CannotCut] = []     # of nodes that each replica computes whole instead, of gathered rows
         self._divides = False                   # whether replicas divide the work of a costly op
+        self.n_whole = 0                        # costly ops that each replica computes whole
         self.compared: set[Any] = set()         # variables that other ones are compared with, bit by bit
         self._given: dict[Any, Any] = {}        # variables, to the variables of the given graph
         known = {**known, **{variable: Value(variable, rows()) for variable in inputs}}
@@ -190,11 +191,12 @@ class Shards(ShardGraph):
         if _compares(node):
             self.compared.update(value.variable for value in values)
         function, of, reads_averages, is_costly = next(
-            (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(_unknown, ROWS, False, False))
+            (RULES[cls] for cls in type(node.op).__mro__ if cls in RULES), Rule(refuse_samples, ROWS, False, False))
         if not reads_averages:
             self.check_averages(node, values)
         if of == ROWS and not has_rows(values):
             values = self.wholes(values)
+        self.n_whole += is_costly and not has_rows(values)
         if of != CONSTANT and all(value.kind == CONSTANT for value in values):
             return self.constant(node, values)
         try:
@@ -261,8 +263,8 @@ class Shards(ShardGraph):
         return self.make(lambda v: merge_axis(v, axis), [whole], whole.state, like=value.variable)
 
 
-def _unknown(shards, node, values):
-    """Refuse samples of an op without a rule."""
+def refuse_samples(shards: Shards, node: theano.Apply, values: list[Value]) -> NoReturn:
+    """Refuse samples of an op without a rule, or of matrices that an op takes as a whole."""
     shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there' if _is_of_matrices(node.op) else
                          'it is not known how %s depends on single samples') % type(node.op).__name__)
 
