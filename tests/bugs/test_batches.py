@@ -279,3 +279,120 @@ def test_graphs_of_the_package_have_no_test_values(value, cpu2, recwarn):
     assert function.mgpu_divided and not [str(each.message) for each in recwarn if 'test value' in str(each.message)]
     for ours, theirs in zip(found, one):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+# --- The axis of the batch --------------------------------------------------------------------------
+
+def divided(script, n_samples):
+    """Check that the figures of a script are those of plain Theano, and how many samples its functions divide."""
+    expected = list(script())
+    report = mgpu.enable(always=True)
+    try:
+        found = list(script())
+    finally:
+        mgpu.disable()
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    assert [usage.samples / max(1, usage.calls) for usage in report.usages] == n_samples, report
+
+
+def numbers(*shape):
+    return np.random.RandomState(sum(shape)).randn(*shape)
+
+
+def hessian_products(centred=False):
+    """Yield products of a Hessian with vectors in the shapes of weights, as TRPO asks for."""
+    params = [theano.shared(numbers(*shape) / 3) for shape in [(2, 8), (8,), (8, 2), (2,), (2,)]]
+    w1, b1, w2, b2, s = params
+    x, mean, spread, vectors = T.dmatrix('x'), T.dmatrix('mean'), T.dmatrix('spread'), [p.type() for p in params]
+    new = T.dot(T.tanh(T.dot(x - x.mean(axis=0) * float(centred), w1) + b1), w2) + b2
+    deviation = T.exp(2 * (T.zeros_like(new) + s))
+    cost = ((T.sqr(mean - new) + T.exp(spread)) / deviation + T.log(deviation)).sum(axis=1).mean()
+    along = sum((a * b).sum() for a, b in zip(T.grad(cost, params), vectors))
+    f = theano.function([x, mean, spread, *vectors], T.concatenate([v.flatten() for v in T.grad(along, params)]),
+                        mode=PYTHON)
+    for n in (13, 5):
+        yield f(*[numbers(n, 2) + i for i in range(3)], *[numbers(*p.get_value().shape) for p in params])
+
+
+@pytest.mark.parametrize('centred', [False, True])
+def test_features_that_most_arguments_share_are_not_divided(centred, cpu2):
+    """The 2 features were, in several stages that exchanged arrays with a row for each of the samples."""
+    divided(lambda: hessian_products(centred), [9])
+
+
+def test_the_longest_length_is_divided_where_others_cost_as_much(cpu2):
+    x, mean, deviation = T.dmatrix('x'), T.dvector('mean'), T.dvector('deviation')
+
+    def density():
+        f = theano.function([x, mean, deviation], T.sqr((x - mean) / deviation).sum(), mode=PYTHON)
+        yield f(numbers(9, 2), numbers(2), np.ones(2))
+    divided(density, [9])
+
+
+STEPS, BATCH = 4, 7
+
+
+def language_model(how, wide=False):
+    """Yield figures of words in an order (time, batch), or (batch, time): the states of a batch are kept."""
+    words = np.random.RandomState(0).randint(0, 9, (5 * STEPS, BATCH)).astype('int32')
+    data, i, x = theano.shared(words.T if how == 'slices of columns' else words, 'data'), T.lscalar('i'), T.imatrix('x')
+    params = e, w, u = [theano.shared(numbers(*shape) / 3) for shape in [(9, 5), (5, 5), (5, 9)]]
+    state = theano.shared(np.zeros((BATCH, 5)), 'state')
+    h, cost = state, 0.
+    for t in range(STEPS - 1):
+        h = T.tanh(e[x[t]] + T.dot(h, w))
+        cost += T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(h, u)), x[t + 1]).mean()
+    updates = [(p, p - .3 * g) for p, g in zip(params, T.grad(cost, params))] + [(state, h)]
+    rows = slice(i * STEPS, (i + 1) * STEPS)
+    part = {'slices': data[rows], 'slices of columns': data[:, rows].T, 'of all columns': data[rows, :BATCH]}.get(how)
+    f = theano.function([x] if part is None else [i], cost, updates=updates, mode=PYTHON,
+                        givens={} if part is None else {x: part})
+    for k in (0, 3, 1):
+        yield f(words[k * STEPS:(k + 1) * STEPS] if part is None else k)
+    yield from [p.get_value() for p in [*params, state]]
+
+
+@pytest.mark.parametrize('how', ['argument', 'slices', 'slices of columns', 'of all columns'])
+@pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_batch_along_the_second_axis_of_all_that_comes_in_is_divided(how, n, contexts):
+    """It ran whole: "it picks samples by their place in the batch"."""
+    contexts('cpu', n)
+    divided(lambda: language_model(how), [BATCH])
+
+
+def test_steps_whose_mean_a_network_reads_are_no_batch(cpu2):
+    """They were divided, and the network computed whole."""
+    x, e, w = T.imatrix('x'), theano.shared(numbers(9, 5)), theano.shared(numbers(5, 3))
+
+    def bags():
+        f = theano.function([x], T.nnet.softmax(T.dot(e[x].mean(axis=0), w)), mode=PYTHON)
+        for steps, n in ((6, 5), (3, 8)):
+            yield f(np.random.RandomState(n).randint(0, 9, (steps, n)).astype('int32'))
+    divided(bags, [6.5])
+
+
+def test_features_are_no_batch_where_samples_meet(cpu2):
+    x = T.dmatrix('x')
+
+    def processes():
+        f = theano.function([x], T.log(T.diag(T.slinalg.cholesky(T.dot(x, x.T)))).sum(), mode=PYTHON)
+        yield f(numbers(4, 6))
+    divided(processes, [0])
+
+
+def test_columns_that_a_parameter_is_solved_for_are_divided(cpu2):
+    """They ran whole: "Solve takes its matrix as a whole, and all samples meet there"."""
+    data, b = theano.shared(numbers(23, 3), 'data'), T.dmatrix('b')
+    mean, factor, half = T.dvector('mean'), T.dmatrix('factor'), np.linalg.cholesky(np.eye(3) + .3)
+
+    def densities():
+        solved = T.slinalg.solve_lower_triangular(factor, (data - mean).T)
+        density = -T.sqr(solved).sum() / 2 - 23 * T.log(T.diag(factor)).sum()
+        f = theano.function([mean, factor], [density, *T.grad(density, [mean, factor])], mode=PYTHON)
+        solved = T.slinalg.solve(factor.T, T.slinalg.solve_upper_triangular(factor.T, b.T))
+        norms = T.sqr(solved).sum(axis=0)
+        g = theano.function([b, factor], [norms, *T.grad(norms.sum(), [b, factor])], mode=PYTHON)
+        for k in (5, 8):
+            yield from f(np.ones(3) * k, half) + g(numbers(k, 3), half)
+    divided(densities, [23, 6.5])

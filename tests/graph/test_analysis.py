@@ -38,6 +38,8 @@ TWICE = T.concatenate([x, T.tanh(x)])
 FLAT, TIMES = x.flatten(), T.tanh(time_major.reshape((-1, 4)))
 PIXEL = T.unravel_index(T.argmax(s.flatten(2), axis=1), (3, 4))
 PAIRS, COVARIANCE = T.dot(x, x.T), T.dot(x.T, x) + np.eye(4)
+SPARSE, OTHERS = sparse.csr_from_dense(x), sparse.csr_from_dense(table[:n])
+solve, lower, upper = T.slinalg.solve, T.slinalg.solve_lower_triangular, T.slinalg.solve_upper_triangular
 
 
 with change_flags(floatX='float64'):
@@ -136,8 +138,15 @@ def of_single_samples():
         'tensordot over time': T.tensordot(s, w[:3], axes=[[1], [0]]),
         'batched dot': T.batched_dot(s, s.dimshuffle(0, 2, 1)),
         'a kernel for each step': T.batched_dot(time_major, T.tile(w.dimshuffle('x', 0, 1), (3, 1, 1))),
-        'sparse dot': sparse.structured_dot(sparse.csr_from_dense(x), w),
-        'sparse and transposed': sparse.dense_from_sparse(sparse.csr_from_dense(x).T),
+        'columns of a system': solve(w[:3] + T.eye(3), T.dot(x, w).T), 'kron': T.slinalg.kron(x, w),
+        'columns, lower': lower(w[:3] + T.eye(3), s[:, 0, 1:].T), 'columns, upper': upper(w[:3], TIMES.T[1:]).T,
+        # Sparse matrices.
+        'sparse dot': sparse.structured_dot(SPARSE, w), 'sparse and transposed': sparse.dense_from_sparse(SPARSE.T),
+        'sparse, sum of features': sparse.sp_sum(SPARSE, axis=1), 'sparse, by column': sparse.sp_sum(SPARSE.T, axis=0),
+        'sparse beside others': sparse.sp_sum(sparse.hstack([SPARSE, OTHERS, -SPARSE]), axis=1),
+        'sparse above others': sparse.dot(T.concatenate([w, w]).T, sparse.vstack([OTHERS.T, SPARSE.T])),
+        'sparse, times dense': sparse.sp_sum(SPARSE * x * np.float64(2), axis=1) * v,
+        'sparse and more': sparse.add(SPARSE - OTHERS, table[:n]) * v[:, None],
         # Losses.
         'cross-entropy': T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(x, w)), labels),
         'dense cross-entropy': T.nnet.categorical_crossentropy(T.nnet.softmax(x), one_hot(labels)),
@@ -200,6 +209,7 @@ def statistics():
         'weighted mean': (v * x[:, 0]).sum() / v.sum(), 'ratio of means': x.mean() / v.mean(),
         'compared': T.gt(x.sum(), 1), 'unbiased': x.sum() / (n - 1), 'moments': x.std(axis=0),
         'square of n': x.sum() / T.sqr(T.cast(n, 'float64')), 'variance': x.var(axis=0),
+        'sparse, sum': sparse.sp_sum(SPARSE), 'sparse, sum over samples': sparse.sp_sum(SPARSE, axis=0),
         'softmax of mean': T.nnet.softmax(x.mean(axis=0).dimshuffle('x', 0)),
         'power of a mean': loop(lambda h: h * h, x.mean(), n_steps=2),
         'joined mean': TWICE.mean(),
@@ -275,6 +285,7 @@ def met():
         'logsoftmax across': T.nnet.logsoftmax(x.T), 'centred by max': x - x.max(axis=0),
         'by a test': ifelse(T.gt(x.mean(), 0.6), x, -x), 'inverse of a crossproduct':
         T.dot(x, T.nlinalg.matrix_inverse(T.dot(x.T, x) + T.eye(4))),
+        'columns of a crossproduct': solve(COVARIANCE, x.T), 'a system of sums': lower(COVARIANCE, x.sum(axis=0)) * x,
         'centred by an op': CENTRED(x) * v.dimshuffle(0, 'x'), 'centred joined': (TWICE - TWICE.mean(axis=0))[n:],
         'merged rows': TIMES, 'rows of merged pairs': T.dot(TIMES, TIMES.T)[:n].sum(axis=1),
         'joined, rows of all': TIMES - TIMES.mean(axis=0),
@@ -322,6 +333,9 @@ def refused():
         'argmax': (T.argmax(x, axis=0), 'place of the maximum'),
         'centred in a loop': (loop(lambda h: h - h.mean(axis=0), x, n_steps=2), 'what other samples have come to'),
         'inverse': (T.nlinalg.matrix_inverse(x), matrix),
+        'unknowns': (solve(np.eye(N), x), 'Solve takes its matrix as a whole'),
+        'a system of samples': (lower(PAIRS, table[:n]), 'Solve takes its matrix as a whole'),
+        'sparse above sparse': (sparse.vstack([SPARSE, SPARSE]), 'do not lie along axis 1'),
         'every other': (x[T.arange(0, n, 2), 0], place),
         'a loop over samples': (loop(lambda a, h: h + a, T.zeros_like(w[:, 0]), sequences=x), 'it loops over samples'),
         'until': (theano.scan(lambda h: (h * 2, theano.scan_module.until(T.gt(h.sum(), 30))), outputs_info=x,
@@ -399,7 +413,8 @@ REFUSED, REFUSED_BATCHES, CONVOLUTIONS = refused(), refused_for_a_batch(), convo
 WITHOUT_GRADIENT = ['diff', 'alloc of rows', 'normalised by sample', 'cast', 'diagonals', 'diagonals, offset',
                     'of each pair', 'singular values', 'qr', 'unique sums', 'chosen sums', 'of an op of a user']
 # {name: reason} of expressions whose gradient cannot be cut.
-GRADIENT_REFUSED = dict.fromkeys(['sparse dot', 'sparse and transposed'], 'how CSMProperties depends')
+GRADIENT_REFUSED = dict.fromkeys(['sparse dot', 'sparse and transposed', 'sparse and more'],
+                                 'how CSMProperties depends')
 
 
 def check(outputs, mode=PLAIN):

@@ -38,13 +38,15 @@ class BatchWay(NamedTuple):
     """A way to take a batch of a length: arguments with samples along some axes, or the rows of data sets.
 
     The `key` differs for each way that needs a program of its own. Of data sets it has the shared variables, the
-    constants, and the expressions of such, and `n_bytes` is their size. Chains of a sampler are such a way, too.
+    constants, and the expressions of such, and `n_bytes` is their size. Chains of a sampler are such a way, too. A
+    length that is not likely may be a number of features.
     """
 
     axes: dict[theano.Variable, int]
     length: int
     key: Any
     n_bytes: int = 0
+    is_likely: bool = True
 
     def __str__(self) -> str:
         return 'the {:,} rows of {}'.format(self.length, ', '.join(dict.fromkeys(map(_name, self.key))))
@@ -169,7 +171,7 @@ def has_data(outputs: Sequence[Any]) -> bool:
 
 def chains(updates: Mapping[Any, theano.Variable]) -> list[Any]:
     """Return variables with many rows that are updated where numbers are drawn, as the chains of a sampler."""
-    new = [each for each in updates.values() if isinstance(each, theano.Variable)]  # Theano takes numbers and arrays, too
+    new = [each for each in updates.values() if isinstance(each, theano.Variable)]  # or numbers, or arrays
     if not any(v.owner and isinstance(v.owner.op, DRAWS) for v in ancestors(new)):
         return []
     return [v for v in updates if _shape(v)[:1] >= (FEWEST,) and axes_for_samples(v) and not is_random_state(v)]

@@ -3,17 +3,19 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
+from theano.gof.graph import io_toposort
 
 from ..errors import GraphError
 from ..graph.theano_functions import builds_graphs
 from ..parallel_function import ParallelFunction
 from ..plan import CannotCut
 from ..runtime.batches.arguments import axes_for_samples
-from ..runtime.batches.data_sets import Slices
+from ..runtime.batches.data_sets import Slices, along
 from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.building import NotWanted
 from .data_sets import BatchWay, DataSets, fits, fits_at_once, has_data, is_apart, is_of_parameters, may_be_apart
@@ -42,27 +44,31 @@ class BatchFinder:
         return bool(self.slices) or any(map(axes_for_samples, self._inputs))
 
     def ways(self, values: Sequence[Any]) -> Iterator[BatchWay]:
-        """Yield ways to take arguments as a batch, the likeliest one first.
+        """Yield ways to take arguments as a batch: the likely ones, the likeliest one first, and then others.
 
         Each is exact if the graph can be divided that way; they differ in cost.
         """
         shapes = [getattr(value, 'shape', ())[:axes_for_samples(variable)]
                   for variable, value in zip(self._inputs, values)]
         self._shapes = self._shapes or shapes
-        sliced = list(self.slices.lengths(values).values())
-        lengths = sorted(set(sliced), reverse=True)
-        if not any(length > 1 for length in lengths):  # no batch, but such as a row of a table
-            lengths += _likeliest(shapes, self._shapes)
+        sliced = self.slices.shapes(values)
+        likely = sorted({next(iter(lengths.values())) for lengths in sliced.values()}, reverse=True)
+        others = [length for lengths in sliced.values() for length in lengths.values()]
+        if not any(length > 1 for length in likely):  # no batch, but such as a row of a table
+            more, others = _likeliest(shapes, self._shapes)
+            likely += more
         seen = []
-        for length in lengths:
+        for length in [*likely, *others]:
+            slices = along(length, sliced)
             for preferred in (0, 1):
                 axes = [next((axis for axis in (preferred, 1 - preferred) if shape[axis:axis + 1] == (length,)), None)
                         for shape in shapes]
                 number = length if length in self._numbers else None  # None: the program is for any length
-                key = tuple(axes), tuple(i for i, each in enumerate(sliced) if each == length), number
+                key = tuple(axes), tuple(map(slices.get, sliced)), number
                 if length > 1 and key not in seen:
                     seen.append(key)
-                    yield BatchWay({v: axis for v, axis in zip(self._inputs, axes) if axis is not None}, length, key)
+                    yield BatchWay({v: axis for v, axis in zip(self._inputs, axes) if axis is not None}, length, key,
+                                   is_likely=length in likely)
 
     @functools.cached_property
     def _numbers(self):
@@ -80,7 +86,7 @@ def _lengths(value):
 
 
 def _likeliest(shapes, before):
-    """Return the lengths that most arguments have along one of their first two axes, first axes first.
+    """Return the lengths that most arguments have along one of their first two axes, first axes first; and features.
 
     Lengths of the first axes of other matrices come after them: the length that most arguments share may be a number of
     features, as in ``dot(x, w) + b``, where x alone has samples. Where most share a length of 1, there may be one
@@ -89,15 +95,24 @@ def _likeliest(shapes, before):
     sizes = dict.fromkeys(itertools.chain(*[shape[:1] for shape in shapes], *[shape[1:2] for shape in shapes]))
     shared = {size: sum(size in shape[:2] for shape in shapes) for size in sizes}
     likely = [size for size in sizes if shared[size] == max(shared.values())]
-    likely += [shape[0] for shape, other in zip(shapes, before)
-               if len(shape) > 1 and (max(likely) > 1 or shape[0] != other[0])]
-    return [size for size in dict.fromkeys(likely) if not _is_of_features(size, shapes)]
+    matrices = [shape for shape, other in zip(shapes, before)
+                if len(shape) > 1 and (max(likely) > 1 or shape[0] != other[0])]
+    likely += [shape[0] for shape in matrices]
+    return ([size for size in dict.fromkeys(likely) if not _is_of_features(size, shapes)],
+            [shape[1] for shape in matrices if shape[0] > 1 and _is_of_features(shape[1], shapes)])
 
 
 def _is_of_features(size, shapes):
     """Return whether only one matrix has rows of this length, which is then most likely a number of features."""
     return [shape[1] for shape in shapes if len(shape) == 2].count(size) == 1 and \
         not any(size in shape[:1] or len(shape) > 2 and size in shape[:2] for shape in shapes)
+
+
+def _cost(program, n_outputs):
+    """Return how much replicas do not divide: costly ops, stages, and arrays that outputs are made of after them."""
+    late = [output.variable for output in program.outputs[:n_outputs] if output.reduction is None]
+    return (program.n_whole, len(program.stages) if program.is_divided else math.inf,
+            sum(getattr(v, 'ndim', 0) > 0 for node in io_toposort([], late) for v in node.outputs))
 
 
 class Programs:
@@ -121,6 +136,7 @@ class Programs:
         self._steps: dict[Any, ParallelFunction] = {}  # by the key of a BatchWay
         self._refused: set[Any] = set()
         self._unwanted: set[Any] = set()  # keys of ways in which replicas exchange too early, and of data sets
+        self._costs: dict[Any, tuple[int, ...]] = {}  # of likely ways, by key
         # No data set was tried yet.
         self._is_new = seeks_data and (has_data([*outputs, *updates.values()]) or bool(self.data.chains))
         self._patterns: set[Any] = set()  # of lengths of calls
@@ -213,19 +229,32 @@ class Programs:
         """Yield ways to take a batch, each with a predicate for its program or None, the best one first."""
         # Once data sets were divided, they are: an update that comes later makes no batch of parameters.
         ways = [] if self.step is not None and self.step.inputs.data else list(self._finder.ways(values))
+        likely, others = [[way for way in ways if way.is_likely is each] for each in (True, False)]
         data = self.data.ways(values)
         self._is_new = False
         if not data or data[0].n_bytes <= sum(getattr(value, 'nbytes', 0) for value in values):
+            longest = sorted(likely, key=lambda way: -way.length)
+            yield from itertools.product([*longest, *others], [self._is_divided] if len(ways) > 1 else [None])
+            ways = sorted(likely, key=lambda way: self._costs.get(way.key, ()))  # those of a refused way are not known
             yield from itertools.product([*ways, *data[:1]], [None])
         else:
-            yield from itertools.product(ways, [is_apart])
+            yield from itertools.product(likely, [is_apart])
             yield from itertools.product(data, [fits_at_once])
             made = self.data.ways(values, of_expressions=True)
             yield from itertools.product(made, [fits_at_once])
-            yield from itertools.product([way for way in ways if not is_of_parameters(way)], [None])
+            yield from itertools.product([way for way in likely if not is_of_parameters(way)], [None])
             yield from itertools.product([*data, *made], [fits])
-            yield from itertools.product(ways, [may_be_apart])
+            yield from itertools.product(likely, [may_be_apart])
+            yield from itertools.product(others, [self._is_divided])
         yield from self.data.tries_of_chains()
+
+    def _is_divided(self, sets, way, program):
+        """Return whether replicas divide all that is costly, at once; if a way is not likely, more than in those."""
+        n_whole, *later = cost = _cost(program, len(self._graph[1]))
+        if way.is_likely:
+            self._costs[way.key] = cost
+            return cost <= (0, 1, 0)
+        return later <= [1, 0] and all(n_whole < each[0] for each in self._costs.values())
 
     def _made(self, way, values, wanted):
         inputs, outputs, updates = self._graph

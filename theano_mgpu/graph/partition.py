@@ -80,6 +80,8 @@ class Program(NamedTuple):
         The last of the outputs are their new values.
     whole : str
         Why each replica computes some op whole, of the samples of all; empty where none does.
+    n_whole : int
+        Costly ops, such as products, that have no samples to divide.
     """
 
     inputs: list[theano.Variable]
@@ -91,6 +93,7 @@ class Program(NamedTuple):
     given: Sequence[theano.Variable] = ()
     updated: Sequence[SharedVariable] = ()
     whole: str = ''
+    n_whole: int = 0
 
     @property
     def is_divided(self) -> bool:
@@ -250,7 +253,7 @@ def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:
         stages.insert(0, Stage(exchanges, values.saved, of_stage))
     early = {exchange.variable for stage in stages for exchange in stage.exchanges}
     return Program(list(inputs), shards.numbers, stages, [each for each in last if each.variable not in early],
-                   outputs, whole=next(map(str, shards.refusals), '')).renamed(new)
+                   outputs, whole=next(map(str, shards.refusals), ''), n_whole=shards.n_whole).renamed(new)
 
 
 def _outputs(shards: Shards, inputs: Sequence[theano.Variable]) -> tuple[list[Output], list[Exchange]]:

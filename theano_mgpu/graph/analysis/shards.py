@@ -114,6 +114,7 @@ class Shards(ShardGraph):
         self._traced: set[Any] = set()          # variables that have the lines of the given ones
         self.refusals: list[CannotCut] = []     # of nodes that each replica computes whole instead, of gathered rows
         self._divides = False                   # whether replicas divide the work of a costly op
+        self.n_whole = 0                        # costly ops that each replica computes whole
         self.compared: set[Any] = set()         # variables that other ones are compared with, bit by bit
         self._given: dict[Any, Any] = {}        # variables, to the variables of the given graph
         known = {**known, **{variable: Value(variable, rows()) for variable in inputs}}
@@ -202,6 +203,7 @@ class Shards(ShardGraph):
             self.check_averages(node, values)
         if of == ROWS and not has_rows(values):
             values = self.wholes(values)
+        self.n_whole += is_costly and not has_rows(values)
         if of != CONSTANT and all(value.kind == CONSTANT for value in values):
             return self.constant(node, values)
         try:
@@ -270,11 +272,12 @@ class Shards(ShardGraph):
 
 def rule_of(op: theano.Op) -> Rule:
     """Return the rule of the nearest base class of an op."""
-    return next((RULES[cls] for cls in type(op).__mro__ if cls in RULES), Rule(_unknown, ROWS, False, False, False))
+    return next((RULES[cls] for cls in type(op).__mro__ if cls in RULES),
+                Rule(refuse_samples, ROWS, False, False, False))
 
 
-def _unknown(shards, node, values):
-    """Refuse samples of an op without a rule."""
+def refuse_samples(shards: Shards, node: theano.Apply, values: list[Value]) -> NoReturn:
+    """Refuse samples of an op without a rule, or of matrices that an op takes as a whole."""
     is_of_one = _is_of_matrices(node.op) and len(values) == 1  # in an equation, columns may be apart
     shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there' if is_of_one else
                          'it is not known how %s depends on single samples') % type(node.op).__name__)

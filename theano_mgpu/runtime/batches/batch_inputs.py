@@ -17,7 +17,7 @@ from ...options import Options
 from ...plan import CannotCut, Program, undivided
 from .arguments import Arguments, no_samples, sample_axes
 from .data_set_rows import DataSet, stand_in
-from .data_sets import Slices
+from .data_sets import Slices, along
 from .free_batch_size import FreeBatchSize
 from .sub_batches import batch_length
 
@@ -42,11 +42,10 @@ class BatchInputs:
         check_inputs(inputs, whole)
         self.slices = Slices(inputs, whole, updates, self._sharded)
         if options.example is not None:
-            lengths = self.slices.lengths(self.arguments.bind(options.example, {}))
-            self.slices.keep({v for v, length in lengths.items() if length == options.length})
+            self.slices.take(along(options.length, self.slices.shapes(self.arguments.bind(options.example, {}))))
         elif any(self.arguments.split) or options.whole:
-            self.slices.keep(())
-        self.slices.keep(self.slices.apart_from(self.arguments.with_samples))
+            self.slices.take({})
+        self.slices.leave(self.arguments.with_samples)
         if options.slices_on_host:
             self.slices.take_on_host()
         for variable in self.data.keys() & updates.keys():  # states, which are the batch

@@ -11,7 +11,8 @@ takes memory from functions that do not know of it.
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Sequence
+import functools
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 import theano
 import theano.tensor as T
@@ -27,7 +28,7 @@ from ...graph.random_streams import DRAWS
 from ...graph.repeatable import unrepeatable_in
 from ...graph.theano_functions import builds_graphs, host_function
 from ...plan import Program, expressed
-from .arguments import moved
+from .arguments import axes_for_samples, moved
 
 
 class Slices:
@@ -41,44 +42,50 @@ class Slices:
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], updated: Collection[Any],
                  sharded: bool = False) -> None:
         self._inputs, self._outputs, self._updated, self._sharded = list(inputs), outputs, updated, sharded
-        slices = _slices(inputs, outputs, updated)
+        self._slices = _slices(inputs, outputs, updated)
+        # The axes along which each slice may have samples: the one along which it slices, and another one.
+        self._axes = {v: [each for each in dict.fromkeys([axis] if sharded else [axis, 0, 1])
+                          if each < axes_for_samples(v)] for v, (_, axis) in self._slices.items()}
+        self.take({v: axis for v, (_, axis) in self._slices.items()})
+        self.on_host: list[theano.Variable] = []  # the slices that are taken there
+
+    def take(self, axes: Mapping[theano.Variable, int]) -> None:
+        """Take slices with samples along these axes, and leave out all others: each replica gets them whole."""
         # For each slice an input with samples along axis 0, and the slice as an expression of it.
         self.stand_ins = {v: (v.type if is_sparse(v) else host_type(moved(v, axis, 0)))(
-            '%s of the batch' % (v.owner.inputs[0].name or 'rows')) for v, (_, axis) in slices.items()}
-        self.replacements = {v: moved(self.stand_ins[v], 0, axis) for v, (_, axis) in slices.items()}
-        self._first = {v: moved(v, axis, 0) for v, (_, axis) in slices.items()}
-        self._taken = {v: moved(_never_empty(v, index), axis, 0) for v, (index, axis) in slices.items()} \
-            if sharded else self._first
+            '%s of the batch' % (v.owner.inputs[0].name or 'rows')) for v, axis in axes.items()}
+        self.replacements = {v: moved(self.stand_ins[v], 0, axis) for v, axis in axes.items()}
+        self._taken = {v: moved(_never_empty(v, self._slices[v][0]) if self._sharded else v, axis, 0)
+                       for v, axis in axes.items()}
         # Variables that are read otherwise, too, are no sharded data sets.
-        self._own = shared_ancestors([v.owner.inputs[0] for v in slices]).difference(
-            shared_ancestors(substitute(outputs, self.replacements)), updated) if sharded else ()
-        self._length_function: Any = None
-        self.on_host: list[theano.Variable] = []  # the slices that are taken there
+        self._own = shared_ancestors([v.owner.inputs[0] for v in axes]).difference(
+            shared_ancestors(substitute(self._outputs, self.replacements)), self._updated) if self._sharded else ()
+        self._axis = axes
 
     def __bool__(self) -> bool:
         return bool(self.stand_ins)
 
-    def keep(self, wanted: Collection[theano.Variable]) -> None:
-        """Leave out all other slices: each replica takes them whole."""
-        for variable in [v for v in self.stand_ins if v not in wanted]:
-            del self.stand_ins[variable], self.replacements[variable], self._first[variable]
-        self._length_function = None
+    def shapes(self, values: Sequence[Any]) -> dict[theano.Variable, dict[int, int]]:
+        """Return the length of each slice by axis, first the one along which it slices, for the arguments of a call."""
+        lengths = iter(self._shape_function(*values) if self._slices else [])
+        return {v: {axis: int(next(lengths)) for axis in axes} for v, axes in self._axes.items()}
 
-    def apart_from(self, inputs: Collection[theano.Variable]) -> list[theano.Variable]:
-        """Return the slices whose bounds do not depend on these inputs.
+    @functools.cached_property
+    def _shape_function(self) -> Callable[..., list[Any]]:
+        return self._on_host_of([Shape_i(axis)(v) for v, axes in self._axes.items() for axis in axes])
 
-        Of inputs with samples each replica has a part, so that it would not find the bounds of the whole batch, such as
-        its length in ``positions[:x.shape[0]]``. Such a slice is left to the analysis of the graph.
+    def leave(self, inputs: Collection[theano.Variable]) -> None:
+        """Leave slices to the analysis of the graph whose bounds depend on inputs with samples.
+
+        A replica, which has a part of these, would not find the bounds of the whole batch, such as its length in
+        ``positions[:x.shape[0]]``.
         """
-        return [v for v in self.stand_ins if set(inputs).isdisjoint(ancestors([v]))]
+        self.take({v: axis for v, axis in self._axis.items() if set(inputs).isdisjoint(ancestors([v]))})
 
     def lengths(self, values: Sequence[Any]) -> dict[theano.Variable, int]:
         """Return the number of samples of each slice, for the arguments of a call."""
-        if not self:
-            return {}
-        if self._length_function is None:
-            self._length_function = self._on_host_of([Shape_i(0)(first) for first in self._first.values()])
-        return dict(zip(self._first, map(int, self._length_function(*values))))
+        shapes = self.shapes(values) if self else {}
+        return {v: shapes[v][axis] for v, axis in self._axis.items()}
 
     def data_sets(self) -> list[SharedVariable]:
         """Return the data sets that no device needs if slices are taken on the host."""
@@ -122,6 +129,12 @@ class Slices:
     def _on_host_of(self, outputs: list[Any]) -> Callable[..., list[Any]]:
         """Return a function of the inputs that is computed on the host."""
         return host_function(self._inputs, outputs, on_unused_input='ignore')
+
+
+def along(length: int | None, shapes: Mapping[theano.Variable, Mapping[int, int]]) -> dict[theano.Variable, int]:
+    """Return the slices that have a length, and along which axis: the first one of those of a slice in `shapes`."""
+    return {v: next(axis for axis, each in lengths.items() if each == length)
+            for v, lengths in shapes.items() if length in lengths.values()}
 
 
 def _slices(inputs, outputs, updated):

@@ -1,5 +1,6 @@
 """Reductions, and ops that go along an axis."""
 import theano.tensor as T
+from theano import sparse
 from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, extra_ops
 from theano.tensor.nnet import nnet
@@ -50,6 +51,12 @@ def _counted(shards, node, axes):
     total = T.cast(T.mul(number_everywhere(x), *[x.shape[i] for i in axes]), output.dtype)
     others = [x.shape[i] for i in range(x.ndim) if i not in axes]
     return [shards.converted(T.alloc(total, *others) if others else total)]
+
+
+@rule(sparse.SpSum, of=ROWS)
+def _sum_of_sparse(shards, node, values):
+    state = values[0].state
+    return shards.apply(node, values, partial() if node.op.axis in (None, state.axis) else state._replace(axis=0))
 
 
 @rule(basic.MaxAndArgmax, basic.Argmax, of=ROWS)

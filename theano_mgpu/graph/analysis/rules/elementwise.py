@@ -12,7 +12,7 @@ from ..reductions import MAX, MIN, SUM
 from ..rows import is_least_count, rows_of_size
 from ..shards import rule
 from ..states import CONSTANT, COUNT, NUMBER, PARTIAL, ROWS, State, has_rows, partial
-from .base import aligned, refuse_rows, shares_of, widens
+from .base import aligned, all_rows, only_rows_on, refuse_rows, same_rows, shares_of, widens
 
 LINEAR = scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast
 OPPOSITE = {MAX: MIN, MIN: MAX}
@@ -32,6 +32,16 @@ def _rebroadcast(shards, node, values):
       basic.ScalarFromTensor, basic.TensorFromScalar, sparse.DenseFromSparse, sparse.SparseFromDense)
 def _same(shards, node, values):
     return shards.apply(node, values, values[0].state)
+
+
+@rule(sparse.AddSS, sparse.AddSSData, sparse.AddSD, sparse.MulSS, sparse.MulSD, sparse.Neg, sparse.Cast,
+      sparse.Remove0, sparse.EnsureSortedIndices, sparse.HStack, of=ROWS)
+def _of_sparse(shards, node, values):
+    """Combine matrices element by element, or side by side along the other axis: none is broadcast."""
+    axis = {sparse.HStack: 0, sparse.VStack: 1}.get(type(node.op), same_rows(shards, node, values).axis)
+    state = only_rows_on(shards, node, values, axis)
+    matrices = [value for value in values if value.variable.ndim == 2]  # before numbers
+    return shards.apply(node, all_rows(shards, matrices, axis) + values[len(matrices):], state)
 
 
 @rule(opt.Assert)

@@ -7,13 +7,13 @@ import theano
 import theano.tensor as T
 from theano import sparse
 from theano.gof.graph import Apply
-from theano.tensor import basic, blas
+from theano.tensor import basic, blas, slinalg
 from theano.tensor.nnet import abstract_conv, conv, neighbours
 from theano.tensor.signal import pool
 
 from ....compat.legacy_convolutions import as_abstract, has_steps
 from ..reductions import SUM
-from ..shards import rule
+from ..shards import refuse_samples, rule
 from ..states import CONSTANT, ROWS, has_rows, partial, rows
 from .base import all_rows, only_rows_on, refuse_rows, rows_along, same_order, same_rows, shares_of
 
@@ -68,6 +68,14 @@ def _product(shards, node, values, summed, axis):
         return shards.apply(node, same_order(shards, node, values), partial())
     a, b = values
     return shards.apply(node, values, a.state if a.kind == ROWS else b.state._replace(axis=axis))
+
+
+@rule(slinalg.Solve, of=ROWS, is_costly=True)
+def _solve(shards, node, values):
+    matrix, right = values
+    if matrix.kind == ROWS or right.axis == 0:
+        refuse_samples(shards, node, values)
+    return shards.apply(node, values, right.state)  # each column is solved for by itself
 
 
 def any_number(node: Apply, inputs: list[theano.Variable], axis: int = 0) -> Apply:
