@@ -19,7 +19,6 @@ INSTALL_PYGPU = ('on Debian 12 and Ubuntu 22.04, apt-get install python3-pygpu l
                  'environment that sees it: /usr/bin/python3 -m venv --system-site-packages .venv; with conda, for '
                  'Python 3.8 to 3.10, conda install -c conda-forge pygpu=0.7.6; elsewhere, use an image of Debian 12 '
                  'by Docker or podman (docs/guide/install.md)')
-POCL_CPUS = {'basic', 'cpu', 'cpu-minimal', 'cpu-tbb', 'pthread'}  # drivers of POCL_DEVICES
 # From cl.h.
 ALL_TYPES, DEVICE_TYPE = 0xFFFFFFFF, 0x1000
 OPENCL_TYPES = {2: 'CPU', 4: 'GPU', 8: 'accelerator'}
@@ -122,9 +121,9 @@ def discover_best() -> list[str]:
 def _cpus_of_pocl():
     """Return the OpenCL devices, CPUs, where PoCL's driver is the only one: to ask it loads LLVM, 60 MB."""
     drivers = {each.name for root in ('/', sys.prefix) for each in Path(root).glob('etc/OpenCL/vendors/*.icd')}
-    named = os.environ.get('POCL_DEVICES', '').split()
+    named = os.environ.get('POCL_DEVICES', '').split()  # PoCL calls a CPU pthread
     elsewhere = any(name.startswith(('OCL_ICD_', 'OPENCL_')) for name in os.environ)  # drivers that the user names
-    is_known = drivers == {'pocl.icd'} and POCL_CPUS.issuperset(named) and not elsewhere
+    is_known = drivers == {'pocl.icd'} and set(named) == {'pthread'} and not elsewhere
     return ['opencl0:%d' % number for number in range(len(named) * is_known)]
 
 
