@@ -278,8 +278,7 @@ def rule_of(op: theano.Op) -> Rule:
 
 def refuse_samples(shards: Shards, node: theano.Apply, values: list[Value]) -> NoReturn:
     """Refuse samples of an op without a rule, or of matrices that an op takes as a whole."""
-    is_of_one = _is_of_matrices(node.op) and len(values) == 1  # in an equation, columns may be apart
-    shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there' if is_of_one else
+    shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there' if _is_of_matrices(node.op) else
                          'it is not known how %s depends on single samples') % type(node.op).__name__)
 
 
