@@ -256,13 +256,13 @@ def test_what_stays_plain_theano_and_why(cpu2, enabled):
 def test_samples_that_cannot_be_divided_stay_on_one_device(cpu2, enabled):
     report = enabled()
     x = T.dmatrix('x')
-    f = theano.function([x], T.sort(x, axis=0), mode=PYTHON, name='ordered')
-    np.testing.assert_array_equal(f(X), np.sort(X, axis=0))
+    f = theano.function([x], T.sort(x, axis=None), mode=PYTHON, name='ordered')
+    np.testing.assert_array_equal(f(X), np.sort(X, axis=None))
     usage, = report.usages
     message, = enabled.messages
     assert not usage.contexts and 'Sort' in usage.why and message.startswith('ordered stays on one device: ')
     enabled(strict=True)
-    f = theano.function([x], T.sort(x, axis=0), mode=PYTHON, name='ordered')
+    f = theano.function([x], T.sort(x, axis=None), mode=PYTHON, name='ordered')
     with pytest.raises(mgpu.GraphError, match='cannot be computed in parts'):
         f(X)
 

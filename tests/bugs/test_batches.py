@@ -284,7 +284,7 @@ def test_graphs_of_the_package_have_no_test_values(value, cpu2, recwarn):
 # --- The axis of the batch --------------------------------------------------------------------------
 
 def divided(script, n_samples):
-    """Check that the figures of a script are those of plain Theano, and how many samples its functions divide."""
+    """Check that a script gives the figures of plain Theano, and that its functions divide so many samples a call."""
     expected = list(script())
     report = mgpu.enable(always=True)
     try:
@@ -396,3 +396,15 @@ def test_columns_that_a_parameter_is_solved_for_are_divided(cpu2):
         for k in (5, 8):
             yield from f(np.ones(3) * k, half) + g(numbers(k, 3), half)
     divided(densities, [23, 6.5])
+
+
+@pytest.mark.parametrize('n', [1, 2])
+def test_the_length_that_most_arguments_share_is_the_batch_of_one_context(n, contexts):
+    """One context divides nothing, so that the longest length costs as little. Where memory is short, it will."""
+    contexts('cpu', n)
+    x, mask, y = T.dmatrix('x'), T.dmatrix('mask'), T.dvector('y')
+
+    def means():
+        f = theano.function([x, mask, y], T.sqr((x * mask).sum(axis=0) / mask.sum(axis=0) - y).sum(), mode=PYTHON)
+        yield f(numbers(9, 4), 1 + numbers(9, 4) ** 2, numbers(4))
+    divided(means, [4])

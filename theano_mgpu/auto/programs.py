@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import theano
@@ -55,8 +54,7 @@ class BatchFinder:
         likely = sorted({next(iter(lengths.values())) for lengths in sliced.values()}, reverse=True)
         others = [length for lengths in sliced.values() for length in lengths.values()]
         if not any(length > 1 for length in likely):  # no batch, but such as a row of a table
-            more, others = _likeliest(shapes, self._shapes)
-            likely += more
+            likely, others = _likeliest(shapes, self._shapes)
         seen = []
         for length in [*likely, *others]:
             slices = along(length, sliced)
@@ -108,13 +106,6 @@ def _is_of_features(size, shapes):
         not any(size in shape[:1] or len(shape) > 2 and size in shape[:2] for shape in shapes)
 
 
-def _cost(program, n_outputs):
-    """Return how much replicas do not divide: costly ops, stages, and arrays that outputs are made of after them."""
-    late = [output.variable for output in program.outputs[:n_outputs] if output.reduction is None]
-    return (program.n_whole, len(program.stages) if program.is_divided else math.inf,
-            sum(getattr(v, 'ndim', 0) > 0 for node in io_toposort([], late) for v in node.outputs))
-
-
 class Programs:
     """The ParallelFunctions of a graph, and the one that computes the usual batch: the `step` that was chosen last.
 
@@ -136,7 +127,7 @@ class Programs:
         self._steps: dict[Any, ParallelFunction] = {}  # by the key of a BatchWay
         self._refused: set[Any] = set()
         self._unwanted: set[Any] = set()  # keys of ways in which replicas exchange too early, and of data sets
-        self._costs: dict[Any, tuple[int, ...]] = {}  # of likely ways, by key
+        self._costs: dict[Any, tuple[int, ...]] = {}  # of likely ways: what replicas do not divide
         # No data set was tried yet.
         self._is_new = seeks_data and (has_data([*outputs, *updates.values()]) or bool(self.data.chains))
         self._patterns: set[Any] = set()  # of lengths of calls
@@ -235,7 +226,7 @@ class Programs:
         if not data or data[0].n_bytes <= sum(getattr(value, 'nbytes', 0) for value in values):
             longest = sorted(likely, key=lambda way: -way.length)
             yield from itertools.product([*longest, *others], [self._is_divided] if len(ways) > 1 else [None])
-            ways = sorted(likely, key=lambda way: self._costs.get(way.key, ()))  # those of a refused way are not known
+            ways = sorted(likely, key=lambda way: self._costs.get(way.key, ()))  # a refused way has none
             yield from itertools.product([*ways, *data[:1]], [None])
         else:
             yield from itertools.product(likely, [is_apart])
@@ -249,12 +240,17 @@ class Programs:
         yield from self.data.tries_of_chains()
 
     def _is_divided(self, sets, way, program):
-        """Return whether replicas divide all that is costly, at once; if a way is not likely, more than in those."""
-        n_whole, *later = cost = _cost(program, len(self._graph[1]))
+        """Return whether replicas divide all costly ops, in one stage, and outputs are made of no arrays after that.
+
+        In a way that is not likely, fewer costly ops have to stay whole than in each of the likely ones.
+        """
+        late = [output.variable for output in program.outputs[:len(self._graph[1])] if output.reduction is None]
+        arrays = [v for node in io_toposort([], late) for v in node.outputs if getattr(v, 'ndim', 0)]
         if way.is_likely:
-            self._costs[way.key] = cost
-            return cost <= (0, 1, 0)
-        return later <= [1, 0] and all(n_whole < each[0] for each in self._costs.values())
+            self._costs[way.key] = program.n_whole, len(program.stages), len(arrays)
+        fewest = [1] if way.is_likely else [n_whole for n_whole, *_ in self._costs.values()]
+        return program.is_divided and len(program.stages) < 2 and not arrays and \
+            all(program.n_whole < n for n in fewest)
 
     def _made(self, way, values, wanted):
         inputs, outputs, updates = self._graph

@@ -43,9 +43,9 @@ class Slices:
                  sharded: bool = False) -> None:
         self._inputs, self._outputs, self._updated, self._sharded = list(inputs), outputs, updated, sharded
         self._slices = _slices(inputs, outputs, updated)
-        # The axes along which each slice may have samples: the one along which it slices, and another one.
-        self._axes = {v: [each for each in dict.fromkeys([axis] if sharded else [axis, 0, 1])
-                          if each < axes_for_samples(v)] for v, (_, axis) in self._slices.items()}
+        # The axes along which each slice may have samples: the one along which it slices, and the first two.
+        self._axes = {v: [each for each in dict.fromkeys([axis, 0, 1]) if each < axes_for_samples(v)]
+                      for v, (_, axis) in self._slices.items()}
         self.take({v: axis for v, (_, axis) in self._slices.items()})
         self.on_host: list[theano.Variable] = []  # the slices that are taken there
 
@@ -132,7 +132,7 @@ class Slices:
 
 
 def along(length: int | None, shapes: Mapping[theano.Variable, Mapping[int, int]]) -> dict[theano.Variable, int]:
-    """Return the slices that have a length, and along which axis: the first one of those of a slice in `shapes`."""
+    """Return the slices that have a length, by their `shapes`, each with the first axis that has it."""
     return {v: next(axis for axis, each in lengths.items() if each == length)
             for v, lengths in shapes.items() if length in lengths.values()}
 

@@ -37,7 +37,7 @@ def _same(shards, node, values):
 @rule(sparse.AddSS, sparse.AddSSData, sparse.AddSD, sparse.MulSS, sparse.MulSD, sparse.Neg, sparse.Cast,
       sparse.Remove0, sparse.EnsureSortedIndices, sparse.HStack, of=ROWS)
 def _of_sparse(shards, node, values):
-    """Combine matrices element by element, or side by side along the other axis: none is broadcast."""
+    """Return matrices of samples combined element by element, or joined along the other axis: none is broadcast."""
     axis = {sparse.HStack: 0, sparse.VStack: 1}.get(type(node.op), same_rows(shards, node, values).axis)
     state = only_rows_on(shards, node, values, axis)
     matrices = [value for value in values if value.variable.ndim == 2]  # before numbers

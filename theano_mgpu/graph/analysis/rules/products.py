@@ -72,10 +72,9 @@ def _product(shards, node, values, summed, axis):
 
 @rule(slinalg.Solve, of=ROWS, is_costly=True)
 def _solve(shards, node, values):
-    matrix, right = values
-    if matrix.kind == ROWS or right.axis == 0:
+    if values[0].kind == ROWS or values[1].axis == 0:
         refuse_samples(shards, node, values)
-    return shards.apply(node, values, right.state)  # each column is solved for by itself
+    return shards.apply(node, values, values[1].state)  # each column is solved for by itself
 
 
 def any_number(node: Apply, inputs: list[theano.Variable], axis: int = 0) -> Apply:
