@@ -40,7 +40,7 @@ def test_the_later_theanorc_wins(tmp_path, monkeypatch):
 
 
 def test_an_empty_variable_names_no_theanorc(tmp_path, monkeypatch):
-    """As in Theano. Flags of the package's own were read from ~/.theanorc all the same."""
+    """Flags of the package's own were read from ~/.theanorc all the same, which Theano does not read."""
     (tmp_path / '.theanorc').write_text('[mgpu]\nexecutor = serial\n')
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.delenv('THEANO_FLAGS', raising=False)
