@@ -120,7 +120,7 @@ def is_divided_for(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     """Return whether several contexts compute a call that one device could compute."""
     if function.sharded or len(function.mesh.places) > 1:
         return not function.sharded and not unrepeatable_in(function.built.definition.whole)
-    length = function.inputs.length(function.arguments.bind(args, kwargs))
+    length = function.inputs.length(function.arguments.bind(args, kwargs), function.inputs.states())
     return len(sum(function.built.splitter.shares.rounds(length), [])) > 1
 
 

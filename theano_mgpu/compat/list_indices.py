@@ -27,6 +27,5 @@ def index_by_tuples_of_slices(module: Any) -> None:
 def _by_tuples(function):
     """Return a function as it reads with tuples in place of the lists; it takes milliseconds to find its source."""
     source = LIST.sub(r'[tuple(\1)]', textwrap.dedent(inspect.getsource(function)))
-    lines = '\n' * (function.__code__.co_firstlineno - 1) + source  # errors name the lines of the file
-    exec(compile(lines, inspect.getfile(function), 'exec'), function.__globals__, made := {})
+    exec(source, function.__globals__, made := {})
     return made[function.__name__]

@@ -31,10 +31,9 @@ struct mgpu_complex128 { npy_float64 real, imag; };
 
 # Names of NumPy -> other names of the same, which NumPy 1 has.
 SAME = {'prod': 'product', 'cumprod': 'cumproduct', 'all': 'alltrue', 'any': 'sometrue', 'round': 'round_',
-        'asmatrix': 'mat', 'inf': 'Inf Infinity PINF infty', 'nan': 'NaN NAN', 'float64': 'float_',
-        'complex128': 'complex_ cfloat', 'complex64': 'singlecomplex', 'longdouble': 'longfloat',
-        'clongdouble': 'clongfloat longcomplex', 'bool_': 'bool8', 'intp': 'int0', 'uintp': 'uint0',
-        'object_': 'object0', 'str_': 'str0 unicode_', 'bytes_': 'bytes0 string_', 'void': 'void0'}
+        'asmatrix': 'mat', 'inf': 'Inf Infinity PINF infty', 'nan': 'NaN NAN', 'float64': 'float_', 'bool_': 'bool8',
+        'complex128': 'complex_ cfloat', 'longdouble': 'longfloat', 'clongdouble': 'clongfloat', 'intp': 'int0',
+        'uintp': 'uint0', 'object_': 'object0', 'str_': 'str0 unicode_', 'bytes_': 'bytes0 string_', 'void': 'void0'}
 
 
 def is_needed() -> bool:

@@ -71,11 +71,9 @@ def join_flags(flags: Mapping[str, str]) -> str:
     "floatX=float32,gcc.cxxflags='-O2 -g'"
     """
     text = ','.join('%s=%s' % (_quote(key), _quote(value)) for key, value in flags.items())
-    read = parse_flags(text)
-    for name, value in flags.items():
-        if read.get(name) != value or '\0' in value:
-            raise MgpuError('THEANO_FLAGS cannot have the flag %s=%s: no value there ends in a blank or has a byte 0, '
-                            'and no name begins with a blank or has a "=". Change it' % (bare(name), bare(value)))
+    if parse_flags(text) != flags or '\0' in text:
+        raise MgpuError('THEANO_FLAGS cannot have all of these flags: %s. No value there ends in a blank or has a byte '
+                        '0, and no name begins with a blank or has a "=". Change it' % bare(text, 300))
     return text
 
 
