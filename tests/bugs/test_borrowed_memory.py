@@ -167,7 +167,7 @@ def test_expressions_of_data_follow_edits(contexts, kind, way):
 
 
 def test_variables_that_decide_which_rows_are_read(cpu2):
-    """A mask, a scale, and matrices of scipy.sparse, of which a script may have the numbers alone."""
+    """A mask and a scale follow edits; so does a sparse matrix, where a script has the array of its numbers alone."""
     found = []
     for start in (mgpu.disable, ALWAYS):
         start()
