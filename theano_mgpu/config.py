@@ -110,4 +110,5 @@ def theanorc_text(contexts: str, floatx: str = 'float32', executor: str = 'auto'
     for name, value in more.items():
         section, _, option = name.rpartition('.')
         sections.setdefault(section or 'global', []).append('%s = %s' % (option, value))
-    return '\n'.join('[%s]\n%s\n' % (section, '\n'.join(lines)) for section, lines in sections.items())
+    return '\n'.join('[%s]\n%s\n' % (section, '\n'.join(line.replace('\n', '\n\t') for line in lines))
+                     for section, lines in sections.items())

@@ -182,9 +182,10 @@ class TrainingFunction(DividedFunction):
         batches : iterable of tuple of ndarray, or iterable of ndarray
             The arguments of each call; an array where there is one input.
         ahead : bool, optional
-            Whether to take, split and send the next batch while the devices compute: the default for a list or tuple.
-            An iterator is asked in its turn, since it may read weights. With ``ahead=True`` it is asked one step
-            earlier, and reading weights then raises an MgpuError.
+            Whether to take, split and send the next batch while the devices compute: the default for a list or tuple,
+            on other devices than the CPU. A checksum tells whether its arrays were edited afterwards: they are sent
+            again then. An iterator is asked in its turn, since it may read weights. With ``ahead=True`` it is asked one
+            step earlier, and reading weights then raises an MgpuError.
         progress : bool or str
             Show a bar with the loss, under a title if one is given, in a terminal or a notebook. It needs tqdm.
 
@@ -193,9 +194,10 @@ class TrainingFunction(DividedFunction):
         ndarray or list
             The result of the call.
         """
-        ahead = isinstance(batches, (list, tuple)) if ahead is None else ahead
+        ahead = isinstance(batches, (list, tuple)) and self.executable.on_devices if ahead is None else ahead
         total, source = len(batches) if isinstance(batches, Sized) else None, PeekableBatches(batches)
-        with self.look_ahead.asking(source.peek if ahead else None), bar(total, progress, unit='batches') as shown:
+        asking = self.look_ahead.asking(source.peek if ahead else None, may_change=True)
+        with asking, bar(total, progress, unit='batches') as shown:
             for batch in source:
                 outputs = self(*batch)
                 shown.set_postfix_str('loss %.4g' % (outputs[0] if isinstance(outputs, list) else outputs))

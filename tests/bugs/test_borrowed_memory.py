@@ -8,7 +8,9 @@ from theano_mgpu.runtime.replicas import borrowed, replicated
 import numpy as np
 import pytest
 import theano
+import theano.sparse
 import theano.tensor as T
+from scipy import sparse
 
 X = np.random.RandomState(0).randn(7, 6).astype('float32')
 MODE = theano.Mode(optimizer='fast_compile')
@@ -110,6 +112,140 @@ def test_an_edit_of_a_variable_on_a_device(contexts):
         lent[...] = np.full((6, 3), factor, 'float32')
         same(functions)
         np.testing.assert_allclose(functions[0](X)[0], factor * X.sum(1, keepdims=True).repeat(3, 1), rtol=1e-5)
+
+
+DATA = np.random.RandomState(1).rand(20, 2)
+ALWAYS = functools.partial(mgpu.enable, always=True)
+
+
+def reads(data):
+    """Return a function of data alone: of a variable, of its rows, and of expressions of it."""
+    v = T.dvector('v')
+    return theano.function([v], [T.dot(data - data.mean(axis=0), v), T.dot(data[:17], v), T.dot(data, v)], mode=MODE)
+
+
+WAYS = {  # to the memory of a variable, which nothing refers to before and after
+    'get_value': lambda data, f: data.get_value(borrow=True),
+    'internal type': lambda data, f: data.get_value(borrow=True, return_internal_type=True),
+    'container': lambda data, f: data.container.value, 'data': lambda data, f: data.container.data,
+    'function': lambda data, f: f[data], 'container of a function': lambda data, f: f.container[data].value,
+    'clone': lambda data, f: data.clone().get_value(borrow=True),
+    'output': lambda data, f: theano.function([], theano.Out(data, borrow=True), mode=MODE)(),
+    'part in an output': lambda data, f: theano.function([], theano.Out(data[:9], borrow=True), mode=MODE)(),
+}
+
+
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.opencl)])
+def test_expressions_of_data_follow_edits(contexts, kind, way):
+    """`d - d.mean()` and `X[:17]` stayed as they were after `d.get_value(borrow=True)[0] += 3`.
+
+    On devices, so did `d`, where the array came by a container or as an output. Now they follow, or it is an error.
+    """
+    contexts(kind, 2)
+    found = []
+    for start in (mgpu.disable, ALWAYS):
+        start()
+        data, results = theano.shared(DATA), []
+        f = reads(data)
+        for number in range(3):
+            results += f(np.ones(2))
+            if number:
+                continue
+            try:
+                WAYS[way](data, f)[number] += 3
+            except ValueError as error:
+                assert 'read-only' in str(error) and kind == 'gpu' and start is ALWAYS
+                return
+            kept = WAYS[way](data, f)
+            kept[4] += 1
+        found.append([*results, data.get_value()])
+    mgpu.disable()
+    for one, other in zip(*found):
+        np.testing.assert_allclose(other, one)
+    assert not np.allclose(found[0][0], found[0][3]) and f.mgpu_divided.step.inputs.data
+
+
+def test_variables_that_decide_which_rows_are_read(cpu2):
+    """A mask and a scale follow edits; so does a sparse matrix, where a script has the array of its numbers alone."""
+    found = []
+    for start in (mgpu.disable, ALWAYS):
+        start()
+        data, mask, scale = theano.shared(DATA), theano.shared(np.arange(20) < 18), theano.shared(np.float64(2))
+        matrix = sparse.csr_matrix(DATA)
+        numbers, matrix = matrix.data, theano.sparse.shared(matrix, borrow=True)
+        v = T.dvector('v')
+        functions = [theano.function([v], each, mode=MODE) for each in (
+            T.dot(data[mask.nonzero()[0]], v), T.dot(data * scale, v),
+            theano.sparse.dot(matrix[:17], v.dimshuffle(0, 'x')))]
+        results = [f(np.ones(2)) for f in functions]
+        for number in range(2):
+            mask.get_value(borrow=True)[number] = False
+            scale.get_value(borrow=True)[()] += 1
+            numbers[number] += 3
+            results += [f(np.ones(2)) for f in functions]
+        found.append(results)
+    assert [len(each) for each in found[0][::3]] == [18, 17, 16] and all(f.mgpu_divided.step for f in functions)
+    mgpu.disable()
+    for one, other in zip(*found):
+        np.testing.assert_allclose(other, one)
+
+
+def test_data_that_are_not_lent_cost_no_checksum(cpu2, monkeypatch):
+    asked = []
+    monkeypatch.setattr(replicated, 'checksum', lambda value: asked.append(value.shape) or 0)
+    ALWAYS()
+    data = theano.shared(DATA)
+    f = reads(data)
+    for _ in range(3):
+        f(np.ones(2)), data.get_value()
+    assert not asked
+    data.get_value(borrow=True)
+    f(np.ones(2))
+    assert asked == [(20, 2)] * 2  # as the data were, and as they are in the next call
+    f(np.ones(2))
+    mgpu.disable()
+    assert asked == [(20, 2)] * 2
+
+
+def descent(grads, params):
+    return [(param, param - 0.1 * grad) for param, grad in zip(params, grads)]
+
+
+def steps(step, batches):
+    return (step(*batch) for batch in batches)
+
+
+def over(step, batches):
+    return step.over(batches)
+
+
+@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.opencl)])
+def test_batches_that_are_edited_before_their_turn(contexts, kind):
+    """The next batch of a list was on the devices already, as it was before."""
+    contexts(kind, 2)
+    losses = []
+    for loop in (steps, over):
+        x, w = T.dmatrix('x'), theano.shared(np.ones(2))
+        step = mgpu.training_function([x], T.sqr(T.dot(x, w)).mean(), [w], descent)
+        all_ = [(DATA[:8] + number,) for number in range(4)]
+        for number, loss in enumerate(loop(step, all_)):
+            losses.append(float(loss))
+            all_[(number + 1) % 4][0][...] *= 2
+    np.testing.assert_allclose(losses[4:], losses[:4])
+
+
+def test_a_reader_that_fills_one_array_again_and_again(contexts, kind):
+    """Batches were computed from what the reader had put there for later ones."""
+    contexts(kind, 2)
+    x, buffer = T.dmatrix('x'), np.empty((5, 2))
+
+    def batches():
+        for number in range(30):
+            buffer[...] = number
+            yield buffer
+    with mgpu.Predictor([x], x.sum(axis=1), mode=MODE) as predictor:
+        assert [outputs.tolist() for outputs in predictor.map(batches())] == [[2.0 * n] * 5 for n in range(30)]
 
 
 def test_the_containers_of_a_variable(contexts, kind):

@@ -12,6 +12,7 @@ import pytest
 import theano
 import theano.gpuarray
 import theano.tensor as T
+from theano.tensor.signal import pool
 
 
 @pytest.mark.parametrize('name', ['imdb', 'reuters'])
@@ -156,6 +157,10 @@ def test_other_missing_names_are_missing_as_in_plain_theano():
     ('dnn.conv.workmem=small', 'dnn.conv.algo_fwd=small,dnn.conv.workmem=', 'as dnn.conv.algo_fwd=small'),
     ('dnn.conv.workmem_bwd=none', 'dnn.conv.algo_bwd_data=none,dnn.conv.algo_bwd_filter=none,dnn.conv.workmem_bwd=',
      'as dnn.conv.algo_bwd_data=none,dnn.conv.algo_bwd_filter=none'),
+    ("""device=gpu0,base_compiledir="/tmp/it's, #1",gcc.cxxflags='-DX="a b" -DY=\\"c\\"'""",
+     """device=cuda0,base_compiledir="/tmp/it's, #1",gcc.cxxflags='-DX="a b" -DY=\\"c\\"'""",
+     'device=gpu0 as device=cuda0'),
+    ('lib.cnmem="it\'s,x=1"', 'gpuarray.preallocate="it\'s,x=1"', 'as gpuarray.preallocate='),
     ('mode=PROFILE_MODE', 'mode=Mode,profile=True', 'mode=PROFILE_MODE as mode=Mode,profile=True'),
     ('enable_initial_driver_test=True', '', 'not at all (Theano has no such setting any more)'),
     ('device=cuda0,mode=FAST_RUN,optimizer_including=cudnn,cuda.root=/usr', None, None),
@@ -198,13 +203,78 @@ def test_a_device_of_theano_0_x_is_left_to_the_contexts_that_are_chosen(variable
     assert new == {'device': 'cpu'} and 'device=gpu1 not at all (contexts choose devices; contexts=dev0->cuda1' in said
 
 
-def test_convolutions_without_a_compiler(monkeypatch):
+CASES = {  # the shape of an argument, and expressions of it
+    'pool': ((2, 1, 5, 5), lambda x: [pool.pool_2d(x, (2, 3), True, (2, 2), pad, mode) for pad in ((0, 0), (1, 2))
+                                      for mode in ('max', 'sum', 'average_inc_pad')]),
+    'pool of parts': ((1, 5, 5), lambda x: [pool.pool_2d(x, (2, 2), False, mode='average_exc_pad')]),
+    'gradient': ((1, 1, 5, 5), lambda x: [T.grad(T.sqr(pool.pool_2d(x, (2, 2), True, mode=mode)).sum(), x)
+                                          for mode in ('max', 'sum', 'average_exc_pad')]),
+    'R operator': ((1, 1, 5, 5), lambda x: [T.Rop(pool.pool_2d(x, (2, 2), True, pad=(1, 1)), x, T.cos(x))]),
+    'convolution': ((2, 1, 5, 5), lambda x: [T.nnet.conv2d(x, x[:, :, 1:3, :2], border_mode=mode, subsample=(2, 1))
+                                             for mode in ('valid', 'full')]),
+    'convolution in space': ((1, 1, 4, 4, 4), lambda x: [T.nnet.conv3d(x, x[..., :2, :2, :2])]),
+}
+
+
+@pytest.mark.parametrize('name', [*CASES])
+def test_python_code_indexes_by_slices(name):
+    """NumPy 1.23 takes a list of slices for positions, and SciPy 1.8 has its convolution elsewhere."""
+    shape, build = CASES[name]
+    array = np.random.RandomState(0).permutation(np.prod(shape)).reshape(shape) / 8
+    x = T.TensorType('float64', [False] * len(shape))('x')
+    in_python, by_default = [theano.function([x], build(x), mode=mode)(array) for mode in (
+        theano.Mode('py', None), theano.Mode(optimizer='fast_compile'))]
+    for value, expected in zip(in_python, by_default):
+        np.testing.assert_allclose(value, expected)
+    with theano.change_flags(compute_test_value='raise', cxx=''):
+        x.tag.test_value = array
+        np.testing.assert_allclose(build(x)[0].tag.test_value, in_python[0])
+
+
+@pytest.mark.parametrize('old', [False, True])
+def test_convolutions_without_a_compiler(old):
     """They ended with "Need the python package for scipy.signal to be installed", which SciPy 1.8 has elsewhere."""
     from theano.tensor.nnet import conv
     x, w = T.tensor4(), T.tensor4()
     values = np.random.RandomState(0).rand(2, 1, 4, 4).astype(x.dtype), np.ones((3, 1, 2, 2), x.dtype)
     with theano.change_flags(cxx='', linker='py'):
         function = theano.function([x, w], conv.conv2d(x, w, image_shape=(2, 1, 4, 4), filter_shape=(3, 1, 2, 2)),
-                                   mode='FAST_COMPILE')
+                                   mode='FAST_COMPILE') if old else \
+            theano.function([x, w], T.nnet.conv2d(x, w), mode=theano.Mode('py', None))
         result = function(*values)
     np.testing.assert_allclose(result[:, 0, 0, 0], values[0][:, 0, :2, :2].sum((1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize('k', [2, -3])
+def test_the_largest_numbers(k):
+    """Theano computes them in Python, by a list of slices, which NumPy 1.23 takes for positions."""
+    x, array = T.dmatrix(), np.random.RandomState(0).rand(4, 5)
+    outputs = [*T.topk_and_argtopk(x, k, 0, sorted=False), T.topk(x, k, 0, sorted=False),
+               T.argtopk(x, k, 0, sorted=False)]
+    values, places, *others = theano.function([x], outputs)(array)
+    np.testing.assert_array_equal(np.sort(values, 0), np.sort(array, 0)[-k:] if k > 0 else np.sort(array, 0)[:-k])
+    for each, expected in zip(others + [np.take_along_axis(array, places, 0)], [values, places, values]):
+        np.testing.assert_array_equal(np.sort(each, 0), np.sort(expected, 0))
+
+
+def test_pooling_in_debug_mode():
+    x = T.dtensor4()
+    outputs = [pool.pool_2d(x, (2, 2), True), T.grad(pool.pool_2d(x, (2, 2), True, mode='sum').sum(), x)]
+    array = np.random.RandomState(0).rand(1, 1, 4, 4)
+    values, gradient = theano.function([x], outputs, mode='DebugMode')(array)
+    np.testing.assert_array_equal(values[0, 0, 0, 0], array[0, 0, :2, :2].max())
+    assert (gradient == 1).all()
+
+
+def test_names_that_numpy_had():
+    """Programs of Theano's time ended with "module 'numpy' has no attribute 'typeDict'"."""
+    assert (np.rank([[1]]), np.alen([1, 2]), np.alen(3), np.asscalar(np.ones(1))) == (2, 2, 1, 1)
+    assert np.typeDict['float32'] is np.float32 and np.unicode is str and np.unicode0 is np.str_
+    assert isinstance(3, np.int) and np.long(2.5) == 2 and isinstance(True, (bool, np.bool))
+    assert np.float_ is np.float64 and np.complex_ is np.complex128 and np.string_ is np.string0 is np.bytes_
+    assert np.isnan(np.NaN) and np.Inf == np.infty == np.PINF == -np.NINF == np.inf and np.math.floor(2.5) == 2
+    assert np.product([2, 3]) == 6 and np.sometrue([0, 1]) and not np.alltrue([0, 1]) and np.round_(2.7) == 3
+    assert np.asfarray([1]).dtype == np.asfarray([1], 'int32').dtype == 'float64' and np.mat('1 2').shape == (1, 2)
+    assert np.cast['int32'](2.5) == 2 and np.obj2sctype('f') is np.float32 and np.msort([2, 1]).tolist() == [1, 2]
+    with np.warnings.catch_warnings():
+        np.warnings.simplefilter('ignore', np.VisibleDeprecationWarning)

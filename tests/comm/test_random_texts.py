@@ -3,6 +3,7 @@ import argparse
 import os
 import tempfile
 
+from theano_mgpu import config
 from theano_mgpu.cli import job_command
 from theano_mgpu.cli.config import devices, positive
 from theano_mgpu.comm import mpi_library
@@ -17,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.strategies import examples
 from test_clusters import BATCH, STEP
+from theano.configparser import parse_config_string
 
 FEW = examples(60)
 ANY = st.text(st.characters(blacklist_categories=('Cs',), blacklist_characters='\0'), max_size=40)
@@ -27,6 +29,8 @@ PIECES = st.lists(st.sampled_from(
      'slots', 'max_slots=2', 'dev0', 'cuda', 'cuda0', 'opencl', 'cpu', '-o', '+', 'pcie4', 'nan', 'inf', '[',
      ']']), max_size=8).map(''.join)
 TEXT = st.one_of(ANY, PIECES)
+PATHS = st.lists(st.sampled_from(['/tmp/', "it's", ' ', ',', '"b"', '\\', '#', '-DX=', '$HOME', '`', '%(USER)s', ';']),
+                 max_size=6).map(''.join)
 
 
 @pytest.fixture
@@ -114,6 +118,35 @@ def test_flags(text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('THEANO_FLAGS', 'mgpu.timeout=' + text)
         value_or_error(lambda: flags.own_flag('mgpu.timeout'), 'mgpu.timeout', 'THEANO_FLAGS')
+
+
+@FEW
+@given(st.dictionaries(TEXT, st.one_of(TEXT, PATHS), max_size=4))
+@example({'base_compiledir': "/tmp/it's", 'gcc.cxxflags': '-DX=\'a,b\' -DY="c d" -DZ=\\"e\\"', 'mgpu.ledger': 'a#b'})
+def test_flags_are_read_as_they_were_written(flags_):
+    """A quote in a value was lost, or ended in "No closing quotation", and what came after # was no flag any more."""
+    written = value_or_error(lambda: flags.join_flags(flags_), 'THEANO_FLAGS cannot have all of these flags')
+    if written is None:
+        assert any(name != name.lstrip() or '=' in name or value != value.rstrip() for name, value in flags_.items())
+    else:
+        assert parse_config_string(written) == flags.parse_flags(written) == flags_
+
+
+@FEW
+@given(st.binary(max_size=40).map(lambda content: b'[gcc]\ncxxflags = ' + content + b'\n'))
+@example(b'[gcc]\ncxxflags = -O2\n  -g\n\n  -DX=\'a\'\n[global]\ncontexts = a->cpu;\n  b->cpu\n')
+def test_a_configuration_file_is_converted_to_one_that_reads_alike(content):
+    """The further lines of a value were written without the blanks that they begin with, and the file was refused."""
+    with tempfile.NamedTemporaryFile() as file:
+        def read(content):
+            with open(file.name, 'wb') as new:
+                new.write(content)
+            return value_or_error(lambda: flags.read_theanorc(file.name))
+        old = read(content)
+        if old is not None:
+            contexts = old.pop('contexts', 'a->cpu')
+            new = read(config.theanorc_text(contexts, more=old).encode())
+            assert new == {**old, 'device': 'cpu', 'floatx': 'float32', 'contexts': contexts, 'mgpu.executor': 'auto'}
 
 
 @FEW

@@ -117,6 +117,30 @@ def test_a_callback_that_trains_in_between_breaks_nothing(gpu2, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+class EditsTheData(keras.callbacks.Callback):
+    def __init__(self, x):
+        super().__init__()
+        self.x = x
+
+    def on_batch_end(self, batch, logs=None):
+        self.x *= np.float32(1.1)
+
+
+def test_a_callback_that_edits_the_data_is_seen_by_the_next_batch(gpu2, monkeypatch):
+    """The batch was sent already, as it was before."""
+    found = []
+    for ahead in (True, False):
+        with monkeypatch.context() as patch:
+            model, sent = model_of(gpu2, ahead, patch, small=True)
+            x = X.copy()
+            model.fit(x, Y, batch_size=16, epochs=1, verbose=0, shuffle=False, callbacks=[EditsTheData(x)])
+            found.append(model.get_weights())
+            model.fit(x, Y, batch_size=16, epochs=1, verbose=0, callbacks=[keras.callbacks.History()])
+            assert any(sent) == ahead  # Keras's own callbacks edit nothing
+    for one, other in zip(*found):
+        np.testing.assert_array_equal(one, other)
+
+
 class EvaluatesInBetween(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()

@@ -196,6 +196,18 @@ print(sorted(map(len, x)), type(conv_utils.convert_kernel(np.ones((3, 3, 2, 4)))
     assert done.stdout.splitlines()[-1] == '[2, 3, 4] ndarray [3. 2. 1. 0.]'
 
 
+def test_kernels_of_keras_1():
+    """Keras 1.2 indexes by a list of slices, too."""
+    done = with_keras('1.2.2', '-c', """
+import theano_mgpu
+import numpy as np
+from keras.utils import np_utils
+kernel = np.arange(6.).reshape((1, 1, 2, 3))
+print(*[np_utils.convert_kernel(each, order).ravel() for each, order in ((kernel, 'th'), (kernel.T, 'tf'))])
+""")
+    assert done.stdout.splitlines()[-1] == '[5. 4. 3. 2. 1. 0.] [5. 2. 4. 1. 3. 0.]'
+
+
 @each((*VERSIONS, '2.3.1'), quick=('0.3.3', '1.2.2', '2.3.1'))
 def test_layers_are_timed(version, tmp_path):
     """The table has each layer, forward and backward, and so has the timeline."""

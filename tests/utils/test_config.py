@@ -39,6 +39,17 @@ def test_the_later_theanorc_wins(tmp_path, monkeypatch):
     assert flags.flag('contexts') == 'dev0->cuda1'
 
 
+def test_an_empty_variable_names_no_theanorc(tmp_path, monkeypatch):
+    """Flags of the package's own were read from ~/.theanorc all the same, which Theano does not read."""
+    (tmp_path / '.theanorc').write_text('[mgpu]\nexecutor = serial\n')
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.delenv('THEANO_FLAGS', raising=False)
+    for value, executor in (('~/.theanorc', 'serial'), ('', 'auto')):
+        monkeypatch.setenv('THEANORC', value)
+        assert flags.theanorc_files() == theano.configparser.config_files_from_theanorc()
+        assert flags.own_flag('mgpu.executor') == executor
+
+
 def test_a_wrong_value_names_the_right_ones(theanorc, monkeypatch):
     monkeypatch.setenv('THEANO_FLAGS', 'mgpu.executor=fast')
     with pytest.raises(MgpuError, match='mgpu.executor=fast is not one of auto, serial, threads'):

@@ -132,20 +132,25 @@ class Private:
         is_constant = isinstance(variable, theano.Constant)
         self._of = [replicated(v) for v in ancestors([variable]) if isinstance(v, SharedVariable)]
         self._compute: Any = None if is_constant else host_function([], variable)
+        self._versions = self._latest()
         value = variable.data if is_constant else self._compute()
-        self._versions = [each.version for each in self._of]
         self.variable = theano.shared(value, borrow=True) if is_sparse(variable) else \
             TensorSharedVariable(None, variable.type, value, True)
         self.variable.name, self.variable.tag.private = _name(variable), self
         self._replica = replicated(self.variable)
         self._replica.ask(None if is_constant else self._follow)
 
-    def _follow(self, variable):
-        """Compute the value of the variable anew if a data set has changed."""
+    def _latest(self):
+        """Return the versions of the data sets, whose memory is watched from now on if it is lent."""
         for each in self._of:
             each.note_edits()
+            each.is_in_expressions = True
             each.watch_lent_memory()
-        versions = [each.version for each in self._of]
+        return [each.version for each in self._of]
+
+    def _follow(self, variable):
+        """Compute the value of the variable anew if a data set has changed."""
+        versions = self._latest()
         if versions != self._versions or any(each.divided for each in self._of):
             self._versions = versions
             self._replica.give(self._compute())

@@ -41,5 +41,5 @@ class InPlaceUpdates:
             if fits and array.flags.writeable:
                 array[...] = value
                 variable.container.storage[0] = array
-                if watcher is not None and watcher.read_only:
+                if watcher is not None:
                     watcher.lend()  # a copy on a device would miss values that are written there

@@ -9,8 +9,6 @@ import os
 import types
 from typing import Any
 
-import numpy as np
-
 from .wrapping import wrap
 
 
@@ -64,12 +62,3 @@ def end_queues_by_stop_iteration(data_utils: Any) -> None:
                 if not isinstance(error.__cause__, StopIteration):
                     raise
                 return error.__cause__.value
-
-
-def index_kernels_by_tuples(conv_utils: Any) -> None:
-    """Let Keras index a kernel by a list of slices, which NumPy 1.23 and later takes for an array of positions."""
-    @wrap(conv_utils)
-    def convert_kernel(original, kernel):
-        kernel = np.asarray(kernel)
-        flipped = (slice(None, None, -1),) * (kernel.ndim - 2)
-        return kernel[flipped].copy() if 3 <= kernel.ndim <= 5 else original(kernel)

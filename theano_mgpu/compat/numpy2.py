@@ -29,6 +29,13 @@ struct mgpu_complex128 { npy_float64 real, imag; };
 """
 
 
+# Names of NumPy -> other names of the same, which NumPy 1 has.
+SAME = {'prod': 'product', 'cumprod': 'cumproduct', 'all': 'alltrue', 'any': 'sometrue', 'round': 'round_',
+        'asmatrix': 'mat', 'inf': 'Inf Infinity PINF infty', 'nan': 'NaN NAN', 'float64': 'float_', 'bool_': 'bool8',
+        'complex128': 'complex_ cfloat', 'longdouble': 'longfloat', 'clongdouble': 'clongfloat', 'intp': 'int0',
+        'uintp': 'uint0', 'object_': 'object0', 'str_': 'str0 unicode_', 'bytes_': 'bytes0 string_', 'void': 'void0'}
+
+
 def is_needed() -> bool:
     """Return whether NumPy is 2 or later."""
     import numpy
@@ -48,9 +55,11 @@ def restore_names() -> None:
     """Restore the names of NumPy 1 that Theano and Keras use, where NumPy 2 lacks them."""
     import numpy.core
     import numpy.linalg
-    names = {'product': numpy.prod, 'cast': Casts(), 'sctype2char': lambda dtype: numpy.dtype(dtype).char,
-             'Inf': numpy.inf, 'string_': numpy.bytes_, 'unicode_': numpy.str_, 'MAXDIMS': 64,
-             'ComplexWarning': vars(numpy)['exceptions'].ComplexWarning}
+    names = {**{old: getattr(numpy, new) for new, each in SAME.items() for old in each.split()},
+             **vars(vars(numpy)['exceptions']), 'cast': Casts(), 'NINF': -numpy.inf, 'PZERO': 0.0, 'NZERO': -0.0,
+             'sctype2char': lambda dtype: numpy.dtype(dtype).char, 'obj2sctype': lambda dtype: numpy.dtype(dtype).type,
+             'asfarray': lambda a, dtype='d': numpy.asarray(a, dtype if numpy.dtype(dtype).kind in 'fc' else 'd'),
+             'msort': lambda a: numpy.sort(a, axis=0), 'MAXDIMS': 64}
     vars(numpy).update({name: value for name, value in names.items() if name not in vars(numpy)})
     # These have moved, and each use of the old place warns.
     vars(numpy.core)['_multiarray_umath'] = vars(numpy)['_core']._multiarray_umath

@@ -43,7 +43,7 @@ def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
             continue
         del new[name]
         meaning = OLD[match.re.pattern]
-        found = flags.parse_flags(match.expand(meaning))
+        found = dict(match.expand(each).split('=', 1) for each in meaning.split(',') if '=' in each)
         read_as = flags.join_flags({each: found[each] for each in found if found[each]})
         if name == 'device' and contexts_are_chosen():
             found, read_as = {name: 'cpu'}, ''

@@ -7,6 +7,8 @@ import collections.abc
 import functools
 import importlib
 import inspect
+import math
+import pickle
 import shutil
 import sys
 import time
@@ -34,16 +36,18 @@ OLD_PACKAGES = CUDA, 'theano.sandbox.gpuarray', 'theano.misc.pycuda_init', 'thea
 
 
 def restore_numpy_aliases() -> None:
-    """Restore ``np.bool`` and similar names, which NumPy 1.24 removed; Theano 1.0.5 raises an AttributeError.
+    """Restore ``np.bool`` and other names that NumPy has lost by 1.24; Theano 1.0.5 raises an AttributeError.
 
-    ``np.asscalar``, which PyMC3 3.8 and earlier import, is gone since NumPy 1.23.
+    Programs of Theano's time have the others, such as ``np.asscalar``, which PyMC3 3.8 and earlier import.
     """
     import numpy
+    names = {**{name: getattr(builtins, name) for name in NUMPY_ALIASES}, 'long': int, 'unicode': str,
+             'unicode0': numpy.str_, 'string0': numpy.bytes_, 'typeDict': numpy.sctypeDict, 'rank': numpy.ndim,
+             'alen': lambda array: len(numpy.atleast_1d(array)), 'asscalar': lambda array: array.item(),
+             'loads': pickle.loads, 'math': math, 'sys': sys, 'warnings': warnings}
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # NumPy 1.20 to 1.23 warn when the names are looked up
-        missing = {name: getattr(builtins, name) for name in NUMPY_ALIASES if not hasattr(numpy, name)}
-        missing['asscalar'] = getattr(numpy, 'asscalar', lambda array: array.item())
-    vars(numpy).update(missing)
+        vars(numpy).update({name: value for name, value in names.items() if not hasattr(numpy, name)})
 
 
 def restore_collections_abcs() -> None:

@@ -30,15 +30,19 @@ def parts_of_scipy_left_out() -> ContextManager[None]:
                     hasattr(scipy, '__getattr__'))
 
 
-def convolve_by_scipy(conv: Any) -> None:
-    """Import what convolutions in Python need when the first one is computed: SciPy 1.8 moved it to other modules."""
-    @wrap(conv.ConvOp)
-    def perform(original, self, node, arrays, results):
-        if not conv.imported_scipy_signal:
+def convolve_by_scipy(module: Any) -> None:
+    """Import what convolutions in Python need when the first one is computed: SciPy 1.8 moved it to other modules.
+
+    `module` is ``theano.tensor.nnet.conv`` or ``theano.tensor.nnet.abstract_conv``.
+    """
+    @wrap(*((module.ConvOp, 'perform') if hasattr(module, 'ConvOp') else (module.BaseAbstractConv, 'conv')))
+    def convolve(original, *args, **kwargs):
+        if not module.imported_scipy_signal:
             from scipy.signal import _signaltools, _sigtools
-            vars(conv).update(imported_scipy_signal=True, _convolve2d=_sigtools._convolve2d,
-                              **{name: getattr(_signaltools, name) for name in ('_valfrommode', '_bvalfromboundary')})
-        original(self, node, arrays, results)
+            names = '_valfrommode', '_bvalfromboundary', 'convolve'
+            vars(module).update(imported_scipy_signal=True, _convolve2d=_sigtools._convolve2d,
+                                **{name: getattr(_signaltools, name) for name in names})
+        return original(*args, **kwargs)
 
 
 def ignore_syntax_warnings() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any, Callable, Iterable, List, MutableMapping, NamedTuple
 
 from ..compat.wrapping import wrap
@@ -37,7 +38,7 @@ def watch(variable: Any, watcher: Any) -> None:
     ``before_read()`` is called before the variable's value is read, ``before_write()`` and ``after_write()`` around a
     change, by get_value, set_value, or any Theano function over the variable. ``step_locks`` are held during the
     change, see `add_step_lock`. ``read_only`` says that there are copies, which would miss a write to a borrowed value:
-    an array on the host is then made read-only, and ``lend()`` is called before one on a device is given away.
+    an array on the host is then made read-only. ``lend()`` is called before any other value is given away itself.
     """
     global _generation
     with _adding:
@@ -94,16 +95,23 @@ def hook_shared_variables() -> None:
 
 
 def _get_value(original, variable, borrow=False, return_internal_type=False):
-    watcher = watcher_of(variable)
+    """Return the value of a shared variable as `original` does: itself, or a copy, which is not lent."""
+    container = variable.container
+    watcher = _watchers.get(id(container.storage))
     if watcher is None:
         return original(variable, borrow, return_internal_type)
     watcher.before_read()
-    value = original(variable, borrow, return_internal_type)
-    if borrow and watcher.read_only:
-        if hasattr(value, 'setflags'):
+    stand_in = SimpleNamespace(container=SimpleNamespace(value=container.unwatched))
+    return _given(watcher, container, original(stand_in, borrow, return_internal_type))
+
+
+def _given(watcher, container, value):
+    """Return a value for the user; if it is the container's own, the user may write to it unless that is an error."""
+    if value is container.storage[0]:
+        if watcher.read_only and hasattr(value, 'setflags'):
             value = value.view()
             value.setflags(write=False)
-        elif value is variable.container.storage[0]:
+        else:
             watcher.lend()
     return value
 
@@ -131,19 +139,28 @@ def _wrap_container(cls):
             watcher.before_read()
         return original(container, *args)
 
+    def lent(container):
+        watcher, value = _watchers.get(id(container.storage)), reading(get, container)
+        return value if watcher is None else _given(watcher, container, value)
+
     wrap(cls, '__deepcopy__')(reading)
     wrap(cls, '__reduce_ex__')(reading)
     cls.unwatched = property(get, set_)
-    cls.data = cls.value = property(functools.partial(reading, get), functools.partial(_change, set_))
+    cls.data = cls.value = property(lent, functools.partial(_change, set_))
 
 
 def _uses_of(function):
     uses, generation = function.__dict__.get('_mgpu_uses'), _generation
     if uses is None or uses.generation != generation:
-        specs = [(_watchers.get(id(container.storage)), spec.update)
-                 for container, spec in zip(function.input_storage, function.maker.expanded_inputs)]
+        from theano.compile.function_module import alias_root
+        maker = function.maker
+        # An output that is memory of a variable, as with ``theano.Out(variable, borrow=True)``, may be written to.
+        lent = {alias_root(variable) for variable, output in zip(maker.fgraph.outputs, maker.outputs)
+                if output.borrow and not hasattr(function, 'mgpu_only_reads')}
+        specs = [(_watchers.get(id(container.storage)), spec.update is not None or variable in lent) for
+                 container, spec, variable in zip(function.input_storage, maker.expanded_inputs, maker.fgraph.inputs)]
         watched = [watcher for watcher, _ in specs if watcher is not None]
-        updated = [watcher for watcher, update in specs if watcher is not None and update is not None]
+        updated = [watcher for watcher, is_updated in specs if watcher is not None and is_updated]
         uses = function._mgpu_uses = _Uses(generation, list(map(weakref.ref, watched)),
                                            list(map(weakref.ref, updated)), _locks_of(updated))
     return uses

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
 from typing import Any, Iterable, Iterator, Sequence
 
@@ -189,7 +190,8 @@ class Predictor:
         Parameters
         ----------
         batches : iterable
-            Arrays; for several inputs lists or tuples of arrays, or dicts by the inputs' names. May be endless.
+            Arrays; for several inputs lists or tuples of arrays, or dicts by the inputs' names. May be endless. What an
+            iterator yields is copied: it may fill the same arrays again.
         on_error : {'raise', 'yield'}
             What to do with the error of a batch: raise it, or yield it in place of the outputs, and continue.
 
@@ -209,6 +211,8 @@ class Predictor:
         if on_error not in ('raise', 'yield'):
             raise ValueError("on_error=%r is neither 'raise' nor 'yield'" % (on_error,))
         self._check_use()
+        if hasattr(batches, '__next__'):  # it may fill its arrays again, while the batches that were read ahead wait
+            batches = map(copy.deepcopy, batches)
         return self._map(batches, on_error, self._pool)
 
     def _map(self, batches, on_error, pool):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import configparser
 import difflib
 import os
+import re
 import shlex
 from typing import Any, Mapping, NamedTuple
 
@@ -64,19 +65,26 @@ def parse_flags(text: str) -> dict[str, str]:
 def join_flags(flags: Mapping[str, str]) -> str:
     """Join a dict of flags into a THEANO_FLAGS string that `parse_flags` reads back.
 
+    Raise an MgpuError for a flag that no such string has: Theano leaves out a blank at the end of a value, for example.
+
     >>> join_flags({'floatX': 'float32', 'gcc.cxxflags': '-O2 -g'})
     "floatX=float32,gcc.cxxflags='-O2 -g'"
     """
-    return ','.join('%s=%s' % (key, _quote(value)) for key, value in flags.items())
+    text = ','.join('%s=%s' % (_quote(key), _quote(value)) for key, value in flags.items())
+    if parse_flags(text) != flags or '\0' in text:
+        raise MgpuError('THEANO_FLAGS cannot have all of these flags: %s. No value there ends in a blank or has a byte '
+                        '0, and no name begins with a blank or has a "=". Change it' % bare(text, 300))
+    return text
 
 
-def _quote(value):
-    return "'%s'" % value if any(c in value for c in ', \t') and "'" not in value else value
+def _quote(text):
+    """Return a text as Theano's parser reads it back: a quote is written within the other quotes."""
+    return "'%s'" % text.replace("'", "'\"'\"'") if re.search(r'[\s,#\\\'"]', text) else text
 
 
 def theanorc_files() -> list[str]:
     """Return the paths of the .theanorc files that Theano reads, later ones winning."""
-    return [os.path.expanduser(path) for path in (os.environ.get('THEANORC') or '~/.theanorc').split(os.pathsep)]
+    return [os.path.expanduser(path) for path in os.environ.get('THEANORC', '~/.theanorc').split(os.pathsep)]
 
 
 def read_theanorc(*paths: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import numpy as np
+from keras.callbacks import Callback
 from keras.models import Model
 
 from ...auto.parallel_state import parallel_state_of
@@ -95,9 +96,16 @@ def _address(array):
 
 
 def look_ahead(method: Callable[..., Any], self: Model, *args: Any, **kwargs: Any) -> Any:
-    """Run a training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
+    """Run a training loop of `keras.Model`, for a model over contexts, in which the next batch is known.
+
+    It is not if a callback of the user's runs after each batch: it may edit the data.
+    """
+    # Their keyword is not asked for: fit_generator has others than its signature tells.
+    ends = [getattr(each, name, None) for value in [*args, *kwargs.values()] if isinstance(value, (list, tuple))
+            for each in value if isinstance(each, Callback) for name in ('on_batch_end', 'on_train_batch_end')]
+    are_known = all(end.__module__.startswith(('keras.', 'theano_mgpu.')) for end in ends if end)
     try:
-        with temporarily(keras_loops, 'keras_batches', LoopObserver(self)):
+        with temporarily(keras_loops, 'keras_batches', LoopObserver(self) if are_known else None):
             return method(self, *args, **kwargs)
     finally:
         # A loop that was interrupted leaves a batch on the devices.

@@ -71,9 +71,9 @@ class DataSet:
             # The thread of a replica cannot read the memory of another device, which may compute meanwhile.
             storage = [fetch(self._storage[0])] if hasattr(self._storage[0], 'sync') else self._storage
             self._key, self._parts = key, [Rows(storage, piece) for piece in pieces]
-            self._replica.is_in_parts |= stay
-            if stay and not self._is_private:
-                self._replica.watch_lent_memory()  # a copy on a device would miss edits
+            self._replica.is_in_parts |= stay or storage is not self._storage
+            if not self._is_private:
+                self._replica.watch_lent_memory()  # a copy would miss edits
         return self._parts if stay else [rows.on(HOST) for rows in self._parts]
 
 

@@ -96,7 +96,8 @@ class Slices:
     def take_on_host(self) -> None:
         """Take slices on the host, where that frees the devices of their data sets."""
         self.on_host = self._movable()
-        self._slice_function = self._on_host_of([theano.Out(self._taken[v], borrow=True) for v in self.on_host])
+        self._slice_function: Any = self._on_host_of([theano.Out(self._taken[v], borrow=True) for v in self.on_host])
+        self._slice_function.mgpu_only_reads = True  # nobody writes to these slices of the data sets
 
     @property
     def sent(self) -> list[theano.Variable]:

@@ -5,6 +5,7 @@ import contextlib
 import operator
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
+from ...utils.values import checksum
 from ..batch import Batch
 from ..replicas.replicated import within_a_step
 
@@ -17,16 +18,18 @@ class LookAhead:
 
     def __init__(self, prepare: Callable[[Any], tuple[Any, Batch] | None]) -> None:
         self._prepare = prepare
-        self._prepared: tuple[Any, Any] | None = None  # the arguments, and the result of `prepare`
+        # The arguments, a number that an edit changes, and the result of `prepare`.
+        self._prepared: tuple[Any, int, Any] | None = None
         self._next_batch: Callable[[], Any] | None = None
+        self._number: Callable[[Any], int] = len
 
     @contextlib.contextmanager
-    def asking(self, next_batch: Callable[[], Any] | None) -> Iterator[None]:
+    def asking(self, next_batch: Callable[[], Any] | None, may_change: bool = False) -> Iterator[None]:
         """Prepare, within the block, the batch whose arguments ``next_batch()`` returns, or None.
 
-        It runs within a step: no variable may be read.
+        It runs within a step: no variable may be read. The arguments `may_change` in place before their turn.
         """
-        self._next_batch = next_batch
+        self._next_batch, self._number = next_batch, checksum if may_change else len
         try:
             yield
         finally:
@@ -39,7 +42,7 @@ class LookAhead:
         try:
             with within_a_step():
                 args = self._next_batch()
-            self._prepared = None if args is None else (args, self._prepare(args))
+            self._prepared = None if args is None else (args, self._number(args), self._prepare(args))
         except Exception:
             # An error of the next batch (its shape, no room for it on a device) must not undo the current step.
             # Nothing is prepared: the work is done again, and raises the error, when the batch is due.
@@ -49,8 +52,8 @@ class LookAhead:
         """Return the values and the batch that were prepared, if they are of these arguments."""
         if self._prepared is None:
             return None
-        (before, prepared), self._prepared = self._prepared, None
-        is_of_these = not kwargs and len(args) == len(before) and all(map(operator.is_, args, before))
+        (before, number, prepared), self._prepared = self._prepared, None
+        is_of_these = not kwargs and all(map(operator.is_, args, before)) and self._number(args) == number
         return prepared if is_of_these else None
 
     def forget(self) -> None:

@@ -15,18 +15,22 @@ from ...errors import named, warn
 LARGE = 4 << 20  # bytes; the checksum of more takes 1 ms or longer
 
 
-def is_lent(storage: list[Any]) -> bool:
+def is_lent(storage: Any, key: Any = 0) -> bool:
     """Return whether an owner besides a shared variable refers to its value, or to the memory of its value.
+
+    The value is an item of `storage`, the list of a shared variable, or the dict of a sparse matrix.
 
     >>> array = np.zeros(6)
     >>> is_lent([array]), is_lent([np.zeros(6)]), is_lent([array[2:]]), is_lent([np.zeros(6)[2:]])
     (True, False, True, False)
     """
-    value = storage[0]
+    value = storage[key]
     if isinstance(value, np.ndarray) and not value.flags.writeable and not isinstance(value.base, np.ndarray):
         return False  # nobody edits it
-    if sys.getrefcount(value) > 3:  # the list, this name, and the argument
+    if sys.getrefcount(value) > 3:  # the storage, this name, and the argument
         return True
+    if hasattr(value, 'indptr'):  # a sparse matrix
+        return any(is_lent(vars(value), part) for part in ('data', 'indices', 'indptr'))
     while isinstance(getattr(value, 'base', None), np.ndarray):
         value = value.base
         if sys.getrefcount(value) > 3:  # the view, this name, and the argument
@@ -40,6 +44,6 @@ def warn_if_large(variable: Any) -> None:
     size = getattr(variable.container.storage[0], 'nbytes', 0)
     if size > LARGE:
         warn('the script refers to the memory of the shared variable %s (%d MB), which it may edit in place: each '
-             'call compares the memory with the copies on the devices, which takes about %d ms. Delete the other '
+             'call compares the memory with what it was, which takes about %d ms. Delete the other '
              'references to the array, or make the variable without borrow=True'
              % (named(variable), size >> 20, size >> 22))

@@ -111,6 +111,7 @@ class Replicated:
         self.variable = variable
         self.copies: dict[Context, Any] = {}
         self.is_in_parts = False  # devices have copies of its rows
+        self.is_in_expressions = False  # there are values that were computed of it, see `Private` of `auto.data_sets`
         self.touched = False  # it was set, other than by a step, since a rank last compared it with other ranks
         self.shared = False   # it has had rank 0's value
         self.version = 0      # it grows with each new value
@@ -138,6 +139,7 @@ class Replicated:
         """Return the replica on a context, made if there is none."""
         if context not in self.copies:
             self.copies[context] = self.variable if self._is_home(context) else self._copy(context)
+            self.watch_lent_memory()
         return self.copies[context]
 
     def refresh(self, replica: Any, own: bool = False) -> None:
@@ -180,8 +182,8 @@ class Replicated:
                                                            copy.type.broadcastable)].copy()
 
     def lend(self) -> None:
-        """Watch the variable's value for edits in place: the user is about to refer to it."""
-        if self.lent is None:
+        """Watch the variable's value for edits in place, if others would miss them: the user may refer to it."""
+        if self.lent is None and (self.read_only or self.is_in_expressions):
             self.lent = checksum(self.variable.container.storage[0])
             warn_if_large(self.variable)
             _note_change()
@@ -298,7 +300,6 @@ class Replicated:
         version = self.version
         replica = copy_on(context, self.variable, self.latest())
         self._has_read(replica, version)
-        self.watch_lent_memory()
         return replica
 
 
