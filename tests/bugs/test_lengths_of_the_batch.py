@@ -1,4 +1,4 @@
-"""Wrong numbers since a length, a bound or a single row of the whole batch was taken for that of a part of it."""
+"""Wrong numbers since a part of the batch was asked for a length, a bound or a single row of the whole batch."""
 import theano_mgpu as mgpu
 
 import numpy as np
@@ -26,7 +26,7 @@ def labels(n):
 
 
 def state_of_samples():
-    """Return a function with a state of samples, of which the first are read and written."""
+    """Return a function with a state of samples that reads and writes the first rows."""
     h, n = shared(12, 3), x.shape[0]
     return [x], [h[:n] * x, h.sum()], [(h, T.set_subtensor(h[:n], T.tanh(x)))]
 

@@ -30,6 +30,7 @@ def test_why_there_is_none(monkeypatch):
 
 
 def test_the_best_kind_wins(monkeypatch):
+    monkeypatch.setenv('POCL_DEVICES', '')  # else PoCL is not asked what they are
     found = {'cuda': ['cuda0', 'cuda1'], 'opencl': ['opencl0:0'], 'cpu': ['cpu']}
     monkeypatch.setattr(discovery, 'discover', lambda kind: (found[kind], ''))
     monkeypatch.setattr(discovery, 'type_of', lambda device: 'GPU')

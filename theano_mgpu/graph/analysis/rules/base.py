@@ -66,7 +66,7 @@ def in_order(shards: Shards, node: theano.Apply, value: Value, outer: theano.Var
 
 
 def known_rows(shards: Shards, values: list[Value]) -> Value:
-    """Return the first rows among values, those of the given graph before others."""
+    """Return the first rows among values; rows of the given graph come before others."""
     of_samples = [value for value in values if value.kind == ROWS]
     return next((value for value in of_samples if shards.given(value) is not None), of_samples[0])
 
