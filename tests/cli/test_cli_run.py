@@ -406,7 +406,7 @@ def test_a_script_that_chooses_its_own_contexts(first, tmp_path):
 
 ITSELF = """
     from theano_mgpu.keras import balance, multi_gpu_model, place
-    import keras, sys
+    import keras, sys, theano
     import numpy as np, theano_mgpu as mgpu
     mgpu.init('dev0->cpu;dev1->cpu')
     layers = [keras.layers.Dense(3, activation='tanh', input_shape=(4,)), keras.layers.Dense(2)]
@@ -418,6 +418,8 @@ ITSELF = """
         model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
         with mgpu.device('dev1'):
             pass
+        x = theano.tensor.matrix('x')
+        mgpu.function([x], x.sum(), contexts=['dev0', 'dev1'])(np.ones((8, 4), theano.config.floatX))
     print('trained on', ' '.join(sorted({context.name for context in model.contexts})))
 """
 

@@ -57,10 +57,11 @@ def test_each_example_is_listed_and_is_a_script_of_its_framework():
 
 @pytest.mark.mpi
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize('name,way', slow_but([('two_towers_keras', 'run'), ('predict_batches', 'one')],
-                                              list(itertools.product(SHORT, WAYS))))
-def test_each_example_runs_under_run(name, way, tmp_path):
+@pytest.mark.parametrize('case', slow_but([('two_towers_keras', 'run'), ('predict_batches', 'one')],
+                                          list(itertools.product(SHORT, WAYS))), ids='-'.join)
+def test_each_example_runs_under_run(case, tmp_path):
     """Four of the five examples of Keras ended in a circular import. Then multi_gpu_model found too few contexts."""
+    name, way = case
     if NEEDS.get(name) and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip('%s is not installed: examples/README.md says how' % NEEDS[name])
     arguments, flags = SHORT[name]

@@ -111,10 +111,11 @@ def keras_blocks():
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize('name,way', slow_but([('README.md 1', 'run'), ('docs/guide/keras.md 2', 'one')],
-                                              list(itertools.product(keras_blocks(), WAYS))))
-def test_keras_blocks_run_under_run(name, way, tmp_path):
+@pytest.mark.parametrize('case', slow_but([('README.md 1', 'run'), ('docs/guide/keras.md 2', 'one')],
+                                          list(itertools.product(keras_blocks(), WAYS))), ids='-'.join)
+def test_keras_blocks_run_under_run(case, tmp_path):
     """They ended in a circular import. Then the contexts that a block had chosen were replaced by others."""
+    name, way = case
     block = keras_blocks()[name]
     if 'import optuna' in block and not find_spec('optuna'):
         pytest.skip('optuna is not installed; tests/cli/test_children.py says so')

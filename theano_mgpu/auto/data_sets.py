@@ -176,7 +176,7 @@ def has_data(outputs: Sequence[Any]) -> bool:
 
 def chains(updates: Mapping[Any, theano.Variable]) -> list[Any]:
     """Return variables with many rows that are updated where numbers are drawn, as the chains of a sampler."""
-    new = [each for each in updates.values() if isinstance(each, theano.Variable)]  # or numbers, or arrays
+    new = [each for each in updates.values() if isinstance(each, theano.Variable)]  # not numbers and arrays
     if not any(v.owner and isinstance(v.owner.op, DRAWS) for v in ancestors(new)):
         return []
     return [v for v in updates if _shape(v)[:1] >= (FEWEST,) and axes_for_samples(v) and not is_random_state(v)]

@@ -50,8 +50,7 @@ def steps_of(function: Any) -> Steps:
     if isinstance(function, DividedFunction):
         return function.steps
     if not isinstance(function, Function):
-        raise TypeError('%s is no function of theano.function, mgpu.function or mgpu.training_function'
-                        % named(function))
+        raise TypeError('%s is no function of theano.function, mgpu.function or training_function' % named(function))
     if not isinstance(function.mgpu_divided, SurroundedFunction):
         function.mgpu_divided = SurroundedFunction(function)
     return function.mgpu_divided.steps

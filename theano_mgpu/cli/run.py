@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
         set_environment_flags(flags)
     elif args.gpus and flagged():
         choose_contexts(args.gpus)  # an error now
-    leases.begin_run(args.one, args.wait, contexts=describe(args.contexts) if args.contexts else args.gpus,
+    leases.begin_run(args.one, args.wait, gpus=describe(args.contexts) if args.contexts else args.gpus,
                      strict=args.strict, always=args.always)
     # Devices are opened when the script first needs them. It may choose others later; forks have contexts of their own.
     opened, process = functools.lru_cache(None)(functools.partial(open_contexts, args)), os.getpid()

@@ -53,8 +53,8 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     -------
     list of Context
         In a process that mpirun started, its share of them: see `share`. In a process that a script of
-        ``theano-mgpu run`` has started, one of them: see `lease`. Under ``theano-mgpu run`` its options
-        ``--contexts`` and ``--gpus`` count, whatever the script asks for.
+        ``theano-mgpu run`` has started, one of them: see `lease`. Under ``theano-mgpu run`` the map of its
+        option ``--contexts`` counts, whatever the script asks for, and of others the first ``--gpus`` ones.
 
     Raises
     ------
@@ -67,13 +67,15 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     >>> init('dev0->cpu')
     [Context(name='dev0', device='cpu', kind='cpu')]
     """
-    named = leases.named()
+    named, given = leases.named(), contexts
+    if given is None or isinstance(named, str):
+        contexts = named
     if leases.is_child():
-        return _use(*_one_of(named or contexts))
-    chosen = choose_contexts(named or contexts)
-    if named and contexts not in (None, named, len(chosen)):
+        return _use(*_one_of(contexts))
+    chosen = choose_contexts(contexts)[:named if isinstance(named, int) else None]
+    if given not in (None, contexts, len(chosen)):
         rank_process.note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
-                          % (contexts, describe(chosen)))
+                          % (given, describe(chosen)))
     return _use(chosen, share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
                 if mpi_environment.trains_together() else chosen)
 

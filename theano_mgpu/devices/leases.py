@@ -102,9 +102,8 @@ def run() -> int:
 
 
 def named() -> Any:
-    """Return the contexts that the run was given, if this process is it or part of it: a map, or their number, or None.
-    """
-    return options().get('contexts') if is_child() or options().get('run') == os.getpid() else None
+    """Return the contexts that the run was given, if this process is it or part of it: a map, or a number, or None."""
+    return options().get('gpus') if is_child() or options().get('run') == os.getpid() else None
 
 
 def begin_run(one: bool, wait: bool, **more: Any) -> None:

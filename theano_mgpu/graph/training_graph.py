@@ -43,8 +43,7 @@ def check_reductions(results: Sequence[Output], reductions: Sequence[str | None]
     """
     for how, result, output in zip(reductions, results, outputs):
         if how not in (None, 'gather', 'mean', 'sum'):
-            raise GraphError('output %s is to be reduced by %r, which is none of gather, mean, sum'
-                             % (named(output), how))
+            raise GraphError('output %s is reduced by %r, which is none of gather, mean, sum' % (named(output), how))
         if how == 'gather' and result.reduction is None or how in ('mean', 'sum') and result.has_rows:
             raise GraphError('output %s %s, and cannot be reduced by %r. Leave the reduction out: outputs are those of '
                              'the whole batch' % (named(output), 'has rows of single samples' if result.reduction else

@@ -48,9 +48,8 @@ class UpdateOwners:
     def gather(self) -> None:
         """Give every process the latest values of all shares. All processes have to call it at the same place."""
         if self._n_shares > self._ranks.size:
-            raise RankError("%s is divided among %d ranks (update_on='sharded'), and this process is a fork of one of "
-                            'them: read it on every rank before the fork'
-                            % (named(self._left[0][0].variable), self._n_shares))
+            raise RankError("%s is divided among %d ranks (update_on='sharded'), and this is a fork of one: read it on "
+                            'every rank before the fork' % (named(self._left[0][0].variable), self._n_shares))
         self._ranks.handshake((READ,))
         values = {variable: variable.latest() for variable, owner in self._left if owner == self._ranks.rank}
         of_others = self._gathered(self._left, values)
