@@ -209,3 +209,14 @@ def test_layers_are_timed(version, tmp_path):
         assert re.search(r'\n%s +\d+\.\d+ +\d+\.\d+ +\d+\.\d %%' % re.escape(layer), text), text
     spans = [event['name'] for event in json.loads((tmp_path / 'trace.json').read_text())['traceEvents']]
     assert {inner, inner + ', backward', last, last + ', backward', 'run'} <= set(spans)
+
+
+@pytest.mark.mpi
+@each(('1.2.2', '2.0.9', '2.1.6', '2.2.4'), quick=('1.2.2',))
+def test_generators_that_call_functions_leave_all_processes_alike(version, tmp_path):
+    """"MgpuError: two threads of rank 0 use functions over the ranks of the job at the same time"."""
+    cases = HERE.parent / 'support' / 'asking_cases.py'
+    with_keras(version, '-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--quiet', '--always', str(cases),
+               str(tmp_path / 'ranks'), '1', flags=QUICK + ',mgpu.timeout=60')
+    first, second = (json.loads((tmp_path / ('ranks.%d' % rank)).read_text()) for rank in (0, 1))
+    assert first == second and len(first) == 6

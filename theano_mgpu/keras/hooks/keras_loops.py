@@ -36,7 +36,7 @@ def report_queues(data_utils: Any) -> None:
         @wrap(enqueuer)
         def get(original, self):
             source = getattr(self, 'sequence', None)
-            if hasattr(source, 'taken_from'):
+            if hasattr(source, 'taken_from') and keras_versions.has_open_queues():
                 return source.taken_from(self, original(self))
             if keras_batches is not None and keras_versions.has_open_queues():
                 keras_batches.queue(self)
