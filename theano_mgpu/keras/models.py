@@ -78,7 +78,7 @@ def hint_of(model: Model, kind: str, inputs: Iterable[Any]) -> Hint:
 
 def following(function: ModelFunction, inputs: list[Any]) -> Callable[[], Any] | None:
     """Return a callable that returns the inputs of the next batch; None where the running loop does not know them."""
-    loop = keras_loops.keras_batches
+    loop = keras_loops.running.batches
     return functools.partial(loop.after, inputs) if loop is not None and loop.calls(function) else None
 
 

@@ -48,8 +48,8 @@ class FedIterator(Feed, Iterator[Any]):
     def __next__(self):
         if threading.get_ident() != self._thread:
             return _next(self._source)
-        if keras_loops.keras_batches is not None:
-            keras_loops.keras_batches.queue(self)
+        if keras_loops.running.batches is not None:
+            keras_loops.running.batches.queue(self)
         return self._send() if self._ranks.rank == 0 else self._receive()
 
     def _send(self):

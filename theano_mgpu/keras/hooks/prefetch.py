@@ -13,7 +13,7 @@ from .feed import FedIterator, next_of_queue
 
 
 class LoopObserver:
-    """An observer of the batches that a loop of a model takes; `keras_loops.keras_batches` observes the running loop.
+    """An observer of the batches that a loop of a model takes; `keras_loops.running.batches` observes the running loop.
     """
 
     def __init__(self, model: Model) -> None:
@@ -97,7 +97,7 @@ def _address(array):
 def look_ahead(method: Callable[..., Any], self: Model, *args: Any, **kwargs: Any) -> Any:
     """Run a training loop of `keras.Model`, for a model over contexts, in which the next batch is known."""
     try:
-        with temporarily(keras_loops, 'keras_batches', LoopObserver(self)):
+        with temporarily(keras_loops.running, 'batches', LoopObserver(self)):
             return method(self, *args, **kwargs)
     finally:
         # A loop that was interrupted leaves a batch on the devices.
