@@ -103,7 +103,8 @@ def states_of(model: Model) -> list[Any]:
     if getattr(inner, 'train_function', None) is None:
         return []
     optimizer = inner.optimizer
-    named = list(optimizer.weights) + [pair[0] for pair in optimizer.updates if isinstance(pair, tuple)]
+    updates = getattr(optimizer, 'updates', ())  # a class of the user's may have neither list
+    named = [*getattr(optimizer, 'weights', ()), *(pair[0] for pair in updates if isinstance(pair, tuple))]
     return [variable for variable in named if variable not in model.weights]
 
 
@@ -118,7 +119,7 @@ def members(data: Any) -> list[Any]:
 
 def check_compile(model: Model) -> None:
     """Raise a ValueError if a model was compiled with arguments that cannot be used over contexts."""
-    unknown = [name for name in getattr(model, '_function_kwargs', ()) if name not in OPTIONS]
+    unknown = [name for name in getattr(model, '_function_kwargs', None) or () if name not in OPTIONS]
     if unknown:
         raise ValueError('compile() of a parallel model does not take %s; besides the arguments of '
                          'keras.Model.compile it takes %s for theano.function'
