@@ -10,6 +10,7 @@ from support.launch import INTERPRETED, environment
 
 pytestmark = pytest.mark.mpi
 CASES = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', 'support', 'feeding_cases.py'))
+ASKING = CASES.replace('feeding', 'asking')
 
 
 def results(path, which, *command):
@@ -53,3 +54,56 @@ def test_ranks_that_draw_numbers_of_their_own_train_on_the_batches_of_rank_0(whi
     """Ranks with batches of other lengths chose differently whether to divide them: "the ranks do different things"."""
     first, second = results(str(tmp_path / 'ranks'), which + ',unseeded', *launched(*options))
     assert_same(second, first, 0)
+
+
+def asked(path, workers, *command, flags=INTERPRETED, **environ):
+    """Return the findings of each rank in the asking cases, a dict of lists; without a command one process finds them.
+    """
+    subprocess.run([sys.executable, *command, ASKING, path, str(workers)], check=True, timeout=300,
+                   env=dict(environment(flags), **environ))
+    found = []
+    for rank in range(2 if command else 1):
+        with open('%s.%d' % (path, rank)) as file:
+            found.append({name: {'results': results} for name, results in json.load(file).items()})
+    return found
+
+
+@pytest.mark.parametrize('options,flags', [
+    (('--always',), ''), ((), ''), pytest.param(('--always',), ',mgpu.update_on=sharded', marks=pytest.mark.slow)])
+def test_a_generator_calls_functions_as_in_one_process(options, flags, tmp_path):
+    """"RankError: the ranks do different things", whatever a Keras script did about it."""
+    plain, = asked(str(tmp_path / 'plain'), 0)
+    first, second = asked(str(tmp_path / 'ranks'), 0, *launched(*options), flags=INTERPRETED + flags)
+    assert_same(first, plain, 1e-4)
+    assert_same(second, first, 0)
+
+
+@pytest.mark.parametrize('options', [('--always',), pytest.param((), marks=pytest.mark.slow)])
+def test_what_a_generator_has_called_in_its_thread_leaves_all_ranks_alike(options, tmp_path):
+    """"MgpuError: two threads of rank 0 use functions over the ranks". Each run makes other batches ahead."""
+    first, second = asked(str(tmp_path / 'ranks'), 1, *launched(*options))
+    assert_same(second, first, 0)
+
+
+REFUSED = """
+import theano_mgpu as mgpu
+import numpy as np
+import theano.tensor as T
+from keras.layers import Dense
+from keras.models import Sequential
+x = T.matrix('x')
+total = mgpu.function([x], x.sum())
+model = Sequential([Dense(1, input_dim=2)])
+model.compile('sgd', 'mse')
+model.fit_generator(((np.full((2, 2), total(np.ones((2, 2)))), np.ones((2, 1))) for _ in range(9)), 2, workers=WORKERS)
+"""
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_what_a_generator_cannot_call_is_refused_with_advice_for_its_script(workers, tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text(REFUSED.replace('WORKERS', str(workers)))
+    done = subprocess.run([sys.executable, *launched('--always'), str(script)], stderr=subprocess.PIPE, timeout=300,
+                          universal_newlines=True, env=environment(INTERPRETED))
+    assert done.returncode == 1 and 'computes alone what a generator or Sequence calls' in done.stderr, done.stderr
+    assert 'before the loop, or in a callback' in done.stderr

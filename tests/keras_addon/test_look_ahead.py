@@ -1,4 +1,6 @@
 """The next batch is sliced and sent while one is computed: which one it is, and that nothing else changes."""
+import threading
+
 import theano_mgpu as mgpu
 from theano_mgpu.keras import multi_gpu_model
 from theano_mgpu.keras.hooks import keras_loops
@@ -80,7 +82,7 @@ def test_the_same_with_and_without(gpu2, monkeypatch, loop):
             np.random.seed(7)
             history = LOOPS[loop](model).history
             found.append((history, model.get_weights(), model.optimizer.get_weights()))
-            assert keras_loops.keras_batches is None
+            assert keras_loops.running.batches is None
             if not ahead or loop == 'generator on this thread':
                 assert not any(sent)
             elif loop.startswith('fit'):  # all but the first batch of each epoch
@@ -161,6 +163,22 @@ def test_a_callback_that_evaluates_in_between_gets_its_own_rows(gpu2, monkeypatc
     assert found[0][0] == found[1][0]
     for one, other in zip(found[0][1], found[1][1]):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_thread_that_predicts_is_no_part_of_the_loop(cpu2, monkeypatch):
+    """A prediction in a generator's thread took the class weights from the next batch of the loop."""
+    model, _ = model_of(cpu2, True, monkeypatch, small=True)
+    seen = []
+
+    def in_a_thread(batch, logs):
+        thread = threading.Thread(target=lambda: (model.predict(X), seen.append(vars(keras_loops.running))))
+        weights = keras_loops.running.batches._class_weight
+        thread.start()
+        thread.join()
+        assert weights and keras_loops.running.batches._class_weight is weights
+    model.fit_generator(generator(), 2, verbose=0, class_weight={0: 1, 1: 2, 2: 3}, callbacks=[
+        keras.callbacks.LambdaCallback(on_batch_end=in_a_thread)])
+    assert seen == [{}, {}]
 
 
 def test_next_rows():

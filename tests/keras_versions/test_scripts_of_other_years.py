@@ -106,10 +106,25 @@ def test_all_kinds_of_names(case, tmp_path):
 
 
 @pytest.mark.parametrize('end', ['K.no_such_name', 'Dense(3, no_such_name=1)', 'model.no_such_name', '{}["acc"]',
-                                 'y.nb_epoch', 'from theano import Merge', 'class Mine(Dense): pass\nMine(3).p'])
+                                 'y.nb_epoch', 'from theano import Merge', 'class Mine(Dense): pass\nMine(3).p',
+                                 'class Graph: pass\nGraph().add_node', 'import keras_zoo\nkeras_zoo.Mine(2).W'])
 def test_other_errors_have_no_note(end, tmp_path):
+    """A class of a package called keras_zoo got the hints of Keras's own."""
+    (tmp_path / 'keras_zoo.py').write_text('from keras.layers import Dense\nclass Mine(Dense): pass')
     stderr = end_of('2.3.1', tmp_path, end)
     assert 'Traceback' in stderr and 'theano-mgpu: note: this' not in stderr, stderr
+
+
+@pytest.mark.parametrize('version, end, name, back_end', [
+    ('2.3.1', 'import tensorflow as tf', 'tensorflow', 'tensorflow'),
+    ('2.3.1', 'K.set_session(1)', 'set_session', 'tensorflow'),
+    pytest.param('1.2.2', 'import cntk', 'cntk', 'cntk', marks=pytest.mark.slow)])
+def test_a_note_on_another_back_end(version, end, name, back_end, tmp_path):
+    if sys.version_info < (3, 10) and name == 'set_session':
+        pytest.skip('before Python 3.10 an AttributeError does not have the object')
+    stderr = end_of(version, tmp_path, end)
+    assert "theano-mgpu: note: this script uses %s, of another back end: Keras runs on Theano" % name in stderr, stderr
+    assert "if keras.backend.backend() == '%s'" % back_end in stderr
 
 
 OLD, NEW = ('2.3.1', 'val_acc', 'val_accuracy', '2.2.4'), ('2.2.4', 'val_accuracy', 'val_acc', '2.3.1')

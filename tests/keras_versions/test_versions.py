@@ -221,3 +221,59 @@ def test_layers_are_timed(version, tmp_path):
         assert re.search(r'\n%s +\d+\.\d+ +\d+\.\d+ +\d+\.\d %%' % re.escape(layer), text), text
     spans = [event['name'] for event in json.loads((tmp_path / 'trace.json').read_text())['traceEvents']]
     assert {inner, inner + ', backward', last, last + ', backward', 'run'} <= set(spans)
+
+
+@pytest.mark.mpi
+@each(('1.2.2', '2.0.9', '2.1.6', '2.2.4'), quick=('1.2.2',))
+def test_generators_that_call_functions_leave_all_processes_alike(version, tmp_path):
+    """"MgpuError: two threads of rank 0 use functions over the ranks of the job at the same time"."""
+    cases = HERE.parent / 'support' / 'asking_cases.py'
+    with_keras(version, '-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--quiet', '--always', str(cases),
+               str(tmp_path / 'ranks'), '1', flags=QUICK + ',mgpu.timeout=60')
+    first, second = (json.loads((tmp_path / ('ranks.%d' % rank)).read_text()) for rank in (0, 1))
+    assert first == second and len(first) == 6
+
+
+OF_OTHER_MODELS = """
+import theano_mgpu
+import numpy as np
+from keras.layers import Dense
+from keras.models import Model, Sequential
+class Delegating(Model):
+    def __init__(self, inner):
+        self.inner, self.layers = inner, [inner]
+    def __getattr__(self, name):
+        if name in ('inner', 'built'):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+class Any(Model):
+    def __init__(self, inner):
+        self.inner = inner
+    def __getattr__(self, name):
+        if name.startswith('__') or name in ('inner', 'callback_model'):
+            raise AttributeError(name)
+        return getattr(self.inner, name, None)
+class Nameless(Model):
+    def __init__(self, inner):
+        vars(self).update((name, value) for name, value in vars(inner).items()
+                          if name not in ('built', '_built', 'name', '_mgpu_parallel_state'))
+np.random.seed(1)
+x = np.random.rand(20, 3)
+for kind in (Delegating, Any, Nameless):
+    inner = Sequential([Dense(2, input_dim=3)])
+    inner.compile('sgd', 'mse')
+    model = kind(inner.model)
+    print('%.5f' % model.fit(x, x[:, :2], batch_size=5, verbose=0).history['loss'][-1],
+          '%.5f' % model.evaluate(x, x[:, :2], verbose=0), '%.5f' % model.predict(x).sum())
+"""
+
+
+@each(('1.2.2', '2.0.9', '2.1.6'), quick=('1.2.2',))
+def test_a_model_need_not_call_the_init_of_its_class(version, tmp_path):
+    """AttributeError: 'Delegating' object has no attribute 'built'; later Kerases refuse such a model themselves."""
+    (tmp_path / 'train.py').write_text(OF_OTHER_MODELS)
+    plain = with_keras(version, str(tmp_path / 'train.py')).stdout
+    assert len(plain.splitlines()) == 3
+    for options in ['--always'], []:
+        assert with_keras(version, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', *options,
+                          str(tmp_path / 'train.py')).stdout == plain

@@ -5,6 +5,7 @@ import functools
 import threading
 from typing import Any
 
+from ..comm.alone import is_alone
 from ..comm.mpi import choose_ranks
 from ..errors import GraphError, LengthError, MgpuError, in_one_line, named
 from ..options import Options
@@ -25,6 +26,7 @@ FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
 NO_BATCH = 'no batch enters it'
 PICKED = 'it picks rows of %s in a way that is not divided'
 NO_BATCH_YET = 'no call has shown a batch of more than one sample'
+FOR_BATCHES = 'one process calls it alone, to make batches'
 NO_SUCCESS = 'no call of it has succeeded'
 NOT_TIMED = 'it was not called often enough to be timed'
 PROFILED = 'it is profiled'
@@ -59,7 +61,9 @@ class EnabledFunction:
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         if self._usage.why == NEVER_CALLED:
-            self._usage.run_on([], NO_SUCCESS)  # until it has one
+            self._usage.run_on([], FOR_BATCHES if is_alone() else NO_SUCCESS)  # until it has one
+        if is_alone():
+            return self._plain(args, kwargs)
         if self._chooser.state is State.SEVERAL:
             return self._over_contexts(args, kwargs)
         return self._by_chosen_way(args, kwargs)

@@ -19,7 +19,7 @@ from ..utils import mpi_environment, rank_process
 from .data_sets import chains, has_data, note_updates
 from .enabled import Enabled
 from .enabled_function import NO_BATCH, NOT_PLACED, PROFILED, EnabledFunction
-from .rank_0_function import draw_on_rank_0
+from .rank_0_function import keep_alike
 from .report import FunctionReport
 from .surrounded_function import count_calls, record
 
@@ -143,7 +143,7 @@ class EnabledFunctions(Enabled):
                 self.tell(NOT_PLACED % (usage.name, obstacle))
         else:
             function.mgpu_divided = EnabledFunction(self, function, usage, placed=placed)
-        draw_on_rank_0(function, usage.name)
+        keep_alike(function, usage.name)
         record(function, arguments, usage.name, choose_ranks(None))
         if leases.is_child() and arguments['params']:
             count_calls(function)

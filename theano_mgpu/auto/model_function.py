@@ -10,6 +10,7 @@ import theano
 from ..checks.ledger import Account, Ledger, ledger
 from ..checks.ranks import BatchCheck, ComparedFunction
 from ..comm.activities import INPUTS
+from ..comm.alone import is_alone
 from ..comm.mpi import choose_ranks
 from ..devices.context_map import HOST
 from ..errors import BatchError, GraphError, MgpuError, in_one_line
@@ -20,9 +21,10 @@ from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.steps import Computed, Steps
 from ..training import TrainingFunction
 from .fallback import FAILED, by_plain, is_for_plain
-from .steps import Choice, length_of
+from .steps import Choice, count, length_of, on_devices
 
 FIRST = 'first replica'  # the key of the program that divides no batch
+ALONE = 'this process'   # of one that runs without the other ranks
 
 
 class Hint(NamedTuple):
@@ -86,11 +88,8 @@ class ModelFunction:
         self._lengths: set[int] | None = None  # such numbers
         self._usual: int | str | None = hint.length  # the key of the program of the usual batch
         self._is_new, self._has_divided = True, False
-        ranks = choose_ranks(None)
-        self.leading = BatchCheck(ranks, ranks.add_function(self.name), self.name, self.kind == 'predict',
-                                  activity=INPUTS)
         self.compared: ComparedFunction | None = None
-        book = ledger(ranks) if self.kind == 'train' else None
+        book = ledger(choose_ranks(None)) if self.kind == 'train' else None
         self.is_whole = state.leaves_all(self)
         self._own = self._run = Steps(self._whole if self.is_whole else self._compute, state.steps(self),
                                       account=self.open_account(book) if book else None)
@@ -99,7 +98,7 @@ class ModelFunction:
     # --- the place in Keras's function
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        outputs = self._run.run(list(inputs)).outputs
+        outputs = (self._alone if is_alone() else self._run.run)(list(inputs)).outputs
         if any(self._is_value):
             self._values = [each for each, is_value in zip(outputs, self._is_value) if is_value]
         return list(outputs)
@@ -179,6 +178,17 @@ class ModelFunction:
         if self.compared is not None:
             self.compared.compare()
 
+    @functools.cached_property
+    def leading(self) -> BatchCheck:
+        """See above. Made when all ranks are here: one may have made the function before the others."""
+        ranks = choose_ranks(None)
+        return BatchCheck(ranks, ranks.add_function(self.name), self.name, self.kind == 'predict', activity=INPUTS)
+
+    def _alone(self, inputs):
+        """Compute a batch in this process alone: on its devices, if it has some."""
+        compute = functools.partial(self._by, self._program(ALONE)) if on_devices(self._state.contexts) else self._whole
+        return count(self._state.usage, self.kind, inputs, compute) if self._state.usage else compute(inputs)
+
     def _whole(self, inputs):
         return Computed(self._by_theano(inputs), length_of(inputs), self._state.contexts[:1])
 
@@ -190,8 +200,8 @@ class ModelFunction:
         return self._program(self._usual)
 
     def compile(self) -> None:
-        """Compile the program of the usual batch, unless all are left to plain Theano."""
-        if not self.is_whole:
+        """Compile the program of the usual batch, unless all are left to plain Theano, or a rank is here alone."""
+        if not (self.is_whole or is_alone()):
             self._program(self._usual)
 
     def _program(self, key):
@@ -210,8 +220,9 @@ class ModelFunction:
         arguments, hint, is_first = self.arguments, self._hint, key == FIRST
         options = dict(contexts=self._first() if is_first else self._state.contexts, mode=arguments['mode'],
                        givens=arguments['givens'], name=self.name, allow_input_downcast=True,
-                       batch_of_rank_0=True, samples=dict.fromkeys(hint.samples, 0), length=None if is_first else key,
-                       must_divide=not is_first and key != self._usual, micro_batches=1 if is_first else None)
+                       executor='serial' if key == ALONE else None, batch_of_rank_0=True,
+                       samples=dict.fromkeys(hint.samples, 0), length=None if key in (FIRST, ALONE) else key,
+                       must_divide=key not in (FIRST, ALONE, self._usual), micro_batches=1 if is_first else None)
         inputs, outputs, updates = arguments['params'], self._outputs, self.updates
         if hint.kind == 'train':
             return TrainingFunction(inputs, outputs[0], hint.params, updates, outputs[1:], **options)

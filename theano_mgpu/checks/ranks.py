@@ -51,6 +51,7 @@ class BatchCheck:
         self._of_rank_0, self._inputs, self._own, self._variables = of_rank_0, inputs, own, variables
         self._has_one_length = own is None and (has_rows or not of_rank_0)
         self._activity, self._calls, self.differ = activity, calls, False
+        self._changes = Changes(ranks, variables)
 
     def __call__(self, length: int, values: Sequence[Any] | None) -> tuple[list[int], Sequence[Any] | None]:
         """Compare a call with the calls of the others; return the samples of each rank, and the arguments to compute.
@@ -72,6 +73,7 @@ class BatchCheck:
         alike = [value for i, value in enumerate(values or ()) if i not in (self._own or ())]
         ours = [length, checksum([checksum(variable.peek()) for variable in touched]), sampled_checksum(alike)]
         lengths, of_variables, of_values = ranks.handshake((self._activity, self._number, self._calls), ours).T
+        self._changes.take()
         if self._has_one_length:
             check_lengths(ranks, self._name, lengths)
         if self._own is not None:
@@ -114,6 +116,22 @@ class BatchCheck:
         """Return the names of the inputs that have other values on other ranks."""
         columns = zip(*all_gather_object(self._ranks, list(map(sampled_checksum, values))))
         return ', '.join(named(variable) for variable, column in zip(self._inputs, columns) if len(set(column)) > 1)
+
+
+class Changes:
+    """The changes of some variables, each a Replicated, that a rank has made alone, see `comm.alone`."""
+
+    def __init__(self, ranks: Communicator, variables: Sequence[Any]) -> None:
+        self._ranks, self._variables, self._n_changes = ranks, variables, 0
+
+    def take(self) -> None:
+        """Take rank 0's values of those that any rank has changed since the last call. Every rank makes the call."""
+        if self._n_changes == self._ranks.n_changes:
+            return
+        self._n_changes = self._ranks.n_changes
+        own = [i for i, variable in enumerate(self._variables) if variable.ahead]
+        numbers = set().union(*all_gather_object(self._ranks, own))
+        take_values_of_first(self._ranks, [self._variables[i] for i in sorted(numbers)])
 
 
 def gathered(ranks: Communicator, values: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -30,6 +30,8 @@ class Communicator:
         Handshakes so far: equal on all ranks at the same place of a script.
     n_failures : int
         Errors so far that a rank has announced, and all ranks have raised.
+    n_changes : int
+        Changes of shared variables that ranks have made `alone`, up to the last handshake.
     lost : str or None
         Why nothing can be exchanged any more, since the progress of the other ranks is not known: if it is set, every
         later handshake raises a RankError.
@@ -48,7 +50,7 @@ class Communicator:
 
     def __init__(self, rank: int = 0, size: int = 1, hosts: Sequence[str] = ('',)) -> None:
         self.rank, self.size, self.hosts = rank, size, list(hosts)
-        self.n_handshakes = self.n_failures = 0
+        self.n_handshakes = self.n_failures = self.n_changes = 0
         self.lost: str | None = None
         self.single_thread: ContextManager = contextlib.nullcontext()
         self.mailbox: Any = None

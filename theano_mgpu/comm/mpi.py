@@ -19,7 +19,7 @@ from theano import config
 
 from ..errors import MgpuError, RankError
 from ..utils import mpi_environment, rank_process
-from . import mpi_library
+from . import alone, mpi_library
 from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
 from .collectives import all_gather_object
 from .communicator import WIDTH, Communicator
@@ -91,6 +91,11 @@ class SingleThreadGuard:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
+        if alone.is_alone():
+            raise MgpuError('%s computes alone what a generator or Sequence calls, and this call needs all ranks: it '
+                            'is of mgpu.function, a Predictor or a Checkpoint, or reads a state divided among the '
+                            'ranks (mgpu.update_on=sharded). Make it before the loop, or in a callback'
+                            % self._ranks.name(self._ranks.rank))
         if not self._lock.acquire(blocking=False):
             raise MgpuError('two threads of %s use functions over the ranks of the job at the same time. Every rank '
                             'has to make the same calls in the same order: call such functions from one thread, or '
@@ -121,8 +126,8 @@ class MpiCommunicator(Communicator):
         self.mailbox = Mailbox(mpi, self.single_thread)
         self._others = [rank for rank in range(self.size) if rank != self.rank]
         self._activity: Sequence[int] = (SHARE,)
-        self._sent = np.zeros(3 + WIDTH, 'int64')
-        self._received = np.zeros((self.size, 3 + WIDTH), 'int64')
+        self._sent = np.zeros(3 + WIDTH + 1, 'int64')  # the activity, integers, and how often it has changed variables
+        self._received = np.zeros((self.size, len(self._sent)), 'int64')
         self._senders = {rank: self._comm.Recv_init(self._received[rank], rank, HANDSHAKE) for rank in self._others}
         self._requests = [self._comm.Send_init(self._sent, rank, HANDSHAKE) for rank in self._others]
         self._requests += self._senders.values()
@@ -158,9 +163,11 @@ class MpiCommunicator(Communicator):
         self._sent[:] = 0
         self._sent[:len(activity)] = activity
         self._sent[3:3 + len(integers)] = integers
+        self._sent[-1] = alone.n_changes
         self._received[self.rank] = self._sent
         self._mpi.Prequest.Startall(self._requests)
         self._wait(activity)
+        self.n_changes = int(self._received[:, -1].sum())
 
     def _wait(self, activity):
         """Wait for the integers of the others; after an error their messages are left over, and the ranks are lost."""

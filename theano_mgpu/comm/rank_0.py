@@ -6,6 +6,7 @@ from typing import Any, Callable
 from theano import config
 
 from ..errors import RankError
+from .alone import is_alone
 from .collectives import broadcast_object
 from .communicator import Communicator
 from .failures import failing_together, known_to_all, packed, unpacked
@@ -29,7 +30,7 @@ def done_by_rank_0(ranks: Communicator, deed: str, act: Callable[[], Any]) -> An
     So a script may make the call on rank 0 alone. Another rank acts itself if rank 0 does not at the same place, and
     raises a RankError if rank 0 does not go on, either. The deed, such as "write model.h5", tells actions apart.
     """
-    if ranks.size == 1:
+    if ranks.size == 1 or is_alone():
         return act()
     if ranks.rank == 0:
         result = package = None

@@ -20,6 +20,8 @@ COMMAND = "pip install 'Keras==%s'"
 TABLE = os.path.join(os.path.dirname(__file__), 'keras_names.txt')
 _MISSING = re.compile(r"(?:import name|module named|no attribute|keyword argument (?=')|not understood:|to optimizer:|"
                       r"keyword arguments:|Invalid argument|property (?='\w+' of)|can't set attribute)\W+([\w.]+)")
+BACK_END = ("this script uses %s, of another back end: Keras runs on Theano here, and needs nothing of it. Leave out "
+            "what uses it, or put that under: if keras.backend.backend() == '%s'")
 _metrics: set[str] = set()  # of all models that this process has trained
 
 
@@ -29,8 +31,10 @@ def about() -> str:
 
 
 def hint(error: BaseException) -> str:
-    """Return how to install another Keras, if an error names a thing that only the other one has; else ''."""
+    """Return what to do if an error names a thing that only another Keras has, or another back end of it; else ''."""
     text = str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name in ('tensorflow', 'cntk'):
+        return BACK_END % (error.name, error.name)
     if isinstance(error, KeyError) or 'keras' not in sys.modules:
         return _other_name(text.strip('\'"'), _metrics)
     missing = [word.rpartition('.') for word in _MISSING.findall(text)]  # a module has its package before the dot
@@ -38,16 +42,22 @@ def hint(error: BaseException) -> str:
     names = {name for _, _, name in missing}
     subject = getattr(error, 'obj', None)  # of an AttributeError, from Python 3.10 on
     is_set = 'no setter' in text or "can't set" in text
+    if names and subject is sys.modules.get('keras.backend'):
+        with open(os.path.join(os.path.dirname(subject.__file__), 'tensorflow_backend.py')) as file:
+            if re.search(r'^(def|import .* as) (%s)\b' % '|'.join(names), file.read(), re.M):
+                return BACK_END % (' and '.join(names), 'tensorflow')
+    if not (is_set or isinstance(subject, (types.ModuleType, type(None))) or _is_of_keras(type(subject).__module__)):
+        return ''  # an attribute of a class of another package, or of the script
     if is_set:
         names = {name + '=' for name in names}
     for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
         if "'module' object is not callable" in text:  # such as `merge`, which was a function before
             values = {**frame.f_globals, **frame.f_locals}.values()
             names = {each.__name__.rpartition('.')[2] for each in values if isinstance(each, types.ModuleType)}
-        if is_set or frame.f_globals.get('__name__', '').startswith('keras') and not isinstance(error, AttributeError):
+        if is_set or _is_of_keras(frame.f_globals.get('__name__', '')) and not isinstance(error, AttributeError):
             owners.add(frame.f_code.co_name)  # Keras's own messages do not name it
             subject = frame.f_locals.get('self')
-    if is_set or type(subject).__module__.startswith('keras'):  # not a class of the script
+    if is_set or _is_of_keras(type(subject).__module__):
         owners.update(kind.__name__ for kind in type(subject).__mro__)
     with open(TABLE) as file:
         rows = [line.split() for line in file]
@@ -59,6 +69,10 @@ def hint(error: BaseException) -> str:
                 version, ("'%s'" % name).replace("='", "' that can be set"), sys.modules['keras'].__version__,
                 COMMAND % version)
     return ''
+
+
+def _is_of_keras(module):
+    return module.partition('.')[0] == 'keras'  # not keras_contrib
 
 
 def name_renamed_metrics(callbacks: Any) -> None:

@@ -50,14 +50,15 @@ def inner(model: Any) -> Any:
 def feed_inputs(model: Any) -> list[Any]:
     """Return the inputs of a model that take arrays; before Keras 2, all do."""
     model = inner(model)
-    return getattr(model, '_feed_inputs', model.inputs)
+    inputs = getattr(model, '_feed_inputs', None)  # a class of the user's may have None for each unknown name
+    return model.inputs if inputs is None else inputs
 
 
 def trained_weights(model: Any) -> list[Any]:
     """Return the weights that a compiled model trains; none if it is not compiled."""
     if number() == (1, 0):  # it does not keep them
         return importlib.import_module('keras.engine.training').collect_trainable_weights(model)
-    return getattr(model, '_collected_trainable_weights', [])
+    return getattr(model, '_collected_trainable_weights', None) or []
 
 
 def metric_values(model: Any) -> list[Any]:
@@ -70,7 +71,7 @@ def metric_values(model: Any) -> list[Any]:
 def metric_updates(model: Any) -> list[Any]:
     """Return the new values of the states of metrics, pairs that a batch gives; before Keras 2.1.4, there are none."""
     if number() < (2, 3):
-        return getattr(model, 'metrics_updates', [])
+        return getattr(model, 'metrics_updates', None) or []
     return [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
 
 
@@ -83,7 +84,7 @@ def metric_weights(model: Any) -> list[Any]:
 
 def reset_metrics(model: Any) -> None:
     """Set the states of the metrics of a compiled model to 0."""
-    for metric in getattr(model, 'stateful_metric_functions', ()):  # Keras 2.1.4 to 2.2
+    for metric in getattr(model, 'stateful_metric_functions', None) or ():  # Keras 2.1.4 to 2.2
         metric.reset_states()
     if number() >= (2, 3):
         model.reset_metrics()

@@ -9,7 +9,7 @@ from keras.models import Model
 
 from ..auto.model_function import Hint, ModelFunction
 from ..auto.parallel_state import parallel_state_of
-from ..auto.rank_0_function import draw_on_rank_0
+from ..auto.rank_0_function import keep_alike
 from ..auto.surrounded_function import SurroundedFunction
 from ..compat import keras_versions
 from ..graph import layers, theano_functions
@@ -23,11 +23,12 @@ KINDS = ('train', 'test', 'predict')
 
 def make_function(kind: str, original: Callable[..., Any], self: Model) -> None:
     """Make a model's train, test or predict function, as the method `original` of `keras.models.Model` does."""
-    name = kind + '_function'
+    name, state = kind + '_function', parallel_state_of(self)
     if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
         original(self)  # it checks the model
+        if kind in state.functions:
+            state.functions[kind].compile()  # now, if rank 0 has made it alone
         return
-    state = parallel_state_of(self)
     made: list[ModelFunction] = []
     for layer in self.layers:  # those nearer to the inputs first
         for node in keras_versions.calls_of(layer):
@@ -58,7 +59,7 @@ def _replaced(model, kind, made, arguments, compile):
         return made[0].values
     if made or not set(keras_versions.feed_inputs(model)).issubset(inputs):  # one that an optimizer asks for
         return compile()
-    make_plain = functools.lru_cache(None)(lambda: draw_on_rank_0(compile(), kind + '_function'))
+    make_plain = functools.lru_cache(None)(lambda: keep_alike(compile(), kind + '_function'))
     function = ModelFunction(parallel_state_of(model), hint_of(model, kind, inputs), arguments, make_plain)
     made.append(function)
     if not function.is_whole:
@@ -77,7 +78,7 @@ def hint_of(model: Model, kind: str, inputs: Iterable[Any]) -> Hint:
 
 def following(function: ModelFunction, inputs: list[Any]) -> Callable[[], Any] | None:
     """Return a callable that returns the inputs of the next batch; None where the running loop does not know them."""
-    loop = keras_loops.keras_batches
+    loop = keras_loops.running.batches
     return functools.partial(loop.after, inputs) if loop is not None and loop.calls(function) else None
 
 
@@ -102,7 +103,8 @@ def states_of(model: Model) -> list[Any]:
     if getattr(inner, 'train_function', None) is None:
         return []
     optimizer = inner.optimizer
-    named = list(optimizer.weights) + [pair[0] for pair in optimizer.updates if isinstance(pair, tuple)]
+    updates = getattr(optimizer, 'updates', ())  # a class of the user's may have neither list
+    named = [*getattr(optimizer, 'weights', ()), *(pair[0] for pair in updates if isinstance(pair, tuple))]
     return [variable for variable in named if variable not in model.weights]
 
 
@@ -117,7 +119,7 @@ def members(data: Any) -> list[Any]:
 
 def check_compile(model: Model) -> None:
     """Raise a ValueError if a model was compiled with arguments that cannot be used over contexts."""
-    unknown = [name for name in getattr(model, '_function_kwargs', ()) if name not in OPTIONS]
+    unknown = [name for name in getattr(model, '_function_kwargs', None) or () if name not in OPTIONS]
     if unknown:
         raise ValueError('compile() of a parallel model does not take %s; besides the arguments of '
                          'keras.Model.compile it takes %s for theano.function'

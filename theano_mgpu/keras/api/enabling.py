@@ -15,7 +15,7 @@ from ...errors import warn
 from ..hooks import patches
 from ..hooks.methods import LOOPS, switch_methods_once
 from ..models import KINDS, check_compile
-from .arguments import check_built, chosen_contexts
+from .arguments import check_built, chosen_contexts, name_of
 from .multi_gpu import multi_gpu_model
 from .verification import check_alone, verify_batch
 
@@ -102,9 +102,10 @@ def disable() -> None:
 @functools.lru_cache(None)
 def _patch_keras_once():
     switch_methods_once()
-    # A model that is not built yet is compiled by its first batch, within the loop.
-    patches.switch_keras_methods(LOOPS, applies=lambda model: EnabledModels.in_force and not model.built)
-    patches.switch_keras_methods({'compile': _compile}, applies=lambda model: not hasattr(model, 'template'))
+    # A model that is not built yet is compiled by its first batch, within the loop. A class of the user's need not call
+    # Model's __init__, so that attributes may be missing, and may have a __getattr__ that knows any name.
+    patches.switch_keras_methods(LOOPS, applies=lambda model: EnabledModels.in_force and not _is_built(model))
+    patches.switch_keras_methods({'compile': _compile}, applies=lambda model: 'template' not in vars(model))
     patches.switch_keras_methods({'_make_%s_function' % kind: _make_function for kind in KINDS},
                                  applies=lambda model: EnabledModels.in_force)
     patches.replace_multi_gpu_model(multi_gpu_model, applies=lambda: EnabledModels.in_force)
@@ -114,13 +115,17 @@ def _compile(original, self, *args, **kwargs):
     before = parallel_state_of(self)
     set_parallel_state(self, None)
     original(self, *args, **kwargs)
-    if EnabledModels.in_force and self.built:
+    if EnabledModels.in_force and _is_built(self):
         EnabledModels.in_force.attach(self, before)
+
+
+def _is_built(model):
+    return getattr(model, 'built', True)
 
 
 def _make_function(original, self):
     state, report = parallel_state_of(self), EnabledModels.in_force.report
-    if hasattr(self, 'template'):
+    if 'template' in vars(self):
         state.usage = state.usage if state.usage in report.usages else report.usage(self.name)
     elif not keras_versions.is_compiled(self) and not state:
         EnabledModels.in_force.attach(self)
@@ -138,7 +143,7 @@ class EnabledModels(Enabled):
 
     def attach(self, model: Model, before: ParallelState | None = None) -> None:
         """Run a model over the contexts; `before` is its state from an earlier `compile`, if any."""
-        name = of_user(model).name
+        name = name_of(of_user(model))
         try:
             check_built(model, 'enable')
             check_compile(model)

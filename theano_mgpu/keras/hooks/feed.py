@@ -1,7 +1,8 @@
 """Batches of generators and Sequences that rank 0 makes, on every rank of a job.
 
 Only rank 0 asks the generator of the user. Whatever it draws at random, in whatever thread, the other ranks take the
-batch that rank 0 takes, and so does each error and the end of the data.
+batch that rank 0 takes, and so does each error and the end of the data. The functions that the generator calls are
+computed by its process alone.
 """
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import threading
 from typing import Any, Iterator
 
 from ...comm.activities import FEED
+from ...comm.alone import computing_alone
 from ...comm.collectives import broadcast_object
 from ...comm.communicator import Communicator
 from ...comm.failures import known_to_all, packed, unpacked
@@ -17,6 +19,7 @@ from ...comm.rank_0 import done_by_rank_0
 from ...compat import keras_versions
 from . import keras_loops
 
+_next, _len = computing_alone()(next), computing_alone()(len)
 ITEM, ANNOUNCED, ERROR = range(3)  # a message has a batch; or the batch came with the last message; or it has an error
 
 
@@ -44,14 +47,14 @@ class FedIterator(Feed, Iterator[Any]):
 
     def __next__(self):
         if threading.get_ident() != self._thread:
-            return next(self._source)
-        if keras_loops.keras_batches is not None:
-            keras_loops.keras_batches.queue(self)
+            return _next(self._source)
+        if keras_loops.running.batches is not None:
+            keras_loops.running.batches.queue(self)
         return self._send() if self._ranks.rank == 0 else self._receive()
 
     def _send(self):
         try:
-            item = next(self._source)
+            item = _next(self._source)
         except BaseException as error:  # also SystemExit, and Ctrl-C, which is one of all ranks
             broadcast_object(self._ranks, (ERROR, packed(error), None), activity=FEED)
             known_to_all(error)
@@ -78,10 +81,11 @@ class FedSequence(Feed, keras_versions.sequence_class()):  # type: ignore[misc] 
 
     def __len__(self):
         if threading.get_ident() != self._thread:  # one of Keras's, on rank 0
-            return len(self._source)
+            return _len(self._source)
         # Rank 0 does not wait: Keras's thread begins an epoch meanwhile.
-        return done_by_rank_0(self._ranks, 'count its batches', lambda: len(self._source))
+        return done_by_rank_0(self._ranks, 'count its batches', lambda: _len(self._source))
 
+    @computing_alone()
     def __getitem__(self, index):
         return self._source[index]
 
@@ -89,6 +93,7 @@ class FedSequence(Feed, keras_versions.sequence_class()):  # type: ignore[misc] 
         """Iterate for ever: Keras would begin anew."""
         return FedIterator(self._ranks, itertools.chain.from_iterable(itertools.repeat(self._source)))
 
+    @computing_alone()
     def on_epoch_end(self) -> None:
         if self._ranks.rank == 0:
             self._source.on_epoch_end()

@@ -5,12 +5,20 @@ batch to the devices while the current one is computed.
 """
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from ...compat import keras_versions
 from ...compat.wrapping import wrap
 
-keras_batches: Any = None  # receives the reports while a loop runs: a LoopObserver of theano_mgpu.keras.prefetch
+
+class Running(threading.local):
+    """The loop that this thread runs: a generator may predict in a thread of its own."""
+
+    batches: Any = None  # receives the reports: a LoopObserver of theano_mgpu.keras.prefetch
+
+
+running = Running()
 
 
 def report_slices(module: Any) -> None:
@@ -19,9 +27,9 @@ def report_slices(module: Any) -> None:
     The loops are in `keras.engine.training_arrays`; before Keras 2.2 in `keras.engine.training`.
     """
     def slice_arrays(original, arrays, start=None, stop=None):
-        if keras_batches is None or stop is not None:
+        if running.batches is None or stop is not None:
             return original(arrays, start, stop)
-        return keras_batches.slice(original, arrays, start)
+        return running.batches.slice(original, arrays, start)
     for name in {'slice_arrays', '_slice_arrays', 'slice_X'}.intersection(vars(module)):
         wrap(module, name)(slice_arrays)
 
@@ -36,8 +44,8 @@ def report_queues(data_utils: Any) -> None:
         @wrap(enqueuer)
         def get(original, self):
             source = getattr(self, 'sequence', None)
-            if hasattr(source, 'taken_from'):
+            if hasattr(source, 'taken_from') and keras_versions.has_open_queues():
                 return source.taken_from(self, original(self))
-            if keras_batches is not None and keras_versions.has_open_queues():
-                keras_batches.queue(self)
+            if running.batches is not None and keras_versions.has_open_queues():
+                running.batches.queue(self)
             return original(self)

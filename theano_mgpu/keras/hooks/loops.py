@@ -17,9 +17,10 @@ from keras.models import Model
 from ...auto.model_function import ModelFunction
 from ...auto.parallel_state import parallel_state_of
 from ...checks.ranks import check_lengths
+from ...comm.alone import is_alone
 from ...comm.collectives import all_gather_int, all_gather_object, broadcast_object
 from ...comm.failures import failing_together
-from ...comm.mpi import mpi_communicator
+from ...comm.mpi import choose_ranks, mpi_communicator
 from ...comm.rank_0 import on_rank_0
 from ...compat import keras_versions
 from ...runtime.state.random_states import random_states, set_random_states
@@ -45,13 +46,13 @@ def run_loop(method: Callable[..., Any], self: Model, *args: Any, **kwargs: Any)
     """
     code = inspect.unwrap(method).__code__  # inspect.signature takes long
     names = code.co_varnames[1:code.co_argcount]
-    trains_together = mpi_environment.trains_together()
+    trains_together = mpi_environment.trains_together() and not is_alone()
     callbacks = dict(zip(names, args), **kwargs).get('callbacks') or []
     # The validation of another loop, or `fit` with a Sequence, which calls fit_generator.
     is_nested = isinstance(callbacks, keras_callbacks.CallbackList) or \
         any(isinstance(callback, LoopCallbacks) for callback in callbacks)
     feeds = trains_together and 'generator' in names and not isinstance(callbacks, keras_callbacks.CallbackList)
-    if feeds and theano.config.mgpu.data != 'sharded' and keras_versions.has_open_queues():
+    if feeds:
         args, kwargs = (), with_feeds(dict(zip(names, args), **kwargs))
     if is_nested or not (callbacks or trains_together):
         return method(self, *args, **kwargs)
@@ -68,9 +69,10 @@ def run_loop(method: Callable[..., Any], self: Model, *args: Any, **kwargs: Any)
 
 
 def with_feeds(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a loop, by name, for this rank: rank 0 makes the batches of all."""
-    ranks = mpi_communicator()
-    if 'nb_worker' in arguments:  # its name before Keras 2
+    """Return the arguments of a loop, by name, for this rank: rank 0 makes the batches of all, or each its own ones."""
+    of_all = theano.config.mgpu.data != 'sharded' and keras_versions.has_open_queues()
+    ranks = choose_ranks(None if of_all else 'serial')
+    if of_all and 'nb_worker' in arguments:  # its name before Keras 2
         arguments['workers'] = arguments.pop('nb_worker')
     arguments.update((name, fed(ranks, arguments[name])) for name in ('generator', 'validation_data')
                      if name in arguments)

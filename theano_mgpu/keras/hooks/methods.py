@@ -32,9 +32,9 @@ def _standardize_user_data(original, self, x, y=None, *args, **kwargs):
         if tensors:
             raise ValueError('tensors (%s) cannot be split into sub-batches: pass the data as arrays, or from a '
                              'generator or keras.utils.Sequence' % ', '.join(map(str, tensors)))
-    if keras_loops.keras_batches is None or args:
+    if keras_loops.running.batches is None or args:
         return original(self, x, y, *args, **kwargs)
-    return keras_loops.keras_batches.standardize(functools.partial(original, self), x, y, **kwargs)
+    return keras_loops.running.batches.standardize(functools.partial(original, self), x, y, **kwargs)
 
 
 def _save(original, self, filepath, overwrite=True, *args, **kwargs):

@@ -14,7 +14,7 @@ from .feed import FedIterator, next_of_queue
 
 
 class LoopObserver:
-    """An observer of the batches that a loop of a model takes; `keras_loops.keras_batches` observes the running loop.
+    """An observer of the batches that a loop of a model takes; `keras_loops.running.batches` observes the running loop.
     """
 
     def __init__(self, model: Model) -> None:
@@ -105,7 +105,7 @@ def look_ahead(method: Callable[..., Any], self: Model, *args: Any, **kwargs: An
             for each in value if isinstance(each, Callback) for name in ('on_batch_end', 'on_train_batch_end')]
     are_known = all(end.__module__.startswith(('keras.', 'theano_mgpu.')) for end in ends if end)
     try:
-        with temporarily(keras_loops, 'keras_batches', LoopObserver(self) if are_known else None):
+        with temporarily(keras_loops.running, 'batches', LoopObserver(self) if are_known else None):
             return method(self, *args, **kwargs)
     finally:
         # A loop that was interrupted leaves a batch on the devices.

@@ -17,6 +17,7 @@ import theano
 from theano.gpuarray.type import GpuArrayType
 from theano.tensor.sharedvar import TensorSharedVariable
 
+from ...comm import alone
 from ...devices.context_map import Context
 from ...devices.contexts import check_process, is_fork
 from ...devices.shared_variables import watch, watcher_of
@@ -89,10 +90,12 @@ def commit(variables: Iterable[Replicated], copies: Iterable[tuple[Any, ...]]) -
     """Note of each variable that some copies, and they alone, have a new value that is the same on each."""
     with _counting:
         Replicated.changes += 1
+        alone.n_changes += alone.is_alone()
         for variable, of_variable in zip(variables, copies):
             variable.version += 1
             variable.lent = None
             variable.latest_in = of_variable
+            variable.ahead = variable.ahead or alone.is_alone()
 
 
 class Replicated:
@@ -112,6 +115,7 @@ class Replicated:
         self.copies: dict[Context, Any] = {}
         self.is_in_parts = False  # devices have copies of its rows
         self.is_in_expressions = False  # there are values that were computed of it, see `Private` of `auto.data_sets`
+        self.ahead = False    # a rank has set it alone, since all have it alike
         self.touched = False  # it was set, other than by a step, since a rank last compared it with other ranks
         self.shared = False   # it has had rank 0's value
         self.version = 0      # it grows with each new value
@@ -231,7 +235,7 @@ class Replicated:
         elif checksum(here) != checksum(value):
             self.variable.container.unwatched = value
         self.after_write()
-        self.touched = False
+        self.touched = self.ahead = False
 
     def latest(self) -> Any:
         """Return the latest value that this process has, on the host; a copy on a lost device is passed over.
@@ -264,7 +268,7 @@ class Replicated:
         """Note that the user's variable was set, or updated by a Theano function."""
         self._new_version(self.variable)
         self.divided = None
-        self.touched = True
+        self.touched = self.touched or not alone.is_alone()
 
     def _has_read(self, replica, version):
         """Note that a replica has the value of a version, which is no more the latest if another one has come since."""
