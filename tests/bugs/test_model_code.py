@@ -92,3 +92,14 @@ def test_keras_s_own_layers_pass():
         config = json.loads(made().to_json())
         if 'Lambda' not in str(config):
             check_safe('m.h5', config)
+
+
+@pytest.mark.parametrize('length', [-1, 3000, 0])
+def test_a_file_that_was_cut_is_no_model_with_custom_layers(length):
+    """The advice was to load a damaged file in a script."""
+    Sequential([layers.Dense(3, input_shape=(4,))]).save('model.h5')
+    with open('model.h5', 'rb+') as file:
+        file.truncate(length % os.path.getsize('model.h5'))
+    with pytest.raises(MgpuError, match='(truncated file|signature not found).*Copy it again') as caught:
+        load_model('model.h5', False)
+    assert 'custom layers' not in str(caught.value)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..compat import keras_versions
 from ..errors import MgpuError
-from .hdf5_check import check_hdf5
+from .hdf5_check import Damaged, check_hdf5
 
 # Keys in the configuration of a layer that may have functions; Keras 1's Merge has 'raw' where it has none.
 LAMBDA_KEYS = 'function_type', 'output_shape_type', 'output_mask_type', 'mode_type'
@@ -34,10 +34,12 @@ def load_model(path: str, safe: bool) -> Any:
     except MgpuError:
         raise
     except Exception as error:  # h5py and layers raise many classes
+        remedy = 'If the model has custom layers, load it in a script and use theano_mgpu.keras.Predictor(model)'
+        if isinstance(error, (OSError, Damaged)):
+            remedy = 'Copy it again if it was cut on its way, or write it anew with model.save'
         # Not the cause: the file is wrong, not the code.
-        raise MgpuError('Keras cannot load the model %s: %s: %s. %sIf the model has custom layers, load it in a script '
-                        'and use theano_mgpu.keras.Predictor(model)'
-                        % (path, type(error).__name__, ' '.join(str(error).split()), advice)) from None
+        raise MgpuError('Keras cannot load the model %s: %s: %s. %s%s' % (
+            path, type(error).__name__, ' '.join(str(error).split()), advice, remedy)) from None
 
 
 def advice_for(file: Any) -> str:
