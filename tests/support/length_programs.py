@@ -1,7 +1,7 @@
 """Drawn programs over lengths other than the batch has: expressions, one row for all samples, k rows for each.
 
-Many of them are errors on one device, or would be on batches of another length. A value is right if it is that of one
-device; a program that is refused, or a batch that is, may be computed by one device.
+Many of them are errors on one device, or would be on batches of another length. A value is right if it is the value of
+one device; a program that is refused, or a batch that is, may be computed by one device.
 """
 import numpy as np
 import theano
