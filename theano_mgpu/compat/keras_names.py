@@ -40,7 +40,7 @@ def hint(error: BaseException) -> str:
     missing = [word.rpartition('.') for word in _MISSING.findall(text)]  # a module has its package before the dot
     owners = {*re.findall(r'K\.function|keras[\w.]*|\w+', text), *(package for package, _, _ in missing)}
     names = {name for _, _, name in missing}
-    subject = getattr(error, 'obj', None)  # of an AttributeError, from Python 3.10 on
+    subject: Any = getattr(error, 'obj', None)  # of an AttributeError, from Python 3.10 on
     is_set = 'no setter' in text or "can't set" in text
     if names and subject is sys.modules.get('keras.backend'):
         with open(os.path.join(os.path.dirname(subject.__file__), 'tensorflow_backend.py')) as file:
