@@ -31,11 +31,7 @@ class MgpuWarning(UserWarning):
 
 def warn(text: str) -> None:
     """Issue an MgpuWarning at the line of the user's code that led here, not at one of this package or of Keras."""
-    level = 2
-    frame: Any = sys._getframe(1)
-    while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in ('theano_mgpu', 'keras'):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, MgpuWarning, stacklevel=level)
+    warnings.warn(text, MgpuWarning, stacklevel=1)  # see compat.warned_lines
 
 
 def noted(error: AnyException, text: str) -> AnyException:

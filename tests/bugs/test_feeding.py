@@ -89,21 +89,29 @@ REFUSED = """
 import theano_mgpu as mgpu
 import numpy as np
 import theano.tensor as T
+from keras import backend as K
 from keras.layers import Dense
 from keras.models import Sequential
 x = T.matrix('x')
 total = mgpu.function([x], x.sum())
 model = Sequential([Dense(1, input_dim=2)])
-model.compile('sgd', 'mse')
-model.fit_generator(((np.full((2, 2), total(np.ones((2, 2)))), np.ones((2, 1))) for _ in range(9)), 2, workers=WORKERS)
+model.compile('adam', 'mse')
+def batches():
+    for number in range(9):
+        yield np.ones((2, 2)), np.ones((2, 1))
+        CALL
+model.fit_generator(batches(), 3, workers=0)
 """
+CALLS = {'a function over the ranks': 'total(np.ones((2, 2)))',
+         'a divided state is read': 'K.get_value(model.optimizer.weights[1])',
+         'a divided state is set': 'K.set_value(model.optimizer.weights[1], np.zeros((2, 1)))'}
 
 
-@pytest.mark.parametrize('workers', [0, 1])
-def test_what_a_generator_cannot_call_is_refused_with_advice_for_its_script(workers, tmp_path):
+@pytest.mark.parametrize('call', CALLS)
+def test_what_a_generator_cannot_call_is_refused_with_advice_for_its_script(call, tmp_path):
     script = tmp_path / 'train.py'
-    script.write_text(REFUSED.replace('WORKERS', str(workers)))
+    script.write_text(REFUSED.replace('CALL', CALLS[call]))
     done = subprocess.run([sys.executable, *launched('--always'), str(script)], stderr=subprocess.PIPE, timeout=300,
-                          universal_newlines=True, env=environment(INTERPRETED))
+                          universal_newlines=True, env=environment(INTERPRETED + ',mgpu.update_on=sharded'))
     assert done.returncode == 1 and 'computes alone what a generator or Sequence calls' in done.stderr, done.stderr
     assert 'before the loop, or in a callback' in done.stderr

@@ -94,12 +94,51 @@ def test_keras_s_own_layers_pass():
             check_safe('m.h5', config)
 
 
-@pytest.mark.parametrize('length', [-1, 3000, 0])
-def test_a_file_that_was_cut_is_no_model_with_custom_layers(length):
-    """The advice was to load a damaged file in a script."""
-    Sequential([layers.Dense(3, input_shape=(4,))]).save('model.h5')
-    with open('model.h5', 'rb+') as file:
-        file.truncate(length % os.path.getsize('model.h5'))
-    with pytest.raises(MgpuError, match='(truncated file|signature not found).*Copy it again') as caught:
+class Own(layers.Dense):
+    pass
+
+
+def touched(x):
+    return x
+
+
+def whole(kind=layers.Dense, **options):
+    Sequential([kind(3, input_shape=(4,), name='inner', **options)]).save('model.h5')
+    with open('model.h5', 'rb') as file:
+        return file.read()
+
+
+def without_weights():
+    whole()
+    with h5py.File('model.h5', 'r+') as file:
+        del file['model_weights']['inner']
+    with open('model.h5', 'rb') as file:
+        return file.read()
+
+
+DAMAGES = {'cut in the middle': lambda: whole()[:9000], 'cut at the end': lambda: whole()[:-1], 'empty': lambda: b'',
+           'no HDF5 file': lambda: b'a model', 'a part is missing': without_weights,
+           'another byte': lambda: whole().replace(b'{"class_name"', b'{\xffclass_name"')}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_a_damaged_model_file_is_not_said_to_have_custom_layers(damage):
+    content = DAMAGES[damage]()
+    with open('model.h5', 'wb') as file:
+        file.write(content)
+    with pytest.raises(MgpuError, match='model.h5: .* The file is damaged, cut off, or no HDF5 file') as caught:
         load_model('model.h5', False)
     assert 'custom layers' not in str(caught.value)
+
+
+@pytest.mark.parametrize('kind, options', [(Own, {}), (layers.Dense, {'activation': touched})])
+def test_a_model_file_with_custom_layers_is_not_said_to_be_damaged(kind, options):
+    whole(kind, **options)
+    with pytest.raises(MgpuError, match='Unknown .* If the model has custom layers') as caught:
+        load_model('model.h5', False)
+    assert 'damaged' not in str(caught.value)
+
+
+def test_a_model_file_that_cannot_be_opened_is_not_said_to_be_damaged():
+    with pytest.raises(MgpuError, match='does not let this process read the file'):
+        load_model('another.h5', False)

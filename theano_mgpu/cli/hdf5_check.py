@@ -11,12 +11,8 @@ from ..utils import mpi_environment
 LONGEST = 10  # seconds of the processor; in a damaged file libhdf5 may go in circles
 
 
-class Damaged(ValueError):
-    """An HDF5 file that is damaged."""
-
-
 def check_hdf5(path: str) -> None:
-    """Raise a Damaged if libhdf5 ends the process that reads the structure of a file.
+    """Raise a ValueError if libhdf5 ends the process that reads the structure of a file.
 
     A child process reads the file first: a crash cannot be caught otherwise. Other faults of the file raise errors in
     the code that reads it later.
@@ -32,8 +28,8 @@ def check_hdf5(path: str) -> None:
             os._exit(0)
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status):
-        raise Damaged('libhdf5 cannot read it without an end of the process, by signal %d: the file is damaged'
-                      % os.WTERMSIG(status))
+        raise ValueError('libhdf5 cannot read it without an end of the process, by signal %d: the file is damaged'
+                         % os.WTERMSIG(status))
 
 
 def _read(path):

@@ -4,14 +4,19 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import traceback
 from typing import Any
 
 from ..compat import keras_versions
 from ..errors import MgpuError
-from .hdf5_check import Damaged, check_hdf5
+from .hdf5_check import check_hdf5
 
 # Keys in the configuration of a layer that may have functions; Keras 1's Merge has 'raw' where it has none.
 LAMBDA_KEYS = 'function_type', 'output_shape_type', 'output_mask_type', 'mode_type'
+
+DAMAGED = 'The file is damaged, cut off, or no HDF5 file: copy it again, or write it again with model.save'
+UNREADABLE = 'The system does not let this process read the file: look at its name and permissions'
+CUSTOM = 'If the model has custom layers, load it in a script and use theano_mgpu.keras.Predictor(model)'
 
 
 def load_model(path: str, safe: bool) -> Any:
@@ -21,25 +26,28 @@ def load_model(path: str, safe: bool) -> Any:
     Keras's own: then nothing in it has been run.
     """
     import h5py
-    advice = ''
+    advice, next_step = '', DAMAGED
     try:
         check_hdf5(path)
         with h5py.File(path, 'r') as file:  # the file that is checked is the one that is loaded
             if 'model_config' not in file.attrs:
                 raise MgpuError('%s has no model in it, perhaps weights alone: write it with model.save' % path)
             advice = advice_for(file)
+            config, next_step = keras_versions.model_config(file), CUSTOM
             if safe:
-                check_safe(path, keras_versions.model_config(file), advice)
+                check_safe(path, config, advice)
             return keras_versions.load_model(file)
     except MgpuError:
         raise
     except Exception as error:  # h5py and layers raise many classes
-        remedy = 'If the model has custom layers, load it in a script and use theano_mgpu.keras.Predictor(model)'
-        if isinstance(error, (OSError, Damaged)):
-            remedy = 'Copy it again if it was cut on its way, or write it anew with model.save'
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if getattr(error, 'errno', None):
+            next_step = UNREADABLE
+        elif frame.f_globals.get('__name__', '').startswith('h5py'):
+            next_step = DAMAGED
         # Not the cause: the file is wrong, not the code.
         raise MgpuError('Keras cannot load the model %s: %s: %s. %s%s' % (
-            path, type(error).__name__, ' '.join(str(error).split()), advice, remedy)) from None
+            path, type(error).__name__, ' '.join(str(error).split()), advice, next_step)) from None
 
 
 def advice_for(file: Any) -> str:

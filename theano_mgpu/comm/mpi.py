@@ -93,8 +93,8 @@ class SingleThreadGuard:
     def __enter__(self) -> None:
         if alone.is_alone():
             raise MgpuError('%s computes alone what a generator or Sequence calls, and this call needs all ranks: it '
-                            'is of mgpu.function, a Predictor or a Checkpoint, or reads a state divided among the '
-                            'ranks (mgpu.update_on=sharded). Make it before the loop, or in a callback'
+                            'is of mgpu.function, a Predictor or a Checkpoint, or reads or sets a state divided among '
+                            'the ranks (mgpu.update_on=sharded). Make it before the loop, or in a callback'
                             % self._ranks.name(self._ranks.rank))
         if not self._lock.acquire(blocking=False):
             raise MgpuError('two threads of %s use functions over the ranks of the job at the same time. Every rank '

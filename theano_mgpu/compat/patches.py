@@ -32,6 +32,7 @@ from . import (
     theano_scan,
     theano_subtensors,
     vector_math,
+    warned_lines,
 )
 from .patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, NUMPY_2, Patch, after, before, during
 
@@ -67,6 +68,8 @@ PATCHES = [
           during('theano.tests.breakpoint'), removed_modules.replace_imp, 'test_without_a_fix_its_symptom_is_back'),
     Patch('Python', '3.8 and later', 'the first import of Theano and Keras prints a screen of SyntaxWarnings',
           BEFORE_THEANO, theano_imports.ignore_syntax_warnings, 'test_the_first_import_of_theano_is_quiet'),
+    Patch('Python', 'all', 'warnings of Keras and Theano name lines of theano_mgpu in place of the line of the script',
+          BEFORE_THEANO, warned_lines.leave_out_own_frames, 'test_warnings_name_the_line_of_the_script'),
     Patch('setuptools', '82 and later, or none', "import theano.gpuarray: No module named 'pkg_resources'",
           during('theano.gpuarray.linalg'), removed_modules.replace_pkg_resources,
           'test_without_a_fix_its_symptom_is_back'),

@@ -59,7 +59,7 @@ def do_without_python_headers(theanos: dict[str, str]) -> None:
     if flags.flag('cxx') is None and shutil.which('g++') and lacks_python_headers():
         theanos['cxx'] = ''
         warnings.warn('Python.h is missing, so that Theano cannot compile: it interprets its graphs, slowly, and '
-                      'has no convolutions. Debian: apt-get install python3-dev', RuntimeWarning, stacklevel=5)
+                      'has no convolutions. Debian: apt-get install python3-dev', RuntimeWarning, stacklevel=1)
 
 
 def lacks_python_headers() -> bool:

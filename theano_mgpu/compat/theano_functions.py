@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from ..utils.attributes import collector_paused
 from .wrapping import wrap
@@ -10,8 +9,10 @@ from .wrapping import wrap
 
 def compile_without_the_collector() -> None:
     """Pause Python's collector while a function is compiled."""
-    module: Any = sys.modules['theano.compile.pfunc']
-    module.orig_function = collector_paused()(module.orig_function)
+    @wrap(sys.modules['theano.compile.pfunc'])
+    def orig_function(original, *args, **kwargs):
+        with collector_paused():
+            return original(*args, **kwargs)
 
 
 def order_copies() -> None:

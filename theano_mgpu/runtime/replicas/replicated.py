@@ -263,6 +263,8 @@ class Replicated:
     def before_write(self) -> None:
         """Check that the user's variable may be set, or updated by a Theano function."""
         _check_turn(self.variable)
+        if alone.is_alone() and self.divided:  # an error says so: other ranks cannot be told
+            self.divided()
 
     def after_write(self) -> None:
         """Note that the user's variable was set, or updated by a Theano function."""
