@@ -24,6 +24,7 @@ def machine(monkeypatch, tmp_path):
         if name.startswith(('SLURM', 'PMI', 'OMPI_')):
             monkeypatch.delenv(name)
     monkeypatch.setenv('THEANO_FLAGS', '')
+    monkeypatch.setenv('POCL_DEVICES', '')  # else these are known without a question
     monkeypatch.setenv('THEANORC', str(tmp_path / 'theanorc'))
     monkeypatch.setattr(device_checks, 'nvidia_gpu_present', lambda: False)
 

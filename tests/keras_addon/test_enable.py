@@ -252,7 +252,7 @@ def test_the_first_batches_of_a_model_that_is_not_built_are_looked_ahead_for(con
     contexts('cpu', 2)
     enable(always=True)
     seen = []
-    callback = C.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(keras_loops.running.batches is not None))
+    callback = C.LambdaCallback(on_batch_begin=lambda batch, logs: seen.append(keras_loops.running.batches is not None))
     compiled(Subclassed()).fit(X, Y, batch_size=30, verbose=0, callbacks=[callback])
     assert seen == [True, True]
 

@@ -25,6 +25,7 @@ from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis, turned
 from .states import BACKWARDS, CONSTANT, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
 
 COMPARISONS = EQ, NEQ, LT, GT, LE, GE
+OF_MATRIX = '%s takes its matrix as a whole, and all samples meet there'
 SHOWN = 100  # characters of a node in a message
 ALLOWED = {BACKWARDS: (Scan, Subtensor, Shape, Shape_i), LAST: (Subtensor,)}
 
@@ -273,13 +274,14 @@ class Shards(ShardGraph):
 def rule_of(op: theano.Op) -> Rule:
     """Return the rule of the nearest base class of an op."""
     return next((RULES[cls] for cls in type(op).__mro__ if cls in RULES),
-                Rule(refuse_samples, ROWS, False, False, False))
+                Rule(_unknown, ROWS, False, False, False))
 
 
-def refuse_samples(shards: Shards, node: theano.Apply, values: list[Value]) -> NoReturn:
-    """Refuse samples of an op without a rule, or of matrices that an op takes as a whole."""
-    shards.refuse(node, ('%s takes its matrix as a whole, and all samples meet there' if _is_of_matrices(node.op) else
-                         'it is not known how %s depends on single samples') % type(node.op).__name__)
+def _unknown(shards, node, values):
+    """Refuse samples of an op without a rule."""
+    is_of_one = _is_of_matrices(node.op) and len(values) == 1  # in an equation, columns may be apart
+    shards.refuse(node, (OF_MATRIX if is_of_one else 'it is not known how %s depends on single samples')
+                  % type(node.op).__name__)
 
 
 def _is_of_matrices(op):

@@ -13,7 +13,7 @@ from theano.tensor.signal import pool
 
 from ....compat.legacy_convolutions import as_abstract, has_steps
 from ..reductions import SUM
-from ..shards import refuse_samples, rule
+from ..shards import OF_MATRIX, rule
 from ..states import CONSTANT, ROWS, has_rows, partial, rows
 from .base import all_rows, only_rows_on, refuse_rows, rows_along, same_order, same_rows, shares_of
 
@@ -73,7 +73,7 @@ def _product(shards, node, values, summed, axis):
 @rule(slinalg.Solve, of=ROWS, is_costly=True)
 def _solve(shards, node, values):
     if values[0].kind == ROWS or values[1].axis == 0:
-        refuse_samples(shards, node, values)
+        shards.refuse(node, OF_MATRIX % 'Solve')
     return shards.apply(node, values, values[1].state)  # each column is solved for by itself
 
 
