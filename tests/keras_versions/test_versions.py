@@ -231,7 +231,7 @@ def test_generators_that_call_functions_leave_all_processes_alike(version, tmp_p
     with_keras(version, '-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--quiet', '--always', str(cases),
                str(tmp_path / 'ranks'), '1', flags=QUICK + ',mgpu.timeout=60')
     first, second = (json.loads((tmp_path / ('ranks.%d' % rank)).read_text()) for rank in (0, 1))
-    assert first == second and len(first) == 6
+    assert first == second and len(first) == 7
 
 
 OF_OTHER_MODELS = """

@@ -57,9 +57,12 @@ class Asking:
         return self.model.fit_generator(source, verbose=0, **options).history['loss']
 
 
-def asked_by(name, ask, has_sequence=keras.__version__ >= '2.2'):
+def asked_by(name, ask, has_sequence=keras.__version__ >= '2.2', is_set=False):
     np.random.seed(4)
     asking = Asking(ask)
+    if is_set:  # on all ranks, before rank 0 alone changes it
+        asking.other.train_on_batch(X, Y)
+        asking.other.set_weights(asking.other.get_weights())
     workers = {'workers': WORKERS} if keras.__version__ >= '2.1' else {}
     results = asking.fit(asking.batches(), **workers)
     if V2:
@@ -92,6 +95,7 @@ def main():
     asked_by('draws', lambda asking, x, y: asking.draw_by_other([x, 1])[0])
     asked_by('tests', lambda asking, x, y: y * asking.other.evaluate(x, y, verbose=0))
     asked_by('steps', lambda asking, x, y: y * asking.other.train_on_batch(x, y))
+    asked_by('steps after a set', lambda asking, x, y: y * asking.other.train_on_batch(x, y), False, True)
     asked_by('own predictions', lambda asking, x, y: asking.model.predict(x) ** 2)
     asked_by('own draws', lambda asking, x, y: asking.draw([x, 1])[0])
     with open('%s.%d' % (sys.argv[1], RANK), 'w') as file:

@@ -73,7 +73,8 @@ class BatchCheck:
         alike = [value for i, value in enumerate(values or ()) if i not in (self._own or ())]
         ours = [length, checksum([checksum(variable.peek()) for variable in touched]), sampled_checksum(alike)]
         lengths, of_variables, of_values = ranks.handshake((self._activity, self._number, self._calls), ours).T
-        self._changes.take()
+        if self._changes.take():
+            return self(length, values)  # what was compared has changed
         if self._has_one_length:
             check_lengths(ranks, self._name, lengths)
         if self._own is not None:
@@ -124,14 +125,18 @@ class Changes:
     def __init__(self, ranks: Communicator, variables: Sequence[Any]) -> None:
         self._ranks, self._variables, self._n_changes = ranks, variables, 0
 
-    def take(self) -> None:
-        """Take rank 0's values of those that any rank has changed since the last call. Every rank makes the call."""
+    def take(self) -> bool:
+        """Take rank 0's values of those that any rank has changed since the last call; return whether there are any.
+
+        Every rank has to make the call.
+        """
         if self._n_changes == self._ranks.n_changes:
-            return
+            return False
         self._n_changes = self._ranks.n_changes
         own = [i for i, variable in enumerate(self._variables) if variable.ahead]
         numbers = set().union(*all_gather_object(self._ranks, own))
         take_values_of_first(self._ranks, [self._variables[i] for i in sorted(numbers)])
+        return bool(numbers)
 
 
 def gathered(ranks: Communicator, values: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
