@@ -334,6 +334,8 @@ def refused():
         'centred in a loop': (loop(lambda h: h - h.mean(axis=0), x, n_steps=2), 'what other samples have come to'),
         'inverse': (T.nlinalg.matrix_inverse(x), matrix),
         'unknowns': (solve(np.eye(N), x), 'Solve takes its matrix as a whole'),
+        'branches of other lengths': (T.concatenate([ifelse(T.eq(phase, 1), T.repeat(x, 2, axis=0), x), x]),
+                                      'it joins along the samples'),
         'a system of samples': (lower(PAIRS, table[:n]), 'Solve takes its matrix as a whole'),
         'sparse above sparse': (sparse.vstack([SPARSE, SPARSE]), 'do not lie along axis 1'),
         'every other': (x[T.arange(0, n, 2), 0], place),
@@ -376,6 +378,7 @@ def refused_for_a_batch():
         'written into twice as many': (T.set_subtensor(T.concatenate([T.repeat(x, 2, axis=0)] * 2)[:2 * n], x),
                                        'as many rows of each sample'),
         'of one sample': (T.addbroadcast(x, 0), 'more than one sample'),
+        'a table beside joined': (TWICE + table, 'as many rows as there are samples'),
         'added to some of zeros': (T.inc_subtensor(T.zeros((9, 4))[:n + n], x[:, :1]), place),
     }
 
