@@ -334,7 +334,7 @@ def refused():
         'centred in a loop': (loop(lambda h: h - h.mean(axis=0), x, n_steps=2), 'what other samples have come to'),
         'inverse': (T.nlinalg.matrix_inverse(x), matrix),
         'unknowns': (solve(np.eye(N), x), 'Solve takes its matrix as a whole'),
-        'branches of other lengths': (T.concatenate([ifelse(T.eq(phase, 1), T.repeat(x, 2, axis=0), x), x]),
+        'branches of other lengths': (T.concatenate([ifelse(T.eq(phase, 0), x, T.repeat(x, 2, axis=0)), x]),
                                       'it joins along the samples'),
         'a system of samples': (lower(PAIRS, table[:n]), 'Solve takes its matrix as a whole'),
         'sparse above sparse': (sparse.vstack([SPARSE, SPARSE]), 'do not lie along axis 1'),
