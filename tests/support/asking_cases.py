@@ -1,4 +1,4 @@
-"""Generators and Sequences that call other functions to make their batches; the results of each, and what they leave.
+"""Generators and Sequences that call other functions to make their batches; the results and final states of each.
 
 Usage: asking_cases.py FILE 0|1, the number of workers. Each process appends its rank to the name. It runs on any Keras
 from 1.2 on; before Keras 2.1 there is a worker in any case.
