@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping
 
 from .errors import GraphError
-from .utils.flags import OWN_FLAGS, Number, Ratio, own_flag
+from .utils.flags import GONE, OWN_FLAGS, Number, Ratio, own_flag
 
 OWN_FLAGS.update({
     'mgpu.executor': ('auto', ('auto', 'serial', 'threads', 'mpi'),
@@ -27,9 +27,6 @@ OWN_FLAGS.update({
                        '(host). The last two are for devices that are short of memory for the state of the optimizer. '
                        'auto is host where all contexts are on the CPU, else device; sharded or host if a device has '
                        'too little memory.'),
-    'mgpu.exchange': ('float32', ('float32', 'float16'),
-                      'How several processes exchange gradients: in their own dtype (float32), or as float16, which '
-                      'halves the bytes and keeps 11 bits of precision, for slow networks.'),
     'mgpu.collectives': ('auto', ('auto', 'host', 'nccl'),
                          'How devices exchange sums, such as gradients: through the host (host); directly, by NCCL, or '
                          'else it is an error (nccl); or by NCCL where all replicas are on different CUDA devices and '
@@ -55,10 +52,6 @@ OWN_FLAGS.update({
     'mgpu.recompute': ('False', ('False', 'True'),
                        'Whether, on a model that is placed on several contexts, the backward pass of each computes its '
                        'forward pass again, to save memory, where a call does not say.'),
-    'mgpu.batch_statistics': ('exact', ('exact', 'local'),
-                              'What batch normalisation normalises by in training: the statistics of the whole batch '
-                              '(exact), or each replica by those of its own samples (local), which saves the exchange '
-                              'of statistics in the middle of a step.'),
     'mgpu.verify': ('False', ('False', 'True'),
                     'Whether the first batch of each function is computed on one device, too, and a difference beyond '
                     'rounding is an error.'),
@@ -75,28 +68,22 @@ OWN_FLAGS.update({
                       'by default.'),
 })
 
-# Flags with which results differ from one device's.
-INEXACT = {'mgpu.batch_statistics': 'local', 'mgpu.exchange': 'float16'}
+GONE.update({
+    'mgpu.exchange': ('float32', 'gradients of 11 bits changed the answer; for slow networks there is '
+                                 'mgpu.overlap=True, which does not'),
+    'mgpu.batch_statistics': ('exact', 'statistics of a part of the batch changed the answer; those of the whole batch '
+                                       'take one more exchange for each layer and direction'),
+    'mgpu.random': ('exact', 'random numbers of each device changed the answer'),
+})
 SLICED_SHARDS = '%s and mgpu.logical_shards=%d: each logical shard is computed by itself, which takes the place of ' \
     'micro-batches. Leave out one of the two'
 
 
-def check_together(value: Callable[[str], Any] = own_flag, strict: bool = False) -> None:
-    """Raise a GraphError for flags, as `value` returns them, that exclude each other.
-
-    If strict, as with ``theano-mgpu run --strict``, results that one device would not compute are an error, too.
-    """
+def check_together(value: Callable[[str], Any] = own_flag) -> None:
+    """Raise a GraphError for flags, as `value` returns them, that exclude each other."""
     logical_shards, slices = int(value('mgpu.logical_shards')), str(value('mgpu.micro_batches'))
-    if logical_shards and value('mgpu.exchange') == 'float16':
-        raise GraphError('mgpu.logical_shards=%d and mgpu.exchange=float16: the sums that are rounded to float16 '
-                         'depend on the number of processes, and so do the bits. Leave out one of the two'
-                         % logical_shards)
     if logical_shards and slices.isdigit() and int(slices) > 1:
         raise GraphError(SLICED_SHARDS % ('mgpu.micro_batches=' + slices, logical_shards))
-    for name, inexact in INEXACT.items() if strict else ():
-        if value(name) == inexact:
-            raise GraphError('%s=%s gives other results than one device, which strict does not allow: leave out one of '
-                             'the two' % (name, inexact))
 
 
 def theanorc_text(contexts: str, floatx: str = 'float32', executor: str = 'auto', more: Mapping[str, str] = {}) -> str:

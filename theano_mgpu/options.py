@@ -6,8 +6,6 @@ from types import SimpleNamespace
 from typing import Any, Sequence
 
 import theano
-from theano.gof.graph import ancestors
-from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
 from .config import SLICED_SHARDS, check_together
 from .errors import GraphError
@@ -69,7 +67,7 @@ class Options:
     wanted: Any = None                    # a predicate: it is an error that it returns False for the program
     batch_of_rank_0: bool = False         # every process takes the arguments of rank 0; else others are an error
     whole: bool = False                   # it has no batch: one replica computes it as it is
-    params: Sequence[Any] = ()            # trained: processes may exchange their gradients in half precision
+    params: Sequence[Any] = ()            # trained
     in_slices: bool = False               # it is divided although there is one replica, which computes slices
     update_for_memory: str = ''           # 'sharded' or 'host', where a device had too little memory
     slices_on_host: bool = False          # of data sets, because a device had too little memory
@@ -111,12 +109,6 @@ class Options:
         if all(context.kind == 'cpu' for context in contexts):
             return 'host', 'the contexts are on the CPU, and share arrays without a copy'
         return 'device', 'each device updates its own copies'
-
-    def least(self, outputs: Sequence[theano.Variable]) -> int:
-        """Return the samples that a sub-batch has at least: two where each sub-batch is normalised by itself."""
-        normalised = self.flags.batch_statistics == 'local' and any(
-            v.owner and isinstance(v.owner.op, AbstractBatchNormTrain) for v in ancestors(outputs))
-        return max(self.least_samples, 2 if normalised else 1)
 
     def is_sharded(self, n_ranks: int) -> bool:
         """Return whether there are several processes, each with samples of its own."""

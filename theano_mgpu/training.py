@@ -33,8 +33,8 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
                       update_on: str | None = None, recompute: bool | None = None) -> TrainingFunction:
     """Compile one training step of a model over every context.
 
-    A call splits the batch into sub-batches, computes loss and gradients of each on its context, adds the gradients on
-    the host, and applies the same update on every context. The result equals the one of one device, to rounding.
+    A call splits the batch into sub-batches, computes loss and gradients of each on its context, adds the gradients,
+    and applies one update on every context. The result equals the one of one device, to rounding.
 
     Parameters
     ----------

@@ -174,7 +174,7 @@ def test_flags_of_theano_0_x_are_read_as_flags_of_today(old, new, said, monkeypa
     read = flags.environment_flags()
     assert read == flags.parse_flags(old if new is None else new)
     err = capsys.readouterr().err
-    assert said in err and err.count('note: flags of Theano before 1.0 are read') == 1 if said else not err
+    assert said in err and err.count('note: old flags are read') == 1 if said else not err
     old_flags.read_old_flags()
     assert read == flags.environment_flags() and not capsys.readouterr().err
 

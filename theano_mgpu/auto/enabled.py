@@ -5,9 +5,8 @@ import re
 from typing import Callable
 
 from ..checks.verification import VerificationReport
-from ..config import check_together
 from ..errors import GraphError, in_one_line
-from ..options import Options, present_flag
+from ..options import Options
 from .report import UsageSummary
 
 
@@ -22,8 +21,6 @@ class Enabled:
 
     def __init__(self, report: UsageSummary, strict: bool, verify: bool, always: bool,
                  tell: Callable[[str], object]) -> None:
-        if strict:
-            check_together(present_flag, strict=True)
         self.report, self.strict, self.verifies, self._always, self.tell = report, strict, verify, always, tell
         self._told: set[tuple[str, str]] = set()
 

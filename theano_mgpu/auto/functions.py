@@ -45,8 +45,7 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
     contexts : list of str or Context, or callable, optional
         As for `mgpu.function`; all by default. A callable returns them, and is called with each function.
     strict : bool
-        Raise a GraphError for a function that has a batch and cannot be computed in parts, and at once for flags with
-        which results differ from one device.
+        Raise a GraphError for a function that has a batch and cannot be computed in parts.
     verify : bool
         Compare the first batch of each function over the contexts with plain Theano, and print the report to stderr;
         with `strict` a difference is an error.
@@ -64,8 +63,6 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
     ------
     ContextError
         If one of the contexts is not mapped, or its device cannot be opened.
-    GraphError
-        With `strict`, for a flag with which results differ from one device.
 
     Examples
     --------

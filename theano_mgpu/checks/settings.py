@@ -8,13 +8,12 @@ from typing import Any, Sequence
 
 import theano
 
-from .. import config
 from ..devices.contexts import chosen, type_name
 from ..errors import warn
 from ..graph import graph
 from ..options import Options
 from ..utils import blas
-from ..utils.flags import OWN_FLAGS, flag
+from ..utils.flags import GONE, OWN_FLAGS, flag
 from ..utils.values import shortened
 from . import ledger_file
 
@@ -26,12 +25,12 @@ PACKAGES = 'theano_mgpu', 'theano', 'numpy', 'scipy', 'keras', 'pygpu'
 OTHERS = ('mgpu.ledger', 'mgpu.ledger_every', 'mgpu.check', 'mgpu.timeline', 'mgpu.timeout', 'mgpu.compile_jobs',
           'mgpu.verify', 'mgpu.executor')
 # Flags that change more than rounding, and flags that do not change the bits of logical shards.
-ANSWER = ('floatX', 'mgpu.tf32', 'mgpu.random', *config.INEXACT)
+ANSWER = ('floatX', 'mgpu.tf32', *GONE)
 LAYOUT = ('contexts', 'device', 'mgpu.data', 'mgpu.shares', 'mgpu.collectives', 'mgpu.overlap', 'mgpu.keep_graphs',
           'mgpu.micro_batches', 'mgpu.recompute')
 SHARDS = 'flags: mgpu.logical_shards'
 GRAPH = 'graph: '
-REMOVED = {'flags: mgpu.random': 'exact'}  # flags that earlier versions recorded, and what all functions do now
+REMOVED = {'flags: ' + name: value for name, (value, _) in GONE.items()}  # earlier versions recorded them
 
 
 def of_process() -> dict[str, dict[str, str]]:

@@ -163,7 +163,7 @@ def check(args: argparse.Namespace) -> None:
     check_program(args)
     if not args.module and not os.path.exists(args.script):
         args.parser.error("can't open file %r: no such file" % args.script)
-    config.check_together(strict=args.strict)
+    config.check_together()
     if args.wait and not args.one:
         args.parser.error('--wait goes with --one')
     if args.one and (args.processes is not None or mpi_environment.trains_together()):

@@ -16,7 +16,7 @@ class Communicator:
     nothing: each comes after a handshake, with the same number of buffers on each rank. A buffer has the same shape and
     dtype on each rank unless its description says otherwise. Buffers are NumPy arrays here; a communicator between
     devices may have buffers on the devices. Functions over a communicator build on the collectives, see `collectives`,
-    `failures`, `rank_0`, `compilation` and `half_precision`.
+    `failures`, `rank_0` and `compilation`.
 
     `tests/support/communicator_cases.py` has the cases that any communicator passes.
 

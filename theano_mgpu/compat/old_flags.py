@@ -1,4 +1,4 @@
-"""Flags of Theano before 1.0, read as what they mean today."""
+"""Flags of Theano before 1.0, and flags that this package had, read as what they mean today."""
 from __future__ import annotations
 
 import os
@@ -28,7 +28,7 @@ OLD = {
 
 
 def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Return flags as Theano 1.0 knows them, and a note about those that were changed, or the empty string.
+    """Return flags as they are known today, and a note about those that were changed, or the empty string.
 
     Where the contexts of a process are chosen for it, they are chosen over the flag ``device``, too.
 
@@ -38,6 +38,11 @@ def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
     new, said = dict(old), []
     for name, value in old.items():
         flag = '%s=%s' % (name, value.strip())
+        if name in flags.GONE:
+            del new[name]
+            counts, reason = flags.GONE[name]
+            said += ['%s as %s=%s (%s)' % (flag, name, counts, reason)] * (value != counts)
+            continue
         match = next(filter(None, (re.fullmatch(pattern, flag) for pattern in OLD)), None)
         if match is None:
             continue
@@ -50,7 +55,7 @@ def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
             meaning = 'contexts choose devices; contexts=dev0->cuda%s is this one' % (match[1] or 0)
         said.append('%s %s' % (flag, 'as ' + read_as if read_as else 'not at all (%s)' % meaning))
         new.update({each: found[each] for each in found if each == name or each not in old})
-    return new, said and 'flags of Theano before 1.0 are read as what they mean today: ' + '; '.join(said) or ''
+    return new, said and 'old flags are read as what they mean today: ' + '; '.join(said) or ''
 
 
 def read_old_flags() -> None:
@@ -59,5 +64,7 @@ def read_old_flags() -> None:
     new, said = today({**files, **own})
     if said:
         flags.set_environment_flags({name: new[name] for name in new if name in own or new[name] != files.get(name)})
-        if IMPORTED not in os.environ:  # else the parent has said it
+        if IMPORTED in os.environ:  # the parent has said what the files have
+            said = today(own)[1]
+        if said:
             progress.note(said)

@@ -10,8 +10,9 @@ import sys
 import sysconfig
 import warnings
 
-from ..utils import flags
-from ..utils.flags import OWN_FLAGS, Number, Ratio
+from ..utils import flags, progress
+from ..utils.flags import GONE, OWN_FLAGS, Number, Ratio
+from . import old_flags
 
 OWN_FLAGS.update({
     'mgpu.compile_jobs': (0, Number('modules', 0),
@@ -91,6 +92,20 @@ def register_own_flags() -> None:
         if isinstance(allowed, str):  # the path of a file: the script may change the current folder
             kind.filter = lambda value: value and os.path.abspath(value)
         AddConfigVar(name, doc, kind, in_c_key=False)
+    for name, (value, reason) in GONE.items():  # a script may still read or set them
+        kind = StrParam(value)
+        kind.val, kind.filter = value, _kept(name)  # `read_old_flags` has taken the values of the user
+        AddConfigVar(name, 'It has gone: ' + reason, kind, in_c_key=False)
+
+
+def _kept(name):
+    """Return a filter of values that keeps the one of a flag which has gone, and says so."""
+    def kept(value):
+        said = old_flags.today({name: str(value)})[1]
+        if said:
+            progress.note(said)
+        return GONE[name][0]
+    return kept
 
 
 def _with_booleans(allowed):

@@ -101,9 +101,9 @@ class HostChannel:
 
     by_host = True
 
-    def __init__(self, order: Any, owners: Sequence[Any], half: bool, read_on: Mapping[Context, Sequence[int]],
-                 memories: Any, launcher: Launcher, timings: Timings, ranks: Communicator) -> None:
-        self._order, self._owners, self._half, self._ranks = order, owners, half, ranks
+    def __init__(self, order: Any, owners: Sequence[Any], read_on: Mapping[Context, Sequence[int]], memories: Any,
+                 launcher: Launcher, timings: Timings, ranks: Communicator) -> None:
+        self._order, self._owners, self._ranks = order, owners, ranks
         self._memories, self._launcher, self._timings = memories, launcher, timings
         self._read_on = {context: numbers for context, numbers in read_on.items() if context.kind != 'cpu'}
         self._contexts = list(self._read_on)  # none if all are of the CPU
@@ -231,7 +231,7 @@ class HostChannel:
             arrays = [[self._layout.part(buffer, each) for each in block.ranges] for buffer in self._buffers]
         else:
             owners, arrays = (), list(map(block.of, self._buffers))
-        self._order.add_over(self._ranks, arrays, owners, self._half)
+        self._order.add_over(self._ranks, arrays, owners)
 
     def _send(self, number):
         for i, (context, sent) in enumerate(self._sent.items()):

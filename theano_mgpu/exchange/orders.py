@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from ..comm.communicator import Communicator
-from ..comm.half_precision import all_reduce_in_half
 from ..comm.host_sum import all_reduce_each, describe
 from ..comm.tree import Node, add_arrays, add_over_ranks
 from ..comm.tree_products import Product, add_products
@@ -94,20 +93,16 @@ class AnyOrder(Order):
         for target in targets[0]:
             target[...] = 0
 
-    def add_over(self, ranks: Communicator, nodes: Sequence[Sequence[np.ndarray]], owners: Sequence[int],
-                 half: bool) -> None:
+    def add_over(self, ranks: Communicator, nodes: Sequence[Sequence[np.ndarray]], owners: Sequence[int]) -> None:
         """Add a block of sums over the ranks, which have just had a handshake, in the memory of the first node.
 
-        The ranks that alone get an array are its `owners`; without any, every rank gets all. If `half`, they exchange
-        float16.
+        The ranks that alone get an array are its `owners`; without any, every rank gets all.
         """
         arrays = nodes[0]
         if owners:
             for array, total in zip(arrays, ranks.reduce_scatter(arrays, owners)):
                 if total is not None:
                     array[...] = total
-        elif half:
-            all_reduce_in_half(ranks, arrays)
         else:
             ranks.all_reduce(arrays)
 
@@ -158,8 +153,7 @@ class TreeOrder(Order):
                 if node.value is not out:
                     out[...] = node.value
 
-    def add_over(self, ranks: Communicator, nodes: Sequence[Sequence[np.ndarray]], owners: Sequence[int],
-                 half: bool) -> None:
+    def add_over(self, ranks: Communicator, nodes: Sequence[Sequence[np.ndarray]], owners: Sequence[int]) -> None:
         """Do as `AnyOrder.add_over`: each rank gets some elements of all nodes, and adds these."""
         places = self.tree.nodes_of(self.tree.rank)
         for i, (total, *_) in enumerate(zip(*nodes)):

@@ -8,17 +8,14 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import Apply, ancestors, io_toposort
 from theano.ifelse import IfElse
 from theano.tensor.basic import AllocEmpty
-from theano.tensor.nnet import bn
 
 from .analysis import CONSTANT, PARTIAL, ROWS, SAME, Gather, Reduction, Shards
 from .analysis.known import number
-from .analysis.rules.batch_norm import elementary
+from .analysis.rules.batch_norm import TRAINING, elementary
 from .graph import substitute
 from .random_streams import DRAWS
 from .rewrites import inlined, merged, rebuilt
 from .saved_values import SavedValues
-
-BATCH_NORM = bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad
 
 
 class Exchange(NamedTuple):
@@ -175,8 +172,7 @@ def drawn_once(program: Program) -> Program:
     return program._replace(stages=stages)
 
 
-def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable],
-              statistics: str = 'exact') -> Program:
+def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable]) -> Program:
     """Cut a graph where samples meet.
 
     Parameters
@@ -185,9 +181,6 @@ def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable],
         Those with samples along axis 0; everything else that the graph reads is the same on every replica.
     outputs : list of theano.Variable
         Of host variables, not yet optimised.
-    statistics : {'exact', 'local'}
-        The statistics by which batch normalisation normalises in training: of the whole batch, or of each shard. As by
-        torch.nn.DataParallel, tf.distribute.MirroredStrategy and Horovod, local ones need no exchange.
 
     Raises
     ------
@@ -199,31 +192,30 @@ def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable],
     As GSPMD (Xu et al., 2021) has it, a dimension that is sharded and summed over leaves partial sums, and these
     become an all-reduce; here a stage ends there.
     """
-    outputs = lowered(outputs, statistics)
+    outputs = lowered(outputs)
     of_graph = set(ancestors(outputs))
     exchanged: set[theano.Variable] = set()
     while True:
-        shards = Shards(inputs, outputs, exchanged, statistics)
+        shards = Shards(inputs, outputs, exchanged)
         twice = shards.exchanged_twice() & of_graph - exchanged
         if not twice:
             return _program(shards, inputs)
         exchanged |= twice
 
 
-def lowered(outputs: Sequence[theano.Variable], statistics: str = 'exact') -> list[theano.Variable]:
+def lowered(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
     """Return a copy of a graph in which the training of batch normalisation is simpler ops, and no node stands twice.
 
-    The graph inside of an OpFromGraph stands in its place. With `statistics` of 'local', each replica normalises by
-    the statistics of its own samples, and these ops remain. A branch whose condition is a known number is gone.
+    The graph inside of an OpFromGraph stands in its place. A branch whose condition is a known number is gone.
     """
-    return merged(rebuilt(inlined(outputs), lambda node, inputs: _simpler(node, inputs, statistics)))
+    return merged(rebuilt(inlined(outputs), _simpler))
 
 
-def _simpler(node: Apply, inputs: list[theano.Variable], statistics: str) -> list[theano.Variable] | None:
+def _simpler(node: Apply, inputs: list[theano.Variable]) -> list[theano.Variable] | None:
     if isinstance(node.op, IfElse) and number(inputs[0]) is not None:  # as Keras's learning phase may be
         n = len(node.outputs)
         return inputs[1:n + 1] if number(inputs[0]) else inputs[n + 1:]
-    if isinstance(node.op, BATCH_NORM) and statistics == 'exact':
+    if isinstance(node.op, TRAINING):
         return elementary(node, inputs)
     return None
 

@@ -26,21 +26,17 @@ class Way:
         Empty if each place gets all sums. A place is a replica, of all ranks, if devices add, or else a rank.
     by_devices : bool
         Whether the devices add them by NCCL, and not the host, with MPI between ranks.
-    half : bool
-        Whether ranks send each other float16, see `half_precision.all_reduce_in_half`.
     """
 
     in_tree: bool = False
     owners: tuple[int | None, ...] = ()
     by_devices: bool = False
-    half: bool = False
 
     def by(self, n_ranks: int) -> str:
         """Return the name of who adds the sums, and how."""
         if self.by_devices:
             return 'NCCL' + ' by blocks' * self.in_tree
-        over_ranks = 'reduce_scatter' if self.owners else 'all_reduce' + ' in float16' * self.half
-        return 'the host' + (', %s by MPI' % over_ranks) * (n_ranks > 1)
+        return 'the host' + ', %s by MPI' % ('reduce_scatter' if self.owners else 'all_reduce') * (n_ranks > 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -248,22 +248,12 @@ class _Planner:
                 owners[variable], = reading
         return owners
 
-    def _in_half(self) -> set[theano.Variable]:
-        """Return the sums of arrays that the new values of trained parameters depend on, if ranks exchange float16."""
-        if not self._params or self._machine.size == 1 or not all(self._machine.half):
-            return set()
-        self._choose('precision', 'gradients are exchanged as float16', 'mgpu.exchange=float16')
-        read = ancestors([self._new[param] for param in self._params if param in self._new])
-        last = {exchange.variable for exchange in self._program.exchanges if exchange.variable.ndim}
-        return last.intersection(read)
-
     def _with_exchanges(self, stages: Sequence[tuple[Stage, list[Part]]], owners: Mapping[theano.Variable, int],
                         by_nccl: bool) -> tuple[list[StagePlan], Boundary]:
         """Return the stages with the exchanges before each, and the exchanges after the last one.
 
         The `owners` of sums that one alone reads are replicas where devices add, else ranks.
         """
-        in_half = self._in_half().difference(() if by_nccl else owners)
         in_tree = self._logical_shards > 0
         sums: dict[Part, list[SumGroup]] = {part: [] for _, parts in stages for part in parts}
         boundaries = []
@@ -273,8 +263,8 @@ class _Planner:
             groups: list[SumGroup] = []
             for part, of_part in sums.items():
                 on_devices = by_nccl and all(context.kind == 'cuda' for context in part.contexts)
-                new = list(_groups([each for each in additive if each.source in part.outputs], owners, in_half,
-                                   by_nccl, on_devices, in_tree))
+                new = list(_groups([each for each in additive if each.source in part.outputs], owners, by_nccl,
+                                   on_devices, in_tree))
                 of_part += new
                 groups += new
             boundaries.append(Boundary(tuple(exchanges), tuple(groups),
@@ -284,19 +274,17 @@ class _Planner:
                 for boundary, (stage, parts) in zip(boundaries, stages)], boundaries[-1]
 
 
-def _groups(exchanges: Sequence[Exchange], owners: Mapping[theano.Variable, int], in_half: Collection[theano.Variable],
-            by_nccl: bool, on_devices: bool, in_tree: bool) -> Iterable[SumGroup]:
+def _groups(exchanges: Sequence[Exchange], owners: Mapping[theano.Variable, int], by_nccl: bool, on_devices: bool,
+            in_tree: bool) -> Iterable[SumGroup]:
     """Yield the sums that are exchanged together, in one way."""
     # A rank that adds its sums in one piece has them next to each other.
     owned = [] if by_nccl else sorted([each for each in exchanges if each.variable in owners],
                                       key=lambda each: owners[each.variable])
-    half = [each for each in exchanges if each.variable in in_half]
-    others = [each for each in exchanges if each not in owned and each not in half]
+    others = [each for each in exchanges if each not in owned]
     of_devices = [each for each in others if on_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]
     others = [each for each in others if each not in of_devices]
     for some, way in ((of_devices, Way(in_tree, tuple(owners.get(each.variable) for each in of_devices), True)),
-                      (others, Way(in_tree)), (half, Way(in_tree, half=True)),
-                      (owned, Way(in_tree, tuple(owners[each.variable] for each in owned)))):
+                      (others, Way(in_tree)), (owned, Way(in_tree, tuple(owners[each.variable] for each in owned)))):
         if some:
             yield SumGroup(tuple(some), way)
 

@@ -30,8 +30,6 @@ class Machine:
         The place where each rank would compute new values, one of `options.UPDATE_ON`.
     overlap : tuple of bool
         Whether each rank has the flag ``mgpu.overlap=True``.
-    half : tuple of bool
-        Whether each rank has the flag ``mgpu.exchange=float16``.
     against_nccl : str
         The reason why devices do not exchange sums by NCCL; empty if they do.
     """
@@ -40,7 +38,6 @@ class Machine:
     replicas: tuple[int, ...] = (1,)
     update_on: tuple[str, ...] = ('device',)
     overlap: tuple[bool, ...] = (False,)
-    half: tuple[bool, ...] = (False,)
     against_nccl: str = 'NCCL is not installed'
 
     @property
@@ -221,8 +218,6 @@ def against_speeds(flags: Any, mesh: Any, machine: Machine) -> str:
     """
     if flags.shares == EQUAL:
         return 'mgpu.shares=equal, or deterministic=more'
-    if flags.batch_statistics == 'local':
-        return 'each replica normalises its own samples: other shares would give other results'
     if len(mesh.places) > 1:
         return 'the model is placed: a replica has several devices'
     if machine.size == 1 and all(context.kind == 'cpu' for context in mesh.contexts):

@@ -134,7 +134,7 @@ def plan_of(divided: Divided, options: Options, machine: Machine) -> StepPlan:
         raise GraphError('mgpu.logical_shards=%d, but %d processes have samples of their own, each as many of the '
                          'logical shards: choose a multiple of %d' % (logical_shards, machine.size, machine.size))
     shares = Shares(machine, is_divided, options.is_sharded(machine.size), options.slices,
-                    options.least(divided.definition.whole), options.micro_batches == AUTO,
+                    options.least_samples, options.micro_batches == AUTO,
                     weights_for(flag, machine) if is_divided else (),
                     is_divided and machine.n_replicas > 1 and flag == AUTO and
                     not against_speeds(options.flags, divided.mesh, machine), logical_shards)

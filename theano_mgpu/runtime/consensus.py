@@ -31,9 +31,9 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
     flags = options.flags
     columns = [mesh.column(place) for place in mesh.places if place != CPU]
     reasons = [nccl.reason_against(column, flags.collectives) for column in columns] or [nccl.NOT_CUDA]
-    own = (len(mesh.replicas), options.updates_on(mesh.contexts)[0], flags.overlap, flags.exchange == 'float16',
-           next(filter(None, reasons), ''), flags.collectives == 'nccl', flags.shares, flags.logical_shards)
-    replicas, update_on, overlap, half, against, must, shares, logical = zip(*all_gather_object(ranks, own))
+    own = (len(mesh.replicas), options.updates_on(mesh.contexts)[0], flags.overlap, next(filter(None, reasons), ''),
+           flags.collectives == 'nccl', flags.shares, flags.logical_shards)
+    replicas, update_on, overlap, against, must, shares, logical = zip(*all_gather_object(ranks, own))
     if len(set(shares)) > 1:
         raise ContextError('the ranks have different flags mgpu.shares, or deterministic: rank %d has mgpu.shares=%s. '
                            'Give every rank the same flags' % (ranks.rank, flags.shares))
@@ -46,7 +46,7 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
         reason = next(filter(None, [nccl.connect(column, ranks) for column in columns]), '')
     if sum(replicas) > 1 and reason and any(must):
         raise ContextError('mgpu.collectives=nccl, but %s. Set it to auto or host' % reason)
-    return Machine(ranks.rank, replicas, update_on, overlap, half, reason)
+    return Machine(ranks.rank, replicas, update_on, overlap, reason)
 
 
 def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:

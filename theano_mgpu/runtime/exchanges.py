@@ -39,8 +39,7 @@ def exchanges_of(plan: StepPlan, ranks: Communicator, memories: Any, launcher: A
             return Exchange(order, Stays())
         wanted = {context: [i for i, each in enumerate(group.exchanges) if each.variable in read]
                   for context, read in read_on.items()}
-        host = HostChannel(order, () if way.by_devices else way.owners, way.half, wanted, memories, launcher, timings,
-                           ranks)
+        host = HostChannel(order, () if way.by_devices else way.owners, wanted, memories, launcher, timings, ranks)
         if not way.by_devices:
             return Exchange(order, host)
         adder: Any = InTree(order, memories, launcher) if way.in_tree else Reduction()

@@ -41,6 +41,8 @@ class Ratio(NamedTuple):
 
 # The package's own flags, to which each room adds: name -> (default, allowed values or a Number, documentation).
 OWN_FLAGS: dict[str, tuple[Any, Any, str]] = {}
+# Flags that the package had: name -> (the value that counts for all functions now, the reason and what helps).
+GONE: dict[str, tuple[str, str]] = {}
 
 
 def parse_flags(text: str) -> dict[str, str]:
@@ -121,13 +123,13 @@ def flag(name: str, default: Any = None) -> Any:
 
 
 def check_own_names() -> None:
-    """Raise an MgpuError, with the nearest name, for a flag that begins with ``mgpu.`` and is none of `OWN_FLAGS`.
+    """Raise an MgpuError, with the nearest name, for a flag that begins with ``mgpu.`` and does not exist.
 
     Theano only warns of a flag that it does not know, and ignores one of .theanorc.
     """
     for flags, where in ((environment_flags(), 'THEANO_FLAGS'), (read_theanorc(), ' or '.join(theanorc_files()))):
         for name, value in flags.items():
-            if name.startswith('mgpu.') and name not in OWN_FLAGS:
+            if name.startswith('mgpu.') and name not in {**OWN_FLAGS, **GONE}:
                 nearest = difflib.get_close_matches(name, OWN_FLAGS, n=1)
                 hint = 'The nearest is %s' % nearest[0] if nearest else 'The flags are: %s' % ', '.join(OWN_FLAGS)
                 raise MgpuError('there is no flag %s, which %s sets to %s. %s' % (name, where, value, hint))

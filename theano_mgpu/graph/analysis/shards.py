@@ -35,7 +35,6 @@ class Rule(NamedTuple):
 
     function: Callable[..., list[Value]]
     of: str
-    reads_averages: bool
     is_costly: bool
     compares_lengths: bool
 
@@ -43,7 +42,7 @@ class Rule(NamedTuple):
 RULES: dict[type, Rule] = {}  # by class of op; the rule of the nearest base class counts
 
 
-def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False, is_costly: bool = False,
+def rule(*classes: type, of: str = PARTIAL, is_costly: bool = False,
          compares_lengths: bool = False) -> Callable[[Any], Any]:
     """Register a function ``(shards, node, values) -> list of Value`` for ops of these classes, as a decorator.
 
@@ -52,8 +51,6 @@ def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False, is_cos
     of : {ROWS, PARTIAL, CONSTANT}
         The nodes that the function is called for. ROWS: those with samples among their inputs, whose partial inputs
         are exchanged before. PARTIAL: those with partial inputs, too. CONSTANT: all. Other nodes are constants.
-    reads_averages : bool
-        Whether the function checks itself that samples do not meet averages of statistics, see `check_averages`.
     is_costly : bool
         Whether the work of these ops is worth dividing: no replica computes them whole where they are refused.
     compares_lengths : bool
@@ -61,7 +58,7 @@ def rule(*classes: type, of: str = PARTIAL, reads_averages: bool = False, is_cos
         others, which take the first rows or one row for all, `same_order` of the rules compares the rows of a sample.
     """
     def register(function):
-        RULES.update(dict.fromkeys(classes, Rule(function, of, reads_averages, is_costly, compares_lengths)))
+        RULES.update(dict.fromkeys(classes, Rule(function, of, is_costly, compares_lengths)))
         return function
     return register
 
@@ -80,8 +77,6 @@ class Shards(ShardGraph):
         Host variables.
     exchanged : collection of theano.Variable
         Variables to exchange as soon as they are partial, because something needs their whole value anyway.
-    statistics : {'exact', 'local'}
-        Whether batch normalisation uses the statistics of the whole batch, or of the shard.
     around : Shards, optional
         Of the graph around a loop, where `outputs` are of the graph inside of it, which has no `inputs`: its leaves are
         `known`. `sources` maps a leaf to the variable around the loop that holds it, and to the number of axes which
@@ -95,18 +90,15 @@ class Shards(ShardGraph):
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable],
-                 exchanged: Collection[theano.Variable] = (), statistics: str = 'exact', around: Shards | None = None,
+                 exchanged: Collection[theano.Variable] = (), around: Shards | None = None,
                  known: Mapping[theano.Variable, Value] = {},
                  sources: Mapping[theano.Variable, tuple[theano.Variable, int]] = {},
                  recurrences: Mapping[theano.Variable, tuple[theano.Variable, list[theano.Variable]]] = {}) -> None:
         super().__init__(around.numbers if around else None)
         self.inputs, self.around, self.sources, self.recurrences = set(inputs), around, sources, recurrences
-        self.statistics = statistics
         # Of the given graph.
         self._values: dict[Any, Value] = {}
         self._at_once = set(exchanged)
-        self.of_shard: dict[Any, Value] = {}    # statistics, to Values of the shard's own ones
-        self.averages: set[Any] = set()         # variables that are made of averages of such statistics
         # Outputs of loops, to the Shards inside, the variable there, and its first value.
         self.loops: dict[Any, tuple[Shards, Any, Any]] = {}
         self.rows_of_each: dict[Any, Any] = {}  # results of `rows`
@@ -199,9 +191,7 @@ class Shards(ShardGraph):
                               'mgpu_pure = True in its class' % type(unknown).__name__)
         if _compares(node):
             self.compared.update(value.variable for value in values)
-        function, of, reads_averages, is_costly, _ = rule_of(node.op)
-        if not reads_averages:
-            self.check_averages(node, values)
+        function, of, is_costly, _ = rule_of(node.op)
         if of == ROWS and not has_rows(values):
             values = self.wholes(values)
         self.n_whole += is_costly and not has_rows(values)
@@ -224,17 +214,8 @@ class Shards(ShardGraph):
         backwards = any(value.state.only == BACKWARDS for value in values)
         return has_rows(values) and not (
             self.around or isinstance(node.op, Elemwise) and not backwards or _is_of_matrices(node.op)
-            or self.averages.intersection(node.inputs)
             or any(value.state.only == LAST for value in values)
             or any(not isinstance(value.variable.type, T.TensorType) for value in values if value.kind == ROWS))
-
-    def check_averages(self, node: theano.Apply, values: list[Value]) -> None:
-        """Refuse samples that meet the average of the shards' statistics: each shard is normalised by its own ones."""
-        if self.averages.intersection(node.inputs):
-            if has_rows(values):
-                self.refuse(node, 'samples meet statistics of the whole batch, but each replica has the statistics of '
-                                  'its own samples; flag mgpu.batch_statistics=exact computes them')
-            self.averages.update(node.outputs)
 
     def refuse(self, node: theano.Apply, reason: str) -> NoReturn:
         """Raise a CannotCut for a node."""
@@ -274,7 +255,7 @@ class Shards(ShardGraph):
 def rule_of(op: theano.Op) -> Rule:
     """Return the rule of the nearest base class of an op."""
     return next((RULES[cls] for cls in type(op).__mro__ if cls in RULES),
-                Rule(_unknown, ROWS, False, False, False))
+                Rule(_unknown, ROWS, False, False))
 
 
 def _unknown(shards, node, values):

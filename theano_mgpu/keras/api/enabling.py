@@ -38,7 +38,7 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
         called with each model.
     strict : bool
         Raise a GraphError where there is else one warning: for a model that cannot give exactly the results of one
-        device, or that cannot run over contexts; and at once for flags with which results differ from one device.
+        device, or that cannot run over contexts.
     verify : bool
         On the first batch of each model, compare one step on one device with one on the contexts (see `verify`), and
         print the verification report to stderr. For a model that predicts first, the outputs are compared.
@@ -56,8 +56,6 @@ def enable(gpus: Any = None, strict: bool = False, verify: bool = False, always:
     ------
     ContextError
         If `gpus` asks for contexts that do not exist.
-    GraphError
-        With `strict`, for a flag with which results differ from one device.
 
     Notes
     -----

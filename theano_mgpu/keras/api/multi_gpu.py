@@ -19,7 +19,7 @@ def multi_gpu_model(model: Model, gpus: Any = None, cpu_merge: bool = True,
     """Replicate a Keras model on several contexts.
 
     The new model is trained, evaluated and used like any Keras model. It splits each batch into sub-batches, runs each
-    on its context, averages the gradients, and applies one update to every replica, so that the results equal the
+    on its context, adds the gradients, and applies one update to every replica, so that the results equal the
     results of one device on the whole batch.
 
     Parameters
@@ -50,8 +50,7 @@ def multi_gpu_model(model: Model, gpus: Any = None, cpu_merge: bool = True,
 
     Notes
     -----
-    BatchNormalization normalises the whole batch, and dropout and noise draw the random numbers of one device. The flag
-    ``mgpu.batch_statistics`` may say otherwise of the first.
+    BatchNormalization normalises the whole batch, and dropout and noise draw the random numbers of one device.
 
     The signature is Keras's: ``keras.utils.multi_gpu_model`` (keras/utils/multi_gpu_utils.py, 2.3.1).
     """

@@ -15,7 +15,7 @@ from ...compat.wrapping import wrap
 class Running(threading.local):
     """The loop that this thread runs: a generator may predict in a thread of its own."""
 
-    batches: Any = None  # receives the reports: a LoopObserver of theano_mgpu.keras.prefetch
+    batches: Any = None  # receives the reports: a LoopObserver of `prefetch`
 
 
 running = Running()
@@ -37,7 +37,7 @@ def report_slices(module: Any) -> None:
 def report_queues(data_utils: Any) -> None:
     """Report the queues from which loops over generators and Sequences take batches.
 
-    A Feed of theano_mgpu.keras.feed sends each batch that is taken from its queue to other processes.
+    A Feed of `feed` sends each batch that is taken from its queue to other processes.
     """
     names = 'OrderedEnqueuer', 'GeneratorEnqueuer'  # Keras 1 has neither
     for enqueuer in [vars(data_utils)[name] for name in names if name in vars(data_utils)]:

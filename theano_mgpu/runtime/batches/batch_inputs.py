@@ -96,7 +96,7 @@ class BatchInputs:
 
     def _with_states(self, inputs, outputs, updated):
         """Return the Program, and the states that come in with the batch, since they have a row a sample."""
-        statistics, length = self._options.flags.batch_statistics, self._options.length
+        length = self._options.length
         read, n_outputs = set(ancestors(outputs)), len(outputs) - len(updated)
 
         def states(program):
@@ -105,7 +105,7 @@ class BatchInputs:
             return {v: output.reduction.axis for v, output in new if output.has_rows and v in read}
 
         def with_rows(rows):
-            return partition(inputs + list(rows.values()), substitute(outputs, rows), statistics)
+            return partition(inputs + list(rows.values()), substitute(outputs, rows))
 
         # Chains that go on without the batch, as in persistent contrastive divergence.
         chains = {v: stand_in(v, 'rows of ' + named(v)) for v, new in zip(updated, outputs[n_outputs:])
@@ -118,7 +118,7 @@ class BatchInputs:
                     return program, chains
             except CannotCut:
                 pass  # they have as many rows by chance
-        first = program = partition(inputs, outputs, statistics)
+        first = program = partition(inputs, outputs)
         rows = {}
         try:
             while not states(program).keys() <= rows.keys():

@@ -1,4 +1,4 @@
-"""Batch normalisation: by the statistics of the whole batch, or of each replica's own samples."""
+"""Batch normalisation, by the statistics of the whole batch."""
 from __future__ import annotations
 
 from typing import Callable, Iterable
@@ -11,8 +11,9 @@ from theano.tensor.nnet import bn
 
 from ..reductions import STACK
 from ..shards import rule
-from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, State, Value, has_rows, partial
-from .base import aligned
+from ..states import CONSTANT, DEPENDENT, ROWS, WHOLE, State, Value
+
+TRAINING = bn.AbstractBatchNormTrain, bn.AbstractBatchNormTrainGrad
 
 
 class Moments(theano.Op):
@@ -130,41 +131,7 @@ def _merged(parts, portions):
     return means[0] + offset, (portions * variances).sum(axis=0)
 
 
-@rule(bn.AbstractBatchNormTrain)
-def _train(shards, node, values):
-    """Normalise each shard by its own statistics, and keep their average, as tf.distribute.MirroredStrategy does.
-
-    Means are averaged, and variances: the inverse deviation is made of the average of the variances.
-    """
-    values = shards.wholes(values)
-    x, scale, factor, epsilon = values[0], node.inputs[1], node.inputs[4], node.inputs[3]
-    if shards.statistics != 'local' or x.kind != ROWS or x.axis not in node.op.axes \
-            or has_rows(values[1:]):
-        return [shards.converted(new) for new in elementary(node, node.inputs)]
-    y, *own = shards.make_all(node.op, values[:5], [x.state, WHOLE, WHOLE])
-    shards.of_shard.update(zip(node.outputs[1:3], own))
-    shards.averages.update(node.outputs[1:])
-    mean, variance = node.outputs[1], node.outputs[2].type()
-    shards.keep(node.outputs[0], y)
-
-    def share_of_variance(inverse, epsilon):
-        variance = T.inv(T.sqr(inverse)) - _epsilon(epsilon, inverse)
-        return T.maximum(variance, 0) * T.cast(shards.portion, variance.dtype)
-    shards.keep(mean, shards.make(lambda v: v * T.cast(shards.portion, v.dtype), own[:1], partial(), like=mean))
-    shards.keep(variance, shards.make(share_of_variance, [own[1], values[3]], partial(), like=variance))
-    statistics = [T.inv(T.sqrt(variance + _epsilon(epsilon, variance)))] \
-        + _running(node.inputs[0], scale, factor, mean, variance, *node.inputs[5:])
-    return [y, shards.value(mean)] + [shards.converted(T.cast(new, mean.dtype)) for new in statistics]
-
-
-@rule(bn.AbstractBatchNormTrainGrad, reads_averages=True)
-def _train_gradients(shards, node, values):
-    own = [shards.of_shard.get(variable) for variable in node.inputs[3:5]]
-    if None in own:
-        shards.check_averages(node, values)
-        return [shards.converted(new) for new in elementary(node, node.inputs)]
-    x, dy, scale, epsilon = shards.wholes(values[:3] + values[5:])
-    if not _are_statistics_of(node) or has_rows([scale, epsilon]):
-        shards.refuse(node, 'it is not the gradient of what each replica has normalised')
-    (x, dy), state = aligned(shards, node, [x, dy])
-    return shards.make_all(node.op, [x, dy, scale] + own + [epsilon], [state, partial(), partial()])
+@rule(*TRAINING)
+def _training(shards, node, values):
+    """Convert batch normalisation inside of a loop; around loops, `elementary` has taken its place before."""
+    return [shards.converted(new) for new in elementary(node, node.inputs)]
