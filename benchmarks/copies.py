@@ -46,7 +46,7 @@ def exchange_of(contexts):
     launcher, arrays = Launcher(Executor(), timings), [[DeviceMemory(context).zeros(shape, 'float32')
                                                               for shape in SHAPES] for context in contexts]
     read_on = {context: range(len(SHAPES)) for context in contexts}
-    channel = HostChannel(AnyOrder(memories, launcher), (), False, read_on, memories, launcher, timings, Communicator())
+    channel = HostChannel(AnyOrder(memories, launcher), (), read_on, memories, launcher, timings, Communicator())
     parts = Parts(describe(arrays[0]), arrays, [Shard(i, (i, i + 1)) for i in range(len(contexts))], contexts)
     here = [[page_locked.zeros(shape, 'float32', contexts) for shape in SHAPES] for _ in contexts]
     pairs = [pair for each in zip(arrays, here) for pair in zip(*each)]

@@ -157,20 +157,6 @@ def _parse_link(text: str, whole: str) -> Link:
     return Link('%g us, %g GB/s' % (latency, gigabytes), latency * 1e-6, gigabytes * 1e9)
 
 
-def in_half(network: Network) -> Network:
-    """Return the Network for gradients that hosts exchange in half precision, as with ``mgpu.exchange=float16``.
-
-    The time of the conversion is left out.
-
-    Examples
-    --------
-    >>> in_half(parse_network('pcie4+2000:3')).outer.bytes_per_s
-    6000000000.0
-    """
-    outer = network.outer
-    return network._replace(outer=outer and outer._replace(bytes_per_s=2 * outer.bytes_per_s))
-
-
 def ring_all_reduce(n: int, n_bytes: float, link: Link, reduce_bytes_per_s: float = math.inf) -> float:
     """Return the seconds of a ring all_reduce of n devices or hosts, which add incoming buffers at some rate.
 

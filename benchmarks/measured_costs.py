@@ -13,7 +13,7 @@ from theano_mgpu.plan import Machine, StepPlan, buckets
 from theano_mgpu.runtime.building import divide, plan_of
 
 import numpy as np
-from cost_model import EVERY_DEVICE, MEMORY, PARTS, CostModel, Link, Network, Row, fit_line, in_half
+from cost_model import EVERY_DEVICE, MEMORY, PARTS, CostModel, Link, Network, Row, fit_line
 
 # The part that each phase of a measured step belongs to; the time outside all phases is the host's own work.
 PART_OF = {'scatter': 'input', 'host_to_device': 'input', 'launch': 'compute', 'run': 'compute',
@@ -110,8 +110,6 @@ class Findings(NamedTuple):
         To the contexts' devices.
     updates_on : {'device', 'sharded', 'host'}
         Where the update is computed: by each context, each a part of it, or once for all contexts.
-    in_half : bool
-        Whether ranks exchange gradients in half precision.
     overlaps : bool
         Whether gradients are exchanged while others are computed.
     scheme : {'host', 'ring', 'blocks'}
@@ -130,7 +128,6 @@ class Findings(NamedTuple):
     sharing: Sequence[int]
     link: Link = MEMORY
     updates_on: str = 'device'
-    in_half: bool = False
     overlaps: bool = False
     scheme: str = 'host'
     planned: Tuple[str, ...] = ('host', 'host')
@@ -162,8 +159,8 @@ class Findings(NamedTuple):
             divides_update=self.updates_on == 'sharded', logical_shards=self.logical_shards,
             pieces=most_buckets(self.n_bytes) if self.overlaps else 1)
         if kind == 'ranks':
-            network = Network(MEMORY, Link('between ranks', figures['latency_s'], figures['bytes_per_s']), 1)
-            return model._replace(network=in_half(network) if self.in_half else network)
+            return model._replace(network=Network(MEMORY, Link('between ranks', figures['latency_s'],
+                                                               figures['bytes_per_s']), 1))
         sharing = self.sharing[n - 1]
         return model._replace(network=Network(self.link, None, EVERY_DEVICE), sharing=sharing, scheme=self.scheme,
                               update_s=model.update_s / (sharing if self.updates_on == 'host' else 1))
@@ -231,7 +228,7 @@ def planned_schemes(function: Any) -> tuple[str, ...]:
     schemes = []
     for hosts in (1, 2):
         machine = Machine(0, (2,) * hosts, (options.updates_on(pair)[0],) * hosts, (options.flags.overlap,) * hosts,
-                          (options.flags.exchange == 'float16',) * hosts, against)
+                          against)
         schemes.append(scheme_of(plan_of(divide(*function._definition, options, pair, hosts), options, machine)))
     return tuple(schemes)
 

@@ -8,7 +8,7 @@ cost model (described in benchmarks/cost_model.py): the measured costs of a step
 the latency and bandwidth of --link. Its columns are three ways to add gradients: through the host; a ring of all
 devices, as by NCCL, between CUDA devices, or with mgpu.logical_shards by blocks; hierarchical, within a host, then
 between hosts. The answer, and the cells marked *, are of the one that the plan of a step chooses for such devices.
-Measurement and prediction follow the flags mgpu.update_on, mgpu.exchange, mgpu.collectives, mgpu.logical_shards and
+Measurement and prediction follow the flags mgpu.update_on, mgpu.collectives, mgpu.logical_shards and
 mgpu.overlap, which is predicted to hide as much as it can; of a placed model, only the measurement does.
 docs/guide/predicted.md compares predictions with published speeds.
 
@@ -59,7 +59,6 @@ from cost_model import (
     CostModel,
     Network,
     Row,
-    in_half,
     limit,
     parse_network,
     predictions,
@@ -286,7 +285,7 @@ def measure(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Context
                                       for of_round in zip(*turns.values())]
     flags, n_bytes, step = theano.config.mgpu, bytes_of_gradients(model), model.train_function.function.step
     return Findings(rounds, batch_size, n_bytes, [most_sharing(contexts[:n + 1]) for n in range(len(contexts))],
-                    link_to(contexts[0], n_bytes), Options().updates_on(contexts)[0], flags.exchange == 'float16',
+                    link_to(contexts[0], n_bytes), Options().updates_on(contexts)[0],
                     flags.overlap == 'True' and not flags.logical_shards, scheme_of(step.plan),
                     planned_schemes(step), trainee.fits, int(flags.logical_shards))
 
@@ -351,8 +350,6 @@ def main() -> None:
         findings = measure(args, recipe, contexts)
     except MgpuError as error:
         parser.error(str(error))
-    if findings.in_half:
-        networks = {text: in_half(network) for text, network in networks.items()}
     show(args, setting, findings, networks)
 
 

@@ -86,9 +86,9 @@ def keras_compilation(name):
     """Return a function that compiles the training function of a model of Keras over the contexts."""
     from theano_mgpu.keras import multi_gpu_model
 
-    import exactness
     import keras
-    model = exactness.resnet(32, 16) if name == 'resnet20' else keras.applications.vgg16.VGG16(
+    from resnet import resnet
+    model = resnet(32, 16) if name == 'resnet20' else keras.applications.vgg16.VGG16(
         weights=None, input_shape=(32, 32, 3), classes=10)
     parallel = multi_gpu_model(model)
 

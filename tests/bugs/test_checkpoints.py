@@ -9,6 +9,7 @@ import threading
 
 import theano_mgpu as mgpu
 from theano_mgpu.runtime.state import state_file
+from theano_mgpu.utils.flags import GONE
 
 import numpy as np
 import pytest
@@ -218,14 +219,12 @@ def test_another_number_of_logical_shards_is_said(cpu2, tmp_path, before, after)
     assert (step.checkpoint(path, every=2), w.get_value()) == (2, 2)
 
 
-@pytest.mark.parametrize('name, before, after', [
-    ('batch_statistics', 'exact', 'local'), ('exchange', 'float16', 'float32'), ('tf32', 'False', 'True')])
-def test_other_settings_that_change_the_answer_are_said(cpu2, tmp_path, name, before, after, recwarn):
+def test_other_settings_that_change_the_answer_are_said(cpu2, tmp_path):
     path = str(tmp_path / 'run.npz')
-    checkpoint_of(path, **{name: before})
-    with theano.configparser.change_flags(**{'mgpu.' + name: after}):
+    checkpoint_of(path)
+    with theano.configparser.change_flags(**{'mgpu.tf32': 'True'}):
         _, step = counting_step()
-        with pytest.warns(mgpu.MgpuWarning, match='mgpu.%s was %s and is %s' % (name, before, after)):
+        with pytest.warns(mgpu.MgpuWarning, match='mgpu.tf32 was False and is True'):
             assert step.checkpoint(path, every=2) == 2
 
 
@@ -249,22 +248,25 @@ def test_settings_that_change_bits_are_said_where_bits_are_promised(cpu2, tmp_pa
         assert said == []
 
 
-@pytest.mark.parametrize('before, shards', [('exact', 0), ('exact', 4), ('independent', 0)])
-def test_a_checkpoint_of_a_version_with_a_random_stream_for_each_replica(cpu2, tmp_path, before, shards, recwarn):
-    """Such a file has the states of the streams, and the flag that asked for them; `exact` is what all functions do."""
+@pytest.mark.parametrize('name, before, shards', [
+    ('random', 'exact', 0), ('random', 'exact', 4), ('random', 'independent', 0), ('exchange', 'float16', 0),
+    ('batch_statistics', 'local', 0), ('batch_statistics', 'exact', 0)])
+def test_a_checkpoint_of_a_version_with_flags_that_changed_the_answer(cpu2, tmp_path, name, before, shards, recwarn):
+    """Such a file has these flags, and the states of the streams that a replica drew from by itself."""
     path = str(tmp_path / 'run.npz')
     checkpoint_of(path, logical_shards=shards)
     arrays = state_file.read(path)
     flags = json.loads(str(arrays['settings']))
-    assert 'flags: mgpu.random' not in flags
-    arrays['settings'] = np.array(json.dumps({**flags, 'flags: mgpu.random': before}))
+    assert 'flags: mgpu.' + name not in flags
+    arrays['settings'] = np.array(json.dumps({**flags, 'flags: mgpu.' + name: before}))
     states = {'stream/0/%d' % i: np.full((5, 6), i, 'int32') for i in range(2)} if before == 'independent' else {}
     with open(path, 'w+b') as file:
         state_file.write(file, {name: array for name, array in {**arrays, **states}.items() if name != 'format'})
     w, step = step_with(logical_shards=shards)
     assert (step.checkpoint(path, every=2), w.get_value()) == (2, 2)
     said = [str(each.message) for each in recwarn if 'other settings' in str(each.message)]
-    assert ['mgpu.random was independent and is exact' in each for each in said] == [True] * (before == 'independent')
+    now = GONE['mgpu.' + name][0]
+    assert ['mgpu.%s was %s and is %s. ' % (name, before, now) in each for each in said] == [True] * (before != now)
 
 
 @pytest.mark.parametrize('shards', [0, 4])

@@ -163,6 +163,9 @@ def test_other_missing_names_are_missing_as_in_plain_theano():
     ('lib.cnmem="it\'s,x=1"', 'gpuarray.preallocate="it\'s,x=1"', 'as gpuarray.preallocate='),
     ('mode=PROFILE_MODE', 'mode=Mode,profile=True', 'mode=PROFILE_MODE as mode=Mode,profile=True'),
     ('enable_initial_driver_test=True', '', 'not at all (Theano has no such setting any more)'),
+    ('mgpu.exchange=float16,floatX=float32', 'floatX=float32', 'mgpu.exchange=float16 as mgpu.exchange=float32 ('),
+    ('mgpu.batch_statistics=local', '', 'mgpu.batch_statistics=local as mgpu.batch_statistics=exact ('),
+    ('mgpu.exchange=float32,mgpu.batch_statistics=exact', None, None),
     ('device=cuda0,mode=FAST_RUN,optimizer_including=cudnn,cuda.root=/usr', None, None),
 ])
 def test_flags_of_theano_0_x_are_read_as_flags_of_today(old, new, said, monkeypatch, capsys):
@@ -182,15 +185,17 @@ def test_flags_of_theano_0_x_are_read_as_flags_of_today(old, new, said, monkeypa
 def test_a_theanorc_of_theano_0_x_is_read(monkeypatch, capsys, tmp_path):
     path = tmp_path / 'theanorc'
     path.write_text('[global]\ndevice = gpu1\nfloatX = float32\n[lib]\ncnmem = 0.5\n[nvcc]\nfastmath = True\n'
-                    '[dnn]\nconv.workmem = none\n')
+                    '[dnn]\nconv.workmem = none\n[mgpu]\nbatch_statistics = local\n')
     monkeypatch.setenv('THEANORC', str(path))
-    monkeypatch.setenv('THEANO_FLAGS', 'optimizer=fast_compile')
-    monkeypatch.setenv(theano_imports.IMPORTED, '1')  # the parent has said it
+    monkeypatch.setenv('THEANO_FLAGS', 'optimizer=fast_compile,mgpu.exchange=float16')
+    monkeypatch.setenv(theano_imports.IMPORTED, '1')  # the parent has said what the file has
     old_flags.read_old_flags()
     assert flags.environment_flags() == {
         'optimizer': 'fast_compile', 'device': 'cuda1', 'gpuarray.preallocate': '0.5', 'dnn.conv.algo_fwd': 'none',
         'dnn.conv.workmem': ''}
-    assert not capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert 'mean today: mgpu.exchange=float16 as mgpu.exchange=float32 (' in err and err.count(' as ') == 2
+    flags.check_own_names()
 
 
 @pytest.mark.parametrize('variable, value', [(mpi_environment.RUN, '{}'), ('OMPI_COMM_WORLD_SIZE', '2')])

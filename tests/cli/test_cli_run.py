@@ -362,7 +362,7 @@ def test_flags_of_theano_0_x_that_the_script_sets_itself(command, tmp_path):
     words = ['-m', 'theano_mgpu', *command, '--contexts', 'left->cpu;right->cpu', '--always', script]
     code, out, err = finish(start(words, tmp_path, 'cxx='))
     assert (code, out) == (0, 'float32 cpu 0.5 None\nfloat32 float32 True\n'), err
-    assert err.count('flags of Theano before 1.0 are read as what they mean today: device=gpu1 not at all (contexts '
+    assert err.count('old flags are read as what they mean today: device=gpu1 not at all (contexts '
                      'choose devices; contexts=dev0->cuda1 is this one); lib.cnmem=0.5 as gpuarray.preallocate') == 1
     assert 'too late' not in err and 'divided' in err
 

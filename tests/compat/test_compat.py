@@ -231,6 +231,23 @@ print(theano.config.mgpu.timeout)
     assert 'mgpu.executor=quick is not one of' in first and second == first and timeout == '7', done.stderr
 
 
+def test_flags_that_have_gone_are_said_once_and_change_nothing():
+    code = '''
+import theano_mgpu, theano
+flags = theano.config.mgpu
+for _ in range(2):
+    flags.batch_statistics = 'local'
+flags.exchange = 'float32'
+with theano.configparser.change_flags(**{'mgpu.exchange': 'float16'}):
+    print(flags.batch_statistics, flags.exchange, 'mgpu.exchange' in str(theano.config))
+'''
+    done = executed(code, THEANO_FLAGS='mgpu.exchange=float16,mgpu.random=exact')
+    assert done.stdout == 'exact float32 True\n', done.stderr
+    *notes, last = done.stderr.split('old flags are read as what they mean today: ')
+    assert len(notes) == 2 and notes[1].startswith('mgpu.exchange=float16 as mgpu.exchange=float32 (')
+    assert last.startswith('mgpu.batch_statistics=local as mgpu.batch_statistics=exact (')
+
+
 @pytest.mark.parametrize('name,own,default', [
     ('POCL_DEVICES', 'pthread', 'pthread pthread'), ('POCL_EXTRA_BUILD_FLAGS', '-Werror', '-w'),
     ('POCL_CACHE_DIR', 'mine', '/cache/pocl/kcache-rank1')])

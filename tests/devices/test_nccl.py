@@ -158,7 +158,6 @@ print(max(abs(a - b).max() for a, b in zip(values(params), values(others))) < 1e
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_sums_of_two_processes_go_through_the_host_where_nccl_does_not_work(tmp_path):
-    """AttributeError: 'DeviceAllReduce' object has no attribute 'half'."""
     warned, same = launched(2, OVER_RANKS, tmp_path, 4)
     assert 'more than rounding' in warned and 'From now on, sums go through the host' in warned and same == 'True'
 

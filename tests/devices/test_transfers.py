@@ -108,7 +108,7 @@ def test_sums_are_sent_in_one_copy_and_stay_those_of_their_step(gpu2):
     f = compiled(gpu2[0], [x, y], [x * 2, y + 1])
     memories, launcher = Memories(), Launcher(make_executor('serial', 2), Timings())
     order = AnyOrder(memories, launcher)
-    channel = HostChannel(order, (), False, {gpu2[0]: [0, 1]}, memories, launcher, Timings(), Communicator())
+    channel = HostChannel(order, (), {gpu2[0]: [0, 1]}, memories, launcher, Timings(), Communicator())
     for number in (1, 2):
         rounds = [[Shard(0, (0, 1)), Shard(1, (1, 2))], [Shard(0, (2, 3))]]
         host = [Context('host', 'cpu', 'cpu')]  # has the parts

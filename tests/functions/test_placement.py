@@ -111,21 +111,6 @@ def test_ranks(update_on, tmp_path):
         assert_close(arrays(tmp_path / 'ranks.npz'), sum(outputs, []) + values + [np.array(2)])
 
 
-def test_statistics_of_micro_batches(cpu3):
-    """The flag has each micro-batch normalised by itself, as on one device that gets one after the other."""
-    def losses(places, **options):
-        with theano.configparser.change_flags(**{'mgpu.batch_statistics': 'local'}):
-            m = made('batch_normalised', places)
-            return m, mgpu.function(m.inputs, m.loss, mode=PYTHON, **options)
-    m, alone = losses(None, contexts=['host0'])
-    _, placed = losses(cpu3, micro_batches=2)
-    batch = m.batch(8, 1)
-    halves = [[value[:4] for value in batch], [value[4:] for value in batch]]
-    expected = np.mean([alone(*half) for half in halves])
-    np.testing.assert_allclose(placed(*batch), expected, 1e-12)
-    assert abs(expected - alone(*batch)) > 1e-4
-
-
 def regression(places, x, t):
     """Return a chain that is given its batch as expressions, and updates of its weights."""
     m = made('chain', places)

@@ -1,4 +1,4 @@
-"""Batch normalisation over shards: by the statistics of the whole batch, to rounding, or by each shard's own."""
+"""Batch normalisation over shards: by the statistics of the whole batch, to rounding."""
 from theano_mgpu.graph.analysis import STACK, CannotCut
 from theano_mgpu.graph.partition import partition
 
@@ -93,9 +93,8 @@ def test_the_gradient_with_any_mean():
     """The op may be applied by hand, to any mean."""
     x, dy = T.dmatrix('x'), T.dmatrix('dy')
     outputs = AbstractBatchNormTrainGrad((0,))(x, dy, *[parameter(i, (1, 6)) for i in range(3)], 1e-4)
-    for statistics in ('exact', 'local'):
-        assert_close(run(partition([x, dy], outputs, statistics), split([ROWS, ROWS ** 2], SIZES), PYTHON),
-                     plain([x, dy], outputs, ROWS, ROWS ** 2))
+    assert_close(run(partition([x, dy], outputs), split([ROWS, ROWS ** 2], SIZES), PYTHON),
+                 plain([x, dy], outputs, ROWS, ROWS ** 2))
 
 
 @pytest.mark.parametrize('centre, deviation', [(0, 1), (1e3, 0.1), (1e3, 0.01), (1e5, 1)])
@@ -120,75 +119,22 @@ def test_large_means_cost_no_more_than_on_one_device(centre, deviation, sizes):
         assert error <= 2 * allowed + 1e-7 * deviation
 
 
-# ------------------------------------------------------------------------------------------------- each shard's own
-
-def weighted(parts, sizes):
-    return sum(part * n for part, n in zip(parts, sizes)) / sum(sizes)
-
-
-@pytest.mark.parametrize('form, data', FORMS[:3])
-@pytest.mark.parametrize('sizes', [(7, 5, 2), (N,), SIZES])
-def test_local_statistics_are_those_of_each_shard(form, data, sizes):
-    x = T.TensorType('float64', (False,) * data.ndim)('x')
-    outputs, parameters = normalised(*form(x), running_average_factor=0.3)
-    y, mean, inverse, running_mean, running_variance = outputs
-    loss = (T.sqr(y) * T.tanh(y)).sum()
-    gradients = theano.grad(loss, parameters + [x])
-    program = partition([x], [loss, mean, inverse, running_mean, running_variance] + gradients, 'local')
-    assert [stage.exchanges for stage in program.stages] == [[]]
-    ours = run(program, split([data], sizes), PYTHON)
-    alone = theano.function([x], [loss] + gradients + [mean, T.inv(inverse ** 2)], mode=PYTHON)
-    parts = list(zip(*[alone(shard) for shard, in split([data], sizes)]))
-    means, variances = weighted(parts[4], sizes), weighted(parts[5], sizes)
-    of_samples = data.shape[1] if data is SERIES else 1
-    m = N * of_samples
-    before_mean, before_variance = [v.get_value() for v in (parameter(2, mean_shape(mean, data)),
-                                                            parameter(3, mean_shape(mean, data)))]
-    expected = [sum(parts[0]), means, 1 / np.sqrt(variances), 0.7 * before_mean + 0.3 * means,
-                0.7 * before_variance + 0.3 * m / (m - 1) * (variances - 1e-4),
-                sum(parts[1]), sum(parts[2]), np.concatenate(parts[3])]
-    assert_close(ours, expected)
-
-
-def mean_shape(mean, data):
-    return (1,) * (mean.ndim - 1) + data.shape[-1:]
-
-
-@pytest.mark.parametrize('form, data', FORMS[3:])
-def test_what_needs_no_other_samples_is_exact_in_any_case(form, data):
-    if form is over_other_axes:
-        def form(x):
-            return x, (1, 3, 1), (2,)
-    x = T.dtensor3('x')
-    x_, shape, axes = form(x)
-    if axes == (2,):
-        scale, bias = [parameter(i, (1, 3)).dimshuffle('x', 1, 'x') for i in range(2)]
-        y, mean, inverse = batch_normalization_train(x_, *[T.ones_like(x_[:, :, :1]) * v for v in (scale, bias)], axes)
-    else:
-        (y, mean, inverse, *_), _ = normalised(x_, shape, axes)
-    outputs = [y, mean, inverse, theano.grad(T.sqr(y * T.tanh(y)).sum(), x)]
-    assert_close(run(partition([x], outputs, 'local'), split([data], SIZES), PYTHON), plain([x], outputs, data))
-
-
 def second_gradient(x, y, mean):
     return theano.grad(T.sqr(theano.grad(T.sqr(y).sum(), x)).sum(), x)
 
 
 @pytest.mark.parametrize('build', [second_gradient, lambda x, y, mean: x - mean,
                                    lambda x, y, mean: T.dot(x, (0.1 * mean + 1).T)])
-def test_samples_that_meet_averages_of_local_statistics_are_an_error(build):
+def test_samples_that_meet_statistics(build):
     x = T.dmatrix('x')
     (y, mean, *_), _ = normalised(x, (1, 6))
-    with pytest.raises(CannotCut, match='mgpu.batch_statistics=exact'):
-        partition([x], [build(x, y, mean)], 'local')
     outputs = [build(x, y, mean)]
     assert_close(run(partition([x], outputs), split([ROWS], SIZES), PYTHON), plain([x], outputs, ROWS), 1e-7)
 
 
-@pytest.mark.parametrize('statistics', ['exact', 'local'])
-def test_batch_normalisation_in_a_loop_is_an_error(statistics):
+def test_batch_normalisation_in_a_loop_is_an_error():
     x = T.dtensor3('x')
     scale, bias = parameter(1, (1, 4)), parameter(0, (1, 4))
     found, _ = theano.scan(lambda x_t: batch_normalization_train(x_t, scale, bias)[0], x.dimshuffle(1, 0, 2))
     with pytest.raises(CannotCut, match='each turn of the loop needs'):
-        partition([x], [found.sum()], statistics)
+        partition([x], [found.sum()])

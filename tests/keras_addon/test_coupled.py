@@ -6,7 +6,7 @@ from theano_mgpu.keras import multi_gpu_model
 import keras
 import numpy as np
 import pytest
-from exactness import resnet
+from resnet import resnet
 from sklearn.datasets import load_digits
 from support import keras_coupled as coupled
 from support import keras_rank_jobs as rank_jobs

@@ -20,7 +20,6 @@ from support.keras_equivalence import (
 )
 from support.keras_zoo import VECTORS, N, dense, head, noise, one_hot
 from support.parameters import slow_but
-from theano.configparser import change_flags
 
 
 def normalised():
@@ -75,15 +74,6 @@ def test_each_replica_drops_other_units(contexts):
     masks = always.predict(np.ones((8, 50)), batch_size=8)
     assert set(np.unique(masks)) == {0, 2} and not (masks[:4] == masks[4:]).all()
     assert not (always.predict(np.ones((8, 50)), batch_size=8) == masks).all()
-
-
-def test_local_statistics(contexts):
-    """The flag asks for other systems' behaviour. Equal halves have equal statistics; no sub-batch has one sample."""
-    x, y = noise(12, 6), one_hot(12)
-    halves = [[np.concatenate([v[:6], v[:6], v[6:], v[6:]])] for v in (x, y)]
-    with change_flags(**{'mgpu.batch_statistics': 'local'}):
-        check(normalised_twice, compiling(), halves, 'float64', contexts, counts=[2], sizes=(12, 12))
-        check(normalised, compiling(), VECTORS, 'float64', contexts, counts=[2, 3], sizes=(3, 2, 3, 3))
 
 
 def test_float64_is_not_lost_on_the_way(contexts):

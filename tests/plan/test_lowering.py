@@ -55,7 +55,7 @@ def with_shards(make, **options):
         return make(**options)
 
 
-RANKS = Machine(1, (1, 1), ('device',) * 2, (True, True), (False, False))
+RANKS = Machine(1, (1, 1), ('device',) * 2, (True, True))
 PLANS = {
     'cpu': lambda: training(contexts=CPU), 'devices': training, 'NCCL': lambda: training(by_nccl=True),
     'one context': lambda: training(contexts=TWO[:1], machine=Machine()), 'meeting': meeting,

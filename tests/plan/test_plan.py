@@ -36,7 +36,7 @@ def training(**options):
 
 
 def ranks(rank=0, **each):
-    found = dict(update_on=('device', 'device'), overlap=(False, False), half=(False, False), replicas=(2, 2))
+    found = dict(update_on=('device', 'device'), overlap=(False, False), replicas=(2, 2))
     return Machine(rank=rank, **dict(found, **each))
 
 
@@ -79,9 +79,7 @@ def test_ranks_that_differ_take_what_all_can():
 
 
 @pytest.mark.parametrize('flags,collectives', [
-    ({}, [Way()]), ({'half': (True, False)}, [Way()]),
-    ({'half': (True, True)}, [Way(), Way(half=True)]),
-    ({'update_on': ('sharded', 'sharded')}, [Way(), Way(owners=(0, 1))])])
+    ({}, [Way()]), ({'update_on': ('sharded', 'sharded')}, [Way(), Way(owners=(0, 1))])])
 def test_collectives_of_the_ranks(flags, collectives):
     """The loss is a sum that all ranks read."""
     plan = training(machine=ranks(replicas=(1, 1), **flags), contexts=TWO[:1])
@@ -89,8 +87,8 @@ def test_collectives_of_the_ranks(flags, collectives):
 
 
 def test_sums_between_cuda_devices():
-    plan = training(machine=ranks(against_nccl='', update_on=('sharded', 'sharded'), half=(True, True)))
-    assert [group.way for group in plan.last.sums] == [Way(owners=(None,), by_devices=True), Way(half=True)]
+    plan = training(machine=ranks(against_nccl='', update_on=('sharded', 'sharded')))
+    assert [group.way.by_devices for group in plan.last.sums] == [True]
     assert chosen(plan, 'collectives') == ('NCCL', 'each replica is on a CUDA device of its own')
     assert 'NCCL' in str(plan).split('CHOICE')[0]
     plan = training(machine=ranks(against_nccl='CUDA_LAUNCH_BLOCKING=1'))

@@ -139,16 +139,6 @@ def test_an_update_is_divided_among_all_devices():
             over_hosts(COSTS).parts(n, 800), update=pytest.approx(COSTS.update_s / n))
 
 
-def test_half_precision_halves_what_goes_between_hosts():
-    within, between = [all_reduce('host', n, 8e6, HOSTS) for n in (HOSTS.per_host, 2 * HOSTS.per_host)]
-    network = cost_model.in_half(HOSTS)
-    assert all_reduce('host', HOSTS.per_host, 8e6, network) == within
-    ring = 2 * HOSTS.outer.latency_s
-    assert all_reduce('host', 2 * HOSTS.per_host, 8e6, network) - within - ring == pytest.approx(
-        (between - within - ring) / 2)
-    assert cost_model.in_half(parse_network('pcie4')) == parse_network('pcie4')
-
-
 def test_overlap_hides_what_the_backward_pass_can_hide():
     pieces = COSTS._replace(pieces=4)
     for batch in (8, 80, 8000):  # the exchange is longer than the backward pass, or shorter

@@ -170,7 +170,6 @@ def test_two_contexts_are_predicted_from_one():
 @pytest.mark.parametrize('flags,expected', [
     ({}, ('ring', 'ring')), ({'mgpu.collectives': 'host'}, ('host', 'host')),
     ({'mgpu.logical_shards': '8'}, ('blocks', 'blocks')),
-    ({'mgpu.exchange': 'float16'}, ('ring', 'host')),  # hosts send float16 by MPI
     ({'mgpu.update_on': 'sharded'}, ('ring', 'ring'))], ids=str)
 def test_the_plan_chooses_the_exchange_of_more_devices(flags, expected, monkeypatch):
     """One GPU exchanges nothing; several of its kind would, and no context is opened to ask."""

@@ -238,11 +238,8 @@ def test_functions_of_a_script_are_divided_on_one_context_too(contexts):
             mgpu.disable()
 
 
-@pytest.mark.parametrize('flags, text', [
-    ({'mgpu.exchange': 'float16'}, 'number of processes'),
-    ({'mgpu.micro_batches': '2'}, 'takes the place of micro-batches')])
-def test_flags_that_let_bits_depend_on_devices_are_refused(flags, text, cpu2):
-    with logical(**flags), pytest.raises(GraphError, match=text):
+def test_micro_batches_of_logical_shards_are_refused(cpu2):
+    with logical(**{'mgpu.micro_batches': '2'}), pytest.raises(GraphError, match='takes the place of micro-batches'):
         Net()
 
 

@@ -136,8 +136,7 @@ def test_a_step_that_fails_leaves_no_trace():
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize('flags', [{'mgpu.batch_statistics': 'local'}, {'deterministic': 'more'},
-                                   {'mgpu.shares': 'equal'}])
+@pytest.mark.parametrize('flags', [{'deterministic': 'more'}, {'mgpu.shares': 'equal'}])
 def test_shares_stay_equal_where_results_would_depend_on_them(flags, contexts):
     contexts('gpu', 2)
     x = T.matrix()

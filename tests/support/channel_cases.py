@@ -86,8 +86,8 @@ def by_host(make, order, owners, read_on):
     """Return a HostChannel; where ranks divide the sums, the owner is the rank of the replica."""
     of_ranks = [owner // len(make.contexts) for owner in owners if owner is not None]
     is_divided = make.ranks.size > 1 and len(of_ranks) == len(owners)
-    return host.HostChannel(order, of_ranks if is_divided else (), False, read_on, make.memories, make.launcher,
-                            make.timings, make.ranks)
+    return host.HostChannel(order, of_ranks if is_divided else (), read_on, make.memories, make.launcher, make.timings,
+                            make.ranks)
 
 
 def by_nccl(make, order, owners, read_on):

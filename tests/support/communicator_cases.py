@@ -12,7 +12,7 @@ import traceback
 import zlib
 
 import theano_mgpu as mgpu
-from theano_mgpu.comm import collectives, half_precision, rank_0
+from theano_mgpu.comm import collectives, rank_0
 from theano_mgpu.comm.activities import ADD, AGREE, CALL, GATHER, READ, SHARE, describe
 from theano_mgpu.comm.communicator import WIDTH
 from theano_mgpu.comm.compilation import first_compiler
@@ -149,14 +149,6 @@ def sums_of_small_arrays(ranks):
     check_same(added, [np.asarray(sum(given(ranks, *each)), each[1]) for each in shaped])
     check_same(arrays, [give(ranks.rank, *each) for each in shaped])
     assert summed(ranks, []) == []
-
-
-@case
-def sums_in_half_precision(ranks):
-    arrays = [give(ranks.rank, shape, dtype) for dtype in FLOATS for shape in SHAPES]
-    ranks.handshake((ADD,))
-    half_precision.all_reduce_in_half(ranks, arrays)
-    check_same(arrays, [sum(given(ranks, shape, dtype)).astype(dtype) for dtype in FLOATS for shape in SHAPES])
 
 
 @case

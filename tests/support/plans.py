@@ -65,7 +65,7 @@ def divided_update():
     h = x
     for param in params:
         h = T.tanh(T.dot(h, param))
-    machine = Machine(replicas=(2, 2), update_on=('sharded',) * 2, overlap=(False,) * 2, half=(False,) * 2)
+    machine = Machine(replicas=(2, 2), update_on=('sharded',) * 2, overlap=(False,) * 2)
     return planned_training([x], T.sqr(h).mean(), params, momentum, machine=machine, update_on='sharded',
                             name='divided')
 
@@ -78,9 +78,9 @@ def resnet():
     from keras import backend as K
     benchmarks = os.path.join(os.path.dirname(__file__), '..', '..', 'benchmarks')
     with on_path(benchmarks):
-        import exactness
+        from resnet import resnet
     K.reset_uids()  # the plan has the name of the input, which Keras numbers
-    model = exactness.resnet(16, 4)
+    model = resnet(16, 4)
     model.compile('sgd', 'categorical_crossentropy')
     params = model._collected_trainable_weights
     updates = first_of_each([*model.updates, *model.optimizer.get_updates(params=params, loss=model.total_loss),

@@ -16,8 +16,6 @@ TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [TESTS] + [os.path.join(os.path.dirname(TESTS), name) for name in ('benchmarks', 'examples')]
 
 import theano_mgpu as mgpu
-from theano_mgpu.comm.half_precision import all_reduce_in_half
-from theano_mgpu.comm.mpi import mpi_communicator
 from theano_mgpu.plan import buckets
 
 import numpy as np
@@ -31,7 +29,7 @@ from support.exchange_cells import failing_ranks, killed, of_ranks  # noqa: F401
 from support.rank_check_jobs import checked, recorded_on_rank_0, unwritten  # noqa: F401  jobs
 from support.rank_data_jobs import coupled_shards, halves, other_shards, refused, shard, sharded_slices  # noqa: F401
 from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
-from support.rank_network import PYTHON, Network, arrays_of_rank, shared, write
+from support.rank_network import PYTHON, Network, shared, write
 from support.rank_placement_jobs import placed  # noqa: F401  a job
 from support.rank_stage_jobs import early_sums, reshaped, two_functions  # noqa: F401  jobs
 
@@ -93,14 +91,6 @@ def read_alone(path):
     with open('%s.%d' % (path, mgpu.rank()), 'w') as f:
         json.dump(message, f)
     assert all(np.isfinite(value).all() for value in network.values())
-
-
-def sums_in_half(path, *sizes):
-    """Sum arrays of some sizes over the ranks, with the values of `arrays_of_rank`."""
-    mgpu.init('a->cpu')
-    sums = arrays_of_rank(mgpu.rank(), [int(size) for size in sizes])
-    all_reduce_in_half(mpi_communicator(), sums)
-    np.savez('%s.%d.npz' % (path, mgpu.rank()), *sums)
 
 
 def script(path, name, *arguments):

@@ -51,18 +51,6 @@ class Network:
         return arrays
 
 
-def arrays_of_rank(rank, sizes):
-    """Return arrays of float32 and float64, one of each size, whose magnitudes differ by array and rank.
-
-    The last one has an infinity on rank 1.
-    """
-    rng = np.random.RandomState(rank)
-    arrays = [(rng.randn(size) * 10. ** rng.randint(-8, 8)).astype('float64' if i % 3 == 2 else 'float32')
-              for i, size in enumerate(sizes)]
-    arrays[-1][1] = np.inf if rank == 1 else 0
-    return arrays
-
-
 def write(path, arrays):
     if mgpu.rank() == 0:
         np.savez(path, *arrays)
