@@ -133,5 +133,5 @@ def _merged(parts, portions):
 
 @rule(*TRAINING)
 def _training(shards, node, values):
-    """Convert batch normalisation inside of a loop; around loops, `elementary` has taken its place before."""
+    """Expand batch normalisation inside of a loop; around loops, `lowered` has done so before."""
     return [shards.converted(new) for new in elementary(node, node.inputs)]
