@@ -41,7 +41,7 @@ def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
         if name in flags.GONE:
             del new[name]
             counts, reason = flags.GONE[name]
-            said += ['%s as %s=%s (%s)' % (flag, name, counts, reason)] * (value != counts)
+            said += ['%s as %s=%s (%s)' % (flag, name, counts, reason)] * (value.strip() != counts)
             continue
         match = next(filter(None, (re.fullmatch(pattern, flag) for pattern in OLD)), None)
         if match is None:
