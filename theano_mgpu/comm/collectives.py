@@ -53,7 +53,8 @@ def all_gather_object(ranks: Communicator, value: Any) -> list[Any]:
         lengths = ranks.handshake((SHARE,), [len(pickled)])[:, 0].tolist()
         every = np.empty(sum(lengths), 'uint8')
         ranks.all_gather(pickled, every, lengths)
-    return [value if rank == ranks.rank else pickle.loads(part.data) for rank, part in enumerate(split(every, lengths))]
+    parts = np.split(every, np.cumsum(lengths)[:-1])
+    return [value if rank == ranks.rank else pickle.loads(part.data) for rank, part in enumerate(parts)]
 
 
 def broadcast_object(ranks: Communicator, value: Any = None, root: int = 0, activity: int = SHARE) -> Any:
@@ -80,8 +81,3 @@ def broadcast_object(ranks: Communicator, value: Any = None, root: int = 0, acti
             memory = [np.empty(size, 'uint8') for size in sizes]
         ranks.broadcast(memory, root)
     return value if ranks.rank == root else pickle.loads(pickled, buffers=memory)
-
-
-def split(array: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
-    """Return consecutive pieces of an array, of these lengths."""
-    return np.split(array, np.cumsum(lengths)[:-1])
