@@ -35,6 +35,17 @@ def read_flags() -> SimpleNamespace:
 
 
 @dataclass(frozen=True)
+class Strategy:
+    """The ways to compute a function that need less memory, once a device had too little: results are the same."""
+
+    data_sets_on_host: bool = False  # slices of data sets are taken there, and sent
+    update_on: str = ''              # 'sharded' or 'host'
+    recompute: bool = False
+    spread: bool = False             # the parameters are placed over the contexts: one cannot hold all of them
+    in_slices: bool = False          # it is divided although there is one replica, which computes slices
+
+
+@dataclass(frozen=True)
 class Options:
     """The keywords that `mgpu.function` and `mgpu.training_function` share, which are documented there, and others.
 
@@ -68,10 +79,7 @@ class Options:
     batch_of_rank_0: bool = False         # every process takes the arguments of rank 0; else others are an error
     whole: bool = False                   # it has no batch: one replica computes it as it is
     params: Sequence[Any] = ()            # trained
-    in_slices: bool = False               # it is divided although there is one replica, which computes slices
-    update_for_memory: str = ''           # 'sharded' or 'host', where a device had too little memory
-    slices_on_host: bool = False          # of data sets, because a device had too little memory
-    spread: bool = False                  # the parameters are placed over the contexts: one cannot hold all of them
+    strategy: Strategy = Strategy()       # it is chosen anew after a failure for lack of memory
 
     def __post_init__(self):
         for name in ('executor', 'micro_batches', 'recompute', 'update_on'):
@@ -91,6 +99,11 @@ class Options:
         return self.micro_batches if isinstance(self.micro_batches, int) else 1
 
     @property
+    def recomputes(self) -> bool:
+        """Whether the backward pass of each place of a placed model computes its forward pass again."""
+        return self.recompute or self.strategy.recompute
+
+    @property
     def divides_always(self) -> bool:
         """True if each batch is divided, whatever is faster, and however few devices there are."""
         return self.flags.logical_shards > 0
@@ -104,8 +117,8 @@ class Options:
         """Return where new values are computed, one of `UPDATE_ON`, and the reason."""
         if self.update_on != AUTO:
             return self.update_on, 'update_on=%s, as it was asked for' % self.update_on
-        if self.update_for_memory:
-            return self.update_for_memory, 'a device had too little memory'
+        if self.strategy.update_on:
+            return self.strategy.update_on, 'a device had too little memory'
         if all(context.kind == 'cpu' for context in contexts):
             return 'host', 'the contexts are on the CPU, and share arrays without a copy'
         return 'device', 'each device updates its own copies'

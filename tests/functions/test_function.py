@@ -1,6 +1,7 @@
 """`mgpu.function`."""
 import theano_mgpu as mgpu
 from theano_mgpu.errors import BatchError, ContextError, GraphError
+from theano_mgpu.options import Strategy
 from theano_mgpu.parallel_function import ParallelFunction
 
 import numpy as np
@@ -88,7 +89,8 @@ def on_host(case):
 def test_slices_of_data_sets_on_the_host(cpu2, case, micro_batches):
     """Data sets that devices need, anyway, stay there."""
     inputs, outputs, updates, names = on_host(case)
-    step = ParallelFunction(inputs, outputs, updates, slices_on_host=True, micro_batches=micro_batches, mode=PYTHON)
+    step = ParallelFunction(inputs, outputs, updates, strategy=Strategy(data_sets_on_host=True),
+                            micro_batches=micro_batches, mode=PYTHON)
     assert sorted(str(each.variable) for each in step.built.data_sets) == names
     assert not set(step.built.data_sets).intersection(step.executable.variables)
     assert all(each.step_locks for each in step.built.data_sets)  # none is set in the middle of a step

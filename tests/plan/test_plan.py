@@ -166,25 +166,19 @@ def test_a_graph_that_is_not_divided_is_one_stage_on_one_device():
     assert where == 'whole batches' and 'MatrixInverse takes its matrix as a whole' in why
 
 
-def test_an_explanation_is_plain_data_and_knows_more_with_a_batch(cpu2):
+def test_an_explanation_is_plain_data(cpu2):
     inputs, loss, params = layers(2, 100)
     step = mgpu.training_function(inputs, loss, params, momentum, mode='FAST_COMPILE')
     found = explanation(step.plan)
-    assert json.loads(json.dumps(found)) == found and [each['values'] for each in found['memory']] == [None] * 3
-    assert step.built.dry_step.estimate() is None
-    step(np.ones((64, 100), theano.config.floatX))
-    known = explanation(step.plan, memory=step.built.dry_step.estimate())
+    assert json.loads(json.dumps(found)) == found and 'fits' in found
     size, sums = np.dtype(theano.config.floatX).itemsize, 2 * 100 * 100 + 1
-    for each in known['memory']:  # at least two layers' outputs of a replica, and the gradients of both
-        assert (2 * 32 * 100 + 2 * sums) * size < each['values'] < (20 * 32 * 100 + 10 * sums) * size
-    assert as_text(known).count('?') == 0 < as_text(found).count('?')
-    assert [each['instruction'] for each in known['instructions']] == [
+    assert [each['instruction'] for each in found['instructions']] == [
         'launch', 'add', 'finish', 'launch', 'store', 'fetch']
-    added, stored = known['instructions'][1], known['instructions'][4]
+    added, stored = found['instructions'][1], found['instructions'][4]
     assert added['where'] == 'the host' and added['what'].startswith('3 sums') and len(added['names']) == 3
     assert stored['names'] == ['velocity of w0', 'w0', 'velocity of w1', 'w1']
-    assert known['stages'] == 1 and ' ops, ' in known['instructions'][0]['what']
-    assert known['instructions'][1]['bytes'] == known['instructions'][2]['bytes'] == sums * size
+    assert found['stages'] == 1 and ' ops, ' in found['instructions'][0]['what']
+    assert found['instructions'][1]['bytes'] == found['instructions'][2]['bytes'] == sums * size
 
 
 @pytest.mark.parametrize('name', GUIDE)

@@ -2,7 +2,7 @@
 import collections
 
 from theano_mgpu.comm.tree import Node, Tree, folded
-from theano_mgpu.devices.nccl import EVERY
+from theano_mgpu.devices.collectives import EVERY
 from theano_mgpu.exchange import tree_devices
 from theano_mgpu.exchange.devices import NcclLayout
 from theano_mgpu.exchange.layout import ALIGNED, SMALL
@@ -82,16 +82,17 @@ from models import adam, sgd
 from support.nccl_programs import by, fails
 from test_logical_shards import Net
 from theano_mgpu.devices import nccl as module
+from theano_mgpu.devices.collectives import BROADCAST, MESSAGE
 from theano_mgpu.exchange import tree_devices
 nccl, cuda = ctypes.CDLL('libnccl.so.2'), ctypes.CDLL('libcuda.so')
 floatX, roots, senders, exchange = theano.config.floatX, [], [], module.NcclCommunicator.exchange
 
 def counted(self, copies, collectives):
     roots.append(set(collectives.roots.tolist()))
-    senders.append(set(collectives.roots[collectives.ops == module.MESSAGE].tolist()))
-    assert set(collectives.ops.tolist()) <= {module.BROADCAST, module.MESSAGE}
+    senders.append(set(collectives.roots[collectives.ops == MESSAGE].tolist()))
+    assert set(collectives.ops.tolist()) <= {BROADCAST, MESSAGE}
     exchange(self, copies, collectives)
-module.NcclCommunicator.exchange = counted
+module.NcclCommunicator.exchange, module.Trial.failure = counted, lambda *given: ''  # which adds in any order
 tree_devices.PIECE = 8192  # of 48 kB of gradients of a layer
 
 def digest(values):
@@ -170,7 +171,7 @@ print(len(roots) > 20)
         """
         of_devices, = run(COMMON + """
 step, params = dense(N, OPTIONS)
-step(*batch(16))  # the first one is compared with the host
+step(*batch(16))
 before = received(N)
 step(*batch(16))
 print(list((received(N) - before) / sum(param.get_value().nbytes for param in params)))
@@ -230,54 +231,23 @@ print(start, time.clock_gettime(time.CLOCK_MONOTONIC))
 class TestErrorsOfNccl:
     pytestmark = ON_STANDIN
 
-    WRONG = COMMON + '''
-step, params = dense(DEVICES)
-nccl.ncclOnCpuFailAfter(ctypes.c_long(0), KIND)
-print(fails(lambda: print(step(*batch(9)))))
-print(fails(lambda: print(step(*batch(5)))))
-other, others = dense(DEVICES, 'host')
-print(other(*batch(9)))
-print(other(*batch(5)))
-print(digest([each.get_value() for each in params]) == digest([each.get_value() for each in others]))
-'''
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize('kind, text', [(100, 'a device has another sum than the host'),
-                                            (3, 'NCCL gives error 3, internal error')])
-    def test_sums_go_through_the_host_where_nccl_does_not_work(self, kind, text):
-        code = self.WRONG.replace('KIND', str(kind)).replace('DEVICES', '2')
-        first, warned, second, nothing, *host, same = run(code, 2, 'mgpu.logical_shards=4')
-        assert text in warned and 'From now on, sums go through the host' in warned
-        assert (nothing, same) == ("('', [])", 'True') and host == [first, second]
-
-    @pytest.mark.slow
-    @pytest.mark.mpi
-    def test_sums_of_two_processes_go_through_the_host_where_nccl_does_not_work(self, tmp_path):
-        code = self.WRONG.replace('KIND', '100').replace('DEVICES', '0')
-        first, warned, second, nothing, *host, same = launched(2, code, tmp_path, 4, 'mgpu.logical_shards=8')
-        assert 'another sum than the host' in warned and 'From now on, sums go through the host' in warned
-        assert (nothing, same) == ("('', [])", 'True') and host == [first, second]
-
     @pytest.mark.slow
     @pytest.mark.parametrize('groups', [0, 3])
-    def test_an_error_in_the_middle_changes_nothing_and_the_next_step_goes_on(self, groups):
-        """It may come between two pieces."""
-        error, same, after, equal = run(COMMON + '''
+    def test_the_host_adds_once_nccl_has_failed(self, groups):
+        """It may fail between two pieces."""
+        equal, error = run(COMMON + '''
 step, params = dense(2)
 for size in (9, 2):
     step(*batch(size))
-before = digest([each.get_value() for each in params])
 nccl.ncclOnCpuFailAfter(ctypes.c_long(GROUPS), 2)
-print(fails(lambda: step(*batch(8))))
-print(before == digest([each.get_value() for each in params]))
-print(fails(lambda: step(*batch(8))))
+found = fails(lambda: step(*batch(8)))
 other, others = dense(1)
 for size in (9, 2, 8):
     other(*batch(size))
 print(digest([each.get_value() for each in params]) == digest([each.get_value() for each in others]))
+print(found)
 '''.replace('GROUPS', str(groups)), 2, 'mgpu.logical_shards=4')
-        assert 'ExchangeError: NCCL gives error 2, unhandled system error' in error
-        assert (same, after, equal) == ('True', "('', [])", 'True')
+        assert (equal, error) == ('True', "('', [])")
 
     @pytest.mark.slow
     def test_a_device_that_is_lost_is_named(self):
@@ -298,13 +268,12 @@ print(before == digest([each.get_value() for each in params]))
 
     @pytest.mark.slow
     @pytest.mark.parametrize('function, addresses', [('ncclBroadcast', 2), ('ncclSend', 1)])
-    def test_a_device_that_does_not_come_is_an_error_within_the_timeout(self, function, addresses):
+    def test_a_device_that_does_not_come_is_not_waited_for_beyond_the_timeout(self, function, addresses):
         """Its part of each exchange is left out."""
-        error, same, after = run(COMMON + '''
+        assert run(COMMON + '''
 step, params = dense(2)
 for size in (9, 2):
     step(*batch(size))
-before = digest([each.get_value() for each in params])
 began, calls = time.time(), []
 pointer, number = ctypes.c_void_p, ctypes.c_int
 types = [pointer] * ADDRESSES + [ctypes.c_size_t, number, number, pointer, pointer]
@@ -321,9 +290,10 @@ def without_one(self, copies, collectives):
     exchange(self, copies, collectives)
 module.NcclCommunicator.exchange = without_one
 print(fails(lambda: step(*batch(8))))
-print(time.time() - began < 20, before == digest([each.get_value() for each in params]))
-print(fails(lambda: step(*batch(8))))
+print(time.time() - began < 20)
+other, others = dense(1)
+for size in (9, 2, 8):
+    other(*batch(size))
+print(digest([each.get_value() for each in params]) == digest([each.get_value() for each in others]))
 '''.replace('FUNCTION)', repr(function) + ')').replace('ADDRESSES', str(addresses)), 2,
-                                 'mgpu.logical_shards=4,mgpu.timeout=2')
-        assert 'ExchangeError: the devices have not exchanged their values within 2 s (mgpu.timeout)' in error
-        assert same == 'True True' and after == "('', [])"
+                   'mgpu.logical_shards=4,mgpu.timeout=2') == ["('', [])", 'True', 'True']

@@ -150,6 +150,37 @@ def test_a_lack_of_memory_comes_with_advice(memory, doing, samples):
     assert 'CUDA_ERROR_OUT_OF_MEMORY' in cause and cause.endswith('dev0 ' + samples)
 
 
+LARGEST = CHAIN + '''
+from theano_mgpu.plan.explain import explanation
+from theano_mgpu.plan.memory import estimated
+_, step = chain(1, 6, 128)
+before, size = estimated(step.plan, step.built.meter), int(sys.argv[1])
+for _ in range(3):
+    step(*batch(size, 128))
+known = explanation(step.plan, memory=estimated(step.plan, step.built.meter))
+row, = known['memory']
+print(before, row['used'] is None, known['fits'])
+print(row['largest_batch'], known['largest_batch'], len(step.built.splitter.slices))
+'''
+
+
+def test_the_largest_batch_is_about_the_one_that_fits():
+    sentence, numbers = run(LARGEST, '16000', memory='256M')
+    largest, of_all, slices = map(int, numbers.split())
+    assert largest == of_all and slices == 0
+    assert sentence == ('None False Batches of up to about %d samples fit at once; larger ones are computed in slices.'
+                        % largest)
+    for part, expected in ((.9, 0), (1.1, 1)):
+        assert run(LARGEST, str(int(part * largest)), memory='256M')[1].split()[-1] == str(expected)
+
+
+@pytest.mark.parametrize('preallocate', [-1, .2])
+def test_a_plan_says_that_memory_is_not_measured(preallocate):
+    """With another cache, the memory in use after a step is not the most that was in use in it."""
+    line, _ = run(LARGEST, '100', flags='gpuarray.preallocate=%s' % preallocate)
+    assert line.startswith('MemoryEstimate(used={}') and 'True The memory of the devices is not measured' in line
+
+
 KERAS = '''
 from keras.layers import Dense
 from keras.models import Sequential

@@ -124,9 +124,8 @@ whole, results = peak_of(step, batch)
 np.testing.assert_allclose(results, [plain(batch) for _ in range(2)], rtol=1e-4)
 step.built.splitter.slice([len(batch)], 16)
 sliced, results = peak_of(step, batch)
-estimate = step.built.dry_step.peaks(len(batch), 16)[step.contexts[0]]
 np.testing.assert_allclose(results, [plain(batch) for _ in range(2)], rtol=1e-4)
-print(len(step.plan.stages) > 4, equal(weights, others), sliced < whole / 4, .9 < estimate / sliced < 1.1)
+print(len(step.plan.stages) > 4, equal(weights, others), sliced < whole / 4)
 '''
 
 
@@ -136,7 +135,7 @@ def test_slices_of_a_normalised_batch_wait_on_the_host(n):
     """Between the stages, only one slice is on a device."""
     code = NORMALISED if n > 1 else NORMALISED.replace('weights, adam)', 'weights, adam, micro_batches=2)').replace(
         'whole, results', 'step.built.splitter.slice([2000], 1)\nwhole, results', 1)
-    assert lines(code, n, '2G', flags=EACH_ALLOCATES) == ['True True True True']
+    assert lines(code, n, '2G', flags=EACH_ALLOCATES) == ['True True True']
 
 
 ROWS = MODEL + '''
@@ -171,11 +170,10 @@ print((w.get_value() == 1).all(), slices(step))
     ({'micro_batches': 1}, []), pytest.param({'update_on': 'device'}, ['whole', '2 slices', '4 slices'],
                                              marks=pytest.mark.slow)])
 def test_an_error_if_nothing_helps(options, ways):
-    """It names the ways that were tried, and the memory that each needs; a way that was asked for stays."""
+    """It names the ways that were tried; a way that was asked for stays."""
     error, state = lines(GIVES_UP.replace('OPTIONS', repr(options)))
-    needed = {'2': '32.0 MiB', '4': '16.0 MiB', 'w': '64.0 MiB'}
-    assert error == 'True [%s]' % (ways and repr('these ways were tried (mgpu.micro_batches=auto): %s\n' % '; '.join(
-        '%s (about %s on dev0)' % (way, needed[way[0]]) for way in ways)) or '')
+    assert error == 'True [%s]' % (
+        ways and repr('these ways were tried (mgpu.micro_batches=auto): %s\n' % '; '.join(ways)) or '')
     assert state == ('True [((8,), 4)]' if ways else 'True []')
 
 

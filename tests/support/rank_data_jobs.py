@@ -1,5 +1,6 @@
 """MPI jobs in which each rank feeds its own data."""
 import theano_mgpu as mgpu
+from theano_mgpu.options import Strategy
 from theano_mgpu.parallel_function import ParallelFunction
 
 import numpy as np
@@ -77,7 +78,7 @@ def sharded_slices(path, *calls):
     index, x, w = T.lscalar('index'), T.matrix('x', 'float64'), theano.shared(np.eye(4) * (1 + mgpu.rank()), 'w')
     outputs, updates, givens = sliced({x: data[index * 4:T.minimum((index + 1) * 4, data.shape[0])]}, x, w)
     step = ParallelFunction([index], outputs, updates, givens=givens, mode=PYTHON,
-                            slices_on_host=calls[2:] == ('host',))
+                            strategy=Strategy(data_sets_on_host=calls[2:] == ('host',)))
     found = [value for i in range(int(calls[mgpu.rank()])) for value in step(i)]
     step.join()
     report = mgpu.enable(always=True)

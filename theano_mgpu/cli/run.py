@@ -265,7 +265,8 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
         return
     from ..graph.layers import tables
     from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without
-    explanations = [explanation(each.plan, each.splitter.changes(), each.estimate())
+    from ..plan.memory import estimated
+    explanations = [explanation(each.plan, each.splitter.changes(), estimated(each.plan, each.meter))
                     for each in recorded]
     if args.json:
         try:

@@ -19,7 +19,6 @@ def write_without_tensorflow(tensorboard: Any) -> None:
     backend = getattr(tensorboard.K, 'backend', str)()  # Keras 0.3 has no such function
     if backend != 'theano' or callback.__module__ != tensorboard.__name__:
         return
-    callback.write_images = False  # not an argument of Keras 1.0
     callback.set_model = callback._set_model = _set_model  # the latter in Keras 1
     callback.on_epoch_end = _on_epoch_end
     callback._write_logs = _write_logs
@@ -33,6 +32,7 @@ def write_without_tensorflow(tensorboard: Any) -> None:
         frequency = arguments.get('update_freq', 'epoch')  # an argument since Keras 2.2.3
         vars(self).update(arguments, embeddings_metadata=arguments.get('embeddings_metadata') or {},
                           update_freq=1 if frequency == 'batch' else frequency,
+                          write_images=arguments.get('write_images', False),  # an argument since Keras 1.1
                           samples_seen=0, samples_seen_at_last_write=0)
 
 

@@ -6,23 +6,24 @@ import functools
 import os
 import threading
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
-import numpy as np
 import theano
 
-from ..comm.collectives import all_gather_object, broadcast_object
+from ..comm.collectives import all_gather_int, all_gather_object, broadcast_object
 from ..comm.communicator import Communicator
 from ..compat import cuda_libraries
 from ..errors import ExchangeError
+from ..utils import rank_process
 from ..utils.pointers import pointers
+from .collectives import Collectives, Copies
 from .context_map import Context
 from .contexts import card_of, gpu_context, primary_context
 from .cuda_contexts import stream_of
 from .nccl_library import FUNCTIONS, Nccl, load
+from .nccl_trial import Trial
 
 SOURCE = Path(__file__).with_suffix('.cpp')
-BROADCAST, MESSAGE, EVERY = -1, -2, -1                       # ops, and a root, as in nccl.cpp
 IDLE, UNDER_WAY, FAILED = range(3)                           # states, as in nccl.cpp
 BY_NCCL, BY_DEVICE, BY_TIMEOUT, BY_ANOTHER = range(4)        # failures, as in nccl.cpp
 A_WHILE = .05  # seconds of a wait: between two, Python takes Ctrl-C
@@ -36,41 +37,7 @@ REASONS = ('', 'mgpu.collectives=host', NOT_CUDA, 'two replicas are on one devic
 # connected. Each context has a stream of its own, also where another one is on the same device.
 _cliques: dict[Any, NcclCommunicator | str] = {}
 _of_contexts: dict[Any, NcclCommunicator] = {}  # by the contexts of this process, and the number of ranks
-
-
-class Copies(NamedTuple):
-    """Copies on each device: addresses, a row for each device, and the bytes of each copy.
-
-    Addresses of 0 stand for a copy that a device leaves out.
-    """
-
-    to: np.ndarray
-    source: np.ndarray
-    bytes: np.ndarray
-
-
-NO_COPIES = Copies(*[np.empty(0, 'uint64') for _ in Copies._fields])
-
-
-class Collectives(NamedTuple):
-    """Reductions, broadcasts and messages of devices: addresses, a row for each device; the rest is the same on each.
-
-    `dtypes` and `ops` have the numbers of `nccl_library`; an op may be `BROADCAST` or `MESSAGE`. The device that
-    alone gets a reduction, or that sends a broadcast or a message, is its root: `roots` has its place among the devices
-    of all ranks. The root of a reduction that all devices get is `EVERY`.
-
-    `targets` has the device that receives a message; where there are none, it may be empty. Only the root of a message
-    has an address to send, and only its target one to receive; the others are 0. Messages from one device to another
-    are received in their order.
-    """
-
-    send: np.ndarray
-    receive: np.ndarray
-    counts: np.ndarray
-    dtypes: np.ndarray
-    ops: np.ndarray
-    roots: np.ndarray
-    targets: np.ndarray = np.empty(0, 'int32')
+_has_told = False  # the user of an error
 
 
 class NcclCommunicator:
@@ -81,13 +48,12 @@ class NcclCommunicator:
     several processes wait for each other). Then the communicators of this process are aborted, so that no device waits
     for ever.
 
-    It `is_verified` once an exchange has given the same result as the host; its user sets that. The `first` of its
-    devices has this place among the devices of all processes.
+    The `first` of its devices has this place among the devices of all processes.
     """
 
     def __init__(self, contexts: Sequence[Context], nccl: Nccl, comms: Sequence[int], first: int,
                  size: int) -> None:
-        self.contexts, self.first, self.is_verified = list(contexts), first, False
+        self.contexts, self.first = list(contexts), first
         # A process that tells the others of a failure has waited for an exchange, and then they wait for it.
         self._patience = .5 if size > len(contexts) else 1.
         self._nccl, self._library = nccl, _library(nccl)
@@ -103,12 +69,16 @@ class NcclCommunicator:
         """Return whether an exchange of this process has failed, so that no further one is possible."""
         return self._library.mgpu_wait(self._handle, 0.) == FAILED
 
-    def exchange(self, copies: Copies, collectives: Collectives) -> None:
-        """Enqueue copies and then collectives on each device; raise an ExchangeError if that fails."""
+    def exchange(self, copies: Copies, collectives: Collectives, most: float = 0) -> None:
+        """Enqueue copies and then collectives on each device; raise an ExchangeError if that fails.
+
+        They may take `most` seconds, if that is less than the flag allows, and not 0.
+        """
         given = _Exchange(copies.bytes.size, collectives.counts.size, *[
             array.ctypes.data for array in (copies.to, copies.source, copies.bytes, *collectives)])
-        timeout = theano.config.mgpu.timeout * self._patience
-        if self._library.mgpu_exchange(self._handle, ctypes.byref(given), timeout) == FAILED:
+        limit = theano.config.mgpu.timeout * self._patience
+        self._limit = min(limit, most) if limit and most else limit or most
+        if self._library.mgpu_exchange(self._handle, ctypes.byref(given), self._limit) == FAILED:
             raise self._error()
 
     def wait(self) -> None:
@@ -135,9 +105,9 @@ class NcclCommunicator:
             return ExchangeError('%s failed before the devices had exchanged their values: %s'
                                  % (context.device, self._nccl.driver.text_of(code)), context)
         if kind == BY_TIMEOUT:
-            return ExchangeError('the devices have not exchanged their values within %g s (%smgpu.timeout): a device '
-                                 'or a process does not answer' % (theano.config.mgpu.timeout * self._patience,
-                                                                   'half of ' * (self._patience < 1)))
+            return ExchangeError('the devices have not exchanged their values within %g s: a device or a process does '
+                                 'not answer. The flag mgpu.timeout sets %s' % (
+                                     self._limit, 'the limit' if self._patience == 1 else 'twice the limit'))
         if kind == BY_ANOTHER:
             return ExchangeError('another exchange by NCCL has failed in this process')
         return ExchangeError('NCCL gives ' + self._nccl.text_of(code))
@@ -162,10 +132,25 @@ def reason_against(contexts: Sequence[Context], flag: str) -> str:
     return failed if any(each.has_failed for each in _of_contexts.values()) else ''
 
 
+def give_up(error: Any, tell: Callable[[str], None]) -> None:
+    """Abort all communicators of this process, so that no device waits for another one, and none is used again.
+
+    The user is told of the first error.
+    """
+    global _has_told
+    for communicator in list(_of_contexts.values())[:1]:
+        communicator.give_up()
+    if not _has_told:
+        tell('NCCL does not work here: %s. From now on, sums go through the host, which takes longer; the flag '
+             'mgpu.collectives=host does so without a word' % error)
+    _has_told = True
+
+
 def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
     """Connect the devices of all ranks by NCCL, unless they are; return why that is not possible, or an empty text.
 
-    Every rank has to make the call; none has a `reason_against` it.
+    Every rank has to make the call; none has a `reason_against` it. A `Trial` has to give the expected results. The
+    user is told of an error of NCCL. Raise a ReplicaError if a device has too little memory for the trial.
     """
     own = tuple((card_of(context), context) for context in contexts)
     key = of_ranks = tuple(all_gather_object(ranks, (ranks.hosts[ranks.rank] if ranks.size > 1 else '', own)))
@@ -174,12 +159,11 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
         return 'two processes are on one device'
     if key not in _cliques:
         first = sum(len(own) for _, own in of_ranks[:ranks.rank])
-        nccl, error = _outcome(lambda: load(cuda_libraries.survey().libraries['libnccl.so'].path))
-        errors = all_gather_object(ranks, error)
-        if not any(errors):
-            comms, error = _connected(nccl, contexts, first, len(devices), ranks)
-            errors = all_gather_object(ranks, error)
-        _cliques[key] = next(filter(None, errors), '') or NcclCommunicator(contexts, nccl, comms, first, len(devices))
+        least = min(all_gather_int(ranks, min(gpu_context(context).total_gmem for context in contexts)))
+        trial = Trial(contexts, first, len(devices), least)
+        _cliques[key] = clique = _tried(trial, contexts, first, len(devices), ranks)
+        if isinstance(clique, str):
+            give_up(clique, rank_process.note)
     clique = _cliques[key]
     if isinstance(clique, str):
         return clique
@@ -190,6 +174,23 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
 def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicator:
     """Return the communicator of contexts that `connect` has connected, in a job of so many ranks."""
     return _of_contexts[tuple(contexts), n_ranks]
+
+
+def _tried(trial, contexts, first, size, ranks):
+    """Return a communicator, once a trial has given the expected results; or else the error of the first rank."""
+    nccl, error = _outcome(lambda: load(cuda_libraries.survey().libraries['libnccl.so'].path))
+    errors = all_gather_object(ranks, error)
+    if not any(errors):
+        comms, error = _connected(nccl, contexts, first, size, ranks)
+        errors = all_gather_object(ranks, error)
+    if not any(errors):
+        made = NcclCommunicator(contexts, nccl, comms, first, size)
+        failure, error = _outcome(lambda: trial.failure(made))
+        errors = all_gather_object(ranks, failure or error)
+        if not any(errors):
+            return made
+        made.give_up()  # no device of this process waits for others any more
+    return '; '.join(dict.fromkeys(filter(None, errors)))
 
 
 def _connected(nccl, contexts, first, size, ranks):

@@ -118,16 +118,12 @@ class HostChannel:
         self._every_view: list[list[Any]] = []
         self.views: Sequence[Any] = []  # valid until the next step; None for a sum that another rank owns
 
-    def prepare(self, parts: Parts, is_read: bool = True) -> None:
-        """Take parts, and memory for the sums, and begin to fetch; several blocks are added on another thread.
-
-        Sums that are not read are sent to no device.
-        """
+    def prepare(self, parts: Parts) -> None:
+        """Take parts, and memory for the sums, and begin to fetch; several blocks are added on another thread."""
         self._end_additions()  # an interrupted step may have left some, to the same memory
         self._use(parts)
-        self._sent = {context: self._memory_on(context) for context in self._read_on} if is_read else {}
-        if self._memories.computes:
-            (self._fetch if self._contexts else self._add_on_host)(parts)
+        self._sent = {context: self._memory_on(context) for context in self._read_on}
+        (self._fetch if self._contexts else self._add_on_host)(parts)
 
     def _add_on_host(self, parts):
         with self._timings.span('all_reduce'):

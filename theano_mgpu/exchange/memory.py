@@ -131,7 +131,6 @@ class FetcherOnHost:
 class Memories(dict):
     """The memory of each context, made when it is asked for."""
 
-    computes = True  # whether arrays have content
     block = BLOCK
 
     def __missing__(self, context: Context) -> Any:

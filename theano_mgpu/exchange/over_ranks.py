@@ -33,7 +33,7 @@ class OverRanks:
         """Begin to add on the thread for it; devices need none."""
         if not sums.by_host:
             return
-        self._meet([sums])
+        self._meet()
         begun, busy = threading.Lock(), any(not each.done() for each in self.underway.values())
         begun.acquire()
         self.underway[sums] = task = Task(sums, begun)
@@ -50,17 +50,14 @@ class OverRanks:
                 each.result()
         rest = [sums for sums in every_sums if sums not in self.underway]
         if rest:
-            self._meet(rest)
+            self._meet()
             with self._timings.span('exchange'):
                 for sums in rest:
                     sums.add_over()
 
-    def _meet(self, every_sums):
+    def _meet(self):
         with self._timings.span('wait'):
-            on_devices = [sums for sums in every_sums if not sums.by_host]
-            if not self._ranks.handshake((ADD,), [all(sums.is_ready for sums in on_devices)]).all():
-                for sums in on_devices:
-                    sums.use_host()
+            self._ranks.handshake((ADD,))
 
 
 def _add_over(sums, begun):

@@ -8,9 +8,10 @@ from typing import Any, Iterator, NamedTuple, Sequence
 import numpy as np
 
 from ..comm.tree import Tree, folded
+from ..devices.collectives import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives, Copies
 from ..devices.context_map import Context
 from ..devices.launcher import Launcher
-from ..devices.nccl import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives, Copies, NcclCommunicator
+from ..devices.nccl import NcclCommunicator
 from ..devices.nccl_library import DTYPES
 from .devices import NcclLayout
 from .layout import ALIGNED, SMALL, Flat, Range, cut

@@ -9,7 +9,7 @@ from theano.gof.graph import ancestors
 
 from ..graph.analysis import SUM
 from ..graph.graph import by_depth, bytes_of_shared
-from ..graph.partition import Exchange
+from ..graph.partition import Program
 
 LEAST = 1 << 20  # bytes of gradients: less is exchanged about as fast together with the next ones
 MOST = 8         # buckets: each costs a call of a compiled function, and a handshake of the ranks
@@ -33,16 +33,16 @@ def buckets(outputs: Sequence[theano.Variable], sizes: Mapping[theano.Variable, 
     return filled
 
 
-def bytes_of_gradients(exchanges: Sequence[Exchange], params: Sequence[SharedVariable],
-                       new: Mapping[SharedVariable, theano.Variable]) -> dict[theano.Variable, float]:
-    """Return about how many bytes each of the sums of gradients has, by its source.
+def bytes_of_gradients(program: Program, params: Sequence[SharedVariable]) -> dict[theano.Variable, float]:
+    """Return about how many bytes each of a program's sums of gradients of trained parameters has, by its source.
 
     A sum has the size of the trained parameters that it changes, on average, of those with as many axes: a norm of all
     gradients makes each new value depend on each gradient.
     """
-    read_for = {param: set(ancestors([new[param]])) for param in params if param in new}
+    new = dict(zip(program.updated, program.outputs[len(program.outputs) - len(program.updated):]))
+    read_for = {param: set(ancestors([new[param].variable])) for param in params if param in new}
     sizes = {}
-    for exchange in exchanges:
+    for exchange in program.every_exchange:
         changed = [bytes_of_shared(param) for param, read in read_for.items()
                    if exchange.variable in read and param.ndim == exchange.variable.ndim]
         if exchange.reduction == SUM and changed:

@@ -1,13 +1,12 @@
 """A plan explained: what runs where, the exchanges and their collectives, how much memory it takes, and why."""
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 import theano
 
 from ..devices.context_map import describe
-from ..graph.analysis import SUM
 from ..graph.graph import bytes_of_all, shared_variables
 from ..utils.tables import bytes_text, counted, table
 from .buckets import bytes_of_gradients
@@ -15,7 +14,7 @@ from .listing import listed
 from .memory import MemoryEstimate
 
 MOST = 30  # instructions that are shown at the beginning, and at the end
-NOT_KNOWN = '?: depends on the shapes of a batch; theano-mgpu run --explain knows the first one'
+NOT_KNOWN = '?: depends on the shapes of a batch'
 
 
 def explanation(plan: Any, changes: Sequence[Any] = (), memory: MemoryEstimate | None = None) -> dict[str, Any]:
@@ -26,17 +25,16 @@ def explanation(plan: Any, changes: Sequence[Any] = (), memory: MemoryEstimate |
     changes : list of Choice
         The choices that its steps have changed, see `Splitter.changes`.
     memory : MemoryEstimate, optional
-        What a dry run of the compiled plan has counted, if a batch is known.
+        What was measured in its first steps, if there was one.
     """
-    known = memory.sizes if memory else {}
-    sizes = {**known, **_sizes_of_exchanges(plan, known)}
+    sizes = _sizes_of_exchanges(plan)
     return {'name': plan.name, 'processes': plan.machine.size, 'replicas': plan.shares.n_replicas,
             'micro_batches': plan.shares.micro_batches, 'logical_shards': plan.shares.logical_shards,
             'contexts': [each.name for each in plan.mesh.contexts],
             'devices': [describe(row) for row in plan.mesh.replicas],
             'stages': len(plan.stages), 'instructions': listed(plan, sizes), 'memory': _memory(plan, memory),
-            'largest_batch': memory and memory.largest_batch, 'largest_slice': memory and memory.slice,
-            'fits': (memory and largest_text(memory, plan.shares.grows)) or None,
+            'largest_batch': memory and memory.largest_batch,
+            'fits': memory and largest_text(memory, plan.shares.grows),
             'choices': [vars(choice) for choice in plan.choices
                         if choice.what not in {each.what for each in changes}] + [vars(each) for each in changes]}
 
@@ -47,40 +45,35 @@ def as_text(data: dict[str, Any]) -> str:
              bytes_text(each['bytes'], '?')] for each in data['instructions']]
     if len(rows) > 2 * MOST:
         rows[MOST:-MOST] = [['and %d more' % (len(rows) - 2 * MOST)]]
-    memory = [['MEMORY (ESTIMATE)', 'PARAMETERS', 'STATE', 'OTHER VARIABLES', 'VALUES AT ONCE', 'PEAK', 'OF',
-               'LARGEST BATCH']]
+    memory = [['MEMORY', 'PARAMETERS', 'STATE', 'OTHER VARIABLES', 'IN USE', 'OF', 'LARGEST BATCH']]
     for each in data['memory']:
-        sizes = [bytes_text(each[kind], '?') for kind in ('parameters', 'state', 'other', 'values')]
-        of_device = [bytes_text(each[kind]) for kind in ('peak', 'total')]
-        memory.append([each['context'], *sizes, *of_device, str(each['largest_batch'] or '-')])
+        sizes = [bytes_text(each[kind]) for kind in ('parameters', 'state', 'other', 'used', 'total')]
+        memory.append([each['context'], *sizes, str(each['largest_batch'] or '-')])
     choices = [['CHOICE', 'CHOSEN', 'REASON']]
     choices += [[each['what'], each['chosen'], each['reason']] for each in data['choices']]
-    unknown = [] if all(each['values'] is not None for each in data['memory']) else [NOT_KNOWN]
+    unknown = [NOT_KNOWN] * any(each['bytes'] is None for each in data['instructions'])
     fits = [data['fits']] if data['fits'] else []
-    return '\n'.join([_title(data), '', table([['INSTRUCTION', 'WHERE', 'WHAT', 'BYTES'], *rows], right={3}), '',
-                      table(memory, right=set(range(1, 8))), *unknown, *fits, '', table(choices)])
+    return '\n'.join([_title(data), '', table([['INSTRUCTION', 'WHERE', 'WHAT', 'BYTES'], *rows], right={3}), *unknown,
+                      '', table(memory, right=set(range(1, 7))), *fits, '', table(choices)])
 
 
 def largest_text(memory: MemoryEstimate, grows: bool) -> str:
-    """Return a sentence on the batches that fit in the memory of every device; nothing without a device.
+    """Return a sentence on the batches that fit in the memory of every device.
 
     Larger batches are computed in slices where the number of slices `grows`.
 
     Examples
     --------
-    >>> largest_text(MemoryEstimate({}, {'dev0': 1 << 30}, {'dev0': 5312, 'dev1': 5400}, 1200), True)
-    'Batches of up to 5312 samples fit at once; larger ones are computed in slices, of up to 1200 samples on a device.'
+    >>> largest_text(MemoryEstimate({'dev0': 1 << 20}, {'dev0': 1 << 30}, {'dev0': 5312}), True)
+    'Batches of up to about 5312 samples fit at once; larger ones are computed in slices.'
     """
-    if not memory.totals:
-        return ''
-    without = '' if memory.is_whole else ' Workspaces of cuDNN are not counted.'
+    if not memory.used:
+        return ('The memory of the devices is not measured, and so the largest batch is not known: that takes CUDA, '
+                'and the flag gpuarray.preallocate=0.')
     if memory.largest_batch is None:
-        return 'Batches of any usual size fit at once.' + without
-    slices = ''
-    if grows:
-        slices = '; larger ones are computed in slices' + (
-            '' if memory.slice is None else ', of up to %d samples on a device' % memory.slice)
-    return 'Batches of up to %d samples fit at once%s.%s' % (memory.largest_batch, slices, without)
+        return 'Batches of the lengths so far need too little memory to tell how long a batch may be.'
+    return 'Batches of up to about %d samples fit at once%s.' % (
+        memory.largest_batch, '; larger ones are computed in slices' * grows)
 
 
 def _title(data: dict[str, Any]) -> str:
@@ -98,7 +91,7 @@ def _title(data: dict[str, Any]) -> str:
 
 
 def _memory(plan: Any, memory: MemoryEstimate | None) -> list[dict[str, Any]]:
-    """Return the bytes that each context of this process needs for variables, and for values that it holds at once."""
+    """Return the bytes that each context of this process needs for variables, and what was measured of its device."""
     params, rows = set(plan.params), []
     updated = {variable for part in plan.parts for variable in part.updates}
     contexts = dict.fromkeys(context for part in plan.parts for context in part.contexts + part.copied_to)
@@ -110,27 +103,20 @@ def _memory(plan: Any, memory: MemoryEstimate | None) -> list[dict[str, Any]]:
             'context': describe([context]), 'parameters': bytes_of_all(v for v in read if v in params),
             'state': bytes_of_all(v for v in read if v in updated and v not in params),
             'other': bytes_of_all(v for v in read if v not in updated and v not in params),
-            'values': memory.host if memory and context.kind == 'cpu' else None,
-            'peak': None, 'total': None, 'largest_batch': None}
-        if memory and context in memory.peaks:
-            row.update(peak=memory.peaks[context], total=memory.totals.get(context),
-                       largest_batch=memory.largest.get(context),
-                       values=memory.peaks[context] - row['parameters'] - row['state'] - row['other'])
+            'used': None, 'total': None, 'largest_batch': None}
+        if memory and context in memory.used:
+            row.update(used=memory.used[context], total=memory.totals[context],
+                       largest_batch=memory.largest.get(context))
         rows.append(row)
     return rows
 
 
-def _sizes_of_exchanges(plan: Any, known: Mapping[theano.Variable, int]) -> dict[theano.Variable, Any]:
+def _sizes_of_exchanges(plan: Any) -> dict[theano.Variable, Any]:
     """Return about how many bytes each exchanged value has; None where its type, and its use, do not tell."""
-    program = plan.program
-    new = dict(zip(program.updated, (each.variable for each in program.outputs[-len(program.updated):])))
-    of_gradients = bytes_of_gradients(program.every_exchange, plan.params, new)
+    of_gradients = bytes_of_gradients(plan.program, plan.params)
     sizes: dict[theano.Variable, Any] = {}
-    for variable, source, reduction in program.every_exchange:
-        alike = source if reduction == SUM else variable  # a sum is as large as its parts
-        if alike in known:
-            sizes[variable] = known[alike]
-        elif all(getattr(variable.type, 'broadcastable', [False])):
+    for variable, source, _ in plan.program.every_exchange:
+        if all(getattr(variable.type, 'broadcastable', [False])):
             sizes[variable] = np.dtype(variable.type.dtype).itemsize
         else:
             sizes[variable] = int(of_gradients[source]) if source in of_gradients else None

@@ -54,9 +54,10 @@ class Move(NamedTuple):
 
 
 class New(NamedTuple):
-    """The new values that a part has made: all slots on the first context, then on the next one.
+    """The new values of variables that a part has made: all slots on the first context, then on the next one.
 
-    Where the part is compiled, `storages` are the places where the values go.
+    Values that devices broadcast are not among them. Where the part is compiled, `storages` are the places where the
+    values go.
     """
 
     part: Part
@@ -128,9 +129,13 @@ class Save(NamedTuple):
 
 
 class Store(NamedTuple):
-    """The copies of variables, on other contexts and ranks, too, get their new values, and states their `rows`."""
+    """The copies of variables, on other contexts and ranks, too, get their new values, and states their `rows`.
+
+    The `broadcast` ones were made on one device alone, which sends them to all.
+    """
 
     news: Tuple[New, ...]
+    broadcast: Tuple[Tuple[SharedVariable, int], ...]
     rows: Tuple[Tuple[SharedVariable, int], ...]
 
 

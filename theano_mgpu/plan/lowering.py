@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import theano
+from theano.compile.sharedvalue import SharedVariable
 
 from ..devices.context_map import HOST, Context
 from ..graph.graph import taken_on_device
@@ -143,6 +144,7 @@ class _Lowering:
         self._moved: dict[tuple[int, Context, int | None], int] = {}     # by slot, context and shard
         self._launched: list[tuple[int, list[PartOnContext]]] = []  # by round, works that are not complete
         self._news: list[New] = []
+        self._broadcast: list[tuple[SharedVariable, int]] = []
         total, *of_shard = plan.program.numbers or [None]
         given = [*plan.program.given, *([] if total is None else [total])]
         self.of_shards = {v: tuple(self._known(v, shard) for shard in self._shards)
@@ -261,9 +263,16 @@ class _Lowering:
 
     def _note_new(self, works: Sequence[PartOnContext]) -> None:
         part, contexts = works[0].part, tuple(work.context for work in works)
-        if part.updates:
-            self._news.append(New(part, contexts, sum((work.made[len(part.outputs):] for work in works), ()),
-                                  self._compiled and self._compiled[part].storages(contexts)))
+        made, owned = [work.made[len(part.outputs):] for work in works], list(map(self._is_broadcast, part.updates))
+        if not all(owned):
+            self._news.append(New(part, contexts, tuple(slot for slots in made for slot, is_owned in zip(slots, owned)
+                                                        if not is_owned),
+                                  self._compiled and self._compiled[part].storages(contexts, owned)))
+        self._broadcast += [(variable, slot) for variable, slot, is_owned in zip(part.updates, made[0], owned)
+                            if is_owned]
+
+    def _is_broadcast(self, variable: SharedVariable) -> bool:
+        return any(variable in each.owners for each in self._plan.broadcasts)
 
     def _save(self, shards: Sequence[int]) -> None:
         """Move what shards have to the host; it is sent again where it is needed."""
@@ -299,8 +308,8 @@ class _Lowering:
         targets = {each: self._new() for each in [*whole, *with_rows]}
         rows = {variable: self._new() for variable in plan.rows}
         self._gather(list(plan.rows.values()), list(rows.values()), plan.shares.is_sharded)
-        self._add(instructions.Store(tuple(self._news), tuple(rows.items())), rows.values(),
-                  *[new.slots for new in self._news])
+        self._add(instructions.Store(tuple(self._news), tuple(self._broadcast), tuple(rows.items())), rows.values(),
+                  [slot for _, slot in self._broadcast], *[new.slots for new in self._news])
         sources = [self._slot(each.variable, 0) for each in whole]
         self._add(instructions.Fetch(tuple(each.variable for each in whole), tuple(sources),
                                      tuple(targets[each] for each in whole)), sources, targets.values())

@@ -1,44 +1,62 @@
-"""The memory that the steps of a plan take on each device, as a dry run of the compiled plan has counted it."""
+"""The largest batch that fits in the memory of each device, by a line through measured points."""
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple
-
-import theano
+from typing import Any, Mapping, NamedTuple
 
 from ..devices.context_map import Context
+from ..devices.memory_meter import Meter, total
+from .buckets import bytes_of_gradients
+
+LEAST = 1 << 25  # bytes that a step has to take, to tell of others: libgpuarray takes blocks of 4 MiB
 
 
 class MemoryEstimate(NamedTuple):
-    """The most bytes that each device has in use at one time, and the batches that fit.
+    """The memory of each device whose memory is measured, and the batches that fit.
 
     Attributes
     ----------
-    peaks : dict of Context to int
-        Bytes, for the first batch.
-    totals : dict of Context to int
-        The bytes of each device.
-    largest : dict of Context to (int or None)
-        Samples of the largest batch that fits in each device's memory at once; None if any does.
-    slice : int or None
-        Samples of the largest slice that fits in the memory of every device, where batches are computed in slices.
-    is_whole : bool
-        Whether all is counted; without it, the workspaces of cuDNN are not, which it chooses when it runs.
-    host : int
-        Bytes of the values on the host at one time; the contexts on the CPU share them.
-    sizes : dict of theano.Variable to int
-        Bytes of the values of a step, in the first shard of this process.
+    used, totals : dict of Context to int
+        The most bytes that were in use after a step, and all bytes of the device.
+    largest : dict of Context to int
+        Samples of about the largest batch that fits at once; without devices whose memory in use no step has changed.
     """
 
-    peaks: dict[Context, int]
+    used: dict[Context, int]
     totals: dict[Context, int]
-    largest: dict[Context, int | None]
-    slice: int | None = None
-    is_whole: bool = True
-    host: int = 0
-    sizes: Mapping[theano.Variable, int] = {}
+    largest: dict[Context, int]
 
     @property
     def largest_batch(self) -> int | None:
-        """The number of samples of the largest batch that fits in the memory of every device."""
-        known = [samples for samples in self.largest.values() if samples is not None]
-        return min(known, default=None)
+        """The samples of about the largest batch that fits in the memory of every device; None if that is not known."""
+        return min(self.largest.values(), default=None) if self.largest.keys() == self.used.keys() else None
+
+
+def estimated(plan: Any, meter: Meter) -> MemoryEstimate | None:
+    """Return what the steps of a plan, and their memory, tell of larger batches.
+
+    Return None before the first step, and where there is no device but the CPU.
+    """
+    measured = [context for context, taken in meter.taken.items() if taken]
+    if not measured and (meter.taken or not plan.mesh.on_devices):
+        return None
+    gradients = sum(bytes_of_gradients(plan.program, plan.params).values())
+    totals = {context: total(context) for context in measured}
+    largest = {context: last_within(totals[context], meter.before[context] + gradients, {
+        samples: taken - gradients for samples, taken in meter.taken[context].items()}) for context in measured}
+    return MemoryEstimate({context: meter.used[context] for context in measured}, totals,
+                          {context: samples for context, samples in largest.items() if samples is not None})
+
+
+def last_within(limit: int, start: float, taken: Mapping[int, float]) -> int | None:
+    """Return the samples of the largest batch within a limit of bytes, by the bytes that batches have taken.
+
+    It is on the steepest of the lines from `start`, the bytes in use for no samples. A step may take more than these
+    whatever its batch is; then the number is too small. Return None where all have taken too little to tell.
+
+    Examples
+    --------
+    >>> last_within(10 ** 9, 10 ** 8, {1000: 5e7, 2000: 4e7}), last_within(10 ** 9, 10 ** 8, {1000: 100})
+    (18000, None)
+    """
+    slope = max((n_bytes / samples for samples, n_bytes in taken.items() if n_bytes >= LEAST), default=0)
+    return int((limit - start) / slope) if slope else None

@@ -64,11 +64,11 @@ class _Planner:
         if self._logical_shards:
             self._choose('logical shards', tree_text(self._logical_shards),
                          'mgpu.logical_shards=%d: the same bits on any number of devices' % self._logical_shards)
-        if self._options.slices_on_host:
+        if self._options.strategy.data_sets_on_host:
             self._choose('data sets', 'on the host: their slices are sent with each batch',
                          'a device had too little memory')
         overlaps, where, by_nccl = self._overlaps(), self._where(), self._by_nccl(n)
-        sizes = bytes_of_gradients(self._exchanges, self._params, self._new) if overlaps else {}
+        sizes = bytes_of_gradients(self._program, self._params) if overlaps else {}
         stages = [(stage, self._parts_of(i, stage, buckets(stage.outputs, sizes) if overlaps else ()))
                   for i, stage in enumerate(self._program.stages) if stage.outputs]
         update, shares_of_update = self._update(where)
@@ -98,7 +98,7 @@ class _Planner:
 
     def _overlaps(self) -> bool:
         """Return whether gradients of one bucket are exchanged while the next one is computed."""
-        machine, recompute = self._machine, self._options.recompute
+        machine, recompute = self._machine, self._options.recomputes
         if not self._params or machine.size * len(self._mesh.replicas) == 1:
             return False
         on = [rank for rank, flag in enumerate(machine.overlap) if flag]
@@ -137,7 +137,7 @@ class _Planner:
             name = '%s, stage %d of %d' % (name or 'a function', i + 1, n)
         exchanged = [each.variable for earlier in self._program.stages[:i + 1] for each in earlier.exchanges]
         pieces = cut(self._given + exchanged + list(stage.saved), stage.outputs, self._places.among(stage.saved),
-                     bool(self._options.recompute), in_buckets)
+                     self._options.recomputes, in_buckets)
         parts: list[Part] = []
         read = self._kept.union(each.source for each in self._exchanges)  # after the piece
         for piece in reversed(pieces):

@@ -1,28 +1,20 @@
 """The plans that a process makes, and what its steps change in them, recorded for an explanation and a summary."""
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
+from ..devices.memory_meter import Meter
 from ..utils import rank_process
-from .memory import MemoryEstimate
 from .step_plan import StepPlan
 
 
 class Recorded(NamedTuple):
-    """A plan, the splitter that knows the shapes of its first batch, and the times of its steps.
-
-    `memory` is a weak reference to `DryStep.estimate`: a record keeps no compiled plan, and no memory of its devices.
-    """
+    """A plan, the splitter of its batches, and the times and the memory of its steps."""
 
     plan: StepPlan
     splitter: Any
     timings: Any
-    memory: Callable[[], Callable[[], MemoryEstimate | None] | None]
-
-    def estimate(self) -> MemoryEstimate | None:
-        """Return the estimate of the memory of a step; None without a batch, or once the compiled plan is gone."""
-        estimate = self.memory()
-        return estimate and estimate()
+    meter: Meter
 
     def exchange_seconds(self) -> float:
         """Return the seconds of a step in which values are copied and added; 0 where devices are not waited for."""

@@ -58,11 +58,6 @@ class Splitter:
         self._programs: dict[Division, StepProgram] = {}
         self.use(plan.shares)
         self.slices: dict[tuple[int, ...], int] = {}  # by `key`, where a device had too little memory for the plan's
-        # Of the first batch: the shapes of the first replica's inputs, the samples that each rank was given, and the
-        # values of inputs that are a whole number, such as Keras's learning phase.
-        self.shapes: dict[theano.Variable, tuple[int, ...]] | None = None
-        self.first: tuple[int, ...] = ()
-        self.whole_numbers: dict[theano.Variable, int] = {}
         self._buffers: dict[int, Any] = collections.defaultdict(collections.deque)
         # While a batch is computed, the next one is sent. The inputs of several parts are read in the whole step.
         self._turns = 2 if sum(len(stage.parts) for stage in plan.stages) == 1 else None
@@ -113,13 +108,6 @@ class Splitter:
                     value.parts(split.pieces, self._on_devices and not split.division.waits_on_host)
                 for slot, part in zip(of_shards, parts):
                     slots[slot] = part
-        if self.shapes is None:
-            first, self.first = split.division.rounds[0][0], given
-            of_first = {**program.common, **{v: of_shards[first] for v, of_shards in program.of_shards.items()}}
-            known = {v: slots[slot] for v, slot in of_first.items() if slots[slot] is not None}
-            self.shapes = {v: np.shape(value) for v, value in known.items()}
-            self.whole_numbers = {v: int(value) for v, value in known.items() if isinstance(value, np.ndarray)
-                                  and not value.ndim and value.dtype.kind in 'biu'}
         if not self._on_devices:
             return Batch(split, slots, [])
         turns = 0 if split.division.waits_on_host else self._turns or len(split.rounds) + 1

@@ -1,7 +1,6 @@
 """The building of a function over a batch: from a graph to a plan, and from the plan to an executable."""
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any, Dict, NamedTuple, Sequence
 
@@ -11,6 +10,7 @@ from theano.printing import Print
 
 from ..comm.communicator import Communicator
 from ..devices.context_map import describe
+from ..devices.memory_meter import Meter
 from ..devices.mesh import Mesh
 from ..errors import GraphError, warn
 from ..graph.layers import name_function
@@ -29,7 +29,6 @@ from .batch import Splitter
 from .batches.batch_inputs import BatchInputs
 from .consensus import check_same_rounding, gather_machine, share_first_values
 from .executable import Executable
-from .memory.step import DryStep
 from .replicas.replicated import Replicated, replicated
 
 Updates = Dict[SharedVariable, theano.Variable]
@@ -71,7 +70,7 @@ class Built(Divided):
     number: int                  # of the function, the same on all ranks
     executable: Executable
     splitter: Splitter
-    dry_step: DryStep            # it estimates the memory of steps
+    meter: Meter                 # of the memory in use after its first steps
     updated: list[Replicated]    # the variables that get new values
     data_sets: list[Replicated]  # the variables whose rows are the batch, or that it is sliced from on the host
 
@@ -106,14 +105,14 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
         prints, outputs, updates = take_prints(outputs, updates)
         source = Definition(outputs, updates)
-        outputs, updates, mesh = placed(outputs, updates, contexts) if not options.spread else \
+        outputs, updates, mesh = placed(outputs, updates, contexts) if not options.strategy.spread else \
             spread_over(outputs, updates, contexts, options.params)
         definition = Definition(*batch.find_slices(outputs, updates))
         whole, refusal = definition.whole, None
         program, updated = batch.undivided(whole), list(definition.updates)
         if options.whole:
             mesh = mesh.first()
-        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.in_rounds or options.in_slices or \
+        elif n_ranks > 1 or len(mesh.replicas) > 1 or options.in_rounds or options.strategy.in_slices or \
                 options.updates_on(mesh.contexts)[0] == 'host' and mesh.contexts[0].kind != 'cpu':
             try:
                 program = batch.divide(whole, updated)
@@ -161,13 +160,12 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
         check_same_rounding(ranks, divided.mesh)
     batch = divided.inputs
     splitter = Splitter(step_plan, batch.with_samples, executable.parts)
-    dry_step = DryStep(executable, splitter)
-    built = Built(**vars(divided), number=number, executable=executable, splitter=splitter, dry_step=dry_step,
-                  updated=list(map(replicated, program.updated)),
+    built = Built(**vars(divided), number=number, executable=executable, splitter=splitter,
+                  meter=Meter(step_plan.mesh.contexts), updated=list(map(replicated, program.updated)),
                   data_sets=[replicated(variable) for variable in
                              [*batch.data, *(batch.slices.data_sets() if batch.slices.on_host else ())]])
     share_first_values(ranks, built.alike)
-    record.note(step_plan, splitter, timings, weakref.WeakMethod(dry_step.estimate))
+    record.note(step_plan, splitter, timings, built.meter)
     return built
 
 

@@ -206,7 +206,7 @@ class DividedFunction:
             batch = None
             self.look_ahead.forget()
             gc.collect()
-            if options is not None:
+            if options is not self.options:
                 self._rebuild(options)
                 states = self.inputs.states()  # it may have other states with a row a sample, or none
                 if values is not None:
@@ -242,6 +242,8 @@ class DividedFunction:
         except BaseException:
             run.undo()
             raise
+        if not batch.split.division.waits_on_host:  # else it is in slices, for lack of memory
+            self.built.meter.note(result.samples)
         if speeds and speeds.note(batch.split, reports if timed is not None else []):
             self.look_ahead.forget()  # it was split by the shares before
         return result

@@ -1,21 +1,22 @@
 """New values of a divided update: each process, or device, computes some of them, and sends what others need."""
 from __future__ import annotations
 
-from typing import Any, Collection, Mapping, Sequence
+import itertools
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ..comm.activities import GATHER, READ
 from ..comm.communicator import Communicator
-from ..devices.context_map import Context
+from ..devices.collectives import BROADCAST, NO_COPIES, Collectives
 from ..devices.failures import FailureExplained
-from ..devices.nccl import BROADCAST, NO_COPIES, Collectives, communicator_of
+from ..devices.nccl import communicator_of
 from ..devices.nccl_library import DTYPES
 from ..devices.transfers import fetch
 from ..errors import GraphError, RankError, named
 from ..exchange.devices import LossExplained
 from ..plan import DeviceBroadcast, DividedUpdate
-from .replicas.replicated import Replicated, replicated
+from .replicas.replicated import Replicated, Storages, replicated, storages_of
 
 
 class UpdateOwners:
@@ -25,19 +26,17 @@ class UpdateOwners:
     state of the optimizer, stay where they were computed, until one of them is read: by `gather`, on every process.
     """
 
-    def __init__(self, ranks: Communicator, divided: DividedUpdate):
+    def __init__(self, ranks: Communicator, divided: DividedUpdate, broadcasts: Sequence[DeviceBroadcast]):
         self._ranks, self._n_shares = ranks, len(divided.shares)
         owned = [(replicated(v), owner) for owner, share in enumerate(divided.shares) for v in share]
-        self._sent = [(variable, owner) for variable, owner in owned if variable.variable in divided.sent]
+        by_devices = {variable for each in broadcasts for variable in each.owners}
+        self._sent = [(variable, owner) for variable, owner in owned
+                      if variable.variable in divided.sent and variable.variable not in by_devices]
         self._left = [(variable, owner) for variable, owner in owned if variable.variable not in divided.sent]
 
-    def exchange(self, values: dict[Replicated, Any], known: Collection[Replicated]) -> dict[Replicated, np.ndarray]:
-        """Return the new values of other processes, for the values of this one, on the host or on a device.
-
-        Variables that are `known` everywhere already are left out; they are the same on each process.
-        """
-        owned = [(variable, owner) for variable, owner in self._sent if variable not in known]
-        return self._gathered(owned, values) if owned else {}
+    def exchange(self, values: dict[Replicated, Any]) -> dict[Replicated, np.ndarray]:
+        """Return the new values of other processes, for the values of this one, on the host or on a device."""
+        return self._gathered(self._sent, values) if self._sent else {}
 
     def leave(self) -> None:
         """Note that a step is committed: each process alone has the latest values of its share."""
@@ -74,23 +73,21 @@ class DeviceBroadcasts:
         self._ranks, self._memories = ranks, memories
         self._each = [(communicator_of(each.contexts, ranks.size),
                        {replicated(variable): owner for variable, owner in each.owners.items()}) for each in planned]
+        self._storages = [storages_of(list(owners), communicator.contexts) for communicator, owners in self._each]
 
-    def start(self, values: Mapping[Replicated, Any]) -> dict[Replicated, tuple[Sequence[Context], Sequence[Any]]]:
-        """Begin to send new values, some of other processes, if NCCL works on every rank. Each rank has to call it.
+    def start(self, values: Mapping[Replicated, Any]) -> Iterator[tuple[Storages, list[Any]]]:
+        """Send new values, and yield where they go, with those of other processes. Each rank has to call it.
 
-        Return for each variable the contexts of this process, and the value on each, which may still be under way. The
-        dict is empty if NCCL does not work.
+        Values are on the devices of this process: all of them on the first one, then on the next. They may still be
+        under way.
         """
-        works = all(communicator.is_verified and not communicator.has_failed for communicator, _ in self._each)
         # Memory is allocated before other ranks begin to wait for this one.
-        prepared = [self._on_devices(*each, values) for each in self._each] if works else []
+        prepared = [self._on_devices(*each, values) for each in self._each]
         if self._ranks.size > 1:
-            works = bool(self._ranks.handshake((GATHER,), [works]).all())
-        sent: dict[Replicated, tuple[Sequence[Context], Sequence[Any]]] = {}
-        for (communicator, owners), devices in zip(self._each if works else [], prepared):
-            self._enqueue(communicator, owners, devices)
-            sent.update((variable, (communicator.contexts, on)) for variable, on in zip(owners, zip(*devices)))
-        return sent
+            self._ranks.handshake((GATHER,))
+        for each, devices, storages in zip(self._each, prepared, self._storages):
+            self._enqueue(*each, devices)
+            yield storages, list(itertools.chain(*devices))
 
     def _enqueue(self, communicator, owners, devices):
         addresses = np.array([[array.gpudata for array in arrays] for arrays in devices], 'uint64')

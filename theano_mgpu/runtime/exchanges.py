@@ -23,9 +23,9 @@ class Exchange(NamedTuple):
     channel: Any  # HostChannel, NcclChannel or Stays: it adds the parts that all replicas have
 
 
-def exchanges_of(plan: StepPlan, ranks: Communicator, memories: Any, launcher: Any, timings: Timings,
-                 connected: Any = communicator_of) -> dict[SumGroup, Exchange]:
-    """Return the exchange of each group of sums; ``connected(contexts, n_ranks)`` returns a NcclCommunicator."""
+def exchanges_of(plan: StepPlan, ranks: Communicator, memories: Any, launcher: Any,
+                 timings: Timings) -> dict[SumGroup, Exchange]:
+    """Return the exchange of each group of sums."""
     read_on: dict[Context, set[theano.Variable]] = {context: set() for context in [*plan.mesh.contexts, HOST]}
     for part in plan.parts:
         for context in part.contexts:
@@ -37,12 +37,11 @@ def exchanges_of(plan: StepPlan, ranks: Communicator, memories: Any, launcher: A
         order: Any = TreeOrder(memories, launcher) if way.in_tree else AnyOrder(memories, launcher)
         if one_replica and (not way.in_tree or all(context.kind != 'cpu' for context in part.contexts)):
             return Exchange(order, Stays())
-        wanted = {context: [i for i, each in enumerate(group.exchanges) if each.variable in read]
-                  for context, read in read_on.items()}
-        host = HostChannel(order, () if way.by_devices else way.owners, wanted, memories, launcher, timings, ranks)
         if not way.by_devices:
-            return Exchange(order, host)
+            wanted = {context: [i for i, each in enumerate(group.exchanges) if each.variable in read]
+                      for context, read in read_on.items()}
+            return Exchange(order, HostChannel(order, way.owners, wanted, memories, launcher, timings, ranks))
         adder: Any = InTree(order, memories, launcher) if way.in_tree else Reduction()
-        return Exchange(order, NcclChannel(connected(part.contexts, ranks.size), way.owners, adder, memories, timings,
-                                           host, way.in_tree, ranks))
+        return Exchange(order, NcclChannel(communicator_of(part.contexts, ranks.size), way.owners, adder, memories,
+                                           timings, ranks))
     return {group: exchange_of(part, group) for part in plan.parts for group in part.sums}

@@ -72,9 +72,10 @@ class CompiledPart:
             return function, function.mgpu_takes, function.mgpu_order
         return Factored(function, self._factors), function.mgpu_takes, range(len(self._factors) + len(self.updated))
 
-    def storages(self, contexts: tuple[Context, ...]) -> Storages:
-        """Return the Storages of the variables that get new values on contexts."""
-        return storages_of(self.updated, contexts, self.part.copied_to)
+    def storages(self, contexts: tuple[Context, ...], left_out: Sequence[bool]) -> Storages:
+        """Return the Storages of the variables that get new values on contexts, but for some that are left out."""
+        updated = [variable for variable, is_left_out in zip(self.updated, left_out) if not is_left_out]
+        return storages_of(updated, contexts, self.part.copied_to)
 
     def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
@@ -142,7 +143,7 @@ class Executable:
         self.exchanges = exchanges_of(plan, communicator, memories, self.launcher, timings)
         self.by_devices = [channel for _, channel in self.exchanges.values() if not channel.by_host]
         self.over_ranks = OverRanks(communicator, timings, plan.overlaps)
-        self.owners = UpdateOwners(communicator, plan.divided) if plan.divided else None
+        self.owners = UpdateOwners(communicator, plan.divided, plan.broadcasts) if plan.divided else None
         self.broadcasts = DeviceBroadcasts(plan.broadcasts, communicator, memories) if plan.broadcasts else None
         # The outputs and new values of rank 0 count where an op may give other results on each rank.
         self.of_rank_0 = communicator.size > 1 and not plan.shares.is_divided and \

@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from typing import Any, Callable, Collection, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import theano
+from theano.compile.sharedvalue import SharedVariable
 
 from ..comm.collectives import broadcast_object
 from ..comm.communicator import Communicator
@@ -17,7 +19,7 @@ from ..exchange.host import Sum
 from ..exchange.whole import exchanged
 from ..graph.analysis import SAME
 from ..plan import instructions
-from ..plan.instructions import Move, New, PartOnContext, Slots
+from ..plan.instructions import Move, PartOnContext, Slots
 from ..utils.executors import ThreadsExecutor
 from ..utils.timeline import HOST as HOST_TRACK
 from ..utils.timeline import STEP, note, records, span
@@ -231,7 +233,7 @@ class StepRun:
         self._new = [NewValues(new.storages, list(map(slots.__getitem__, new.slots))) for new in given.news]
         if executable.broadcasts or executable.owners:
             with self._timings.span('broadcast'):
-                self._share_new_values(given)
+                self._share_new_values(given.broadcast)
         everywhere = True
         for storages, values in self._new:
             self._store(storages, values)
@@ -245,27 +247,16 @@ class StepRun:
         elif everywhere:
             self._transaction.then(executable.note_new_values)
 
-    def _share_new_values(self, given: instructions.Store) -> None:
+    def _share_new_values(self, broadcast: Sequence[tuple[SharedVariable, int]]) -> None:
         """Add the new values that other devices, or other ranks, have computed alone."""
-        executable, contexts = self._executable, self._executable.plan.mesh.contexts
-        own = dict(pair for new in self._new for pair in new.by_variable())
-        sent: dict[Replicated, Any] = {}
+        executable = self._executable
+        new = executable.owners.exchange(dict(pair for new in self._new for pair in new.by_variable())) \
+            if executable.owners else {}
         if executable.broadcasts:
-            sent = executable.broadcasts.start(own)
-        if sent:
             self._underway.append(executable.broadcasts)
-            self._new = [self._without(sent, new, each) for new, each in zip(given.news, self._new)]
-            self._new += [NewValues(storages_of([variable], on), values) for variable, (on, values) in sent.items()]
-        if executable.owners:
-            new = executable.owners.exchange(own, sent)
-            self._new.append(NewValues(storages_of(list(new), [], contexts), list(new.values())))
-
-    def _without(self, variables: Collection[Replicated], new: New, values: NewValues) -> NewValues:
-        """Return the new values of the variables that are not among others."""
-        kept = [i for i, variable in enumerate(values.storages.variables) if variable not in variables]
-        n = len(values.storages.variables)
-        return NewValues(storages_of([values.storages.variables[i] for i in kept], new.contexts, new.part.copied_to),
-                         [values.values[i + start] for start in range(0, n * len(new.contexts), n) for i in kept])
+            self._new += itertools.starmap(NewValues, executable.broadcasts.start(
+                {replicated(variable): self._slots[slot] for variable, slot in broadcast}))
+        self._new.append(NewValues(storages_of(list(new), [], executable.plan.mesh.contexts), list(new.values())))
 
     def _store(self, storages: Storages, values: Sequence[Any]) -> None:
         self._transaction.replace(storages.cells, values)

@@ -53,8 +53,9 @@ class Trainee:
     def fits(self) -> str:
         """A sentence on the batches that fit in the memory of the devices; empty for plain Keras, and on CPUs."""
         from ...plan.explain import largest_text  # imports Theano, which the command itself does without
+        from ...plan.memory import estimated
         function: Any = getattr(self.model.train_function, 'function', None)
-        estimate = function.built.dry_step.estimate() if hasattr(function, 'built') else None
+        estimate = estimated(function.plan, function.built.meter) if hasattr(function, 'built') else None
         return largest_text(estimate, function.plan.shares.grows) if estimate else ''
 
     def step(self) -> Block:

@@ -46,7 +46,7 @@ class BatchInputs:
         elif any(self.arguments.split) or options.whole:
             self.slices.take({})
         self.slices.leave(self.arguments.with_samples)
-        if options.slices_on_host:
+        if options.strategy.data_sets_on_host:
             self.slices.take_on_host()
         for variable in self.data.keys() & updates.keys():  # states, which are the batch
             del self.data[variable]

@@ -1,0 +1,86 @@
+"""A trial of NCCL: exchanges whose results are known, of the dtypes that steps send, and of three sizes."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from .collectives import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives
+from .context_map import Context
+from .failures import FailureExplained
+from .nccl_library import DTYPES, SUM
+from .transfers import DeviceMemory, fetch
+
+OF_SUMS = 'float32', 'float64'
+SIZES = 1, 1 << 12, 1 << 20  # elements: NCCL has a protocol for few bytes, one for some, and one for many
+PART = 1 << 8                # of a device's memory: an array of a trial takes no larger one
+SECONDS = 60                 # of one exchange
+
+
+class Exchanged(NamedTuple):
+    """A collective of a trial: what the devices at `places` get is a pattern times a factor."""
+
+    dtype: str
+    op: int
+    root: int
+    target: int
+    places: range
+    factor: int
+
+
+class Trial:
+    """A trial by the devices of this process, which come from the place `first` on among `size` devices.
+
+    The device at place p sends p + 1 times a pattern of small whole numbers, so that sums have no rounding. Each device
+    has memory of at least `least` bytes. Raise a ReplicaError if one has too little that is free.
+    """
+
+    def __init__(self, contexts: Sequence[Context], first: int, size: int, least: int) -> None:
+        every, last, whole = range(size), size - 1, size * (size + 1) // 2
+        self._each = [Exchanged(dtype, SUM, EVERY, EVERY, every, whole) for dtype in OF_SUMS]
+        self._each += [Exchanged(dtype, SUM, last, EVERY, every[last:], whole) for dtype in OF_SUMS]
+        self._each += [Exchanged('float32', BROADCAST, last, EVERY, every, size),
+                       Exchanged('float32', MESSAGE, 0, last, every[last:], 1)]
+        self._sizes = sorted({max(1, min(length, least // PART // 8)) for length in SIZES})
+        self._pattern, self._first = np.arange(self._sizes[-1]) % 251 + 1, first
+        self._devices = [self._on(*each, contexts) for each in enumerate(contexts)]
+
+    def _on(self, i, context, contexts):
+        """Return what a device sends, and memory for what it gets, of each collective."""
+        with FailureExplained(i, context, 'exchange', contexts):
+            memory = DeviceMemory(context)
+            sent = {dtype: memory.contiguous((self._pattern * (self._first + i + 1)).astype(dtype))
+                    for dtype in OF_SUMS}
+            return [sent[each.dtype] for each in self._each], [
+                memory.zeros(self._pattern.shape, each.dtype) for each in self._each]
+
+    def failure(self, communicator: Any) -> str:
+        """Return which result is wrong, or an empty text; raise an ExchangeError if NCCL gives an error."""
+        failures = []
+        for size in self._sizes:  # all of them: other processes wait for this one
+            communicator.exchange(NO_COPIES, self._collectives(size), SECONDS)
+            communicator.wait()
+            failures += self._failures(size)
+        return next(iter(failures), '')
+
+    def _failures(self, size):
+        for number, each in enumerate(self._each):
+            expected = (self._pattern[:size] * each.factor).astype(each.dtype)
+            for place, (_, received) in enumerate(self._devices, self._first):
+                if place in each.places and not np.array_equal(fetch(received[number])[:size], expected):
+                    yield 'the device at place %d has got other numbers than were sent, in %s of %d of %s' % (
+                        place, {SUM: 'a sum', BROADCAST: 'a broadcast'}.get(each.op, 'a message'), size, each.dtype)
+
+    def _collectives(self, size):
+        """Return the collectives on arrays of some elements."""
+        send, receive = [np.array([[array.gpudata for array in arrays[side]] for arrays in self._devices], 'uint64')
+                         for side in (0, 1)]
+        for number, each in enumerate(self._each):
+            if each.op == MESSAGE:  # only its two ends have an address
+                for i, place in enumerate(range(self._first, self._first + len(self._devices))):
+                    send[i, number] *= place == each.root
+                    receive[i, number] *= place == each.target
+        dtypes, ops, roots, targets, *_ = zip(*((DTYPES[each.dtype], each.op, each.root, each.target)
+                                                for each in self._each))
+        return Collectives(send, receive, np.full(len(self._each), size, 'uint64'),
+                           *[np.array(column, 'int32') for column in (dtypes, ops, roots, targets)])
