@@ -100,7 +100,7 @@ class Options:
 
     @property
     def recomputes(self) -> bool:
-        """Whether the backward pass of each place of a placed model computes its forward pass again."""
+        """Return whether the backward pass of each place of a placed model computes its forward pass again."""
         return self.recompute or self.strategy.recompute
 
     @property

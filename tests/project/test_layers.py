@@ -1,5 +1,6 @@
 """The layout: no import upwards, no cycle, Theano and its patches only where they may be."""
 import ast
+import re
 from pathlib import Path
 
 import theano_mgpu
@@ -134,3 +135,59 @@ def assigned_attributes(node):
 
 def test_a_dozen_modules_at_the_top_level():
     assert len([name for name, path in MODULES.items() if path.parent == PACKAGE]) <= 12
+
+
+def test_attributes_of_theano_s_objects_are_listed():
+    """The module `utils.protocol` describes each attribute that the package sets on objects of Theano's."""
+    listed = set(re.findall(r'``((?:tag\.)?\w+)``', MODULES['utils.protocol'].read_text()))
+    used = {name for path in MODULES.values() for name in attributes_of_theano(ast.parse(path.read_text()))}
+    native = {'mgpu_' + name for name in ('exchange', 'failure', 'give_up', 'open', 'use', 'wait')}  # of nccl.cpp
+    assert used - native == {name for name in listed if name.startswith(('mgpu_', 'tag.'))}
+
+
+def attributes_of_theano(tree):
+    """Yield the names of attributes with the package's prefix, and of attributes of tags."""
+    for node in ast.walk(tree):
+        owner, name = (node.value, node.attr) if isinstance(node, ast.Attribute) else (None, '')
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ('getattr', 'setattr', 'hasattr') and \
+                isinstance(node.args[1], ast.Constant):
+            owner, name = node.args[0], node.args[1].value
+        if name.startswith('mgpu_'):
+            yield name
+        elif owner is not None and ast.unparse(owner).endswith('.tag'):
+            yield 'tag.' + name
+
+
+def test_calls_upwards_are_listed():
+    """ARCHITECTURE lists what a higher room replaces in a lower one, and where a lower one calls what it was given.
+
+    A module replaces an attribute of another module, or keeps a function that it is given later than it is made.
+    """
+    text = (PACKAGE.parent / 'ARCHITECTURE.md').read_text().partition('## What is replaced from above')[2]
+    listed = set(re.findall(r'^\| `([\w.]+)`', text.partition('\n## ')[0], re.MULTILINE))
+    assert listed == {name for path in MODULES.values() for name in replaced_in(path)}
+
+
+def replaced_in(path):
+    """Yield the names of attributes of other modules that a module assigns, and of functions that it keeps later."""
+    tree, folder = ast.parse(path.read_text()), path.parent
+    modules = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+               for alias in node.names
+               if node.level and (folder.joinpath(*['..'] * (node.level - 1), *(node.module or '').split('.'),
+                                                  alias.name + '.py')).exists()}
+    for node in ast.walk(tree):
+        for target in map(ast.unparse, targets_of(node)):
+            if target.split('.')[0] in modules:
+                yield target.partition('[')[0]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute) and \
+                place(path.relative_to(PACKAGE).with_suffix('').parts[0]) <= place('runtime') and \
+                re.match(r"Callable.*None", ast.unparse(node.annotation)):
+            yield path.stem + '.' + node.target.attr
+
+
+def targets_of(node):
+    """Return the attributes, or items of attributes, that a statement assigns to."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] \
+        if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
+    flat = [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return [each for each in flat if isinstance(each, (ast.Attribute, ast.Subscript))]

@@ -176,7 +176,7 @@ def test_the_largest_batch_is_about_the_one_that_fits():
 
 @pytest.mark.parametrize('preallocate', [-1, .2])
 def test_a_plan_says_that_memory_is_not_measured(preallocate):
-    """With another cache, the memory in use after a step is not the most that was in use in it."""
+    """The memory in use after a step is the most that was in use in it with the usual cache alone."""
     line, _ = run(LARGEST, '100', flags='gpuarray.preallocate=%s' % preallocate)
     assert line.startswith('MemoryEstimate(used={}') and 'True The memory of the devices is not measured' in line
 

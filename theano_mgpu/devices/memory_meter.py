@@ -9,7 +9,7 @@ import theano
 from .context_map import Context
 from .contexts import gpu_context
 
-STEPS = 3  # of a length: the second one has the memory of a batch that is sent ahead, the third that of its arrays
+STEPS = 3  # of a length: the second one sends a batch ahead, and the third one has room for both
 
 
 class Meter:
@@ -37,7 +37,7 @@ class Meter:
         self._steps: collections.Counter[int] = collections.Counter()
 
     def note(self, samples: int) -> None:
-        """Look at the memory, after one of the first steps on batches of some samples."""
+        """Note the memory in use, after one of the first steps on batches of some samples."""
         if self.before and self._steps[samples] < STEPS:
             self._steps[samples] += 1
             for context, taken in self.taken.items():

@@ -76,7 +76,7 @@ class DeviceBroadcasts:
         self._storages = [storages_of(list(owners), communicator.contexts) for communicator, owners in self._each]
 
     def start(self, values: Mapping[Replicated, Any]) -> Iterator[tuple[Storages, list[Any]]]:
-        """Send new values, and yield where they go, with those of other processes. Each rank has to call it.
+        """Send new values, and yield where they and the values of other processes go. Each rank has to call it.
 
         Values are on the devices of this process: all of them on the first one, then on the next. They may still be
         under way.

@@ -105,6 +105,24 @@ class Replicated:
     when it is needed, and not before. On the host (contexts of kind ``cpu``, and values of others that stay there) the
     variable is itself the replica: nothing is copied, and edits of borrowed memory count for every replica, as in plain
     Theano.
+
+    Its states, which may hold at the same time:
+
+    ================ ==================================== ==========================================================
+    state            where it is kept                     what follows
+    ================ ==================================== ==========================================================
+    at home          ``copies[context] is variable``      the variable is the replica of that context
+    current, stale   a copy is in ``latest_in``, or not   a stale copy is refreshed before a step reads it
+    evicted          a stale copy of no or one element    its device has memory for other values
+    divided          ``divided()`` gathers the value      one process alone has the latest value, until it is read
+    lent             ``lent`` is a checksum               the user may edit it in place: steps compare the checksum
+    asked            ``on_read(variable)``                it is called before each read, by a step, too
+    in parts         ``is_in_parts``                      devices have copies of its rows, and miss edits in place
+    in expressions   ``is_in_expressions``                values were computed of it, see `Private` of auto.data_sets
+    shared           ``shared``                           it has had rank 0's value
+    touched          ``touched``                          it was set since a rank last compared it with other ranks
+    ahead            ``ahead``                            a rank has set it alone, since all have it alike
+    ================ ==================================== ==========================================================
     """
 
     # Of all variables: it grows with each new value, and each other event after which steps have to look at them.
@@ -113,18 +131,13 @@ class Replicated:
     def __init__(self, variable: Any) -> None:
         self.variable = variable
         self.copies: dict[Context, Any] = {}
-        self.is_in_parts = False  # devices have copies of its rows
-        self.is_in_expressions = False  # there are values that were computed of it, see `Private` of `auto.data_sets`
-        self.ahead = False    # a rank has set it alone, since all have it alike
-        self.touched = False  # it was set, other than by a step, since a rank last compared it with other ranks
-        self.shared = False   # it has had rank 0's value
+        self.is_in_parts = self.is_in_expressions = self.ahead = self.touched = self.shared = False
         self.version = 0      # it grows with each new value
-        self.divided: Callable[[], None] | None = None  # while one process alone has the latest value, see `divide`
-        self.on_read: Callable[[Any], object] | None = None  # see `ask`
+        self.divided: Callable[[], None] | None = None
+        self.on_read: Callable[[Any], object] | None = None
         # Weak references to locks that are held during the steps of functions over the variable, and while it is set:
         # so a new value counts from the next step on, for every replica.
         self.step_locks: list[Any] = []
-        # The checksum of the value, while the user may edit it in place, unseen by copies on devices.
         self.lent: int | None = None
         self.latest_in: tuple[Any, ...] = (variable,)  # the copies, and the variable, with the latest value
         watch(variable, self)
