@@ -617,6 +617,7 @@ def sums_of_an_owner_take_no_memory_elsewhere(order, make):
     read_on = {context: [0, 1, 2] if place == n - 1 else [2] for place, context in enumerate(make.contexts, first)}
     steps = Steps(order, make, 3, [n - 1, n - 1, None], read_on)
     parts = steps.parts(0, like, counts_of(make, 1))
+    make.memories.bytes.clear()
     sums = steps.sums(parts)
     steps.check(sums, parts)
     steps.finish()
