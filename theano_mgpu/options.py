@@ -1,8 +1,7 @@
 """The options by which a function over a batch is compiled and run: the user's, the flags', and the package's own."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass, field, fields
 from typing import Any, Sequence
 
 import theano
@@ -10,28 +9,59 @@ import theano
 from .config import SLICED_SHARDS, check_together
 from .errors import GraphError
 from .parsing import ratio
-from .utils.flags import OWN_FLAGS
 
 UPDATE_ON = 'device', 'sharded', 'host'  # where new values are computed
 AUTO, EQUAL = 'auto', 'equal'
 OF_FLAG: Any = None                      # the default of an option that has a flag of the same name
 
 
-def read_flags() -> SimpleNamespace:
-    """Return the present values of the package's own flags, by their names without ``mgpu.``.
+@dataclass(frozen=True)
+class Flags:
+    """The package's own flags for several devices, by their names without ``mgpu.``, at one moment."""
 
-    Raise a GraphError for a value that a flag cannot have, or not beside another one.
-    """
-    values = {name.partition('.')[2]: present_flag(name) for name in OWN_FLAGS}
-    check_together(present_flag)
-    if str(values['micro_batches']).isdigit():
-        values['micro_batches'] = int(values['micro_batches'])
-    if values['shares'] == AUTO and theano.config.deterministic == 'more':
-        values['shares'] = EQUAL  # shares that follow measured times round otherwise in each run
-    if values['shares'] not in (AUTO, EQUAL) and ratio(values['shares']) is None:
-        raise GraphError('mgpu.shares is auto, equal, or numbers such as 3:1, not %r' % values['shares'])
-    return SimpleNamespace(**{name: value == 'True' if value in ('True', 'False') else value
-                              for name, value in values.items()})
+    executor: str
+    data: str
+    gpus_per_process: int
+    timeout: int
+    update_on: str
+    collectives: str
+    overlap: bool
+    micro_batches: int | str
+    shares: str
+    logical_shards: int
+    recompute: bool
+    verify: bool
+    ledger: str
+    ledger_every: int
+    check: int
+    timeline: str
+
+    @classmethod
+    def now(cls) -> Flags:
+        """Return the present values; raise a GraphError for one that a flag cannot have, or not beside another one."""
+        values = {each.name: present_flag('mgpu.' + each.name) for each in fields(cls)}
+        check_together(present_flag)
+        if str(values['micro_batches']).isdigit():
+            values['micro_batches'] = int(values['micro_batches'])
+        if values['shares'] == AUTO and theano.config.deterministic == 'more':
+            values['shares'] = EQUAL  # shares that follow measured times round otherwise in each run
+        if values['shares'] not in (AUTO, EQUAL) and ratio(values['shares']) is None:
+            raise GraphError('mgpu.shares is auto, equal, or numbers such as 3:1, not %r' % values['shares'])
+        return cls(**{name: value == 'True' if value in ('True', 'False') else value for name, value in values.items()})
+
+    @property
+    def divides_always(self) -> bool:
+        """Return whether each batch is divided, whatever is faster, and however few devices there are."""
+        return self.logical_shards > 0
+
+    @property
+    def in_rounds(self) -> bool:
+        """Return whether a replica computes its part of each batch piece by piece: micro-batches or logical shards."""
+        return self.micro_batches not in (AUTO, 1) or self.divides_always
+
+    def is_sharded(self, n_ranks: int) -> bool:
+        """Return whether there are several processes, each with samples of its own."""
+        return n_ranks > 1 and self.data == 'sharded'
 
 
 @dataclass(frozen=True)
@@ -70,7 +100,7 @@ class Options:
     sharded: bool | None = None
     update_on: str = OF_FLAG
     recompute: bool = OF_FLAG
-    flags: SimpleNamespace = field(default_factory=read_flags)  # as they are when a function is made
+    flags: Flags = field(default_factory=Flags.now)  # as they are when a function is made
     # Facts about the function that the package itself adds.
     example: Sequence[Any] | None = None  # the arguments of its first call, if they are known
     length: int | None = None             # the number of samples in them
@@ -104,14 +134,9 @@ class Options:
         return self.recompute or self.strategy.recompute
 
     @property
-    def divides_always(self) -> bool:
-        """True if each batch is divided, whatever is faster, and however few devices there are."""
-        return self.flags.logical_shards > 0
-
-    @property
     def in_rounds(self) -> bool:
-        """True if a replica is to compute its part of each batch piece by piece: micro-batches or logical shards."""
-        return self.slices > 1 or self.divides_always
+        """Return whether a replica computes its part of each batch piece by piece: micro-batches or logical shards."""
+        return self.slices > 1 or self.flags.divides_always
 
     def updates_on(self, contexts: Sequence[Any]) -> tuple[str, str]:
         """Return where new values are computed, one of `UPDATE_ON`, and the reason."""
@@ -125,9 +150,9 @@ class Options:
 
     def is_sharded(self, n_ranks: int) -> bool:
         """Return whether there are several processes, each with samples of its own."""
-        return n_ranks > 1 and (self.flags.data == 'sharded' if self.sharded is None else self.sharded)
+        return self.flags.is_sharded(n_ranks) if self.sharded is None else n_ranks > 1 and self.sharded
 
 
 def present_flag(name: str) -> Any:
-    """Return the present value of one of theano_mgpu's own flags, which a script may have set."""
+    """Return the present value of one flag of theano_mgpu's own, which a script may have set, as Theano has it."""
     return getattr(theano.config.mgpu, name.partition('.')[2])

@@ -191,3 +191,11 @@ def targets_of(node):
         if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
     flat = [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
     return [each for each in flat if isinstance(each, (ast.Attribute, ast.Subscript))]
+
+
+def test_flags_are_read_in_one_place():
+    """The module `options` reads the package's flags for several devices; `compat` has flags of its own."""
+    for name, path in MODULES.items():
+        uses = re.findall(r'\bconfig\.mgpu\b.*', path.read_text())
+        sets = ['config.mgpu', 'config.mgpu.compile_jobs = 1']  # in checks.ledger and comm.patches
+        assert set(uses) <= set(sets) or name == 'options' or name.startswith('compat.'), (name, uses)

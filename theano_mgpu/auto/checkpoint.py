@@ -12,7 +12,7 @@ import numpy as np
 from ..comm.mpi import choose_ranks
 from ..comm.rank_0 import on_rank_0
 from ..errors import MgpuError, named, warn
-from ..options import Options
+from ..options import Flags, Options
 from ..runtime.divided_function import DividedFunction
 from ..runtime.replicas.replicated import replicated
 from ..runtime.state import training_state
@@ -203,7 +203,7 @@ class Checkpoint:
 
 
 def _check(functions, n_ranks):
-    if Options().is_sharded(n_ranks) or any(getattr(function, 'sharded', False) for function in functions):
+    if Flags.now().is_sharded(n_ranks) or any(getattr(function, 'sharded', False) for function in functions):
         raise MgpuError('Checkpoint needs the whole data in every process: with mgpu.data=sharded, processes may have '
                         'finished different numbers of calls')
     for function in functions:

@@ -6,7 +6,7 @@ from typing import Callable
 
 from ..checks.verification import VerificationReport
 from ..errors import GraphError, in_one_line
-from ..options import Options
+from ..options import Flags
 from .report import UsageSummary
 
 
@@ -27,8 +27,8 @@ class Enabled:
     @property
     def always(self) -> bool:
         """True if no batch is left to plain Theano for speed, where it is not checked, or rounds otherwise."""
-        options = Options()
-        return self._always or options.flags.check > 0 or options.divides_always
+        flags = Flags.now()
+        return self._always or flags.check > 0 or flags.divides_always
 
     def notify(self, name: str, text: str) -> None:
         """Tell the user about a function or a model once, and note it in the report, whatever the numbers in the text.

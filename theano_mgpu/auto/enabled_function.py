@@ -8,7 +8,7 @@ from typing import Any
 from ..comm.alone import is_alone
 from ..comm.mpi import choose_ranks
 from ..errors import GraphError, LengthError, MgpuError, in_one_line, named
-from ..options import Options
+from ..options import Flags
 from ..parallel_function import ParallelFunction
 from ..plan.layout import mesh_for
 from .chooser import Chooser, State, Way
@@ -166,7 +166,7 @@ class EnabledFunction:
             inputs, outputs, updates = self._definition.on_host()
             if self._placed:
                 mesh = mesh_for([*outputs, *updates.values(), *updates], self._enabled.contexts())
-                self._divides = len(mesh.replicas) > 1 or self._ranks.size > 1 or Options().in_rounds
+                self._divides = len(mesh.replicas) > 1 or self._ranks.size > 1 or Flags.now().in_rounds
             self._programs = Programs(inputs, outputs, updates, self._compiled, not self._placed)
         return self._programs
 

@@ -14,7 +14,7 @@ from ..errors import warn
 from ..graph import theano_functions
 from ..graph.placement.propagation import is_placed
 from ..graph.updates import first_of_each
-from ..options import Options
+from ..options import Flags
 from ..utils import mpi_environment, rank_process
 from .data_sets import chains, has_data, note_updates
 from .enabled import Enabled
@@ -149,7 +149,7 @@ class EnabledFunctions(Enabled):
 def has_one_cpu(contexts: Sequence[Any]) -> bool:
     """Return whether there is nothing to divide among."""
     kinds = [getattr(context, 'kind', None) for context in contexts]  # none for a list of contexts
-    return kinds == ['cpu'] and choose_ranks(None).size == 1 and not Options().divides_always
+    return kinds == ['cpu'] and choose_ranks(None).size == 1 and not Flags.now().divides_always
 
 
 def _obstacle(arguments, placed, graph):
@@ -160,7 +160,7 @@ def _obstacle(arguments, placed, graph):
         return PROFILED
     if type(theano.compile.get_mode(arguments['mode'])) is not theano.Mode:
         return 'its mode checks each op'
-    if Options().is_sharded(choose_ranks(None).size):
+    if Flags.now().is_sharded(choose_ranks(None).size):
         return OWN_SAMPLES
     return None
 

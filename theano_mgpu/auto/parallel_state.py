@@ -14,7 +14,7 @@ from ..comm.mpi import choose_ranks
 from ..devices.context_map import Context, describe
 from ..errors import in_one_line, warn
 from ..graph.placement.propagation import is_placed
-from ..options import Options
+from ..options import Flags
 from ..runtime.steps import Computed
 from .chooser import LengthChooser
 from .enabled import Enabled
@@ -126,12 +126,12 @@ class ParallelState:
         No, where something else was asked for, or where it could leave processes with different weights: hosts may
         round differently.
         """
-        ranks, flags = choose_ranks(None), theano.config.mgpu
+        ranks, flags = choose_ranks(None), Flags.now()
         stays_alike = ranks.size == 1 or (ranks.on_one_host and flags.data != 'sharded' and
                                           flags.update_on != 'sharded' and
                                           theano.config.device == 'cpu')  # GPUs may round differently each time
         return self.enabled is not None and stays_alike and not (
-            self.enabled.always or is_placed(function.graph) or Options().in_rounds or
+            self.enabled.always or is_placed(function.graph) or flags.in_rounds or
             flags.executor in ('serial', 'threads'))
 
     def _verify(self, function, inputs, proceed):

@@ -14,7 +14,7 @@ from ..comm.rank_0 import done_by_rank_0
 from ..devices.transfers import fetch
 from ..graph import theano_functions
 from ..graph.repeatable import draws
-from ..options import Options
+from ..options import Flags
 from ..runtime.replicas.replicated import replicated
 
 
@@ -60,6 +60,6 @@ class RankZeroFunction:
 def keep_alike(function: Any, name: str) -> Any:
     """Have plain Theano's calls of a new function do the same on all ranks; return the function."""
     ranks = choose_ranks(None)
-    if ranks.size > 1 and not Options().is_sharded(ranks.size):
+    if ranks.size > 1 and not Flags.now().is_sharded(ranks.size):
         function.plain_call = RankZeroFunction(function, name, ranks, draws(theano_functions.graph_of(function)))
     return function

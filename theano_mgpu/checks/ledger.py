@@ -23,6 +23,7 @@ from ..comm.rank_0 import on_rank_0
 from ..devices.contexts import chosen, gpu_context
 from ..devices.discovery import status
 from ..errors import MgpuError
+from ..options import Flags
 from ..utils import mpi_environment
 from ..utils.owned import LEDGER, is_at, lock_file
 from ..utils.values import digest, is_due
@@ -33,8 +34,8 @@ _open: dict[str, Ledger] = {}  # by path
 
 def ledger(ranks: Communicator) -> Ledger | None:
     """Return the ledger of the flag ``mgpu.ledger``; None where it has no value. Every rank makes the call."""
-    path = theano.config.mgpu.ledger
-    return ledger_at(path, int(theano.config.mgpu.ledger_every), ranks) if path else None
+    flags = Flags.now()
+    return ledger_at(flags.ledger, int(flags.ledger_every), ranks) if flags.ledger else None
 
 
 def ledger_at(path: str, every: int, ranks: Communicator) -> Ledger:

@@ -15,9 +15,9 @@ import time
 from typing import Any, Sequence
 
 import numpy as np
-from theano import config
 
 from ..errors import MgpuError, RankError
+from ..options import present_flag
 from ..utils import mpi_environment, rank_process
 from . import alone, mpi_library
 from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
@@ -33,7 +33,7 @@ LONGEST = 1 << 30  # bytes in one message: MPI counts up to 2**31
 
 def choose_ranks(name: str | None) -> Communicator:
     """Return the processes that a function runs over, for the name of an executor."""
-    name = name or config.mgpu.executor
+    name = name or present_flag('mgpu.executor')
     together = name == 'mpi' or (name == 'auto' and mpi_environment.size() > 1)
     return mpi_communicator() if together and not mpi_environment.started_by_rank() else Communicator()
 
@@ -174,7 +174,7 @@ class MpiCommunicator(Communicator):
         reported = 0.0
         try:
             for waited in poll(functools.partial(self._mpi.Request.Testall, self._requests)):
-                limit = config.mgpu.timeout
+                limit = present_flag('mgpu.timeout')
                 if limit and waited - reported > limit:
                     reported = waited
                     self._tell_who_is_missing(activity, waited, limit * (PATIENT if activity[0] in SLOW else 1))
@@ -311,7 +311,7 @@ class MpiCommunicator(Communicator):
                              % (self.name(self.rank), self.lost))
             rank_process.abort(1)
         # Here, since nothing can look after it once Python has ended; by C, since it keeps Python's lock.
-        rank_process.exit_after(config.mgpu.timeout)
+        rank_process.exit_after(present_flag('mgpu.timeout'))
         for request in self._requests:
             request.Free()
         self._mpi.Finalize()

@@ -3,9 +3,8 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from theano import config
-
 from ..errors import RankError
+from ..options import present_flag
 from .alone import is_alone
 from .collectives import broadcast_object
 from .communicator import Communicator
@@ -57,7 +56,7 @@ def done_by_rank_0(ranks: Communicator, deed: str, act: Callable[[], Any]) -> An
                 return result
         elif has_gone_on:
             break
-        elif config.mgpu.timeout and waited > config.mgpu.timeout:
+        elif present_flag('mgpu.timeout') and waited > present_flag('mgpu.timeout'):
             raise RankError('%s has waited %.0f s for %s to %s. Make the call on every rank, or on rank 0 '
                             'alone; %s' % (ranks.name(ranks.rank), waited, ranks.name(0), deed, REMEDY))
     return act()

@@ -6,9 +6,8 @@ import threading
 import time
 from typing import Any, Callable, Iterator, Sequence
 
-from theano import config
-
 from ..errors import RankError
+from ..options import present_flag
 
 SPIN = 0.002  # seconds of waiting before a rank begins to sleep in between
 NAP = 0.005   # the longest of these sleeps
@@ -71,5 +70,5 @@ class Watchdog:
             block = self._block
             waited = waited + LOOK if block is not None and block is seen else 0.0
             seen = block
-            if block and config.mgpu.timeout and waited > config.mgpu.timeout:
+            if block and present_flag('mgpu.timeout') and waited > present_flag('mgpu.timeout'):
                 self._expired(block[0], waited)

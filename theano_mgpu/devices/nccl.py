@@ -14,6 +14,7 @@ from ..comm.collectives import all_gather_int, all_gather_object, broadcast_obje
 from ..comm.communicator import Communicator
 from ..compat import cuda_libraries
 from ..errors import ExchangeError
+from ..options import present_flag
 from ..utils import rank_process
 from ..utils.pointers import pointers
 from .collectives import Collectives, Copies
@@ -76,7 +77,7 @@ class NcclCommunicator:
         """
         given = _Exchange(copies.bytes.size, collectives.counts.size, *[
             array.ctypes.data for array in (copies.to, copies.source, copies.bytes, *collectives)])
-        limit = theano.config.mgpu.timeout * self._patience
+        limit = present_flag('mgpu.timeout') * self._patience
         self._limit = min(limit, most) if limit and most else limit or most
         if self._library.mgpu_exchange(self._handle, ctypes.byref(given), self._limit) == FAILED:
             raise self._error()
@@ -208,9 +209,9 @@ def _within_timeout(work: Callable[[], Any]) -> tuple[Any, str]:
     outcomes: list[Any] = []
     thread = threading.Thread(target=lambda: outcomes.append(_outcome(work)), name='theano_mgpu NCCL', daemon=True)
     thread.start()
-    thread.join(theano.config.mgpu.timeout or None)
+    thread.join(present_flag('mgpu.timeout') or None)
     return outcomes[0] if outcomes else ([], 'NCCL has not connected the devices within %d s (mgpu.timeout)'
-                                         % theano.config.mgpu.timeout)
+                                         % present_flag('mgpu.timeout'))
 
 
 def _outcome(work):

@@ -156,7 +156,7 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
     with temporarily(theano.config, 'profile', theano.config.profile or bool(options.profile)), \
             temporarily(theano.config, 'deterministic', deterministic), placed_on(None):
         executable = Executable(step_plan, ranks, options.executor, timings, options.mode)
-    if options.divides_always:
+    if options.flags.divides_always:
         check_same_rounding(ranks, divided.mesh)
     batch = divided.inputs
     splitter = Splitter(step_plan, batch.with_samples, executable.parts)

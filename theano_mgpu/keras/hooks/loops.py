@@ -10,7 +10,6 @@ import os
 from typing import Any, Callable
 
 import numpy as np
-import theano
 from keras import callbacks as keras_callbacks
 from keras.models import Model
 
@@ -23,6 +22,7 @@ from ...comm.failures import failing_together
 from ...comm.mpi import choose_ranks, mpi_communicator
 from ...comm.rank_0 import on_rank_0
 from ...compat import keras_versions
+from ...options import Flags
 from ...runtime.state.random_states import random_states, set_random_states
 from ...utils import mpi_environment
 from ...utils.rank_process import wait_until_needed
@@ -70,7 +70,7 @@ def run_loop(method: Callable[..., Any], self: Model, *args: Any, **kwargs: Any)
 
 def with_feeds(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a loop, by name, for this rank: rank 0 makes the batches of all, or each its own ones."""
-    of_all = theano.config.mgpu.data != 'sharded' and keras_versions.has_open_queues()
+    of_all = Flags.now().data != 'sharded' and keras_versions.has_open_queues()
     ranks = choose_ranks(None if of_all else 'serial')
     if of_all and 'nb_worker' in arguments:  # its name before Keras 2
         arguments['workers'] = arguments.pop('nb_worker')
@@ -207,7 +207,7 @@ class RankSync(keras_callbacks.Callback):
         Rank 0 goes on as one process would: a thread of its generator may be drawing. So does each rank that has its
         own data.
         """
-        if theano.config.mgpu.data == 'sharded':
+        if Flags.now().data == 'sharded':
             return
         states = broadcast_object(self.ranks, random_states())
         if self.ranks.rank:
@@ -215,7 +215,7 @@ class RankSync(keras_callbacks.Callback):
 
     def _check_samples(self, logs: Any = None) -> None:
         """Raise a RankBatchError unless every rank was given as many samples, or they may differ."""
-        if theano.config.mgpu.data != 'sharded':
+        if Flags.now().data != 'sharded':
             samples = all_gather_int(self.ranks, self.params.get('samples') or 0)
             check_lengths(self.ranks, self.model.name, np.array(samples))
 
