@@ -5,7 +5,6 @@ import re
 import resource
 import subprocess
 import sys
-import threading
 
 import theano_mgpu as mgpu
 from theano_mgpu.runtime.state import state_file
@@ -302,6 +301,8 @@ def test_a_fork_does_not_write_the_checkpoint_of_its_parent(cpu2, tmp_path):
         with pytest.warns(mgpu.MgpuWarning, match='run.npz is the file of process .* no state of it') as said:
             step(batch), step(batch)
         assert len(said) == 1 and w.get_value() == 3
+        with pytest.raises(mgpu.MgpuError, match='run.npz belongs to the process .*: name another file'):
+            step.checkpoint(str(path), every=1)
         step.checkpoint(str(path) + '.own', every=1)
         step(batch)
     in_a_fork(train_on)
@@ -331,23 +332,3 @@ def test_a_training_function_that_has_changed_is_said(rate, power, value, text, 
     recwarn.clear()
     step.load(path)
     assert not [each for each in recwarn if 'another script' in str(each.message)], 'the user asks for another function'
-
-
-def test_a_checkpoint_has_the_state_of_as_many_steps_as_it_says(cpu2, tmp_path):
-    """The state after a step counted as the state before it where two threads made steps."""
-    path, batch = str(tmp_path / 'run.npz'), np.ones(4, theano.config.floatX)
-    w, step = counting_step()
-    step.checkpoint(path, every=1)
-    counted, threads = step._counted, []
-
-    def counted_late(outputs):
-        threads.append(threading.Thread(target=step, args=[batch]))
-        step._counted = counted
-        threads[0].start()
-        threads[0].join(.2)
-        return counted(outputs)
-    step._counted = counted_late
-    step(batch)
-    before = state_file.read(path + '.previous' if w.get_value() == 2 else path)
-    threads[0].join()
-    assert before['extra/calls'] == before['value/0'] == 1

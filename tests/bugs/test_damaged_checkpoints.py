@@ -4,11 +4,12 @@ import os
 import shutil
 import warnings
 import zipfile
+from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.runtime.replicas.replicated import replicated
-from theano_mgpu.runtime.state import state_file, training_state
+from theano_mgpu.runtime.state import replay, state_file, training_state
 from theano_mgpu.utils.owned import lock_file
 
 import numpy as np
@@ -199,6 +200,19 @@ def test_a_file_that_does_not_count_steps_changes_nothing(two, tmp_path):
     assert w.get_value() == 5
 
 
+def test_a_file_of_a_loop_has_no_number_of_steps(two, tmp_path):
+    """The number was that of the function which the loop called first, or a TypeError."""
+    import theano.tensor as T
+    x, w = T.dvector('x'), theano.shared(2., name='w')
+    step = mgpu.training_function([x], (x * w).mean(), [w], lambda gradients: {w: w + gradients[0]},
+                                  mode=theano.Mode('py', 'fast_compile'))
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    step(np.ones(4))
+    replay._runs.clear()
+    with pytest.raises(ValueError, match='checkpoint.npz does not say how many steps it comes after'):
+        step.checkpoint(str(tmp_path / 'checkpoint.npz'), every=1)
+
+
 def test_a_file_before_that_another_program_wrote_stays(two, tmp_path):
     """The file was replaced; where run.npz was missing, it was removed."""
     path, content, found = two
@@ -241,18 +255,37 @@ def test_a_folder_that_is_removed_during_the_job(two, tmp_path):
     assert (tmp_path / 'run.npz.lock').read_text() == 'of another job'
 
 
-def test_a_keras_checkpoint_with_a_damaged_record(cpu2, tmp_path):
+def test_a_keras_checkpoint_with_a_damaged_record():
     """The data that a fit adds to the file are checked, too."""
     from theano_mgpu.keras.hooks.fit_record import FitRecord
-    record = FitRecord({'epochs': 3})
-    record.run, record.epochs, record.lengths, record.batches = 'abc', [{'0/loss': np.float32(2)}], [2], [[1.], [2.]]
+    record = FitRecord({'epochs': 3}, SimpleNamespace(stop_training=True))
+    record.epochs, record.lengths, record.batches = [{'0/loss': np.float32(2)}], [2], [[1.], [2.]]
     arrays = record.to_arrays()
-    assert FitRecord.from_arrays(arrays).to_arrays().keys() == arrays.keys()
+    found = record.of_file('run.npz', arrays)
+    assert (found.epochs, found.lengths, found.batches) == (record.epochs, record.lengths, record.batches)
+    assert found.stopped and found.completed == 4
     for key in arrays:
         if key not in ('batches', 'results/0', 'having/0/loss'):
             with pytest.raises(state_file.Damaged):
-                FitRecord.from_arrays({name: array for name, array in arrays.items() if name != key})
-    for key, value in (('fit', '['), ('fit', '[]'), ('lengths', 'x'), ('checksums', [1]), ('having/0/loss', [7]),
-                       ('begin/numpy', '{}'), ('begin/numpy', [3]), ('begin/python', [1, 2]), ('begin/python', 'x')):
+                record.of_file('run.npz', {name: array for name, array in arrays.items() if name != key})
+    for key, value in (('fit', '['), ('fit', '[]'), ('lengths', 'x'), ('keys', [1]), ('having/0/loss', [7])):
         with pytest.raises(state_file.Damaged):
-            FitRecord.from_arrays(dict(arrays, **{key: np.array(value)}))
+            record.of_file('run.npz', dict(arrays, **{key: np.array(value)}))
+
+
+@pytest.mark.parametrize('key, value', [('begin/numpy', '{}'), ('begin/numpy', [3]), ('begin/python', [1, 2]),
+                                        ('begin/python', 'x'), ('now/numpy', '{}')])
+def test_states_of_random_generators_that_are_damaged(key, value, tmp_path):
+    """A KeyError of `mgpu.Checkpoint` named no file."""
+    count = theano.shared(0)
+    step = theano.function([], updates={count: count + 1}, mode='FAST_COMPILE')
+    replay._runs.clear()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    step()
+    path = tmp_path / 'checkpoint.npz'
+    arrays = {**state_file.read(str(path)), 'extra/' + key: np.array(value)}
+    with open(str(path), 'w+b') as file:
+        state_file.write(file, {name: array for name, array in arrays.items() if name != 'format'})
+    replay._runs.clear()
+    with pytest.raises(ValueError, match='checkpoint.npz is damaged.*the states? of .*random .* cannot be read'):
+        mgpu.Checkpoint(str(tmp_path), [step])

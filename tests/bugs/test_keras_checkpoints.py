@@ -3,6 +3,7 @@ import os
 import re
 
 import theano_mgpu as mgpu
+from theano_mgpu.runtime.state import replay
 
 import numpy as np
 import pytest
@@ -66,8 +67,7 @@ def keras_fit(model, path, callbacks=(), interrupted_at=0, every=2, **options):
 @pytest.fixture
 def forgetful(monkeypatch):
     """Return a function that makes the process like a new one for checkpoints, without compiling again."""
-    from theano_mgpu.keras.hooks import checkpoint
-    return lambda: monkeypatch.setattr(checkpoint, '_runs', {})
+    return lambda: monkeypatch.setattr(replay, '_runs', {})
 
 
 def assert_same_history(ours, theirs):
@@ -106,7 +106,7 @@ def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts,
         assert found[3] == expected[3], 'NumPy draws other numbers after the fits'
         forgetful()
     os.remove(path)
-    with pytest.warns(mgpu.MgpuWarning, match='run-fit[23].npz is not of the run that .*run.npz is of: this fit'):
+    with pytest.warns(mgpu.MgpuWarning, match='run-fit[23].npz is not of the run that .*run.npz is of: the training begins anew'):
         found = script(path)
     assert_bitwise(found[2], expected[2])
 
@@ -256,6 +256,23 @@ def test_a_generator_with_other_batches_than_before_is_warned_of(cpu2, tmp_path)
         fit(0)
 
 
+def test_weights_that_a_generator_reads_in_a_replay_are_named(cpu2, tmp_path, forgetful):
+    """They were those of the untrained model, without a word."""
+    path = str(tmp_path / 'run.npz')
+
+    def fit():
+        model = keras_model()
+
+        def batches():
+            while model.get_weights():
+                yield KERAS_X[:6], KERAS_Y[:6]
+        model.fit_generator(batches(), 3, 1, workers=0, verbose=0, callbacks=[checkpoint(path)])
+    fit()
+    forgetful()
+    with pytest.warns(mgpu.MgpuWarning, match='dense_.*/kernel is read while finished calls are replayed'):
+        fit()
+
+
 def test_a_keras_checkpoint_does_not_grow_with_the_batches_and_stays_finite(cpu2, tmp_path):
     """The results of each batch since the beginning were written every time."""
     path, model, sizes = str(tmp_path / 'run.npz'), keras_model(), []
@@ -350,7 +367,7 @@ def test_a_fork_does_not_take_part_in_the_checkpoints_of_its_parent(cpu2, tmp_pa
     def saves():
         before = path.read_bytes()
         with pytest.warns(mgpu.MgpuWarning, match='run.npz is the file of process .* no state of it is written'):
-            used._save()
+            used._replay.save()
         assert path.read_bytes() == before
 
     def fits():

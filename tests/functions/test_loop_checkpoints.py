@@ -7,9 +7,9 @@ import re
 import threading
 
 import theano_mgpu as mgpu
-from theano_mgpu.auto import checkpoint
-from theano_mgpu.runtime.state import state_file
+from theano_mgpu.runtime.state import replay, state_file
 from theano_mgpu.runtime.state.recorded_calls import RecordedCalls
+from theano_mgpu.utils.values import sampled_checksum
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_two_processes_go_on_to_the_bit(kind, tmp_path):
 
 def begin_again():
     """Forget the Checkpoints of this process, as after a crash."""
-    checkpoint._made.clear()
+    replay._runs.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,8 @@ def test_a_call_that_failed_fails_again(cpu2, tmp_path):
                 seen.append(float(step(batch)))
             except mgpu.NonFiniteError as error:
                 seen.append(str(error)[:23])
-        assert made._calls._columns[0][0].to_arrays()[0].size == made.completed and len(made._calls._columns[0]) == 1
+        columns, = made._replay.record._columns
+        assert columns[0].to_arrays()[0].size == made.completed and len(columns) == 1
         return seen + w.get_value().tolist()
     expected = trained(5)
     w.set_value(np.ones(2))
@@ -205,6 +206,37 @@ def test_a_second_loop_of_a_script_has_its_own_file(counting, tmp_path):
     count.set_value(0)
     begin_again()
     assert loops() == expected
+
+
+def test_the_file_of_a_second_loop_of_another_run_is_not_continued_from(counting, tmp_path):
+    """Where the first file was removed to begin anew, the second loop returned the results of the run before."""
+    step, count = counting()
+
+    def loops(first):
+        begin_again()
+        count.set_value(first)
+        for _ in range(2):
+            mgpu.Checkpoint(str(tmp_path), [step], every=2)
+            step(1), step(1)
+        return count.get_value()
+    assert loops(0.) == 4
+    (tmp_path / 'checkpoint.npz').unlink()
+    with pytest.warns(mgpu.MgpuWarning, match='checkpoint-2.npz is not of the run that .*checkpoint.npz is of: the tr'):
+        assert loops(10.) == 14
+    assert loops(0.) == 14
+
+
+def test_a_loop_before_that_has_no_checkpoint_yet_is_no_other_run(counting, tmp_path):
+    step, count = counting()
+    for _ in range(2):
+        begin_again()
+        count.set_value(0.)
+        mgpu.Checkpoint(str(tmp_path), [step], every=9)
+        step(1)
+        made = mgpu.Checkpoint(str(tmp_path), [step], every=1)
+        was_replaying = made.replaying
+        step(1)
+    assert was_replaying and not (tmp_path / 'checkpoint.npz').exists()
 
 
 def test_an_input_with_an_update_is_refused(tmp_path):
@@ -265,7 +297,7 @@ def test_a_fork_neither_writes_the_checkpoint_of_its_parent_nor_replays_it(count
         with pytest.warns(mgpu.MgpuWarning, match='checkpoint.npz is the file of process .* a fork: no state') as said:
             assert [float(step(5)) for _ in range(2)] == [5, 30]
         assert len(said) == 1
-        with pytest.raises(mgpu.MgpuError, match='checkpoint.npz is in use by another job'):
+        with pytest.raises(mgpu.MgpuError, match='checkpoint.npz belongs to the process .* of which this one is a fork'):
             mgpu.Checkpoint(str(tmp_path), [step])
     in_a_fork(train_on)
     step, count = counting()
@@ -323,13 +355,17 @@ def test_a_call_waits_for_that_of_another_thread(counting, tmp_path):
     assert counts == [0] and count.get_value() == 1
 
 
+def read_again(calls):
+    return calls.of_file('run.npz', calls.to_arrays())
+
+
 def test_a_result_that_cannot_be_recorded_shifts_no_others():
     """One output of a failed call was recorded, so that later calls had the results of the ones before."""
-    calls = RecordedCalls(1)
+    calls = RecordedCalls([True])
     with pytest.raises(TypeError, match='results that are arrays of numbers'):
         calls.add(0, 1, [np.ones(1), np.array([None])])
     calls.add(0, 1, [np.zeros(1), np.zeros(1)])
-    assert RecordedCalls.from_arrays(calls.to_arrays()).next('run.npz', 0, 1)[0] == 0
+    assert read_again(calls).next('run.npz', RecordedCalls([True]), 0, 1)[0] == 0
 
 
 class OfTheScript(LookupError):
@@ -351,9 +387,9 @@ def raised():
 
 
 def replayed(error):
-    calls = RecordedCalls(1)
+    calls = RecordedCalls([True])
     calls.add_failure(0, 1, error)
-    return RecordedCalls.from_arrays(calls.to_arrays()).next('run.npz', 0, 1)
+    return read_again(calls).next('run.npz', RecordedCalls([True]), 0, 1)
 
 
 def test_errors_come_back_with_their_classes_and_texts():
@@ -392,10 +428,10 @@ def test_a_file_without_a_key_for_each_call_is_continued(first, end, error, coun
     step, _ = counting()
     made = mgpu.Checkpoint(str(tmp_path), [step], every=1)
     step(1)
-    checksums = [checkpoint.sampled_checksum([0, [np.asarray(1)], {}])]
+    checksums = [sampled_checksum([0, [np.asarray(1)], {}])]
     step(5), step(2)
     path = str(tmp_path / 'checkpoint.npz')
-    arrays = {**state_file.read(path), 'extra/checksums': np.array([*checksums, made._key])}
+    arrays = {**state_file.read(path), 'extra/checksums': np.array([*checksums, made._replay.record.key])}
     with open(path, 'w+b') as file:
         state_file.write(file, {key: array for key, array in arrays.items() if key not in ('format', 'extra/keys')})
     step, count = counting()

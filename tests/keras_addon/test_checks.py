@@ -3,7 +3,7 @@
 import theano_mgpu as mgpu
 from theano_mgpu.checks import ledger, ledger_file
 from theano_mgpu.keras import Checkpoint, disable, enable, multi_gpu_model
-from theano_mgpu.keras.hooks import checkpoint
+from theano_mgpu.runtime.state import replay
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ def recording(tmp_path):
     with change_flags(**{'mgpu.ledger': '', 'mgpu.ledger_every': 2}):
         def begin(name):
             ledger._open.clear()
-            checkpoint._runs.clear()
+            replay._runs.clear()
             theano.config.mgpu.ledger = str(tmp_path / name)
             return str(tmp_path / name)
         yield begin
