@@ -104,13 +104,13 @@ class Checkpoint:
         folder = os.path.abspath(folder)
         on_rank_0(ranks, functools.partial(os.makedirs, folder, exist_ok=True))
         self._replay = Replay(
-            os.path.join(folder, FILE), RecordedCalls([bool(source.updates) for source in sources]), variables, ranks,
+            os.path.join(folder, FILE), RecordedCalls(len(steps)), variables, ranks,
             {**settings.of_function(Options()), **settings.of_graphs(sources)}, every, allow_nan, resume)
-        for number, (function, each) in enumerate(zip(all_functions, steps)):
+        for number, (function, each, source) in enumerate(zip(all_functions, steps, sources)):
             divide_always(function)
-            # A Checkpoint from before records no more.
-            each.surround([functools.partial(self._replay.call, number, checksum=functools.partial(_checksum, number),
-                                             steps=each)])
+            call = functools.partial(self._replay.call, number, checksum=functools.partial(_checksum, number),
+                                     steps=each, completes=bool(source.updates))
+            each.surround([call])  # a Checkpoint from before records no more
         self._replay.finish()
 
     @property

@@ -45,7 +45,6 @@ class FitRecord(Record):
         if not self.completed:
             self.first_key = key
         self.batches.append(list(results))
-        super().add(number, key, results)
 
     def next(self, path: str, done: FitRecord, number: int, key: int) -> list[Any]:
         """Return the results of a batch: its own or, if its epoch is finished, the epoch's."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import builtins
 import json
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping
 
 import numpy as np
 
@@ -19,17 +19,13 @@ class RecordedCalls(Record):
     MARK, FOREIGN = 'forms', 'was not written by mgpu.Checkpoint; name another folder'
     moments = 'begin', 'now'
 
-    def __init__(self, updates: Sequence[bool]) -> None:
+    def __init__(self, n_functions: int) -> None:
         super().__init__()
-        self._updates = updates  # whether a function has any
         self._order: list[tuple[int, int]] = []  # of each call the function or, if below 0, the error; and the key
-        self._forms: list[Any] = [None] * len(updates)  # what a call returns: ONE, the keys of a dict, or their number
-        self._columns: list[list[Column]] = [[] for _ in updates]
+        self._forms: list[Any] = [None] * n_functions  # what a call returns: ONE, the keys of a dict, or their number
+        self._columns: list[list[Column]] = [[] for _ in range(n_functions)]
         self._errors: list[list[Any]] = []  # the number of the function, and what `_description` returns
-        self._counts = [0] * len(updates)  # how often a function has returned
-
-    def completes(self, number: int) -> bool:
-        return self._updates[number]
+        self._counts = [0] * n_functions  # how often a function has returned
 
     def add(self, number: int, key: int, results: Any) -> None:
         """Add a call, with its results; a TypeError for others than arrays of numbers."""
@@ -44,12 +40,10 @@ class RecordedCalls(Record):
             column.add(array)
         self._order.append((number, key))
         self._counts[number] += 1
-        super().add(number, key, results)
 
     def add_failure(self, number: int, key: int, error: Exception) -> None:
         self._order.append((-1 - len(self._errors), key))
         self._errors.append([number, *_description(error)])
-        self.key = key
 
     def next(self, path: str, done: RecordedCalls, number: int, key: int) -> Any:
         place, expected = self._order[len(done._order)]
@@ -83,7 +77,7 @@ class RecordedCalls(Record):
     def of_file(self, path: str, arrays: Mapping[str, np.ndarray]) -> RecordedCalls:
         with parsing('the record of calls'):
             forms = json.loads(str(arrays['forms']))
-            calls = RecordedCalls([False] * len(forms))
+            calls = RecordedCalls(len(forms))
             calls._errors, calls._forms = json.loads(str(arrays['errors'])), forms
             order, (first, *keys) = arrays['calls'].tolist(), keys_of(arrays).tolist()
             unknown = [UNKNOWN] * (len(order) - 1 - len(keys))

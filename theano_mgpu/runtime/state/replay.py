@@ -52,26 +52,20 @@ class Record:
     moments: Sequence[str] = ()  # those of which a file has the states of random generators, of 'begin' and 'now'
 
     def __init__(self, completed: int = 0) -> None:
-        self.completed, self.key = completed, 0
-
-    def completes(self, number: int) -> bool:
-        """Return whether a call of a function may be followed by a checkpoint."""
-        return True
+        self.completed, self.key = completed, 0  # the calls that a checkpoint may follow; the key of the last call
 
     def add(self, number: int, key: int, results: Any) -> None:
         """Add a call of a function, with its results."""
-        self.key = key
-        self.completed += self.completes(number)
 
     def add_failure(self, number: int, key: int, error: Exception) -> None:
         """Add a call of a function that has raised an error."""
 
+    def next(self, path: str, done: Any, number: int, key: int) -> Any:
+        """Return what the call after those of another record has added; raise a ValueError if this is another call."""
+
     def is_replayed(self, done: Any) -> bool:
         """Return whether another record has all calls of this one, the record of a file."""
         return True
-
-    def next(self, path: str, done: Any, number: int, key: int) -> Any:
-        """Return what the call after those of another record has added; raise a ValueError if this is another call."""
 
     def go_on(self, path: str, saved: Any, arrays: Mapping[str, np.ndarray]) -> None:
         """Take what else a file has, with its variables."""
@@ -145,8 +139,7 @@ class Replay:
         self.saved: Any = None
         self._content: Any = None
         self._locks: list[FileLock] = []
-        on_rank_0(ranks, lambda: self._locks.append(lock_file(self.path)))
-        exists = on_rank_0(ranks, lambda: os.path.exists(self.path))
+        exists = on_rank_0(ranks, lambda: self._locks.append(lock_file(self.path)) or os.path.exists(self.path))
         report(CHECKPOINT)
         if exists and resume:
             self._read()
@@ -156,28 +149,41 @@ class Replay:
         return self.saved is not None
 
     def call(self, number: int, call: Any, proceed: Callable[..., Computed],
-             checksum: Callable[..., int] = lambda call: 0, steps: Steps | None = None) -> Computed:
+             checksum: Callable[..., int] = lambda call: 0, steps: Steps | None = None,
+             completes: bool = True) -> Computed:
         """Return the Computed of a call of a function: again that of the file, or by the next step.
 
-        The ``checksum(call)`` is one of the arguments. The account of `steps`, those of the function, counts calls that
-        are replayed, too.
+        Parameters
+        ----------
+        number : int
+            Of the function.
+        call, proceed
+            As for a step.
+        checksum : callable
+            ``checksum(call)`` is one of the arguments.
+        steps : Steps, optional
+            Of the function: their account counts calls that are replayed, too.
+        completes : bool
+            Whether a checkpoint may follow.
         """
         if os.getpid() != self._run.process:
-            if self.record.completes(number):
+            if completes:
                 self.save()  # which says that it is not written
             return proceed(call)
         # In one line, because Ctrl-C may raise between two lines, before `with` can free the lock.
-        with self._turn: return self._next(number, checksum(call), call, proceed, steps)  # noqa: E701
+        with self._turn: return self._next(number, call, proceed, checksum(call), steps, completes)  # noqa: E701
 
-    def _next(self, number, checksum, call, proceed, steps):
-        record, before, saved = self.record, self.record.completed, self.saved
+    def _next(self, number, call, proceed, checksum, steps, completes):
+        record, saved = self.record, self.saved
         key = zlib.crc32(b'%d' % checksum, record.key)
         results = saved.next(self.path, record, number, key) if saved else None
+        record.key = key
         try:
             if isinstance(results, Exception):
                 raise results
             computed = Computed(results) if saved else proceed(call)
             record.add(number, key, computed.outputs)
+            record.completed += completes
         except Exception as error:
             record.add_failure(number, key, error)
             raise
@@ -186,7 +192,7 @@ class Replay:
                 self.go_on()
         if saved and steps and steps.account:
             steps.account.steps += 1
-        if not saved and record.completed > before and record.completed % self._every == 0:
+        elif not saved and completes and record.completed % self._every == 0:
             self.save()  # at the end of a call, from where random numbers are drawn again
         return computed
 
