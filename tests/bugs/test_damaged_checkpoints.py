@@ -201,7 +201,7 @@ def test_a_file_that_does_not_count_steps_changes_nothing(two, tmp_path):
 
 
 def test_a_file_of_a_loop_has_no_number_of_steps(two, tmp_path):
-    """The number was that of the function which the loop called first, or a TypeError."""
+    """The file was taken for one after no step, or there was a TypeError."""
     import theano.tensor as T
     x, w = T.dvector('x'), theano.shared(2., name='w')
     step = mgpu.training_function([x], (x * w).mean(), [w], lambda gradients: {w: w + gradients[0]},

@@ -257,7 +257,7 @@ def test_a_generator_with_other_batches_than_before_is_warned_of(cpu2, tmp_path)
 
 
 def test_weights_that_a_generator_reads_in_a_replay_are_named(cpu2, tmp_path, forgetful):
-    """They were those of the untrained model, without a word."""
+    """The generator got the weights of the untrained model, without a word."""
     path = str(tmp_path / 'run.npz')
 
     def fit():

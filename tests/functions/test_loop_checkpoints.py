@@ -209,7 +209,7 @@ def test_a_second_loop_of_a_script_has_its_own_file(counting, tmp_path):
 
 
 def test_the_file_of_a_second_loop_of_another_run_is_not_continued_from(counting, tmp_path):
-    """Where the first file was removed to begin anew, the second loop returned the results of the run before."""
+    """The second loop returned the results of the run before, whose first file was removed to begin anew."""
     step, count = counting()
 
     def loops(first):

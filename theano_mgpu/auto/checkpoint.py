@@ -115,7 +115,7 @@ class Checkpoint:
 
     @property
     def replaying(self) -> bool:
-        return self._replay.replaying
+        return self._replay.saved is not None
 
     @property
     def completed(self) -> int:

@@ -14,7 +14,7 @@ from ...errors import MgpuError, named
 from ...runtime.state.replay import check_every
 from ...runtime.steps import Computed
 from ...utils.values import sampled_checksum
-from .fit_record import FitRecord
+from .fit_record import FitRecord, OtherFit
 
 
 class Checkpoint(Callback):
@@ -72,7 +72,7 @@ class Checkpoint(Callback):
     @property
     def replaying(self) -> bool:
         """True while batches are replayed, not computed."""
-        return self._replay is not None and self._replay.replaying
+        return self._replay is not None and self._replay.saved is not None
 
     @contextlib.contextmanager
     def among(self, callbacks: list[Callback]) -> Iterator[None]:
@@ -90,9 +90,9 @@ class Checkpoint(Callback):
             yield
             if self._replay:
                 self._replay.finish()
-        except BaseException:
+        except BaseException as error:
             if self.replaying:
-                self._replay.end()
+                self._replay.refuse() if isinstance(error, OtherFit) else self._replay.go_on()
             raise
         finally:
             functions, self._functions, self._replay = self._functions, [], None

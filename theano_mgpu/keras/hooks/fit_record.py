@@ -20,6 +20,14 @@ STATES = {'EarlyStopping': ('wait', 'best', 'stopped_epoch'), 'ReduceLROnPlateau
           'ModelCheckpoint': ('best', 'epochs_since_last_save')}
 
 
+class OtherFit(ValueError):
+    """An error about the file of another fit than this one."""
+
+    def __init__(self, path: str, text: str) -> None:
+        super().__init__('%s %s. Pass the same arguments and data to continue from it; to train from the beginning, '
+                         'remove the file or name another one' % (path, text))
+
+
 class FitRecord(Record):
     """The arguments of a fit, and its results so far; of the model and the fit's other callbacks if they are given.
 
@@ -50,8 +58,8 @@ class FitRecord(Record):
         """Return the results of a batch: its own or, if its epoch is finished, the epoch's."""
         has_arrays = done.fit['batch_size'] is not None  # else a generator gives the data
         if has_arrays and not done.completed and key != self.first_key:
-            raise other_fit(path, 'was written by a fit whose first batch has the checksum %d, but that of this one '
-                                  'has %d' % (self.first_key, key))
+            raise OtherFit(path, 'was written by a fit whose first batch has the checksum %d, but that of this one has '
+                                 '%d' % (self.first_key, key))
         epoch = len(done.epochs)
         return self.results(done) if epoch < len(self.epochs) else self.batches[len(done.batches)]
 
@@ -67,11 +75,11 @@ class FitRecord(Record):
     def check(self, path: str, saved: FitRecord) -> None:
         """Raise a ValueError if a file has a fit with other arguments or epochs."""
         if any(saved.fit.get(name) != value for name, value in self.fit.items()):
-            raise other_fit(path, 'was written by a fit with %s, but this one has %s'
-                            % (saved.arguments(), self.arguments()))
+            raise OtherFit(path, 'was written by a fit with %s, but this one has %s'
+                           % (saved.arguments(), self.arguments()))
         if saved.lengths[:len(self.lengths)] != self.lengths:
-            raise other_fit(path, 'holds epochs of %s batches, but those of this fit have %s'
-                            % (saved.lengths, self.lengths))
+            raise OtherFit(path, 'holds epochs of %s batches, but those of this fit have %s'
+                           % (saved.lengths, self.lengths))
 
     def go_on(self, path: str, saved: FitRecord, arrays: Mapping[str, np.ndarray]) -> None:
         restore_states(self._callbacks, arrays)
@@ -86,7 +94,7 @@ class FitRecord(Record):
         return ', '.join('%s=%s' % (name, self.fit[name]) for name in sorted(self.fit))
 
     def end(self) -> None:
-        """Note that the fit is over: what is drawn from now on, the script draws."""
+        """Note that the fit is over: the random numbers from now on are the script's."""
         self.moments = 'begin', 'now'
 
     def end_epoch(self) -> None:
@@ -136,12 +144,6 @@ class FitRecord(Record):
             record.completed = sum(record.lengths) + len(record.batches)
         self.check(path, record)
         return record
-
-
-def other_fit(path: str, text: str) -> ValueError:
-    """Return an error that says how a file has another fit."""
-    return ValueError('%s %s. Pass the same arguments and data to continue from it; to train from the beginning, '
-                      'remove the file or name another one' % (path, text))
 
 
 def states_of(callbacks: Sequence[Callback]) -> dict[str, np.ndarray]:

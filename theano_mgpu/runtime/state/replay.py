@@ -5,7 +5,6 @@ import os
 import threading
 import uuid
 import zlib
-from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -25,13 +24,14 @@ from .random_states import generators, random_states, set_random_states
 from .state_file import parsing, under
 
 
-@dataclass
 class Run:
-    """The replays of this process with the same path: each has a file of its own."""
+    """The replays of a process with the same path: each has a file of its own.
 
-    id: str = ''  # of all files, from the first save on; this process may be a restart of the run
-    finished: int = 0
-    process: int = field(default_factory=os.getpid)
+    All files have the `id`, from the first save on: this process may be a restart of the run.
+    """
+
+    def __init__(self) -> None:
+        self.id, self.finished, self.process = '', 0, os.getpid()
 
 
 _runs: dict[str, Run] = {}  # by the absolute path of the first file
@@ -40,16 +40,16 @@ MARKS = 'forms', 'fit', 'calls'
 
 
 class Record:
-    """The number of completed calls: what a file has beside the variables. Subclasses have the results of calls, too.
+    """The number of completed calls, for a file with the variables. Subclasses have the results of calls, too.
 
-    The record of a run, `done`, grows call by call; that of a file tells what to add next. A call has a key, a number
-    that tells its arguments and all calls before it apart from others.
+    The record of a run, `done`, grows call by call; the record of a file has the results to add. A call has a key, a
+    number that tells its arguments and all calls before it apart from others.
     """
 
     NAME, MARK = '-%d', MARKS[-1]  # what the second file of a run has in its name; an array of each file
     FOREIGN = 'does not say how many steps it comes after; give a file that step.checkpoint wrote, or load this one ' \
         'with step.load'
-    moments: Sequence[str] = ()  # those of which a file has the states of random generators, of 'begin' and 'now'
+    moments: Sequence[str] = ()  # 'begin', 'now': a file has the states of random generators at these moments
 
     def __init__(self, completed: int = 0) -> None:
         self.completed, self.key = completed, 0  # the calls that a checkpoint may follow; the key of the last call
@@ -61,14 +61,14 @@ class Record:
         """Add a call of a function that has raised an error."""
 
     def next(self, path: str, done: Any, number: int, key: int) -> Any:
-        """Return what the call after those of another record has added; raise a ValueError if this is another call."""
+        """Return the results, or the error, of the first call that is not done; a ValueError if it is another call."""
 
     def is_replayed(self, done: Any) -> bool:
-        """Return whether another record has all calls of this one, the record of a file."""
+        """Return whether all calls of this record of a file are done."""
         return True
 
     def go_on(self, path: str, saved: Any, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take what else a file has, with its variables."""
+        """Take the state that a file has beside its variables."""
         self.completed = saved.completed
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -112,7 +112,7 @@ class Replay:
     Attributes
     ----------
     saved : Record or None
-        That of the file, while it is replayed.
+        The record of the file, while it is replayed.
 
     Raises
     ------
@@ -139,19 +139,16 @@ class Replay:
         self.saved: Any = None
         self._content: Any = None
         self._locks: list[FileLock] = []
-        exists = on_rank_0(ranks, lambda: self._locks.append(lock_file(self.path)) or os.path.exists(self.path))
+        on_rank_0(ranks, lambda: self._locks.append(lock_file(self.path)))
+        exists = on_rank_0(ranks, lambda: os.path.exists(self.path))
         report(CHECKPOINT)
         if exists and resume:
             self._read()
 
-    @property
-    def replaying(self) -> bool:
-        return self.saved is not None
-
     def call(self, number: int, call: Any, proceed: Callable[..., Computed],
              checksum: Callable[..., int] = lambda call: 0, steps: Steps | None = None,
              completes: bool = True) -> Computed:
-        """Return the Computed of a call of a function: again that of the file, or by the next step.
+        """Return the Computed of a call of a function: it has the results of the file, or the next step computes.
 
         Parameters
         ----------
@@ -160,7 +157,7 @@ class Replay:
         call, proceed
             As for a step.
         checksum : callable
-            ``checksum(call)`` is one of the arguments.
+            Of a call: its arguments as a number.
         steps : Steps, optional
             Of the function: their account counts calls that are replayed, too.
         completes : bool
@@ -213,20 +210,17 @@ class Replay:
         training_state.save(self.path, self._variables, self._ranks, arrays, self._allow_nan, self._settings)
 
     def go_on(self) -> None:
-        """Give the variables the values of the file, now that its calls are replayed: the next call computes."""
+        """Give the variables the values of the file, and end the replay: the next call computes."""
         content, saved = self._content, self.saved
         self._leave()
         content.give(self._variables)
         self.record.go_on(self.path, saved, content.extra)
         set_random_states(_states_now(content.extra))
 
-    def end(self) -> None:
-        """End a replay early: take the state of the file, but if no call was replayed, none of it."""
-        if self.record.completed:
-            self.go_on()
-        else:
-            self._leave()
-            set_random_states(self._before)
+    def refuse(self) -> None:
+        """End a replay as if there were no file."""
+        self._leave()
+        set_random_states(self._before)
 
     def finish(self) -> None:
         """Leave other files to the replays of this path that this process makes from now on."""
