@@ -233,6 +233,7 @@ def test_a_fit_that_is_not_that_of_the_file_is_an_error(change, message, cpu2, t
     keras_fit(keras_model(), path)
     forgetful()
     model = keras_model()
+    np.random.seed(7)
     before, state = model.get_weights(), np.random.get_state()[1].tolist()
     with pytest.raises(ValueError, match=message + '.*remove the file or name another one'):
         keras_fit(model, path, **change)
