@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from support.earlier_files import earlier_file
 from support.small_models import data, dense_model, momentum
 
 MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile
@@ -276,6 +277,11 @@ def test_a_checkpoint_without_a_record_of_settings_is_continued(cpu2, tmp_path, 
     _, step = step_with(logical_shards=shards)
     assert step.checkpoint(path, every=2) == 2
     assert [str(each.message) for each in recwarn if 'it has no record' in str(each.message)] != [] or not shards
+
+
+def test_a_checkpoint_of_an_earlier_version(cpu2, tmp_path):
+    w, step = counting_step()
+    assert step.checkpoint(earlier_file('steps.npz', tmp_path), every=2) == w.get_value() == 2
 
 
 def test_a_changed_folder_changes_no_checkpoint(cpu2, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import theano
 from support.comparison import assert_bitwise
+from support.earlier_files import earlier_file
 from support.forks import in_a_fork
 from support.modes import PYTHON
 
@@ -139,6 +140,29 @@ def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(batches, cpu2, tmp_
         assert_bitwise(keras_state(model), keras_state(whole))
         assert our_logs == logs
         forgetful()
+
+
+def small_model():
+    """Return a compiled parallel model without a random stream."""
+    from theano_mgpu.keras import multi_gpu_model
+
+    from keras.layers import Dense
+    from keras.models import Sequential
+    model = multi_gpu_model(Sequential([Dense(1, input_shape=(3,), kernel_initializer='ones')]), gpus=None)
+    model.compile('adam', 'mse', metrics=['mae'], mode=keras_mode())
+    np.random.seed(1)
+    return model
+
+
+def test_a_file_of_an_earlier_version(cpu2, tmp_path):
+    from keras.callbacks import LambdaCallback
+    whole, computed = small_model(), []
+    expected, model = keras_fit(whole, None), small_model()
+    history = keras_fit(model, earlier_file('fit.npz', tmp_path),
+                        [LambdaCallback(on_batch_end=lambda batch, logs: computed.append(batch))])
+    assert computed == [0, 1, 2, 0, 1, 2] and history.keys() == expected.keys()
+    for found, other in zip([*keras_state(model), *history.values()], [*keras_state(whole), *expected.values()]):
+        np.testing.assert_allclose(found, other, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize('generator,stops', [

@@ -16,6 +16,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import killed_loop
+from support.earlier_files import earlier_file
 from support.forks import in_a_fork
 from support.launch import launch
 from support.processes import python
@@ -82,6 +83,16 @@ def test_finished_calls_return_their_results_and_compute_nothing(counting, tmp_p
         assert count.get_value() == 0
     assert step(4) == 24 and not made.replaying and count.get_value() == 10 and made.completed == 4
     assert step(5) == 50
+
+
+def test_a_file_of_an_earlier_version(counting, tmp_path):
+    step, count = counting()
+    made = mgpu.Checkpoint(os.path.dirname(earlier_file('checkpoint.npz', tmp_path)), [step], every=2)
+    assert [float(step(i)) for i in (1, 2)] == [0, 2] and made.replaying
+    with pytest.raises(ValueError, match='Bad input argument'):
+        step('three')
+    assert step(4) == 12 and made.replaying and step(5) == 35 and not made.replaying
+    assert step(6) == 72 and count.get_value() == 18
 
 
 def test_resume_false_begins_anew(counting, tmp_path):
