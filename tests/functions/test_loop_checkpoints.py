@@ -131,16 +131,6 @@ def test_another_loop_is_refused(counting, tmp_path):
         step(5)
 
 
-def test_other_arguments_of_the_first_call_are_refused(counting, tmp_path):
-    step, _ = counting()
-    mgpu.Checkpoint(str(tmp_path), [step], every=1)
-    step(1)
-    begin_again()
-    mgpu.Checkpoint(str(tmp_path), [step], every=1)
-    with pytest.raises(ValueError, match='with other arguments'):
-        step(2)
-
-
 def test_bad_arguments(counting, tmp_path):
     step, _ = counting()
     with pytest.raises(ValueError, match='every=0: give the number of calls'):

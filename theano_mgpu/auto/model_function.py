@@ -123,13 +123,11 @@ class ModelFunction:
                             [*self._hint.weights, *(v for v in self.updates if v not in self._hint.metrics)],
                             choose_ranks(None))
 
-    def begin_fit(self, replay: Callable[..., Computed], account: Account | None = None) -> None:
+    def begin_fit(self, replay: Callable[..., Computed]) -> None:
         """Put the step of a checkpoint before the others, and divide each batch: a restart must not depend on timings.
-
-        An `account` takes the place of the function's own.
         """
         inner = [step for step in self._own.inner if not isinstance(step, Choice)]
-        self.steps = Steps(self._own.compute, inner, [replay], account or self._own.account)
+        self.steps = Steps(self._own.compute, inner, [replay], self._own.account)
 
     def end_fit(self) -> None:
         """Take the step of a checkpoint out again."""

@@ -78,7 +78,8 @@ class Checkpoint(Callback):
     def among(self, callbacks: list[Callback]) -> Iterator[None]:
         """Take part in a fit with other callbacks, in a block.
 
-        However the block ends, detach from the model's functions; after half a replay, restore the file's state.
+        However the block ends, detach from the model's functions; after half a replay, restore the file's state, if it is
+        of this fit.
 
         Parameters
         ----------
@@ -104,17 +105,17 @@ class Checkpoint(Callback):
         functions = state.functions if state else {}
         if 'train' not in functions:
             raise self._not_ours()
-        step = functions['train'].step
-        if step.sharded:
+        train = functions['train']
+        if train.step.sharded:
             raise MgpuError('Checkpoint needs the whole data in every process: with mgpu.data=sharded, processes may '
                             'have finished different numbers of batches')
         self._record, self._in_batch = FitRecord(self.params, self.model, self._others), False
-        self._replay = step.replay(self.path, self._record, self.every, self.allow_nan)
+        self._replay = train.step.replay(self.path, self._record, self.every, self.allow_nan)
         self._functions = [functions[kind] for kind in ('train', 'test') if kind in functions]
-        account = self.ledger and self._functions[0].open_account(ledger_at(self.ledger, self.every, step.ranks))
         for function in self._functions:
-            function.begin_fit(functools.partial(self.replay_or_compute, function),
-                               account if function is self._functions[0] else None)
+            function.begin_fit(functools.partial(self.replay_or_compute, function))
+        if self.ledger:
+            train.steps.record(train.open_account(ledger_at(self.ledger, self.every, train.step.ranks)))
 
     def _not_ours(self):
         return MgpuError('Checkpoint is for a model that runs over contexts, even if over one: one of '

@@ -62,9 +62,6 @@ class RecordedCalls(Record):
     def is_replayed(self, done: RecordedCalls) -> bool:
         return len(done._order) == len(self._order)
 
-    def go_on(self, path: str, saved: RecordedCalls, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take nothing: the calls were added one by one."""
-
     def to_arrays(self) -> dict[str, np.ndarray]:
         calls, keys = np.array(self._order, 'int64').reshape(-1, 2).T
         arrays = {'calls': calls, 'keys': keys, 'forms': np.array(json.dumps(self._forms)),

@@ -69,7 +69,7 @@ class Record:
 
     def go_on(self, path: str, saved: Any, arrays: Mapping[str, np.ndarray]) -> None:
         """Take the state that a file has beside its variables."""
-        self.completed = saved.completed
+        self.completed = max(self.completed, saved.completed)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the record as arrays, by name."""
