@@ -3,7 +3,7 @@ import os
 import re
 
 import theano_mgpu as mgpu
-from theano_mgpu.runtime.state import replay
+from theano_mgpu.runtime.state import replay, state_file
 
 import numpy as np
 import pytest
@@ -311,31 +311,19 @@ def test_a_keras_checkpoint_does_not_grow_with_the_batches(cpu2, tmp_path):
 
 
 def test_a_fit_continues_from_the_file_before_a_damaged_one(cpu2, tmp_path, forgetful):
-    path, whole = tmp_path / 'run.npz', keras_model()
+    path, whole = str(tmp_path / 'run.npz'), keras_model()
     expected = keras_fit(whole, None)
     with pytest.raises(KeyboardInterrupt):
-        keras_fit(keras_model(), str(path), interrupted_at=8)
-    content = path.read_bytes()
-    with np.load(str(path)) as file:
-        arrays = dict(file)
-    np.savez(str(tmp_path / 'other.npz'), **dict(arrays, **{'extra/fit': np.array('[')}))
-    for damaged in (content[:-9], (tmp_path / 'other.npz').read_bytes()):
-        path.write_bytes(damaged)
-        forgetful()
-        model = keras_model()
-        text = 'run.npz is damaged .*: the state before it is taken, from .*previous'
-        with pytest.warns(mgpu.MgpuWarning, match=text):
-            history = keras_fit(model, str(path), every=1000)
-        assert_same_history(history, expected)
-        assert_bitwise(keras_state(model), keras_state(whole))
-    (tmp_path / 'run.npz.previous').write_bytes(content[:-9])
-    path.write_bytes(content[:-9])
+        keras_fit(keras_model(), path, interrupted_at=8)
     forgetful()
+    arrays = {**state_file.read(path), 'extra/fit': np.array('[')}
+    with open(path, 'w+b') as file:
+        state_file.write(file, {name: array for name, array in arrays.items() if name != 'format'})
     model = keras_model()
-    before = keras_state(model)
-    with pytest.raises(ValueError, match='run.npz is damaged.*there is no intact .*run.npz.previous. Name another'):
-        keras_fit(model, str(path))
-    assert_bitwise(keras_state(model)[:len(before)], before)
+    with pytest.warns(mgpu.MgpuWarning, match='run.npz is damaged .*: the state before it is taken, from .*previous'):
+        history = keras_fit(model, path, every=1000)
+    assert_same_history(history, expected)
+    assert_bitwise(keras_state(model), keras_state(whole))
 
 
 def test_what_a_checkpoint_refuses(cpu2, tmp_path):

@@ -78,8 +78,8 @@ class Checkpoint(Callback):
     def among(self, callbacks: list[Callback]) -> Iterator[None]:
         """Take part in a fit with other callbacks, in a block.
 
-        However the block ends, detach from the model's functions; after half a replay, restore the file's state, if it is
-        of this fit.
+        However the block ends, detach from the model's functions; after half a replay, restore the state of the
+        file, if it is of this fit.
 
         Parameters
         ----------
