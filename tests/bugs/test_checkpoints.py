@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from support.earlier_files import earlier_file
+from support.checkpoint_files import earlier_file, rewrite
 from support.small_models import data, dense_model, momentum
 
 MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile
@@ -253,13 +253,10 @@ def test_a_checkpoint_of_a_version_with_a_random_stream_for_each_replica(cpu2, t
     """Such a file has the states of the streams, and the flag that asked for them; `exact` is what all functions do."""
     path = str(tmp_path / 'run.npz')
     checkpoint_of(path, logical_shards=shards)
-    arrays = state_file.read(path)
-    flags = json.loads(str(arrays['settings']))
+    flags = json.loads(str(state_file.read(path)['settings']))
     assert 'flags: mgpu.random' not in flags
-    arrays['settings'] = np.array(json.dumps({**flags, 'flags: mgpu.random': before}))
     states = {'stream/0/%d' % i: np.full((5, 6), i, 'int32') for i in range(2)} if before == 'independent' else {}
-    with open(path, 'w+b') as file:
-        state_file.write(file, {name: array for name, array in {**arrays, **states}.items() if name != 'format'})
+    rewrite(path, {'settings': np.array(json.dumps({**flags, 'flags: mgpu.random': before})), **states})
     w, step = step_with(logical_shards=shards)
     assert (step.checkpoint(path, every=2), w.get_value()) == (2, 2)
     said = [str(each.message) for each in recwarn if 'other settings' in str(each.message)]
@@ -271,9 +268,7 @@ def test_a_checkpoint_without_a_record_of_settings_is_continued(cpu2, tmp_path, 
     """A version reads the files of every earlier one."""
     path = str(tmp_path / 'run.npz')
     checkpoint_of(path)
-    arrays = {name: array for name, array in state_file.read(path).items() if name not in ('format', 'settings')}
-    with open(path, 'w+b') as file:
-        state_file.write(file, arrays)
+    rewrite(path, {}, without=['settings'])
     _, step = step_with(logical_shards=shards)
     assert step.checkpoint(path, every=2) == 2
     assert [str(each.message) for each in recwarn if 'it has no record' in str(each.message)] != [] or not shards

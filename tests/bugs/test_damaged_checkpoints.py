@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import theano_mgpu as mgpu
 from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.runtime.replicas.replicated import replicated
-from theano_mgpu.runtime.state import replay, state_file, training_state
+from theano_mgpu.runtime.state import state_file, training_state
 from theano_mgpu.utils.owned import lock_file
 
 import numpy as np
 import pytest
 import theano
+from support.checkpoint_files import begin_again, rewrite
 
 
 def variables(start=0.0):
@@ -194,10 +195,10 @@ def test_a_file_that_does_not_count_steps_changes_nothing(two, tmp_path):
                                   mode=theano.Mode('py', 'fast_compile'))
     path = str(tmp_path / 'w.npz')
     step.save(path)
-    replay._runs.clear()
+    begin_again()
     mgpu.Checkpoint(str(tmp_path), [step], every=1)
     step(np.ones(4, theano.config.floatX))
-    replay._runs.clear()
+    begin_again()
     w.set_value(np.asarray(5, theano.config.floatX))
     for wrong in (path, str(tmp_path / 'checkpoint.npz')):  # the latter was taken for one after no step
         with pytest.raises(ValueError, match='npz does not say how many steps it comes after'):
@@ -271,13 +272,10 @@ def test_states_of_random_generators_that_are_damaged(key, value, tmp_path):
     """A KeyError of `mgpu.Checkpoint` named no file."""
     count = theano.shared(0)
     step = theano.function([], updates={count: count + 1}, mode='FAST_COMPILE')
-    replay._runs.clear()
+    begin_again()
     mgpu.Checkpoint(str(tmp_path), [step], every=1)
     step()
-    path = tmp_path / 'checkpoint.npz'
-    arrays = {**state_file.read(str(path)), 'extra/' + key: np.array(value)}
-    with open(str(path), 'w+b') as file:
-        state_file.write(file, {name: array for name, array in arrays.items() if name != 'format'})
-    replay._runs.clear()
+    rewrite(str(tmp_path / 'checkpoint.npz'), {'extra/' + key: np.array(value)})
+    begin_again()
     with pytest.raises(ValueError, match='checkpoint.npz is damaged.*the states? of .*random .* cannot be read'):
         mgpu.Checkpoint(str(tmp_path), [step])

@@ -3,13 +3,12 @@ import os
 import re
 
 import theano_mgpu as mgpu
-from theano_mgpu.runtime.state import replay, state_file
 
 import numpy as np
 import pytest
 import theano
+from support.checkpoint_files import begin_again, earlier_file, rewrite
 from support.comparison import assert_bitwise
-from support.earlier_files import earlier_file
 from support.forks import in_a_fork
 from support.modes import PYTHON
 
@@ -65,12 +64,6 @@ def keras_fit(model, path, callbacks=(), interrupted_at=0, every=2, **options):
     return model.fit(callbacks=callbacks, **given).history
 
 
-@pytest.fixture
-def forgetful(monkeypatch):
-    """Return a function that makes the process like a new one for checkpoints, without compiling again."""
-    return lambda: monkeypatch.setattr(replay, '_runs', {})
-
-
 def assert_same_history(ours, theirs):
     assert ours == theirs
     assert {name: list(map(str, values)) for name, values in ours.items()} == \
@@ -78,7 +71,7 @@ def assert_same_history(ours, theirs):
 
 
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])  # compiles in each script
-def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts, kind, tmp_path, forgetful):
+def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts, kind, tmp_path):
     """The second fit passed over all batches of the first one's file: its model stayed untrained."""
     contexts(kind, 2)
     path = str(tmp_path / 'run.npz')
@@ -98,14 +91,14 @@ def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts,
     with pytest.raises(KeyboardInterrupt):
         script(path, 3)
     assert {'run.npz', 'run-fit2.npz'} <= set(os.listdir(str(tmp_path)))
-    forgetful()
+    begin_again()
     for _ in range(2):  # going on within the second fit, and with nothing left to do
         found = script(path)
         for ours, theirs in zip(found[0], expected[0]):
             assert_same_history(ours, theirs)
         assert_bitwise(found[1] + found[2], expected[1] + expected[2])
         assert found[3] == expected[3], 'NumPy draws other numbers after the fits'
-        forgetful()
+        begin_again()
     os.remove(path)
     with pytest.warns(mgpu.MgpuWarning, match='run-fit[23].npz is not of the run that .*run.npz is of: the tr'):
         found = script(path)
@@ -113,7 +106,7 @@ def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts,
 
 
 @pytest.mark.parametrize('batches', [(3, 8), pytest.param((4, 9), marks=pytest.mark.slow)], ids=str)
-def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(batches, cpu2, tmp_path, forgetful):
+def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(batches, cpu2, tmp_path):
     """Resuming is exact also with callbacks that add to the logs (History had no lr for skipped batches), write a log,
     or run the model themselves (the losses got out of step)."""
     from keras.callbacks import CSVLogger, LambdaCallback, LearningRateScheduler
@@ -139,7 +132,7 @@ def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(batches, cpu2, tmp_
         assert_same_history(history, expected)
         assert_bitwise(keras_state(model), keras_state(whole))
         assert our_logs == logs
-        forgetful()
+        begin_again()
 
 
 def small_model():
@@ -167,7 +160,7 @@ def test_a_file_of_an_earlier_version(cpu2, tmp_path):
 
 @pytest.mark.parametrize('generator,stops', [
     (False, 'on_batch_end'), pytest.param(False, 'on_epoch_end', marks=pytest.mark.slow), (True, 'on_batch_end')])
-def test_a_stopped_fit_is_passed_over_as_it_was(generator, stops, cpu2, tmp_path, forgetful):
+def test_a_stopped_fit_is_passed_over_as_it_was(generator, stops, cpu2, tmp_path):
     from keras.callbacks import LambdaCallback
     path = str(tmp_path / 'run.npz')
 
@@ -186,14 +179,14 @@ def test_a_stopped_fit_is_passed_over_as_it_was(generator, stops, cpu2, tmp_path
         return history.history, len(list(batches))
     first, again = keras_model(), keras_model()
     expected, left = fit(first, 5 if stops == 'on_batch_end' else 2)
-    forgetful()
+    begin_again()
     history, left_again = fit(again, 0)
     assert len(expected['loss']) == 2 and left == left_again
     assert_same_history(history, expected)
     assert_bitwise(keras_state(again), keras_state(first))
 
 
-def test_early_stopping_and_others_go_on_where_a_killed_fit_was(cpu2, tmp_path, forgetful):
+def test_early_stopping_and_others_go_on_where_a_killed_fit_was(cpu2, tmp_path):
     """The callbacks forgot the best epoch: a restart trained longer, and ModelCheckpoint overwrote the best model."""
     from keras.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
     best, path = str(tmp_path / 'best.h5'), str(tmp_path / 'run.npz')
@@ -217,7 +210,7 @@ def test_early_stopping_and_others_go_on_where_a_killed_fit_was(cpu2, tmp_path, 
         assert_same_history(history, expected[0])
         assert_bitwise(state, expected[1])
         assert others == list(expected[2:])
-        forgetful()
+        begin_again()
 
 
 def checkpoint(path, every=2):
@@ -225,7 +218,7 @@ def checkpoint(path, every=2):
     return Checkpoint(path, every=every)
 
 
-def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_checkpoint(cpu2, tmp_path, forgetful):
+def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_checkpoint(cpu2, tmp_path):
     """The weights were as in an untrained model."""
     path, batch = str(tmp_path / 'run.npz'), (KERAS_X[:6], KERAS_Y[:6])
 
@@ -234,7 +227,7 @@ def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_chec
         raise OSError('no more data')
     saved, model = keras_model(), keras_model(2)
     saved.fit_generator(batches(6), 3, 2, workers=0, verbose=0, callbacks=[checkpoint(path)])
-    forgetful()
+    begin_again()
     with pytest.raises(OSError, match='no more data'):
         model.fit_generator(batches(4), 3, 2, workers=0, verbose=0, callbacks=[checkpoint(path)])
     assert_bitwise(keras_state(model), keras_state(saved))
@@ -251,11 +244,11 @@ def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_chec
                  marks=pytest.mark.slow),
     ({'validation_split': 0.3}, 'written by a fit with .*samples=17.* but this one has .*samples=15'),
     ({'x': KERAS_X + 1}, 'by a fit whose first batch has the checksum [0-9]+, but that of this one has [0-9]+')])
-def test_a_fit_that_is_not_that_of_the_file_is_an_error(change, message, cpu2, tmp_path, forgetful):
+def test_a_fit_that_is_not_that_of_the_file_is_an_error(change, message, cpu2, tmp_path):
     """The fit returned an untrained model with the history of the file's fit."""
     path = str(tmp_path / 'run.npz')
     keras_fit(keras_model(), path)
-    forgetful()
+    begin_again()
     model = keras_model()
     np.random.seed(7)
     before, state = model.get_weights(), np.random.get_state()[1].tolist()
@@ -281,7 +274,7 @@ def test_a_generator_with_other_batches_than_before_is_warned_of(cpu2, tmp_path)
         fit(0)
 
 
-def test_weights_that_a_generator_reads_in_a_replay_are_named(cpu2, tmp_path, forgetful):
+def test_weights_that_a_generator_reads_in_a_replay_are_named(cpu2, tmp_path):
     """The generator got the weights of the untrained model, without a word."""
     path = str(tmp_path / 'run.npz')
 
@@ -293,7 +286,7 @@ def test_weights_that_a_generator_reads_in_a_replay_are_named(cpu2, tmp_path, fo
                 yield KERAS_X[:6], KERAS_Y[:6]
         model.fit_generator(batches(), 3, 1, workers=0, verbose=0, callbacks=[checkpoint(path)])
     fit()
-    forgetful()
+    begin_again()
     with pytest.warns(mgpu.MgpuWarning, match='dense_.*/kernel is read while finished calls are replayed'):
         fit()
 
@@ -310,15 +303,13 @@ def test_a_keras_checkpoint_does_not_grow_with_the_batches(cpu2, tmp_path):
     assert sizes == [[3, 3]] * 3
 
 
-def test_a_fit_continues_from_the_file_before_a_damaged_one(cpu2, tmp_path, forgetful):
+def test_a_fit_continues_from_the_file_before_a_damaged_one(cpu2, tmp_path):
     path, whole = str(tmp_path / 'run.npz'), keras_model()
     expected = keras_fit(whole, None)
     with pytest.raises(KeyboardInterrupt):
         keras_fit(keras_model(), path, interrupted_at=8)
-    forgetful()
-    arrays = {**state_file.read(path), 'extra/fit': np.array('[')}
-    with open(path, 'w+b') as file:
-        state_file.write(file, {name: array for name, array in arrays.items() if name != 'format'})
+    begin_again()
+    rewrite(path, {'extra/fit': np.array('[')})
     model = keras_model()
     with pytest.warns(mgpu.MgpuWarning, match='run.npz is damaged .*: the state before it is taken, from .*previous'):
         history = keras_fit(model, path, every=1000)
@@ -362,7 +353,7 @@ def test_a_fork_does_not_take_part_in_the_checkpoints_of_its_parent(cpu2, tmp_pa
 
 
 @pytest.mark.parametrize('rate, loss, text', [(.1, 'mse', ''), (.2, 'mae', 'rate was 0.1 and is 0.2')])
-def test_a_fit_of_a_changed_script_is_said(rate, loss, text, cpu2, tmp_path, forgetful, recwarn):
+def test_a_fit_of_a_changed_script_is_said(rate, loss, text, cpu2, tmp_path, recwarn):
     """The fit went on with the rate of the file, or with another loss, without a word."""
     def fit(rate, loss):
         from keras.optimizers import SGD
@@ -370,7 +361,7 @@ def test_a_fit_of_a_changed_script_is_said(rate, loss, text, cpu2, tmp_path, for
         model.compile(SGD(rate), loss, metrics=['mae'], mode=keras_mode())
         keras_fit(model, str(tmp_path / 'run.npz'), epochs=1)
     fit(.1, 'mse')
-    forgetful()
+    begin_again()
     fit(rate, loss)
     said = [str(each.message) for each in recwarn if 'another script' in str(each.message)]
     assert len(said) == bool(text) and all(re.search('by another script: .*' + text, each) for each in said), said

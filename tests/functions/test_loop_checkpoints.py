@@ -7,7 +7,6 @@ import re
 import threading
 
 import theano_mgpu as mgpu
-from theano_mgpu.runtime.state import replay, state_file
 from theano_mgpu.runtime.state.recorded_calls import RecordedCalls
 from theano_mgpu.utils.values import sampled_checksum
 
@@ -16,7 +15,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support import killed_loop
-from support.earlier_files import earlier_file
+from support.checkpoint_files import begin_again, earlier_file, rewrite
 from support.forks import in_a_fork
 from support.launch import launch
 from support.processes import python
@@ -50,16 +49,6 @@ def test_two_processes_go_on_to_the_bit(kind, tmp_path):
         return launch(2, tmp_path / folder, calls, kind, job=SCRIPT, flags=FLAGS, expected=expected).stdout
     launched('killed', 5, 3)
     assert launched('killed', 0, 0) == launched('whole', 0, 0)
-
-
-def begin_again():
-    """Forget the Checkpoints of this process, as after a crash."""
-    replay._runs.clear()
-
-
-@pytest.fixture(autouse=True)
-def own_process():
-    begin_again()
 
 
 @pytest.fixture
@@ -405,10 +394,8 @@ def test_a_file_runs_no_code(name, counting, tmp_path):
     mgpu.Checkpoint(str(tmp_path), [step], every=1)
     step(1)
     path = str(tmp_path / 'checkpoint.npz')
-    arrays = {**state_file.read(path), 'extra/calls': np.array([-1]),
-              'extra/errors': np.array(json.dumps([[0, name, '__import__("os")']]))}
-    with open(path, 'w+b') as file:
-        state_file.write(file, {key: array for key, array in arrays.items() if key != 'format'})
+    rewrite(path, {'extra/calls': np.array([-1]),
+                   'extra/errors': np.array(json.dumps([[0, name, '__import__("os")']]))})
     begin_again()
     mgpu.Checkpoint(str(tmp_path), [step], every=1)
     with pytest.raises(RuntimeError, match=name + ': __import__'):
@@ -424,9 +411,7 @@ def test_a_file_without_a_key_for_each_call_is_continued(first, end, error, coun
     checksums = [sampled_checksum([0, [np.asarray(1)], {}])]
     step(5), step(2)
     path = str(tmp_path / 'checkpoint.npz')
-    arrays = {**state_file.read(path), 'extra/checksums': np.array([*checksums, made._replay.record.key])}
-    with open(path, 'w+b') as file:
-        state_file.write(file, {key: array for key, array in arrays.items() if key not in ('format', 'extra/keys')})
+    rewrite(path, {'extra/checksums': np.array([*checksums, made._replay.record.key])}, without=['extra/keys'])
     step, count = counting()
     begin_again()
     made = mgpu.Checkpoint(str(tmp_path), [step], every=1)
