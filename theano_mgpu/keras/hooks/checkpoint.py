@@ -165,8 +165,9 @@ class Checkpoint(Callback):
 
     def _stop_again(self):
         """End a fit that is replayed where it was stopped."""
-        if self.replaying and self._replay.saved.completed == self._record.completed:
-            self.model.stop_training = self._replay.saved.stopped
+        saved = self._replay.saved
+        if saved and saved.stopped and saved.completed == self._record.completed:
+            self.model.stop_training = True
 
     def _compare(self):
         """Check that a fit that is replayed has the arguments and epochs of this one."""
