@@ -1,7 +1,6 @@
 """`mgpu.training_function`: one training step over several contexts."""
 from __future__ import annotations
 
-import threading
 from typing import Any, Callable, Iterable, Iterator, Sequence, Sized
 
 import numpy as np
@@ -21,6 +20,8 @@ from .runtime.building import warn_of_refusals
 from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import training_state
+from .runtime.state.replay import Record, Replay, check_every
+from .runtime.steps import Computed
 from .utils.progress import bar
 
 
@@ -149,9 +150,7 @@ class TrainingFunction(DividedFunction):
         state_variables = [watcher_of(variable) or replicated(variable)
                            for variable in self.params + training_graph.read_by_updates(updates, loss)]
         self._state = list(dict.fromkeys(state_variables + self.updated))
-        self._completed = 0  # steps, of this process and of those whose checkpoint it has loaded
-        self._checkpoint: Any = None  # the file, and the steps between checkpoints
-        self._turn = threading.RLock()
+        self._replay: Replay | None = None  # of a checkpoint
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch.
@@ -171,8 +170,7 @@ class TrainingFunction(DividedFunction):
         BatchError, NonFiniteError, ReplicaError, RankError
             Nothing is changed then, as after any other error.
         """
-        # A checkpoint has the state after as many steps as it says. In one line, see `locked_step`.
-        with self._turn: return self._counted(self.steps.run((args, kwargs)).outputs)  # noqa: E701
+        return self._counted((args, kwargs), self.steps.run)
 
     def over(self, batches: Iterable[Any], ahead: bool | None = None, progress: bool | str = False) -> Iterator[Any]:
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
@@ -206,7 +204,7 @@ class TrainingFunction(DividedFunction):
 
     def joined(self) -> Iterator[tuple[list[np.ndarray], int]]:
         for outputs, length in super().joined():
-            self._counted(outputs)
+            self._counted(outputs, Computed)
             yield outputs[:self._n_outputs], length
 
     def _check(self, outputs: list[np.ndarray]) -> None:
@@ -266,10 +264,10 @@ class TrainingFunction(DividedFunction):
             settings.check_same(saved.path, saved.settings, settings.of_function(self.options), strict=False)
         training_state.read(path, self.ranks, check).give(self.variables())
 
-    def checkpoint_file(self, path: str, allow_nan: bool) -> training_state.CheckpointFile:
-        """Return the file for checkpoints of this function, which it locks."""
-        return training_state.CheckpointFile(path, self._state, self.ranks, self.options, [self.built.source],
-                                             allow_nan)
+    def replay(self, path: str, record: Record, every: int, allow_nan: bool) -> Replay:
+        """Return the Replay of a run of this function, by a file that it locks."""
+        facts = {**settings.of_function(self.options), **settings.of_graphs([self.built.source])}
+        return Replay(path, record, self._state, self.ranks, facts, every, allow_nan)
 
     def checkpoint(self, path: str, every: int, allow_nan: bool = False, ledger: str | None = None) -> int:
         """Save the training state every `every` steps; if the file exists, resume from it first.
@@ -298,7 +296,7 @@ class TrainingFunction(DividedFunction):
             If the file is of another model, or was written with another number of logical shards; or if it is damaged,
             and so is the one before it.
         MgpuError
-            If another job writes its checkpoints there.
+            If another job writes its checkpoints there, or this process is a fork of the one that does.
 
         Warns
         -----
@@ -306,29 +304,17 @@ class TrainingFunction(DividedFunction):
             If the file was written with other settings that results depend on, or if the loss, an update, the shape of
             a data set or a rate has changed since. In a step of a fork of this process, which does not write the file.
         """
-        if every < 1:
-            raise ValueError('every=%r: give the number of steps between checkpoints, 1 or more' % (every,))
-        before, file = 0, self.checkpoint_file(path, allow_nan)
-        if file.exists:
-            saved = file.read()
-            if 'calls' not in saved.extra:
-                raise ValueError('%s does not say how many steps it comes after; give a file that step.checkpoint '
-                                 'wrote, or load this one with step.load' % saved.path)
-            before = int(saved.extra['calls'])
-            saved.give(self.variables())
+        check_every(every, 'steps')
+        record = Record()
+        self._replay = self.replay(path, record, every, allow_nan)
         if ledger is not None:
             self.steps.record(ledger_at(ledger, every, self.ranks).account(
                 self.options.name, [each.variable for each in self._state], self.ranks))
-        if self.steps.account and before:
-            self.steps.account.steps = before
-        self._completed, self._checkpoint = before, (file, every)
-        return before
+        if self.steps.account and record.completed:
+            self.steps.account.steps = record.completed
+        return record.completed
 
-    def _counted(self, outputs):
-        """Return the outputs of a completed step; write a checkpoint if one is due."""
-        self._completed += 1
-        if self._checkpoint:
-            file, every = self._checkpoint
-            if self._completed % every == 0:
-                file.save({'calls': np.array(self._completed)})
+    def _counted(self, call, proceed):
+        """Return the outputs of a step that is completed by the call; write a checkpoint if one is due."""
+        outputs = (self._replay.call(0, call, proceed) if self._replay else proceed(call)).outputs
         return outputs if len(outputs) > 1 else outputs[0]

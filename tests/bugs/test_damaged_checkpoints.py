@@ -4,6 +4,7 @@ import os
 import shutil
 import warnings
 import zipfile
+from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu.comm.communicator import Communicator
@@ -14,6 +15,7 @@ from theano_mgpu.utils.owned import lock_file
 import numpy as np
 import pytest
 import theano
+from support.checkpoint_files import begin_again, rewrite
 
 
 def variables(start=0.0):
@@ -193,9 +195,14 @@ def test_a_file_that_does_not_count_steps_changes_nothing(two, tmp_path):
                                   mode=theano.Mode('py', 'fast_compile'))
     path = str(tmp_path / 'w.npz')
     step.save(path)
+    begin_again()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    step(np.ones(4, theano.config.floatX))
+    begin_again()
     w.set_value(np.asarray(5, theano.config.floatX))
-    with pytest.raises(ValueError, match='w.npz does not say how many steps it comes after'):
-        step.checkpoint(path, every=1)
+    for wrong in (path, str(tmp_path / 'checkpoint.npz')):  # the latter was taken for one after no step
+        with pytest.raises(ValueError, match='npz does not say how many steps it comes after'):
+            step.checkpoint(wrong, every=1)
     assert w.get_value() == 5
 
 
@@ -241,18 +248,34 @@ def test_a_folder_that_is_removed_during_the_job(two, tmp_path):
     assert (tmp_path / 'run.npz.lock').read_text() == 'of another job'
 
 
-def test_a_keras_checkpoint_with_a_damaged_record(cpu2, tmp_path):
+def test_a_keras_checkpoint_with_a_damaged_record():
     """The data that a fit adds to the file are checked, too."""
     from theano_mgpu.keras.hooks.fit_record import FitRecord
-    record = FitRecord({'epochs': 3})
-    record.run, record.epochs, record.lengths, record.batches = 'abc', [{'0/loss': np.float32(2)}], [2], [[1.], [2.]]
+    record = FitRecord({'epochs': 3}, SimpleNamespace(stop_training=True))
+    record.epochs, record.lengths, record.batches = [{'0/loss': np.float32(2)}], [2], [[1.], [2.]]
     arrays = record.to_arrays()
-    assert FitRecord.from_arrays(arrays).to_arrays().keys() == arrays.keys()
+    found = record.of_file('run.npz', arrays)
+    assert (found.epochs, found.lengths, found.batches) == (record.epochs, record.lengths, record.batches)
+    assert found.stopped and found.completed == 4
     for key in arrays:
         if key not in ('batches', 'results/0', 'having/0/loss'):
             with pytest.raises(state_file.Damaged):
-                FitRecord.from_arrays({name: array for name, array in arrays.items() if name != key})
-    for key, value in (('fit', '['), ('fit', '[]'), ('lengths', 'x'), ('checksums', [1]), ('having/0/loss', [7]),
-                       ('begin/numpy', '{}'), ('begin/numpy', [3]), ('begin/python', [1, 2]), ('begin/python', 'x')):
+                record.of_file('run.npz', {name: array for name, array in arrays.items() if name != key})
+    for key, value in (('fit', '['), ('fit', '[]'), ('lengths', 'x'), ('keys', [1]), ('having/0/loss', [7])):
         with pytest.raises(state_file.Damaged):
-            FitRecord.from_arrays(dict(arrays, **{key: np.array(value)}))
+            record.of_file('run.npz', dict(arrays, **{key: np.array(value)}))
+
+
+@pytest.mark.parametrize('key, value', [('begin/numpy', '{}'), ('begin/numpy', [3]), ('begin/python', [1, 2]),
+                                        ('begin/python', 'x'), ('now/numpy', '{}')])
+def test_states_of_random_generators_that_are_damaged(key, value, tmp_path):
+    """A KeyError of `mgpu.Checkpoint` named no file."""
+    count = theano.shared(0)
+    step = theano.function([], updates={count: count + 1}, mode='FAST_COMPILE')
+    begin_again()
+    mgpu.Checkpoint(str(tmp_path), [step], every=1)
+    step()
+    rewrite(str(tmp_path / 'checkpoint.npz'), {'extra/' + key: np.array(value)})
+    begin_again()
+    with pytest.raises(ValueError, match='checkpoint.npz is damaged.*the states? of .*random .* cannot be read'):
+        mgpu.Checkpoint(str(tmp_path), [step])

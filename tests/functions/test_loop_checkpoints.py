@@ -7,15 +7,15 @@ import re
 import threading
 
 import theano_mgpu as mgpu
-from theano_mgpu.auto import checkpoint
-from theano_mgpu.runtime.state import state_file
 from theano_mgpu.runtime.state.recorded_calls import RecordedCalls
+from theano_mgpu.utils.values import sampled_checksum
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
 from support import killed_loop
+from support.checkpoint_files import begin_again, earlier_file, rewrite
 from support.forks import in_a_fork
 from support.launch import launch
 from support.processes import python
@@ -51,16 +51,6 @@ def test_two_processes_go_on_to_the_bit(kind, tmp_path):
     assert launched('killed', 0, 0) == launched('whole', 0, 0)
 
 
-def begin_again():
-    """Forget the Checkpoints of this process, as after a crash."""
-    checkpoint._made.clear()
-
-
-@pytest.fixture(autouse=True)
-def own_process():
-    begin_again()
-
-
 @pytest.fixture
 def counting():
     """Return a function that makes a function which counts, and its count."""
@@ -82,6 +72,16 @@ def test_finished_calls_return_their_results_and_compute_nothing(counting, tmp_p
         assert count.get_value() == 0
     assert step(4) == 24 and not made.replaying and count.get_value() == 10 and made.completed == 4
     assert step(5) == 50
+
+
+def test_a_file_of_an_earlier_version(counting, tmp_path):
+    step, count = counting()
+    made = mgpu.Checkpoint(os.path.dirname(earlier_file('checkpoint.npz', tmp_path)), [step], every=2)
+    assert [float(step(i)) for i in (1, 2)] == [0, 2] and made.replaying
+    with pytest.raises(ValueError, match='Bad input argument'):
+        step('three')
+    assert step(4) == 12 and made.replaying and step(5) == 35 and not made.replaying
+    assert step(6) == 72 and count.get_value() == 18
 
 
 def test_resume_false_begins_anew(counting, tmp_path):
@@ -118,16 +118,6 @@ def test_another_loop_is_refused(counting, tmp_path):
     other(), step(1)
     with pytest.raises(ValueError, match='called its function with other arguments here.* in one order'):
         step(5)
-
-
-def test_other_arguments_of_the_first_call_are_refused(counting, tmp_path):
-    step, _ = counting()
-    mgpu.Checkpoint(str(tmp_path), [step], every=1)
-    step(1)
-    begin_again()
-    mgpu.Checkpoint(str(tmp_path), [step], every=1)
-    with pytest.raises(ValueError, match='with other arguments'):
-        step(2)
 
 
 def test_bad_arguments(counting, tmp_path):
@@ -181,7 +171,8 @@ def test_a_call_that_failed_fails_again(cpu2, tmp_path):
                 seen.append(float(step(batch)))
             except mgpu.NonFiniteError as error:
                 seen.append(str(error)[:23])
-        assert made._calls._columns[0][0].to_arrays()[0].size == made.completed and len(made._calls._columns[0]) == 1
+        columns, = made._replay.record._columns
+        assert columns[0].to_arrays()[0].size == made.completed and len(columns) == 1
         return seen + w.get_value().tolist()
     expected = trained(5)
     w.set_value(np.ones(2))
@@ -205,6 +196,37 @@ def test_a_second_loop_of_a_script_has_its_own_file(counting, tmp_path):
     count.set_value(0)
     begin_again()
     assert loops() == expected
+
+
+def test_the_file_of_a_second_loop_of_another_run_is_not_continued_from(counting, tmp_path):
+    """The second loop returned the results of the run before, whose first file was removed to begin anew."""
+    step, count = counting()
+
+    def loops(first):
+        begin_again()
+        count.set_value(first)
+        for _ in range(2):
+            mgpu.Checkpoint(str(tmp_path), [step], every=2)
+            step(1), step(1)
+        return count.get_value()
+    assert loops(0.) == 4
+    (tmp_path / 'checkpoint.npz').unlink()
+    with pytest.warns(mgpu.MgpuWarning, match='checkpoint-2.npz is not of the run that .*checkpoint.npz is of: the tr'):
+        assert loops(10.) == 14
+    assert loops(0.) == 14
+
+
+def test_a_loop_before_that_has_no_checkpoint_yet_is_no_other_run(counting, tmp_path):
+    step, count = counting()
+    for _ in range(2):
+        begin_again()
+        count.set_value(0.)
+        mgpu.Checkpoint(str(tmp_path), [step], every=9)
+        step(1)
+        made = mgpu.Checkpoint(str(tmp_path), [step], every=1)
+        was_replaying = made.replaying
+        step(1)
+    assert was_replaying and not (tmp_path / 'checkpoint.npz').exists()
 
 
 def test_an_input_with_an_update_is_refused(tmp_path):
@@ -244,17 +266,6 @@ def test_the_second_of_two_gaussian_numbers_comes_back(counting, tmp_path):
     assert loop() == expected
 
 
-def test_a_changed_folder_changes_no_checkpoint(counting, tmp_path, monkeypatch):
-    """The lock and the first file were in one folder, later files in another one."""
-    step, _ = counting()
-    monkeypatch.chdir(tmp_path)
-    mgpu.Checkpoint('run', [step], every=1)
-    (tmp_path / 'other' / 'run').mkdir(parents=True)
-    os.chdir('other')
-    step(1)
-    assert os.listdir('run') == [] and (tmp_path / 'run' / 'checkpoint.npz').exists()
-
-
 def test_a_fork_neither_writes_the_checkpoint_of_its_parent_nor_replays_it(counting, tmp_path):
     """The parent went on from the state of the fork."""
     step, count = counting()
@@ -265,9 +276,12 @@ def test_a_fork_neither_writes_the_checkpoint_of_its_parent_nor_replays_it(count
         with pytest.warns(mgpu.MgpuWarning, match='checkpoint.npz is the file of process .* a fork: no state') as said:
             assert [float(step(5)) for _ in range(2)] == [5, 30]
         assert len(said) == 1
-        with pytest.raises(mgpu.MgpuError, match='checkpoint.npz is in use by another job'):
+        with pytest.raises(mgpu.MgpuError, match='checkpoint.npz belongs to the process .* a fork'):
             mgpu.Checkpoint(str(tmp_path), [step])
+        mgpu.Checkpoint(str(tmp_path / 'own'), [step], every=1)
+        step(1)
     in_a_fork(train_on)
+    assert (tmp_path / 'own' / 'checkpoint.npz').exists()
     step, count = counting()
     begin_again()
     made = mgpu.Checkpoint(str(tmp_path), [step], every=1)
@@ -323,13 +337,17 @@ def test_a_call_waits_for_that_of_another_thread(counting, tmp_path):
     assert counts == [0] and count.get_value() == 1
 
 
+def read_again(calls):
+    return calls.of_file('run.npz', calls.to_arrays())
+
+
 def test_a_result_that_cannot_be_recorded_shifts_no_others():
     """One output of a failed call was recorded, so that later calls had the results of the ones before."""
     calls = RecordedCalls(1)
     with pytest.raises(TypeError, match='results that are arrays of numbers'):
         calls.add(0, 1, [np.ones(1), np.array([None])])
     calls.add(0, 1, [np.zeros(1), np.zeros(1)])
-    assert RecordedCalls.from_arrays(calls.to_arrays()).next('run.npz', 0, 1)[0] == 0
+    assert read_again(calls).next('run.npz', RecordedCalls(1), 0, 1)[0] == 0
 
 
 class OfTheScript(LookupError):
@@ -353,7 +371,7 @@ def raised():
 def replayed(error):
     calls = RecordedCalls(1)
     calls.add_failure(0, 1, error)
-    return RecordedCalls.from_arrays(calls.to_arrays()).next('run.npz', 0, 1)
+    return read_again(calls).next('run.npz', RecordedCalls(1), 0, 1)
 
 
 def test_errors_come_back_with_their_classes_and_texts():
@@ -376,10 +394,8 @@ def test_a_file_runs_no_code(name, counting, tmp_path):
     mgpu.Checkpoint(str(tmp_path), [step], every=1)
     step(1)
     path = str(tmp_path / 'checkpoint.npz')
-    arrays = {**state_file.read(path), 'extra/calls': np.array([-1]),
-              'extra/errors': np.array(json.dumps([[0, name, '__import__("os")']]))}
-    with open(path, 'w+b') as file:
-        state_file.write(file, {key: array for key, array in arrays.items() if key != 'format'})
+    rewrite(path, {'extra/calls': np.array([-1]),
+                   'extra/errors': np.array(json.dumps([[0, name, '__import__("os")']]))})
     begin_again()
     mgpu.Checkpoint(str(tmp_path), [step], every=1)
     with pytest.raises(RuntimeError, match=name + ': __import__'):
@@ -392,12 +408,10 @@ def test_a_file_without_a_key_for_each_call_is_continued(first, end, error, coun
     step, _ = counting()
     made = mgpu.Checkpoint(str(tmp_path), [step], every=1)
     step(1)
-    checksums = [checkpoint.sampled_checksum([0, [np.asarray(1)], {}])]
+    checksums = [sampled_checksum([0, [np.asarray(1)], {}])]
     step(5), step(2)
     path = str(tmp_path / 'checkpoint.npz')
-    arrays = {**state_file.read(path), 'extra/checksums': np.array([*checksums, made._key])}
-    with open(path, 'w+b') as file:
-        state_file.write(file, {key: array for key, array in arrays.items() if key not in ('format', 'extra/keys')})
+    rewrite(path, {'extra/checksums': np.array([*checksums, made._replay.record.key])}, without=['extra/keys'])
     step, count = counting()
     begin_again()
     made = mgpu.Checkpoint(str(tmp_path), [step], every=1)

@@ -3,7 +3,6 @@
 import theano_mgpu as mgpu
 from theano_mgpu.checks import ledger, ledger_file
 from theano_mgpu.keras import Checkpoint, disable, enable, multi_gpu_model
-from theano_mgpu.keras.hooks import checkpoint
 
 import keras
 import numpy as np
@@ -12,6 +11,7 @@ import theano
 from keras import backend as K
 from keras.layers import BatchNormalization, Dense, Dropout, Lambda
 from keras.models import Sequential
+from support.checkpoint_files import begin_again
 from support.launch import INTERPRETED
 from support.modes import PYTHON
 from support.processes import python
@@ -27,7 +27,7 @@ def recording(tmp_path):
     with change_flags(**{'mgpu.ledger': '', 'mgpu.ledger_every': 2}):
         def begin(name):
             ledger._open.clear()
-            checkpoint._runs.clear()
+            begin_again()
             theano.config.mgpu.ledger = str(tmp_path / name)
             return str(tmp_path / name)
         yield begin

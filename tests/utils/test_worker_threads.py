@@ -13,7 +13,6 @@ from theano_mgpu.utils.executors import make_executor
 from theano_mgpu.utils.timeline import Timings
 from theano_mgpu.utils.worker_threads import Task, WorkerThreads
 
-import numpy as np
 import pytest
 from support.interrupts import interrupted_at_each_line
 from support.processes import python

@@ -3,29 +3,23 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
-import zlib
 from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
+from ..checks import settings
 from ..comm.mpi import choose_ranks
 from ..comm.rank_0 import on_rank_0
-from ..errors import MgpuError, named, warn
+from ..errors import MgpuError, named
 from ..options import Flags, Options
 from ..runtime.divided_function import DividedFunction
 from ..runtime.replicas.replicated import replicated
-from ..runtime.state import training_state
-from ..runtime.state.random_states import random_states, set_random_states
 from ..runtime.state.recorded_calls import RecordedCalls
-from ..runtime.state.state_file import under
-from ..runtime.steps import Computed
+from ..runtime.state.replay import Replay, check_every
 from ..utils.values import sampled_checksum
 from .surrounded_function import divide_always, source_of, steps_of
 
 FILE = 'checkpoint.npz'
-
-_made: dict[tuple[str, int], int] = {}  # Checkpoints, by folder and process: a fork has made none
 
 
 class Checkpoint:
@@ -68,7 +62,8 @@ class Checkpoint:
         damaged, and so is the one before it. In a call, if the loop calls its functions in another order, or with other
         arguments, than the loop that wrote the file; the recorded call then stays the next one.
     MgpuError
-        If another job writes its checkpoints there, or each process has samples of its own.
+        If another job writes its checkpoints there, or this process is a fork of the one that does; or if each process
+        has samples of its own.
     TypeError
         If one of the functions is none of Theano's or of this package's.
 
@@ -100,106 +95,38 @@ class Checkpoint:
 
     def __init__(self, folder: str, functions: Sequence[Callable[..., Any]], every: int = 100, allow_nan: bool = False,
                  resume: bool = True) -> None:
-        if every < 1:
-            raise ValueError('every=%r: give the number of calls between checkpoints, 1 or more' % (every,))
-        self._every, made = every, (os.path.abspath(folder), os.getpid())
-        self._functions: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
-        self._ranks, before = choose_ranks(None), _made.get(made, 0)
-        self._steps = list(map(steps_of, self._functions))
-        _check(self._functions, self._ranks.size)
-        sources = list(map(source_of, self._functions))
-        self._updates = [bool(source.updates) for source in sources]
-        self._variables = list(dict.fromkeys(replicated(variable) for source in sources for variable in source.updates))
-        self._saved: Any = None  # the file, while it is replayed
-        self._calls, self._begin = RecordedCalls(len(self._steps)), random_states('begin/')
-        self._key, self._turn = 0, threading.RLock()  # the key of the last call; a lock, as calls have an order
-        self.completed = 0
-        on_rank_0(self._ranks, functools.partial(os.makedirs, made[0], exist_ok=True))
-        path = os.path.join(made[0], FILE if not before else 'checkpoint-%d.npz' % (before + 1))
-        self._file = training_state.CheckpointFile(path, self._variables, self._ranks, Options(), sources, allow_nan)
-        if self._file.exists and resume:
-            self._read()
-        for number, (function, steps) in enumerate(zip(self._functions, self._steps)):
+        check_every(every, 'calls')
+        all_functions: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
+        ranks, steps = choose_ranks(None), list(map(steps_of, all_functions))
+        _check(all_functions, ranks.size)
+        sources = list(map(source_of, all_functions))
+        variables = list(dict.fromkeys(replicated(variable) for source in sources for variable in source.updates))
+        folder = os.path.abspath(folder)
+        on_rank_0(ranks, functools.partial(os.makedirs, folder, exist_ok=True))
+        self._replay = Replay(
+            os.path.join(folder, FILE), RecordedCalls(len(steps)), variables, ranks,
+            {**settings.of_function(Options()), **settings.of_graphs(sources)}, every, allow_nan, resume)
+        for number, (function, each, source) in enumerate(zip(all_functions, steps, sources)):
             divide_always(function)
-            steps.surround([functools.partial(self._call, number)])  # a Checkpoint from before records no more
-        _made[made] = before + 1
+            call = functools.partial(self._replay.call, number, checksum=functools.partial(_checksum, number),
+                                     steps=each, completes=bool(source.updates))
+            each.surround([call])  # a Checkpoint from before records no more
+        self._replay.finish()
 
     @property
     def replaying(self) -> bool:
-        return self._saved is not None
+        return self._replay.saved is not None
 
-    def _read(self):
-        self._saved = saved = self._file.read(self._check)
-        self._calls = RecordedCalls.from_arrays(saved.extra)
-        self._begin = {name: saved.extra[name] for name in self._begin}
-        set_random_states(under('begin/', self._begin))
-        for variable in self._variables:
-            variable.ask(self._warn_of_read)
+    @property
+    def completed(self) -> int:
+        return self._replay.record.completed
 
-    def _check(self, saved):
-        if 'forms' not in saved.extra:
-            raise ValueError('%s was not written by mgpu.Checkpoint; name another folder' % saved.path)
-        self._file.check(saved)
-        RecordedCalls.from_arrays(saved.extra).check(saved.path, len(self._functions))
 
-    def _call(self, number, call, proceed):
-        """Return the Computed of a call, replayed or computed: a step, once the number of the function is bound."""
-        if os.getpid() != self._file.process:
-            if self._updates[number]:
-                self._file.save({})  # which says that it is not written
-            return proceed(call)
-        # In one line, because Ctrl-C may raise between two lines, before `with` can free the lock.
-        with self._turn: return self._next(number, call, proceed)  # noqa: E701
-
-    def _next(self, number, call, proceed):
-        args, kwargs = call
-        if kwargs.get('output_subset') is not None:
-            raise ValueError('a Checkpoint records all outputs of a call: leave out output_subset')
-        crc = sampled_checksum([number, list(map(np.asarray, args)), {key: np.asarray(kwargs[key]) for key in kwargs}])
-        key = zlib.crc32(b'%d' % crc, self._key)
-        if self.replaying:
-            return self._replayed(number, key)
-        self._key = key
-        try:
-            computed = proceed(call)
-            self._calls.add(number, key, computed.outputs)
-        except Exception as error:
-            self._calls.add_failure(number, key, error)
-            raise
-        if self._updates[number]:
-            self.completed += 1
-            if self.completed % self._every == 0:  # at the end of a call, from where random numbers are drawn again
-                self._file.save({**self._calls.to_arrays(), **self._begin, **random_states('now/')})
-        return computed
-
-    def _replayed(self, number, key):
-        outputs = self._calls.next(self._file.path, number, key)
-        self._key = key
-        is_error = isinstance(outputs, Exception)
-        self.completed += self._updates[number] and not is_error
-        if self._calls.is_replayed:
-            self._continue()
-        if is_error:
-            raise outputs
-        return Computed(outputs)
-
-    def _continue(self):
-        """Give the variables the values of the file, now that the replay is complete."""
-        saved, self._saved = self._saved, None
-        for variable in self._variables:
-            variable.ask(None)
-        saved.give(self._variables)
-        set_random_states(under('now/', saved.extra))
-        for number, steps in enumerate(self._steps):
-            if steps.account is not None:
-                steps.account.steps = self._calls.count(number)
-
-    def _warn_of_read(self, variable):
-        if self.completed:
-            for each in self._variables:
-                each.ask(None)
-            warn('%s is read while finished calls are replayed (%s): it has an old value until the replay is over. '
-                 'Skip what reads it while checkpoint.replaying is True' % (named(variable), self._file.path))
+def _checksum(number, call):
+    args, kwargs = call
+    if kwargs.get('output_subset') is not None:
+        raise ValueError('a Checkpoint records all outputs of a call: leave out output_subset')
+    return sampled_checksum([number, list(map(np.asarray, args)), {key: np.asarray(kwargs[key]) for key in kwargs}])
 
 
 def _check(functions, n_ranks):

@@ -73,6 +73,8 @@ class ModelFunction:
         Plain Theano in several processes, which compare its results; None for predictions, as these change no variable.
     updates : dict of SharedVariable to theano.Variable
         The new values that a batch gives.
+    steps : Steps
+        Those that surround each call.
     """
 
     def __init__(self, state: Any, hint: Hint, arguments: dict[str, Any], compile: Callable[[], Any]) -> None:
@@ -91,14 +93,14 @@ class ModelFunction:
         self.compared: ComparedFunction | None = None
         book = ledger(choose_ranks(None)) if self.kind == 'train' else None
         self.is_whole = state.leaves_all(self)
-        self._own = self._run = Steps(self._whole if self.is_whole else self._compute, state.steps(self),
-                                      account=self.open_account(book) if book else None)
+        self._own = self.steps = Steps(self._whole if self.is_whole else self._compute, state.steps(self),
+                                       account=self.open_account(book) if book else None)
         self.begin()
 
     # --- the place in Keras's function
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        outputs = (self._alone if is_alone() else self._run.run)(list(inputs)).outputs
+        outputs = (self._alone if is_alone() else self.steps.run)(list(inputs)).outputs
         if any(self._is_value):
             self._values = [each for each, is_value in zip(outputs, self._is_value) if is_value]
         return list(outputs)
@@ -121,22 +123,15 @@ class ModelFunction:
                             [*self._hint.weights, *(v for v in self.updates if v not in self._hint.metrics)],
                             choose_ranks(None))
 
-    def begin_fit(self, replay: Callable[..., Computed], account: Account | None = None) -> None:
+    def begin_fit(self, replay: Callable[..., Computed]) -> None:
         """Put the step of a checkpoint before the others, and divide each batch: a restart must not depend on timings.
-
-        An `account` takes the place of the function's own.
         """
         inner = [step for step in self._own.inner if not isinstance(step, Choice)]
-        self._run = Steps(self._own.compute, inner, [replay], account or self._own.account)
+        self.steps = Steps(self._own.compute, inner, [replay], self._own.account)
 
     def end_fit(self) -> None:
         """Take the step of a checkpoint out again."""
-        self._run = self._own
-
-    def note_replayed(self) -> None:
-        """Count a step that a checkpoint has replayed."""
-        if self._run.account is not None:
-            self._run.account.steps += 1
+        self.steps = self._own
 
     @property
     def graph(self) -> list[theano.Variable]:
@@ -345,6 +340,6 @@ class ModelFunction:
             return None
         for outputs, samples in self.step.joined():
             self._add(outputs, samples)
-            if self._run.account is not None:
-                self._run.account.note()
+            if self.steps.account is not None:
+                self.steps.account.note()
         return self._with_values((self._sums / self._samples).tolist()) if self._samples else None

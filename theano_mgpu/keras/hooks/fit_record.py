@@ -5,55 +5,97 @@ It has the fit's arguments, its results so far, and the states of callbacks whos
 from __future__ import annotations
 
 import json
-import zlib
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 from keras import callbacks as keras_callbacks
 from keras.callbacks import Callback
 
 from ...errors import warn
-from ...runtime.state.random_states import generators, random_states
+from ...runtime.state.replay import Record, keys_of
 from ...runtime.state.state_file import parsing, under
-from ...utils.values import sampled_checksum
 
 ARGUMENTS = ('epochs', 'batch_size', 'steps', 'samples', 'do_validation')
 STATES = {'EarlyStopping': ('wait', 'best', 'stopped_epoch'), 'ReduceLROnPlateau': ('wait', 'best', 'cooldown_counter'),
           'ModelCheckpoint': ('best', 'epochs_since_last_save')}
 
 
-class FitRecord:
-    """The arguments of a fit, and its results so far.
+class OtherFit(ValueError):
+    """An error about the file of another fit than this one."""
+
+    def __init__(self, path: str, text: str) -> None:
+        super().__init__('%s %s. Pass the same arguments and data to continue from it; to train from the beginning, '
+                         'remove the file or name another one' % (path, text))
+
+
+class FitRecord(Record):
+    """The arguments of a fit, and its results so far; of the model and the fit's other callbacks if they are given.
 
     The `logs` of a finished epoch have ``'0/loss'`` for Keras's own loss, and ``'2/lr'`` for a value that the second of
     the user's other callbacks added.
     """
 
-    def __init__(self, params: dict[str, Any]) -> None:
-        self.run: str | None = None  # identifies the run of the script; all files of a run have the same one
+    NAME, MARK = '-fit%d', 'fit'
+    FOREIGN = 'was not written by theano_mgpu.keras.Checkpoint; name another file'
+    moments: Sequence[str] = ('begin',)
+
+    def __init__(self, params: dict[str, Any], model: Any = None, callbacks: Sequence[Callback] = ()) -> None:
+        super().__init__()
+        self._model, self._callbacks = model, callbacks
         self.fit = {name: params.get(name) for name in ARGUMENTS}  # they determine the batches
         self.epochs: list[dict[str, Any]] = []                     # the logs of each finished one
         self.lengths: list[int] = []                               # of each finished epoch, in batches
         self.batches: list[list[Any]] = []                         # results of each batch of the unfinished epoch
-        self.first_batch: int | None = None                        # a checksum of its inputs, as of all so far
-        self.all_batches, self.stopped = 0, False                  # the latter says whether the training is to stop
-        self.begin: dict[str, np.ndarray] = random_states()
-        self.end: dict[str, np.ndarray] = {}                       # empty before
+        self.first_key = 0                                         # of the first batch
+        self.stopped = False                                       # whether the training was to stop, says a file
 
-    @property
-    def n_batches(self) -> int:
-        return sum(self.lengths) + len(self.batches)
+    def add(self, number: int, key: int, results: Any) -> None:
+        if not self.completed:
+            self.first_key = key
+        self.batches.append(list(results))
+
+    def next(self, path: str, done: FitRecord, number: int, key: int) -> list[Any]:
+        """Return the results of a batch: its own or, if its epoch is finished, the epoch's."""
+        has_arrays = done.fit['batch_size'] is not None  # else a generator gives the data
+        if has_arrays and not done.completed and key != self.first_key:
+            raise OtherFit(path, 'was written by a fit whose first batch has the checksum %d, but that of this one has '
+                                 '%d' % (self.first_key, key))
+        epoch = len(done.epochs)
+        return self.results(done) if epoch < len(self.epochs) else self.batches[len(done.batches)]
+
+    def results(self, done: FitRecord, prefix: str = '') -> list[Any]:
+        """Return the results of the epoch that another record has come to."""
+        logs = self.logs_of(len(done.epochs), 0)
+        return [logs.get(prefix + name, float('nan')) for name in done._model.metrics_names]
+
+    def is_replayed(self, done: FitRecord) -> bool:
+        """Return whether the next batch is to be computed; a file that was written at the end of a fit has none."""
+        return bool(self.batches) and done.completed == self.completed
+
+    def check(self, path: str, saved: FitRecord) -> None:
+        """Raise a ValueError if a file has a fit with other arguments or epochs."""
+        if any(saved.fit.get(name) != value for name, value in self.fit.items()):
+            raise OtherFit(path, 'was written by a fit with %s, but this one has %s'
+                           % (saved.arguments(), self.arguments()))
+        if saved.lengths[:len(self.lengths)] != self.lengths:
+            raise OtherFit(path, 'holds epochs of %s batches, but those of this fit have %s'
+                           % (saved.lengths, self.lengths))
+
+    def go_on(self, path: str, saved: FitRecord, arrays: Mapping[str, np.ndarray]) -> None:
+        restore_states(self._callbacks, arrays)
+        self._model.stop_training = saved.stopped
+        if self.completed == saved.completed and self.key != saved.key:
+            warn('%s was written after other batches than those that were replayed now, which differ in order or data: '
+                 'the training continues from its state, but the result is not that of an uninterrupted one. Do not '
+                 'draw random numbers in callbacks, which are not called in a replay, or without a seed' % path)
 
     def arguments(self) -> str:
         """Return the arguments of the fit, as text."""
         return ', '.join('%s=%s' % (name, self.fit[name]) for name in sorted(self.fit))
 
-    def add_inputs(self, inputs: list[Any]) -> None:
-        """Add a batch to the checksums."""
-        number = sampled_checksum(list(inputs))
-        if self.first_batch is None:
-            self.first_batch = number
-        self.all_batches = zlib.crc32(b'%d' % number, self.all_batches)
+    def end(self) -> None:
+        """Note that the fit is over: the random numbers from now on are the script's."""
+        self.moments = 'begin', 'now'
 
     def end_epoch(self) -> None:
         self.epochs.append({})
@@ -73,29 +115,25 @@ class FitRecord:
         return under('%d/' % position, self.epochs[epoch] if epoch < len(self.epochs) else {})
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        arrays = {'run': np.array(self.run), 'fit': np.array(json.dumps(self.fit, default=int)),
-                  'batches': np.array(self.n_batches),  # not read again: for users who look into the file
-                  'lengths': np.array(self.lengths, 'int64'), 'stopped': np.array(bool(self.stopped)),
-                  'checksums': np.array([self.first_batch or 0, self.all_batches], 'int64')}
+        arrays = {'fit': np.array(json.dumps(self.fit, default=int)),
+                  'batches': np.array(self.completed),  # not read again: for users who look into the file
+                  'lengths': np.array(self.lengths, 'int64'), 'stopped': np.array(bool(self._model.stop_training)),
+                  'keys': np.array([self.first_key, self.key]), **states_of(self._callbacks)}
         # One column for each value, so that it keeps its dtype.
         for key in dict.fromkeys(key for logs in self.epochs for key in logs):
             having = [i for i, logs in enumerate(self.epochs) if key in logs]
             arrays['having/' + key] = np.array(having)
             arrays['logs/' + key] = np.array([self.epochs[i][key] for i in having])
         arrays.update(('results/%d' % i, np.array(column)) for i, column in enumerate(zip(*self.batches)))
-        for name, states in (('begin', self.begin), ('end', self.end)):
-            arrays.update(('%s/%s' % (name, key), value) for key, value in states.items())
         return arrays
 
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> FitRecord:
-        """Return the record of a file; raise a Damaged if it cannot be read."""
-        record = cls({})
+    def of_file(self, path: str, arrays: Mapping[str, np.ndarray]) -> FitRecord:
+        record = FitRecord({})
         with parsing('the record of a fit'):
-            record.run, fit = str(arrays['run']), json.loads(str(arrays['fit']))
+            fit = json.loads(str(arrays['fit']))
             record.fit = dict(fit, **{name: fit[name] for name in ARGUMENTS})
             record.lengths, record.stopped = [int(n) for n in arrays['lengths']], bool(arrays['stopped'])
-            record.first_batch, record.all_batches = arrays['checksums'].tolist()
+            record.first_key, record.key = keys_of(arrays).tolist()
             record.epochs = [{} for _ in record.lengths]
             logs = under('logs/', arrays)
             for key, having in under('having/', arrays).items():
@@ -103,13 +141,12 @@ class FitRecord:
                     record.epochs[i][key] = value
             columns = under('results/', arrays)
             record.batches = list(map(list, zip(*(columns[str(i)] for i in range(len(columns))))))
-            record.begin, record.end = under('begin/', arrays), under('end/', arrays)
-            for states in [record.begin] + [record.end] * bool(record.end):
-                generators(states)
+            record.completed = sum(record.lengths) + len(record.batches)
+        self.check(path, record)
         return record
 
 
-def states_of(callbacks: list[Callback]) -> dict[str, np.ndarray]:
+def states_of(callbacks: Sequence[Callback]) -> dict[str, np.ndarray]:
     """Return the states of callbacks, under names that begin with ``callbacks/``."""
     arrays = {key: np.array(getattr(callback, name)) for key, callback, name in _attributes(callbacks)}
     for prefix, callback in _with_weights(callbacks):
@@ -117,7 +154,7 @@ def states_of(callbacks: list[Callback]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def restore_states(callbacks: list[Callback], arrays: dict[str, Any]) -> None:
+def restore_states(callbacks: Sequence[Callback], arrays: Mapping[str, Any]) -> None:
     """Set the states of callbacks from arrays of `states_of`; other arrays may be among them."""
     for key, callback, name in _attributes(callbacks):
         if key in arrays:

@@ -1,1 +1,1 @@
-"""Checkpoint files: the state of a training, and a lock on the file."""
+"""Checkpoint files: the state of a training, the calls before it, and their replay after a restart."""

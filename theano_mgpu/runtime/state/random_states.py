@@ -9,21 +9,22 @@ import numpy as np
 from .training_state import from_array, to_array
 
 
-def random_states(place: str = '') -> dict[str, np.ndarray]:
-    """Return the states of NumPy's and Python's random generators, as arrays whose names begin with the place."""
+def random_states() -> dict[str, np.ndarray]:
+    """Return the states of NumPy's and Python's random generators as arrays, by name."""
     generator = np.random.RandomState()
     generator.set_state(np.random.get_state())
     _, words, gauss = random.getstate()
     second = [] if gauss is None else [gauss]  # `random.gauss` draws two numbers at once, and keeps one
-    return {place + 'numpy': to_array(generator),
-            place + 'python': np.append(np.array(words, 'uint64'), np.array(second, 'float64').view('uint64'))}
+    return {'numpy': to_array(generator),
+            'python': np.append(np.array(words, 'uint64'), np.array(second, 'float64').view('uint64'))}
 
 
 def set_random_states(states: Mapping[str, np.ndarray]) -> None:
-    """Set the states of NumPy's and Python's random generators, as `random_states` returned them."""
-    for_numpy, for_python = generators(states)
-    np.random.set_state(for_numpy)
-    random.setstate(for_python.getstate())
+    """Set the states of NumPy's and Python's random generators, as `random_states` returned them, if there are any."""
+    if states:
+        for_numpy, for_python = generators(states)
+        np.random.set_state(for_numpy)
+        random.setstate(for_python.getstate())
 
 
 def generators(states: Mapping[str, np.ndarray]) -> tuple[tuple, random.Random]:

@@ -3,31 +3,32 @@ from __future__ import annotations
 
 import builtins
 import json
-import zlib
 from typing import Any, Mapping
 
 import numpy as np
 
 from ... import errors
 from ...comm.failures import description
+from .replay import Record, keys_of
 from .state_file import parsing
 
 
-class RecordedCalls:
-    """The calls of numbered functions in order, with the results: arrays, in a list or dict, or one of them.
+class RecordedCalls(Record):
+    """The calls of numbered functions in order, with the results: arrays, in a list or dict, or one of them."""
 
-    A call has a key, a number that tells its function, its arguments and all calls before it apart from others.
-    """
+    MARK, FOREIGN = 'forms', 'was not written by mgpu.Checkpoint; name another folder'
+    moments = 'begin', 'now'
 
     def __init__(self, n_functions: int) -> None:
+        super().__init__()
         self._order: list[tuple[int, int]] = []  # of each call the function or, if below 0, the error; and the key
         self._forms: list[Any] = [None] * n_functions  # what a call returns: ONE, the keys of a dict, or their number
         self._columns: list[list[Column]] = [[] for _ in range(n_functions)]
         self._errors: list[list[Any]] = []  # the number of the function, and what `_description` returns
-        self._next, self._counts = 0, [0] * n_functions
+        self._counts = [0] * n_functions  # how often a function has returned
 
     def add(self, number: int, key: int, results: Any) -> None:
-        """Add a call of a function, which has returned these results; a TypeError for others than arrays of numbers."""
+        """Add a call, with its results; a TypeError for others than arrays of numbers."""
         form, values = _taken_apart(results)
         arrays = list(map(np.array, values))  # copies: the caller may change them
         for array in arrays:
@@ -38,43 +39,30 @@ class RecordedCalls:
         for column, array in zip(self._columns[number], arrays):
             column.add(array)
         self._order.append((number, key))
+        self._counts[number] += 1
 
     def add_failure(self, number: int, key: int, error: Exception) -> None:
-        """Add a call of a function, which has raised an error."""
         self._order.append((-1 - len(self._errors), key))
         self._errors.append([number, *_description(error)])
 
-    def next(self, path: str, number: int, key: int) -> Any:
-        """Return the results of the next call, or the error that it raised; raise a ValueError if it was another one.
-
-        Then the next call stays the same one: no call gets the results of another one.
-        """
-        place, expected = self._order[self._next]
+    def next(self, path: str, done: RecordedCalls, number: int, key: int) -> Any:
+        place, expected = self._order[len(done._order)]
         of, *error = self._errors[-1 - place] if place < 0 else [place]
         if of != number or expected not in (UNKNOWN, key):
             raise ValueError('%s was written by a loop that called %s here. Run the same script on the same data to '
                              'continue from it, with seeds for its random numbers, and with all calls in one order, as '
                              'in one thread; to train from the beginning, remove the folder, or pass resume=False'
                              % (path, 'another function' if of != number else 'its function with other arguments'))
-        self._next += 1
         if error:
             return _error(*error)
-        values = [column[self._counts[number]] for column in self._columns[number]]
-        self._counts[number] += 1
+        values = [column[done._counts[number]] for column in self._columns[number]]
         form = self._forms[number]
         return dict(zip(form, values)) if isinstance(form, list) else values if form != ONE else values[0]
 
-    @property
-    def is_replayed(self) -> bool:
-        """Return whether `next` has returned all calls."""
-        return self._next == len(self._order)
-
-    def count(self, number: int) -> int:
-        """Return how often a function has returned."""
-        return [each for each, _ in self._order].count(number)
+    def is_replayed(self, done: RecordedCalls) -> bool:
+        return len(done._order) == len(self._order)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the calls as arrays, by name."""
         calls, keys = np.array(self._order, 'int64').reshape(-1, 2).T
         arrays = {'calls': calls, 'keys': keys, 'forms': np.array(json.dumps(self._forms)),
                   'errors': np.array(json.dumps(self._errors))}
@@ -83,25 +71,20 @@ class RecordedCalls:
                 arrays['flat/%d/%d' % (number, i)], arrays['shapes/%d/%d' % (number, i)] = column.to_arrays()
         return arrays
 
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> RecordedCalls:
-        """Return the calls of a file; raise a Damaged if they cannot be read."""
+    def of_file(self, path: str, arrays: Mapping[str, np.ndarray]) -> RecordedCalls:
         with parsing('the record of calls'):
             forms = json.loads(str(arrays['forms']))
-            calls = cls(len(forms))
+            calls = RecordedCalls(len(forms))
             calls._errors, calls._forms = json.loads(str(arrays['errors'])), forms
-            order, (first, last) = arrays['calls'].tolist(), arrays.get('checksums', [0, 0])
-            keys = [zlib.crc32(b'%d' % first), *[UNKNOWN] * (len(order) - 2), int(last)][-len(order):]
-            calls._order = list(zip(order, arrays.get('keys', np.array(keys)).tolist()))
+            order, (first, *keys) = arrays['calls'].tolist(), keys_of(arrays).tolist()
+            unknown = [UNKNOWN] * (len(order) - 1 - len(keys))
+            calls._order = list(zip(order, [first, *unknown, *keys]))
             calls._columns = [[Column(arrays['flat/%d/%d' % (number, i)], arrays['shapes/%d/%d' % (number, i)])
                                for i in range(_length(form))] for number, form in enumerate(forms)]
-        return calls
-
-    def check(self, path: str, n_functions: int) -> None:
-        """Raise a ValueError if a file has the calls of another number of functions."""
-        if len(self._forms) != n_functions:
+        if len(forms) != len(self._forms):
             raise ValueError('%s has the calls of %d functions, but there are %d: pass the same functions in the same '
-                             'order' % (path, len(self._forms), n_functions))
+                             'order' % (path, len(forms), len(self._forms)))
+        return calls
 
 
 ONE = 'one'

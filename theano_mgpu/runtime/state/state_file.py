@@ -81,12 +81,8 @@ def _checksum(file, length):
     """Return the CRC-32 of the first bytes of an open file."""
     file.seek(0)
     checksum = 0
-    while length:
-        data = file.read(min(length, CHUNK))
-        if not data:
-            break
-        checksum = zlib.crc32(data, checksum)
-        length -= len(data)
+    for start in range(0, length, CHUNK):
+        checksum = zlib.crc32(file.read(min(length - start, CHUNK)), checksum)
     return checksum
 
 

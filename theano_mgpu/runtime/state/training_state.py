@@ -7,16 +7,11 @@ from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
-from ...checks import settings
 from ...checks.ledger_file import unnumbered
 from ...comm.communicator import Communicator
 from ...comm.rank_0 import on_rank_0
 from ...errors import warn
-from ...options import Options
 from ...utils.files import whole_file
-from ...utils.mpi_environment import CHECKPOINT
-from ...utils.owned import FileLock, lock_file
-from ...utils.rank_process import report, wait_until_needed
 from ..replicas.replicated import Replicated, host_value
 from . import state_file
 from .state_file import Damaged, parsing, under
@@ -26,54 +21,6 @@ PREVIOUS = '.previous'
 _damaged: set[str] = set()     # damaged files; they must not replace the intact ones before them
 _foreign: set[str] = set()     # files of others, which are not written: the user has been told
 _not_finite: set[str] = set()  # files whose non-finite values the user has been warned about
-
-
-class CheckpointFile:
-    """The file of a run's checkpoints, of this process alone, wherever its current folder is later.
-
-    Every rank has to make each call. A spare process waits here until it is needed. It is an MgpuError if another job
-    writes its checkpoints there. A fork has the object, but does not write the file.
-
-    Parameters
-    ----------
-    path : str
-    variables : list of Replicated
-    ranks : Communicator
-    options : Options
-        Of the function.
-    sources : list
-        The outputs and updates of the functions, as they were given.
-    allow_nan : bool
-        See `save`.
-    """
-
-    def __init__(self, path: str, variables: Sequence[Replicated], ranks: Communicator, options: Options,
-                 sources: Sequence[Any], allow_nan: bool) -> None:
-        wait_until_needed()
-        self.path, self.process = os.path.realpath(path), os.getpid()
-        self._variables, self._ranks, self._allow_nan = variables, ranks, allow_nan
-        self._settings = {**settings.of_function(options), **settings.of_graphs(sources)}
-        self._locks: list[FileLock] = []
-        on_rank_0(ranks, lambda: self._locks.append(lock_file(self.path)))
-        self.exists = on_rank_0(ranks, lambda: os.path.exists(self.path))
-        report(CHECKPOINT)
-
-    def read(self, check: Callable[[Saved], Any] | None = None) -> Saved:
-        """Return the content of the file, see the function `read`, after this `check`, or one that may call it."""
-        return read(self.path, self._ranks, check or self.check)
-
-    def check(self, saved: Saved) -> None:
-        saved.check(self._variables)
-        settings.check_same(saved.path, saved.settings, self._settings, strict=True)
-
-    def save(self, extra: Mapping[str, np.ndarray]) -> None:
-        """Write the variables and further arrays, but not in a fork: a warning says so, once."""
-        if os.getpid() == self.process:
-            save(self.path, self._variables, self._ranks, extra, self._allow_nan, self._settings)
-        elif self.path not in _foreign:
-            _foreign.add(self.path)
-            warn('%s is the file of process %d, of which this one is a fork: no state of it is written. Name another '
-                 'file here to keep it' % (self.path, self.process))
 
 
 def save(path: str, variables: Sequence[Replicated], ranks: Communicator,
