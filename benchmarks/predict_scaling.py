@@ -286,7 +286,7 @@ def measure(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Context
     flags, n_bytes, step = theano.config.mgpu, bytes_of_gradients(model), model.train_function.function.step
     return Findings(rounds, batch_size, n_bytes, [most_sharing(contexts[:n + 1]) for n in range(len(contexts))],
                     link_to(contexts[0], n_bytes), Options().updates_on(contexts)[0],
-                    flags.overlap == 'True' and not flags.logical_shards, scheme_of(step.plan),
+                    step.plan.overlaps, scheme_of(step.plan),
                     planned_schemes(step), trainee.fits, int(flags.logical_shards))
 
 

@@ -31,9 +31,10 @@ OWN_FLAGS.update({
                          'How devices exchange sums, such as gradients: through the host (host); directly, by NCCL, or '
                          'else it is an error (nccl); or by NCCL where all replicas are on different CUDA devices and '
                          'NCCL is installed (auto).'),
-    'mgpu.overlap': ('False', ('False', 'True'),
+    'mgpu.overlap': ('auto', ('auto', 'False', 'True'),
                      'Whether the backward pass is cut into pieces, so that the gradients of one are exchanged while '
-                     'the next is computed, for slow networks. On GPUs, it also takes gpuarray.single_stream=False.'),
+                     'the next is computed. auto does so for several hosts, once the exchange has taken a noticeable '
+                     'part of the first steps.'),
     'mgpu.micro_batches': ('auto', Number('slices', 1, 'auto'),
                            'Slices that each batch of a replica is computed in, one after the other, where a call '
                            'does not say: on a model that is placed on several contexts they are a pipeline. auto is '
@@ -69,8 +70,8 @@ OWN_FLAGS.update({
 })
 
 GONE.update({
-    'mgpu.exchange': ('float32', 'gradients of 11 bits changed the answer; for slow networks there is '
-                                 'mgpu.overlap=True, which does not'),
+    'mgpu.exchange': ('float32', 'gradients of 11 bits changed the answer; on slow networks, gradients are '
+                                 'exchanged while others are computed'),
     'mgpu.batch_statistics': ('exact', 'statistics of a part of the batch changed the answer; those of the whole batch '
                                        'take one more exchange for each layer and direction'),
     'mgpu.random': ('exact', 'random numbers of each device changed the answer'),

@@ -25,7 +25,7 @@ class Flags:
     timeout: int
     update_on: str
     collectives: str
-    overlap: bool
+    overlap: bool | str
     micro_batches: int | str
     shares: str
     logical_shards: int
@@ -45,6 +45,8 @@ class Flags:
             values['micro_batches'] = int(values['micro_batches'])
         if values['shares'] == AUTO and theano.config.deterministic == 'more':
             values['shares'] = EQUAL  # shares that follow measured times round otherwise in each run
+        if values['overlap'] == AUTO and theano.config.deterministic == 'more':
+            values['overlap'] = False  # and so may a step in pieces
         if values['shares'] not in (AUTO, EQUAL) and ratio(values['shares']) is None:
             raise GraphError('mgpu.shares is auto, equal, or numbers such as 3:1, not %r' % values['shares'])
         return cls(**{name: value == 'True' if value in ('True', 'False') else value for name, value in values.items()})
@@ -66,13 +68,17 @@ class Flags:
 
 @dataclass(frozen=True)
 class Strategy:
-    """The ways to compute a function that need less memory, once a device had too little: results are the same."""
+    """The ways to compute a function that are taken once something was seen in its steps: results are the same.
+
+    All but the last one need less memory, as a device had too little.
+    """
 
     data_sets_on_host: bool = False  # slices of data sets are taken there, and sent
     update_on: str = ''              # 'sharded' or 'host'
     recompute: bool = False
     spread: bool = False             # the parameters are placed over the contexts: one cannot hold all of them
     in_slices: bool = False          # it is divided although there is one replica, which computes slices
+    exchange: int = 0                # percent of a step, a reason to exchange while the next gradients are computed
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class Options:
     batch_of_rank_0: bool = False         # every process takes the arguments of rank 0; else others are an error
     whole: bool = False                   # it has no batch: one replica computes it as it is
     params: Sequence[Any] = ()            # trained
-    strategy: Strategy = Strategy()       # it is chosen anew after a failure for lack of memory
+    strategy: Strategy = Strategy()
 
     def __post_init__(self):
         for name in ('executor', 'micro_batches', 'recompute', 'update_on'):

@@ -142,10 +142,13 @@ def launch_on(hosts, *arguments, meanwhile=None):
 
 
 def test_two_hosts(two_hosts, one_context, tmp_path):
+    """The exchange takes a noticeable part of the first steps: then it overlaps with the computation."""
     before = two_hosts.first.sent_bytes(), two_hosts.second.sent_bytes()
-    done = launch_on(two_hosts, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain')
+    done = launch_on(two_hosts, 'train', tmp_path / 'ranks.npz', 'a->cpu', 'plain', 'watched')
     assert done.returncode == 0, done.stderr
     assert_same(tmp_path / 'ranks.npz', one_context, 1e-5)
+    assert done.stderr.count('gradients are exchanged while the next ones are computed, because that takes ') == 1
+    assert 'pieces: 3, a thread exchanges: True' in done.stdout
     parameters = 4 * (6 * 16 + 16 + 16 * 3)
     for host, sent in zip((two_hosts.first, two_hosts.second), before):
         assert host.sent_bytes() - sent > len(rank_network.RAGGED) * 3 * parameters

@@ -103,6 +103,11 @@ class Communicator:
         """
         return error
 
+    @property
+    def takes_threads(self) -> bool:
+        """Return whether `check_threads` raises no error."""
+        return True
+
     def check_threads(self) -> None:
         """Raise an MgpuError if `all_reduce` may not run in one thread while another one has a handshake."""
 

@@ -224,8 +224,12 @@ class MpiCommunicator(Communicator):
 
     # ------------------------------------------------------------------------------------------------ collectives
 
+    @property
+    def takes_threads(self) -> bool:
+        return self._mpi.Query_thread() >= self._mpi.THREAD_MULTIPLE
+
     def check_threads(self) -> None:
-        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+        if not self.takes_threads:
             raise MgpuError('mgpu.overlap=True exchanges gradients on a thread of its own, and MPI was started without '
                             'MPI_THREAD_MULTIPLE, which this needs. Leave out mpi4py.rc.thread_level and '
                             'mpi4py.rc.threads, or set mgpu.overlap=False')

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Sequence
 
 from ..comm.activities import ADD
 from ..comm.communicator import Communicator
-from ..utils.timeline import Timings, span
+from ..utils.timeline import HOST, Timings, note, span
 from ..utils.worker_threads import Task, WorkerThreads
 from .host import HostChannel
 
@@ -23,6 +24,7 @@ class OverRanks:
         self.overlaps = overlaps and ranks.size > 1
         self._threads = WorkerThreads([_add_over] * self.overlaps, 'theano_mgpu exchange')
         self.underway: dict[HostChannel, Task] = {}  # sums of a later boundary may be among them
+        self.seconds = 0.0  # in which a rank has added in order
 
     def wait(self) -> None:
         """Wait for the sums under way; also after an error, since the other ranks add, too."""
@@ -51,9 +53,11 @@ class OverRanks:
         rest = [sums for sums in every_sums if sums not in self.underway]
         if rest:
             self._meet()
-            with self._timings.span('exchange'):
-                for sums in rest:
-                    sums.add_over()
+            began = time.perf_counter()
+            for sums in rest:
+                sums.add_over()
+            note(self._timings.seconds, 'exchange', HOST, began)
+            self.seconds += time.perf_counter() - began
 
     def _meet(self):
         with self._timings.span('wait'):

@@ -98,15 +98,17 @@ class _Planner:
 
     def _overlaps(self) -> bool:
         """Return whether gradients of one bucket are exchanged while the next one is computed."""
-        machine, recompute = self._machine, self._options.recomputes
+        machine, recompute, took = self._machine, self._options.recomputes, self._options.strategy.exchange
         if not self._params or machine.size * len(self._mesh.replicas) == 1:
             return False
-        on = [rank for rank, flag in enumerate(machine.overlap) if flag]
+        on = [rank for rank, overlaps in enumerate(machine.overlap) if overlaps is True]
         overlaps = len(on) == machine.size and not recompute and not self._logical_shards
+        flag = 'mgpu.overlap=%s' % (not took and len(on) == machine.size or self._options.flags.overlap)
+        if len(on) not in (0, machine.size):
+            flag = 'mgpu.overlap=True on the ranks %s alone' % ', '.join(map(str, on))
         self._choose('exchange', 'while the next gradients are computed' if overlaps else 'once all are computed',
                      'mgpu.logical_shards' if self._logical_shards else 'recompute=True' if on and recompute else
-                     'mgpu.overlap=%s' % (len(on) == machine.size) if len(on) in (0, machine.size) else
-                     'mgpu.overlap=True on the ranks %s alone' % ', '.join(map(str, on)))
+                     flag + ': it took %d %% of a step, which it now may hide' % took if took else flag)
         return overlaps
 
     def _by_nccl(self, n_replicas: int) -> bool:

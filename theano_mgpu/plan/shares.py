@@ -28,8 +28,8 @@ class Machine:
         Replicas of each rank.
     update_on : tuple of str
         The place where each rank would compute new values, one of `options.UPDATE_ON`.
-    overlap : tuple of bool
-        Whether each rank has the flag ``mgpu.overlap=True``.
+    overlap : tuple of (bool or str)
+        The flag ``mgpu.overlap`` of each rank; True where the times of steps have decided so.
     against_nccl : str
         The reason why devices do not exchange sums by NCCL; empty if they do.
     """
@@ -37,7 +37,7 @@ class Machine:
     rank: int = 0
     replicas: tuple[int, ...] = (1,)
     update_on: tuple[str, ...] = ('device',)
-    overlap: tuple[bool, ...] = (False,)
+    overlap: tuple[bool | str, ...] = (False,)
     against_nccl: str = 'NCCL is not installed'
 
     @property

@@ -31,7 +31,8 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
     flags = options.flags
     columns = [mesh.column(place) for place in mesh.places if place != CPU]
     reasons = [nccl.reason_against(column, flags.collectives) for column in columns] or [nccl.NOT_CUDA]
-    own = (len(mesh.replicas), options.updates_on(mesh.contexts)[0], flags.overlap, next(filter(None, reasons), ''),
+    when = flags.overlap is True or options.strategy.exchange > 0 or (ranks.takes_threads and flags.overlap)
+    own = (len(mesh.replicas), options.updates_on(mesh.contexts)[0], when, next(filter(None, reasons), ''),
            flags.collectives == 'nccl', flags.shares, flags.logical_shards)
     replicas, update_on, overlap, against, must, shares, logical = zip(*all_gather_object(ranks, own))
     if len(set(shares)) > 1:

@@ -5,6 +5,7 @@ import functools
 import gc
 import threading
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
@@ -24,12 +25,14 @@ from ..errors import GraphError, LengthError, ReplicaError
 from ..graph.rewrites import print_values
 from ..options import Options
 from ..plan import record
+from ..plan.record import note_change
 from ..utils import rank_process
 from ..utils.mpi_environment import STEP
 from ..utils.timeline import HOST, note
 from .batch import Batch
 from .batches.prefetch import LookAhead
 from .building import Updates, build, divide
+from .overlap import ExchangeWatch
 from .remedies import Remedies
 from .replicas.replicated import replicated
 from .speeds import Speeds
@@ -98,6 +101,7 @@ class DividedFunction:
         splitter, every = self.built.splitter, options.flags.check
         self._speeds = Speeds(options.name, splitter) if splitter.shares.adapts else None
         self._sentinel = Sentinel(self.built, options.name, every) if every else None
+        self._watch = ExchangeWatch(self.executable, options)
         has_rows = any(output.has_rows for output in self.plan.results)
         own = [i for i, split in enumerate(self.arguments.split) if split] if self.sharded else None
         self._check_batch = BatchCheck(ranks, self.built.number, options.name, has_rows,
@@ -189,8 +193,16 @@ class DividedFunction:
             # A batch that was split ahead is of no use if rank 0 has sent other values.
             result = self._computed(values, states, lengths, batch if values is own else None)
             self.samples, self.seconds = result.samples, result.ended - began
+            self._overlap(self._watch.note(self.seconds))
             rank_process.report(STEP)
             return result.outputs
+
+    def _overlap(self, percent: int) -> None:
+        """Build the function anew where the exchange takes some percent of a step, and the computation can hide it."""
+        if percent:
+            note_change('%s: gradients are exchanged while the next ones are computed, because that takes %d %% of a '
+                        'step (mgpu.overlap=auto)' % (self.options.name or 'a function', percent))
+            self._rebuild(replace(self.options, strategy=replace(self.options.strategy, exchange=percent)))
 
     def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
         """Compute a batch on every rank: again, in another way, each time that a device has too little memory."""

@@ -1,0 +1,43 @@
+"""The choice to exchange gradients while the next ones are computed, by the times of the first steps."""
+from __future__ import annotations
+
+from ..comm import alone
+from ..comm.collectives import all_gather_int
+from ..options import AUTO, Options
+from .executable import Executable
+
+FIRST, LAST = 3, 12  # steps that are timed
+NOTICEABLE = 15      # percent of a step: less is hardly worth a step in several pieces
+
+
+class ExchangeWatch:
+    """A watch over the part of its time in which a step exchanges gradients with other hosts.
+
+    Within a host, the exchange takes the same cores as the computation, so that nothing is gained.
+    """
+
+    def __init__(self, executable: Executable, options: Options) -> None:
+        ranks, plan = executable.communicator, executable.plan
+        self._ranks, self._over_ranks = ranks, executable.over_ranks
+        self._steps, self._exchange, self._seconds = 0, 0.0, 0.0
+        self._is_over = ranks.on_one_host or options.recomputes or not plan.params or \
+            plan.shares.logical_shards > 0 or set(plan.machine.overlap) != {AUTO}
+
+    def note(self, seconds: float) -> int:
+        """Note the duration of a step; return the percentage of the exchange after the last one, if it is noticeable.
+
+        Every rank makes the call, and gets the same number, the smallest of all; it is 0 otherwise.
+        """
+        if self._is_over or alone.is_alone():
+            return 0
+        self._steps += 1
+        if self._steps < FIRST:
+            self._exchange = self._over_ranks.seconds
+            return 0
+        self._seconds += seconds
+        if self._steps < LAST:
+            return 0
+        self._is_over = True
+        own = int(100 * (self._over_ranks.seconds - self._exchange) / self._seconds)
+        least = min(all_gather_int(self._ranks, own))
+        return least if least >= NOTICEABLE else 0
