@@ -103,7 +103,7 @@ class Predictor(predictor.Predictor):
             if batch_size is not None:
                 raise ValueError('batch_size=%r was given with a Sequence, whose items are the batches: leave it out'
                                  % (batch_size,))
-            rows = self._rows((x[i] for i in range(len(x))), None, verbose, n_batches=len(x))
+            rows = self._rows(self._grouped(x[i] for i in range(len(x))), None, verbose, n_batches=len(x))
         elif inspect.isgenerator(x):
             raise ValueError('predict takes arrays, or a keras.utils.Sequence; the outputs of a generator come batch '
                              'by batch from map(generator)')
