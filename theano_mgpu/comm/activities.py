@@ -5,10 +5,10 @@ from typing import Sequence
 
 # The first number of an activity. In CALL, COMPARE, INPUTS and CHECK the number of a function follows, then the number
 # of its calls before.
-END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE, FEED, INPUTS, CHECK, BATCHES = range(15)
+END, BUILD, COMPILE, SHARE, CALL, ADD, GATHER, AGREE, FAILED, READ, COMPARE, FEED, INPUTS, CHECK = range(14)
 
 # While one rank compiles, or reads a file, the others wait for longer than in a step: PATIENT times the limit.
-SLOW = (END, BUILD, COMPILE, SHARE, COMPARE, FEED, INPUTS, BATCHES)
+SLOW = (END, BUILD, COMPILE, SHARE, COMPARE, FEED, INPUTS)
 PATIENT = 10
 
 
@@ -21,7 +21,6 @@ def describe(activity: Sequence[int], functions: Sequence[str]) -> str:
             CALL: 'in call %d of %s' % (calls + 1, function), ADD: 'adding up what each rank has computed',
             GATHER: 'gathering the rows of a batch', AGREE: 'at the end of a step',
             FAILED: 'in a step that has failed', FEED: 'at a batch that rank 0 makes for all',
-            BATCHES: 'waiting for batches to predict that rank 0 reads',
             COMPARE: 'comparing the results of %s that each rank has computed whole, after call %d'
                      % (function, calls),
             INPUTS: 'comparing the inputs of call %d of %s' % (calls + 1, function),

@@ -1,6 +1,7 @@
 """Groups of consecutive batches, each of which one call computes, and their outputs apart again."""
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
 
@@ -24,12 +25,15 @@ class Group(NamedTuple):
     lengths : list of int
         The samples of each batch.
     error : PredictionError or None
+    states : list
+        Of the random streams, for a batch that draws numbers.
     """
 
     first: int
     arrays: Sequence[Any]
     lengths: Sequence[int]
     error: Optional[PredictionError] = None
+    states: Sequence[Any] = ()
 
     def apart(self, split: Sequence[bool]) -> list[Group]:
         """Return a group for each of the batches; inputs that are `split` have samples."""
@@ -43,8 +47,7 @@ def pieces(lengths: Sequence[int]) -> list[slice]:
     >>> pieces([2, 0, 1])
     [slice(0, 2, None), slice(2, 2, None), slice(2, 3, None)]
     """
-    stops = [int(stop) for stop in np.cumsum(lengths)]
-    return [slice(stop - length, stop) for stop, length in zip(stops, lengths)]
+    return [slice(stop - length, stop) for stop, length in zip(itertools.accumulate(lengths), lengths)]
 
 
 def sliced(arrays: Sequence[Any], split: Sequence[bool], piece: slice) -> list[Any]:

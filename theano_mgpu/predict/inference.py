@@ -1,6 +1,7 @@
 """A graph for inference over copies of its shared variables, which computes one batch, or several that are joined."""
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from theano.gof.graph import ancestors
 
 from ..devices.context_map import HOST
 from ..errors import BatchError, GraphError
-from ..graph.graph import shared_variables, substitute
+from ..graph.graph import substitute
 from ..graph.partition import chosen_branches
 from ..graph.placement.propagation import own_place
 from ..graph.placement.tags import placed_on
@@ -31,31 +32,34 @@ class InferenceFunction(DividedFunction):
 
     Attributes
     ----------
-    variables : list of SharedVariable
-        The user's, without the states of random streams: these go on from one batch to the next in a copy.
+    variables, streams : list of SharedVariable
+        The user's, that the graph reads, and the states of random streams.
+    copies : list of SharedVariable
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], givens: Any,
                  broadcast: Sequence[Any], **options: Any) -> None:
         if not sample_axes(inputs, broadcast=broadcast):
             raise no_samples(inputs)
-        self._own, outputs, updates = _over_copies(outputs, givens)
+        self._own, outputs = _over_copies(outputs, givens)
         self._joined = self._joined_ahead = 1  # the batches in the present call, and in the next one
-        super().__init__(inputs, outputs, updates, Options(broadcast=broadcast, no_default_updates=True, sharded=False,
-                                                           **options))
+        self.copies = list(self._own.values())
+        self.streams = list(filter(is_random_state, self._own))
+        self.variables = [variable for variable in self._own if variable not in self.streams]
+        super().__init__(inputs, outputs, {}, Options(broadcast=broadcast, no_default_updates=True, sharded=False,
+                                                      **options))
         warn_of_refusals(self.built, self.options)
-        self.variables = [variable for variable in self._own if not is_random_state(variable)]
 
-    def take(self, values: Sequence[Any]) -> None:
-        """Take other values of the `variables`, the same on all ranks, for the next call."""
+    def take(self, variables: Sequence[SharedVariable], values: Sequence[Any]) -> None:
+        """Take other values of some variables for the next call."""
         with self.lock:
-            for variable, value in zip(self.variables, values):
+            for variable, value in zip(variables, values):
                 replicated(self._own[variable]).give(value)
 
     def _build(self, options: Options) -> None:
         super()._build(options)
         program = self.built.program
-        self._has_rows_alone = program.is_divided and not program.every_exchange and not program.updated and all(
+        self._has_rows_alone = program.is_divided and not program.every_exchange and not self.streams and all(
             output.has_rows and output.reduction.axis == 0 for output in program.outputs)
         self._reads_numbers = not set(program.numbers).isdisjoint(ancestors(program.in_stages))
 
@@ -63,8 +67,9 @@ class InferenceFunction(DividedFunction):
         """Return whether a call can compute batches of these lengths, each as if it were alone."""
         if len(lengths) < 2 or not self._has_rows_alone:
             return len(lengths) < 2
-        return sum(lengths) > 0 and (not self._reads_numbers or self.built.splitter.shares.slices([sum(lengths)]) == [
-            [(i * lengths[0], (i + 1) * lengths[0])] for i in range(len(lengths))])
+        if not self._reads_numbers:
+            return sum(lengths) > 0
+        return len(set(lengths)) == 1 and _has_whole_batches(self.built.splitter.shares, len(lengths), lengths[0])
 
     def compute(self, group: Group, following: Callable[[], Group | None]) -> list[Any]:
         """Return the outputs of a group; while it is computed, ``following()``, the next one, is sent to the devices.
@@ -75,6 +80,7 @@ class InferenceFunction(DividedFunction):
             return after.arrays if after and not after.error else None
         with self.lock, self.look_ahead.asking(arguments, is_apart=True):
             self._joined = len(group.lengths)
+            self.take(self.streams, group.states)
             return self.steps.run((group.arrays, {})).outputs
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
@@ -102,21 +108,26 @@ class InferenceFunction(DividedFunction):
                 batch.slots[slot] = np.array(number, 'int64')
 
 
+@functools.lru_cache(maxsize=64)
+def _has_whole_batches(shares, number, length):
+    """Return whether each replica computes one batch at once, where a number of batches of a length are joined."""
+    return shares.slices([number * length]) == [[(i * length, (i + 1) * length)] for i in range(number)]
+
+
 @builds_graphs
 def _over_copies(outputs, givens):
-    """Return copies of the shared variables of a graph, by variable, and the outputs and updates over the copies."""
+    """Return copies of the shared variables of a graph, by variable, and the outputs over the copies."""
     with placed_on(None):
         outputs, _ = with_givens(outputs, {}, givens, no_default_updates=True)
-        outputs, updates = with_givens(chosen_branches(outputs), {}, None)  # of streams that only training draws from
-        states = [variable for variable in updates if not is_random_state(variable)]
+        outputs = chosen_branches(outputs)  # without streams that only training draws from
+        states = [variable for variable in with_givens(outputs, {}, None)[1] if not is_random_state(variable)]
         if states:
             raise GraphError('a call changes %s (default_update), which the next one reads, and a Predictor computes '
                              'several batches at a time: use mgpu.function, which computes one after the other'
                              % ', '.join(map(str, states)))
-        whole = [*outputs, *updates.values()]
-        copies = {variable: _copy_of(variable) for variable in shared_variables(whole)}
-        whole = substitute(whole, copies)
-    return copies, whole[:len(outputs)], dict(zip(map(copies.get, updates), whole[len(outputs):]))
+        read = [variable for variable in ancestors(outputs) if isinstance(variable, SharedVariable)]
+        copies = {variable: _copy_of(variable) for variable in read}
+        return copies, substitute(outputs, copies)
 
 
 def _copy_of(variable):

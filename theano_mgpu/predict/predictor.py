@@ -3,27 +3,30 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import theano
 
 from ..checks.ranks import check_lengths
-from ..comm.activities import BATCHES, CALL
+from ..comm.activities import CALL
 from ..comm.collectives import broadcast_object
 from ..comm.communicator import Communicator
+from ..comm.compilation import first_compiler
 from ..comm.failures import failing_together
 from ..comm.mpi import choose_ranks
 from ..devices.context_map import Context, describe
-from ..devices.contexts import check_process
+from ..devices.contexts import contexts as active_contexts
 from ..devices.discovery import reason
-from ..errors import BatchError, MgpuError, PredictionError, RankError, named, warn
+from ..errors import BatchError, MgpuError, PredictionError, named, warn
+from ..graph.random_streams import jumped
 from ..runtime.batches.arguments import converted
 from ..runtime.batches.prefetch import PeekableBatches
 from ..runtime.batches.sub_batches import Rows, batch_length
+from ..runtime.consensus import check_same_graph
 from ..runtime.replicas.replicated import replicated
 from ..utils import mpi_environment, progress
+from .dealer import Dealer
 from .groups import Group, grouped, groups_of, split_rows
 from .inference import InferenceFunction
 
@@ -97,17 +100,28 @@ class Predictor:
                  'batch while it computes: leave it out' % replicas_per_context)
         self._single = not isinstance(outputs, (list, tuple))
         self._name, self._prefetch = name or 'a Predictor', prefetch
-        if theano.config.mgpu.data == 'sharded' and mpi_environment.size() > 1:
-            executor = 'threads'
-        self._ranks: Communicator = choose_ranks(executor)
-        self._function: Any = InferenceFunction(
-            inputs, [outputs] if self._single else outputs, givens, broadcast, contexts=contexts, executor=executor,
-            mode=mode, name=name or 'predict', allow_input_downcast=allow_input_downcast)
-        self.inputs, self._split = self._function.arguments.inputs, self._function.arguments.split
-        self.contexts: list[Context] = list(self._function.contexts)
-        self.replicas = list(self._function.mesh.replicas)
-        self._variables = list(map(replicated, self._function.variables))
-        self._note_weights()
+        outputs = [outputs] if self._single else outputs
+        sharded = theano.config.mgpu.data == 'sharded' and mpi_environment.size() > 1
+        self._ranks: Communicator = choose_ranks('threads' if sharded else executor)
+        on_cpu = all(context.kind == 'cpu' for context in active_contexts())
+        with first_compiler(self._ranks):  # a rank computes whole batches, so its function is its own
+            function = InferenceFunction(
+                inputs, outputs, givens, broadcast, contexts=contexts, mode=mode, name=name or 'predict',
+                executor=executor if self._ranks.size == 1 and not sharded else 'serial' if on_cpu else 'threads',
+                allow_input_downcast=allow_input_downcast)
+        check_same_graph(self._ranks, inputs, function.built.definition.outputs, function.copies)
+        self._number = self._ranks.add_function(name or 'predict')
+        self._function: Any = function
+        self._dealer = Dealer(self._ranks, self._computed, self._use)
+        self.inputs, self._split = function.arguments.inputs, function.arguments.split
+        self.contexts: list[Context] = list(function.contexts)
+        self.replicas = list(function.mesh.replicas)
+        self._variables = list(map(replicated, function.variables))
+        self._states = [replicated(stream).value() for stream in function.streams]
+        self._used: Any = None  # the weights that the function has; None are those that it was made with
+        self._note_weights(None)
+        if self._ranks.size > 1:
+            self.refresh()  # those of rank 0 count
 
     def __enter__(self) -> Predictor:
         return self
@@ -117,16 +131,19 @@ class Predictor:
 
     def close(self) -> None:
         """Free its memory."""
-        self._function = self._weights = None
+        self._function = self._weights = self._used = None
         self.contexts, self.replicas = [], []
 
     def refresh(self) -> None:
         """Take over the values that the shared variables have now, for batches that are computed from now on."""
-        self._note_weights()
-        self._weights = [variable.value() for variable in self._variables]
+        weights = [variable.value() for variable in self._variables]
+        for value in weights:
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False  # nobody edits them, so no copy need be compared with them
+        self._note_weights(weights)
 
-    def _note_weights(self):
-        self._weights: Any = None  # those that the function does not have yet
+    def _note_weights(self, weights):
+        self._weights = weights
         self._versions = [variable.version for variable in self._variables]
         self._has_warned = False
 
@@ -189,63 +206,71 @@ class Predictor:
         if on_error not in ('raise', 'yield'):
             raise ValueError("on_error=%r is neither 'raise' nor 'yield'" % (on_error,))
         self._check_use()
-        if hasattr(batches, '__next__'):  # it may fill its arrays again, while the batches that were read ahead wait
-            batches = map(copy.deepcopy, batches)
         return self._map(self._grouped(batches), on_error)
 
     def _grouped(self, batches: Iterable[Any]) -> Iterator[Group]:
         """Return batches in groups, as they are read."""
-        return grouped(map(self._read, itertools.count(), batches), self._split, self._function.n_replicas,
-                       self._function.joins)
+        is_iterator = hasattr(batches, '__next__')  # it may fill its arrays again, while batches wait for others
+        return grouped((self._read(index, batch, is_iterator) for index, batch in enumerate(batches)), self._split,
+                       self._function.n_replicas, self._function.joins)
 
-    def _read(self, index, batch):
-        """Return the arrays of a batch, or a PredictionError."""
+    def _read(self, index, batch, is_copied):
+        """Return the arrays of a batch, or copies of them, or a PredictionError."""
         try:
-            return self._by_input(self._members(batch))
+            arrays = self._by_input(self._members(batch))
+            return [np.array(array) if type(array) is np.ndarray else copy.deepcopy(array) for array in arrays] \
+                if is_copied else arrays
         except Exception as cause:
             error = PredictionError('batch %d failed: %s: %s' % (index, type(cause).__name__, cause), index)
             error.__cause__ = cause
             return error
 
     def _map(self, groups, on_error):
-        """Yield the outputs of each batch of some groups; other ranks than rank 0 compute the groups that it has."""
+        """Yield the outcome of each batch of some groups: of rank 0, where there are several ranks."""
         self._begin()
         try:
             if self._ranks.rank:
-                for group in iter(self._shared, None):
-                    self._computed(group)
-                return
-            source = PeekableBatches(groups)
-            for group in source:
-                for outputs in [group.error] if group.error else self._computed(self._shared(group), source.peek):
+                return self._dealer.serve()
+            groups = map(self._with_states, groups)
+            with contextlib.closing(self._alone(groups) if self._ranks.size == 1 else
+                                    self._dealer.deal(groups, lambda: self._weights)) as outcomes:
+                for outputs in outcomes:
                     if isinstance(outputs, PredictionError) and on_error == 'raise':
                         raise outputs
                     yield outputs if isinstance(outputs, PredictionError) or not self._single else outputs[0]
                     self._check_open()  # the caller may have closed it meanwhile
         finally:
             self._is_active = False
-            if not self._ranks.rank and not self._ranks.lost:
-                self._shared(None)
 
-    def _shared(self, group: Group | None = None) -> Group | None:
-        """Return on each rank the group of rank 0, None after the last one, with rank 0's weights in the function."""
-        weights, group = broadcast_object(self._ranks, (self._weights, group), activity=BATCHES)
-        if weights is not None:
-            self._function.take(weights)
-        self._weights = None
-        return group
+    def _with_states(self, group):
+        """Return a group with its part of the random streams, which no other one overlaps with."""
+        states = self._states
+        if states:
+            self._states = list(map(jumped, states))
+        return group._replace(states=states)
 
-    def _computed(self, group: Group, following: Callable[[], Group | None] | None = None) -> list[Any]:
+    def _alone(self, groups):
+        """Yield the outcomes of groups; while devices compute one, the next one is read and sent to them."""
+        source: Any = PeekableBatches(groups)
+        ahead = source.peek if self._prefetch and self._function.executable.on_devices else lambda: None
+        for group in source:
+            self._use(self._weights)
+            yield from self._computed(group, ahead)
+
+    def _use(self, weights):
+        """Compute with these weights from now on."""
+        if weights is not self._used:
+            self._function.take(self._function.variables, weights)
+        self._used = weights
+
+    def _computed(self, group: Group, following: Callable[[], Group | None] = lambda: None) -> list[Any]:
         """Return the outputs of each batch of a group, or its PredictionError."""
         function = self._function
         try:
-            if not sum(group.lengths):
-                return [self._of_no_samples(group)]
-            ahead = following if self._prefetch and function.executable.on_devices else None
-            outputs = function.compute(group, ahead or (lambda: None))
+            if group.error or not sum(group.lengths):
+                return [group.error or self._of_no_samples(group)]
+            outputs = function.compute(group, following)
             return [outputs] if len(group.lengths) == 1 else split_rows(outputs, group.lengths)
-        except RankError:
-            raise
         except Exception as error:
             if len(group.lengths) > 1:  # to know which of them fails
                 return [outputs for one in group.apart(self._split) for outputs in self._computed(one)]
@@ -307,15 +332,20 @@ class Predictor:
 
     def _rows(self, groups, length, verbose, n_batches=None):
         """Return the outputs of all groups together, one array for each output; the same on each rank."""
-        lengths = self._ranks.handshake((CALL, self._function.built.number, self._calls), [length or 0])[:, 0]
+        lengths = self._ranks.handshake((CALL, self._number, self._calls), [length or 0])[:, 0]
         self._calls += 1
         check_lengths(self._ranks, self._name, lengths)
         with failing_together(self._ranks):
-            return broadcast_object(self._ranks, self._collect(groups, length, verbose, n_batches))
+            rows = None
+            if self._ranks.rank:
+                list(self.map(()))
+            else:
+                rows = self._collect(groups, length, verbose, n_batches)
+            return broadcast_object(self._ranks, rows)
 
     def _collect(self, groups, length, verbose, n_batches):
         rows = Rows(length)
-        with progress.bar(length, verbose and not self._ranks.rank) as bar, \
+        with progress.bar(length, verbose) as bar, \
                 contextlib.closing(self._map(groups, 'raise')) as in_order:
             for outputs in in_order:
                 added = rows.add([outputs] if self._single else outputs)
@@ -324,7 +354,7 @@ class Predictor:
                 bar.update(added)
             bar.total = len(rows)
             bar.refresh()
-        return rows.arrays() if not self._ranks.rank else None
+        return rows.arrays()
 
 
 def check_numbers(**numbers: Any) -> None:
