@@ -159,14 +159,13 @@ def test_contenders_of_prediction():
     arguments = SimpleNamespace(threads=[1, 2], workers=[2])
     labels = [contender.label for contender in contenders(arguments, ['opencl0:0', 'opencl0:1'])]
     assert labels == ['plain Keras, 1 thread', 'plain Keras, 2 threads', 'Predictor, 1 context, 1 thread',
-                      'Predictor, 1 context, 2 threads', 'Predictor, 2 contexts', 'Predictor, 2 replicas',
-                      'Predictor, 2 ranks', 'multiprocessing.Pool(2)', 'Predictor, 1 OpenCL device',
-                      'Predictor, 2 OpenCL devices']
+                      'Predictor, 1 context, 2 threads', 'Predictor, 2 contexts', 'Predictor, 2 ranks',
+                      'multiprocessing.Pool(2)', 'Predictor, 1 OpenCL device', 'Predictor, 2 OpenCL devices']
     assert len(contenders(SimpleNamespace(threads=[1], workers=[1]), ['opencl0:0'])) == 3
 
 
 def test_ratios_of_opencl_are_to_one_of_its_devices():
-    rows = [dict(Contender(kind, devices, 1, 1, 1)._asdict(), median=median) for kind, devices, median in (
+    rows = [dict(Contender(kind, devices, 1, 1)._asdict(), median=median) for kind, devices, median in (
         ('keras', (), 100.), ('pool', (), 150.), ('predictor', ('opencl0:0',), 10.),
         ('predictor', ('opencl0:0', 'opencl0:1'), 15.))]
     assert [row['ratio'] for row in with_ratios(rows)] == [1, 1.5, 1, 1.5]

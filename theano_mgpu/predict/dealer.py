@@ -24,7 +24,7 @@ class Part:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.outcomes: list[Any] | None = None
+        self.outcomes: Any = None
 
 
 class Dealer:
@@ -59,8 +59,8 @@ class Dealer:
                     if read:
                         self._give(rank, read, weights())
                 elif self._parts:
-                    first = self._parts[0]
-                    self._wait(lambda: first.outcomes is not None, [first.rank], 'batches to compute')
+                    self._wait(lambda: self._parts[0].outcomes is not None, [self._parts[0].rank],
+                               'batches to compute')
             if not isinstance(error, StopIteration):
                 raise error
         finally:

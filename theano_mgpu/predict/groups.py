@@ -88,11 +88,11 @@ def grouped(batches: Iterable[Any], split: Sequence[bool], most: int, joins: Joi
                 Group(number, batch, [next(len(array) for array, has_samples in zip(batch, split) if has_samples)])
             if waiting and not _are_alike(waiting[0], group, split):
                 yield from _together(waiting, split, joins)
-                waiting, began = [], time.monotonic()
+                began = time.monotonic()
             waiting.append(group)
             if len(waiting) == most or time.monotonic() - began > PATIENCE:
                 yield from _together(waiting, split, joins)
-                waiting, began = [], time.monotonic()
+                began = time.monotonic()
     except Exception:
         yield from _together(waiting, split, joins)
         raise
@@ -108,11 +108,11 @@ def _are_alike(one, other, split):
 
 
 def _together(waiting, split, joins):
-    """Yield some batches as one group, or each by itself where they cannot be put together."""
-    lengths = [length for group in waiting for length in group.lengths]
-    if len(waiting) < 2 or not joins(lengths):
-        yield from waiting
-        return
-    columns = zip(*[group.arrays for group in waiting])
-    yield Group(waiting[0].first, [np.concatenate(column) if has_samples else column[0]
-                                   for column, has_samples in zip(columns, split)], lengths)
+    """Return some batches as one group, or each by itself where they cannot be put together; keep none waiting."""
+    groups, lengths = list(waiting), [length for group in waiting for length in group.lengths]
+    waiting.clear()
+    if len(groups) < 2 or not joins(lengths):
+        return groups
+    columns = zip(*[group.arrays for group in groups])
+    return [Group(groups[0].first, [np.concatenate(column) if has_samples else column[0]
+                                    for column, has_samples in zip(columns, split)], lengths)]

@@ -11,6 +11,7 @@ from theano.gof.graph import ancestors
 
 from ..devices.context_map import HOST
 from ..errors import BatchError, GraphError
+from ..graph.analysis import Gather
 from ..graph.graph import substitute
 from ..graph.partition import chosen_branches
 from ..graph.placement.propagation import own_place
@@ -60,7 +61,7 @@ class InferenceFunction(DividedFunction):
         super()._build(options)
         program = self.built.program
         self._has_rows_alone = program.is_divided and not program.every_exchange and not self.streams and all(
-            output.has_rows and output.reduction.axis == 0 for output in program.outputs)
+            output.reduction == Gather(0) for output in program.outputs)
         self._reads_numbers = not set(program.numbers).isdisjoint(ancestors(program.in_stages))
 
     def joins(self, lengths: Sequence[int]) -> bool:

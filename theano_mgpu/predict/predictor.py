@@ -36,14 +36,14 @@ BATCH_SIZE = 32
 class Predictor:
     """A graph for inference that computes several batches at a time, each device one of them.
 
-    Consecutive batches, one for each device of all processes, are joined and computed by one call of a function as
-    `mgpu.function` makes it, if each row of the outputs belongs to one sample. Any other batch is divided by itself, so
-    that each has the outputs that one device computes. The graph has the values that its shared variables have when
-    the Predictor is made; `refresh` takes over later ones. Use it in a ``with`` block, or `close` it, to free its
-    memory.
+    Consecutive batches, one for each device, are joined and computed by one call of a function as `mgpu.function`
+    makes it, if each row of the outputs belongs to one sample. Any other batch is divided by itself. So each batch has
+    the outputs that one device computes. The graph has the values that its shared variables have when the Predictor is
+    made; `refresh` takes over later ones. Use it in a ``with`` block, or `close` it, to free its memory.
 
-    With several processes that mpirun started, rank 0 reads the batches, sends them to all ranks, and has the outputs
-    in order; every rank makes the same calls. With ``mgpu.data=sharded`` each process works by itself.
+    With several processes that mpirun started, rank 0 reads the batches, gives the next ones to the rank that is free
+    first, and has the outputs in order; every rank makes the same calls. With ``mgpu.data=sharded`` each process works
+    by itself.
 
     Parameters
     ----------
@@ -56,8 +56,11 @@ class Predictor:
         Deprecated; it has no effect.
     prefetch : int
         0 keeps it from reading the next batches, one for each device, and sending them while devices compute.
-    broadcast, givens, executor, mode, name, allow_input_downcast
+    broadcast, givens, mode, name, allow_input_downcast
         As for `mgpu.function`.
+    executor : {'auto', 'serial', 'threads', 'mpi'}, optional
+        The flag ``mgpu.executor`` by default. With several processes, 'serial' and 'threads' keep this process to
+        itself.
 
     Attributes
     ----------
@@ -73,8 +76,8 @@ class Predictor:
 
     Notes
     -----
-    Each batch draws the random numbers that plain Theano draws for one batch after the other. The streams of the graph
-    itself do not advance.
+    Each batch draws its own random numbers, the same for any number of devices. The random streams of the graph do not
+    advance.
 
     Examples
     --------
