@@ -25,15 +25,12 @@ class Group(NamedTuple):
     lengths : list of int
         The samples of each batch.
     error : PredictionError or None
-    states : list
-        Of the random streams, for a batch that draws numbers.
     """
 
     first: int
     arrays: Sequence[Any]
     lengths: Sequence[int]
     error: Optional[PredictionError] = None
-    states: Sequence[Any] = ()
 
     def apart(self, split: Sequence[bool]) -> list[Group]:
         """Return a group for each of the batches; inputs that are `split` have samples."""
@@ -97,6 +94,19 @@ def grouped(batches: Iterable[Any], split: Sequence[bool], most: int, joins: Joi
         yield from _together(waiting, split, joins)
         raise
     yield from _together(waiting, split, joins)
+
+
+def read_ahead(groups: Iterator[Group], most: int) -> tuple[list[Group], Exception | None]:
+    """Return at most so many groups, without waiting for long, and the error of their reader, which comes after them.
+    """
+    read: list[Group] = []
+    began = time.monotonic()
+    try:
+        while len(read) < most and (not read or time.monotonic() - began < PATIENCE):
+            read.append(next(groups))
+    except Exception as error:
+        return read, error
+    return read, None
 
 
 def _are_alike(one, other, split):

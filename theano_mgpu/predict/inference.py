@@ -31,36 +31,34 @@ from .groups import Group
 class InferenceFunction(DividedFunction):
     """A graph for inference over copies of its shared variables, whose values are those of one moment.
 
+    Random streams go on from call to call, in the copies of their states.
+
     Attributes
     ----------
-    variables, streams : list of SharedVariable
-        The user's, that the graph reads, and the states of random streams.
-    copies : list of SharedVariable
+    copies : dict of SharedVariable to SharedVariable
+        The copies, by the user's variables.
     """
 
     def __init__(self, inputs: Sequence[theano.Variable], outputs: Sequence[theano.Variable], givens: Any,
                  broadcast: Sequence[Any], **options: Any) -> None:
         if not sample_axes(inputs, broadcast=broadcast):
             raise no_samples(inputs)
-        self._own, outputs = _over_copies(outputs, givens)
+        self.copies, outputs, updates = _over_copies(outputs, givens)
         self._joined = self._joined_ahead = 1  # the batches in the present call, and in the next one
-        self.copies = list(self._own.values())
-        self.streams = list(filter(is_random_state, self._own))
-        self.variables = [variable for variable in self._own if variable not in self.streams]
-        super().__init__(inputs, outputs, {}, Options(broadcast=broadcast, no_default_updates=True, sharded=False,
-                                                      **options))
+        super().__init__(inputs, outputs, updates, Options(broadcast=broadcast, no_default_updates=True, sharded=False,
+                                                           **options))
         warn_of_refusals(self.built, self.options)
 
     def take(self, variables: Sequence[SharedVariable], values: Sequence[Any]) -> None:
         """Take other values of some variables for the next call."""
         with self.lock:
             for variable, value in zip(variables, values):
-                replicated(self._own[variable]).give(value)
+                replicated(self.copies[variable]).give(value)
 
     def _build(self, options: Options) -> None:
         super()._build(options)
         program = self.built.program
-        self._has_rows_alone = program.is_divided and not program.every_exchange and not self.streams and all(
+        self._has_rows_alone = program.is_divided and not program.every_exchange and not program.updated and all(
             output.reduction == Gather(0) for output in program.outputs)
         self._reads_numbers = not set(program.numbers).isdisjoint(ancestors(program.in_stages))
 
@@ -81,7 +79,6 @@ class InferenceFunction(DividedFunction):
             return after.arrays if after and not after.error else None
         with self.lock, self.look_ahead.asking(arguments, is_apart=True):
             self._joined = len(group.lengths)
-            self.take(self.streams, group.states)
             return self.steps.run((group.arrays, {})).outputs
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
@@ -117,18 +114,19 @@ def _has_whole_batches(shares, number, length):
 
 @builds_graphs
 def _over_copies(outputs, givens):
-    """Return copies of the shared variables of a graph, by variable, and the outputs over the copies."""
+    """Return copies of the shared variables of a graph, by variable, and the outputs and updates over the copies."""
     with placed_on(None):
         outputs, _ = with_givens(outputs, {}, givens, no_default_updates=True)
-        outputs = chosen_branches(outputs)  # without streams that only training draws from
-        states = [variable for variable in with_givens(outputs, {}, None)[1] if not is_random_state(variable)]
+        outputs, updates = with_givens(chosen_branches(outputs), {}, None)  # of streams that only training draws from
+        states = [variable for variable in updates if not is_random_state(variable)]
         if states:
             raise GraphError('a call changes %s (default_update), which the next one reads, and a Predictor computes '
                              'several batches at a time: use mgpu.function, which computes one after the other'
                              % ', '.join(map(str, states)))
-        read = [variable for variable in ancestors(outputs) if isinstance(variable, SharedVariable)]
-        copies = {variable: _copy_of(variable) for variable in read}
-        return copies, substitute(outputs, copies)
+        whole = [*outputs, *updates.values()]
+        copies = {variable: _copy_of(variable) for variable in ancestors(whole) if isinstance(variable, SharedVariable)}
+        whole = substitute(whole, copies)
+        return copies, whole[:len(outputs)], dict(zip(map(copies.get, updates), whole[len(outputs):]))
 
 
 def _copy_of(variable):

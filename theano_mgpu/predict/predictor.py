@@ -3,14 +3,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import theano
 
-from ..checks.ranks import check_lengths
-from ..comm.activities import CALL
-from ..comm.collectives import broadcast_object
+from ..checks.ranks import check_lengths, take_values_of_first
+from ..comm.activities import CALL, FEED
+from ..comm.collectives import all_gather_object, broadcast_object
 from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
 from ..comm.failures import failing_together
@@ -19,18 +20,18 @@ from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.discovery import reason
 from ..errors import BatchError, MgpuError, PredictionError, named, warn
-from ..graph.random_streams import jumped
+from ..graph.random_streams import is_random_state
 from ..runtime.batches.arguments import converted
 from ..runtime.batches.prefetch import PeekableBatches
 from ..runtime.batches.sub_batches import Rows, batch_length
 from ..runtime.consensus import check_same_graph
 from ..runtime.replicas.replicated import replicated
 from ..utils import mpi_environment, progress
-from .dealer import Dealer
-from .groups import Group, grouped, groups_of, split_rows
+from .groups import Group, grouped, groups_of, read_ahead, split_rows
 from .inference import InferenceFunction
 
 BATCH_SIZE = 32
+ROUND = 0.05  # seconds of a round of all ranks, where batches are small: the exchanges take some, too
 
 
 class Predictor:
@@ -41,9 +42,9 @@ class Predictor:
     the outputs that one device computes. The graph has the values that its shared variables have when the Predictor is
     made; `refresh` takes over later ones. Use it in a ``with`` block, or `close` it, to free its memory.
 
-    With several processes that mpirun started, rank 0 reads the batches, gives the next ones to the rank that is free
-    first, and has the outputs in order; every rank makes the same calls. With ``mgpu.data=sharded`` each process works
-    by itself.
+    With several processes that mpirun started, rank 0 reads the batches, sends them to all ranks, each of which
+    computes some, and has the outputs in order; every rank makes the same calls. With ``mgpu.data=sharded`` each
+    process works by itself.
 
     Parameters
     ----------
@@ -76,8 +77,8 @@ class Predictor:
 
     Notes
     -----
-    Each batch draws its own random numbers, the same for any number of devices. The random streams of the graph do not
-    advance.
+    Batches draw the random numbers that plain Theano draws for one batch after the other, from copies of the random
+    streams, for any number of devices. With several processes, each computes all batches of such a graph.
 
     Examples
     --------
@@ -115,16 +116,13 @@ class Predictor:
         check_same_graph(self._ranks, inputs, function.built.definition.outputs, function.copies)
         self._number = self._ranks.add_function(name or 'predict')
         self._function: Any = function
-        self._dealer = Dealer(self._ranks, self._computed, self._use)
         self.inputs, self._split = function.arguments.inputs, function.arguments.split
         self.contexts: list[Context] = list(function.contexts)
         self.replicas = list(function.mesh.replicas)
-        self._variables = list(map(replicated, function.variables))
-        self._states = [replicated(stream).value() for stream in function.streams]
-        self._used: Any = None  # the weights that the function has; None are those that it was made with
+        self._variables = {variable: replicated(variable) for variable in function.copies
+                           if not is_random_state(variable)}
+        take_values_of_first(self._ranks, map(replicated, function.copies.values()))
         self._note_weights(None)
-        if self._ranks.size > 1:
-            self.refresh()  # those of rank 0 count
 
     def __enter__(self) -> Predictor:
         return self
@@ -134,20 +132,16 @@ class Predictor:
 
     def close(self) -> None:
         """Free its memory."""
-        self._function = self._weights = self._used = None
+        self._function = self._weights = None
         self.contexts, self.replicas = [], []
 
     def refresh(self) -> None:
         """Take over the values that the shared variables have now, for batches that are computed from now on."""
-        weights = [variable.value() for variable in self._variables]
-        for value in weights:
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False  # nobody edits them, so no copy need be compared with them
-        self._note_weights(weights)
+        self._note_weights({i: variable.value() for i, variable in enumerate(self._variables.values())})
 
     def _note_weights(self, weights):
-        self._weights = weights
-        self._versions = [variable.version for variable in self._variables]
+        self._weights: Any = weights  # those that the function does not have yet, or None
+        self._versions = [variable.version for variable in self._variables.values()]
         self._has_warned = False
 
     def predict(self, *arrays: Any, batch_size: int | None = None, verbose: int = 0) -> Any:
@@ -232,11 +226,11 @@ class Predictor:
         """Yield the outcome of each batch of some groups: of rank 0, where there are several ranks."""
         self._begin()
         try:
-            if self._ranks.rank:
-                return self._dealer.serve()
-            groups = map(self._with_states, groups)
-            with contextlib.closing(self._alone(groups) if self._ranks.size == 1 else
-                                    self._dealer.deal(groups, lambda: self._weights)) as outcomes:
+            while self._ranks.rank:
+                if self._round([]) is None:
+                    return
+            outcomes = self._alone(groups) if self._ranks.size == 1 else self._in_rounds(groups)
+            with contextlib.closing(outcomes):
                 for outputs in outcomes:
                     if isinstance(outputs, PredictionError) and on_error == 'raise':
                         raise outputs
@@ -245,26 +239,49 @@ class Predictor:
         finally:
             self._is_active = False
 
-    def _with_states(self, group):
-        """Return a group with its part of the random streams, which no other one overlaps with."""
-        states = self._states
-        if states:
-            self._states = list(map(jumped, states))
-        return group._replace(states=states)
-
     def _alone(self, groups):
         """Yield the outcomes of groups; while devices compute one, the next one is read and sent to them."""
         source: Any = PeekableBatches(groups)
         ahead = source.peek if self._prefetch and self._function.executable.on_devices else lambda: None
         for group in source:
-            self._use(self._weights)
+            self._take(self._weights)
             yield from self._computed(group, ahead)
 
-    def _use(self, weights):
-        """Compute with these weights from now on."""
-        if weights is not self._used:
-            self._function.take(self._function.variables, weights)
-        self._used = weights
+    def _in_rounds(self, groups):
+        """Yield the outcomes of groups, on rank 0; every rank computes some of them."""
+        number, error = self._ranks.size, None
+        try:
+            while error is None:
+                read, error = read_ahead(groups, number)
+                if read:
+                    outcomes, seconds = self._round(read)
+                    number = max(self._ranks.size, int(number * min(2, ROUND / seconds)))
+                    yield from outcomes
+            if not isinstance(error, StopIteration):
+                raise error
+        finally:
+            if not self._ranks.lost:
+                self._round([])
+
+    def _round(self, read):
+        """Compute groups of rank 0, and return their outcomes, and the seconds of the slowest rank; None if none."""
+        ranks, began = self._ranks, time.perf_counter()
+        weights, read = broadcast_object(ranks, (self._weights, read), activity=FEED)
+        if not read:
+            return None
+        self._take(weights)
+        is_apart = not self._function.updated  # else each rank computes all groups, so that its random streams go on
+        own = [self._computed(group) for group in (read[ranks.rank::ranks.size] if is_apart else read)]
+        own = own, time.perf_counter() - began
+        every = all_gather_object(ranks, own, (CALL, self._number, self._calls)) if is_apart else [own]
+        return [outcome for i in range(len(read)) for outcome in every[i % len(every)][0][i // len(every)]], \
+            max(seconds for _, seconds in every)
+
+    def _take(self, weights):
+        """Compute with these weights from now on, unless they are None."""
+        if weights is not None:
+            self._function.take(self._variables, weights)
+        self._weights = None
 
     def _computed(self, group: Group, following: Callable[[], Group | None] = lambda: None) -> list[Any]:
         """Return the outputs of each batch of a group, or its PredictionError."""
@@ -306,7 +323,7 @@ class Predictor:
     def _check_use(self):
         """Check as `_check_open`; and warn the user, once, if shared variables have changed."""
         self._check_open()
-        if not self._has_warned and self._versions != [variable.version for variable in self._variables]:
+        if not self._has_warned and self._versions != [variable.version for variable in self._variables.values()]:
             self._has_warned = True
             warn('the values of shared variables have changed since this Predictor took them over; it keeps using the '
                  'old ones until refresh() is called')

@@ -41,7 +41,7 @@ class Predictor(predictor.Predictor):
     Notes
     -----
     Layers that draw random numbers in prediction draw new ones for each batch, the same for any number of devices.
-    With several processes (`theano-mgpu launch`), rank 0 reads the batches and dispatches them to all.
+    With several processes (`theano-mgpu launch`), rank 0 reads the batches and sends them to all.
 
     Examples
     --------
