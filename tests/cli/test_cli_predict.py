@@ -191,7 +191,7 @@ def test_ctrl_c(files):
     error = os.read(terminal, 1 << 20).decode()
     assert process.returncode == 130 and 'Traceback' not in error
     assert re.search(r'/300k \[.* samples/s\]', error)
-    assert re.search(r'interrupted. \d+ of 300000 samples are saved in y.npy.unfinished: run the same', error)
+    assert re.search(r'interrupted. \d+ of 300000 samples are saved in \S+y.npy.unfinished: run the same', error)
 
 
 def test_another_job_starts_again(files, capfd):

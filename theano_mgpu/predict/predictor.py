@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import time
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
@@ -98,6 +99,7 @@ class Predictor:
                  broadcast: Sequence[theano.Variable | str] = (), givens: Any = None, executor: str | None = None,
                  mode: Any = None, name: str | None = None, allow_input_downcast: bool | None = None) -> None:
         self._is_active, self._calls = False, 0
+        self._in_round = 1  # the groups that all ranks compute in a round
         check_numbers(replicas_per_context=replicas_per_context, prefetch=prefetch)
         if replicas_per_context > 1:
             warn('replicas_per_context=%d (replicas_per_gpu) has no effect any more, since a device is sent the next '
@@ -137,7 +139,7 @@ class Predictor:
 
     def refresh(self) -> None:
         """Take over the values that the shared variables have now, for batches that are computed from now on."""
-        self._note_weights({i: variable.value() for i, variable in enumerate(self._variables.values())})
+        self._note_weights([variable.value() for variable in self._variables.values()])
 
     def _note_weights(self, weights):
         self._weights: Any = weights  # those that the function does not have yet, or None
@@ -249,13 +251,13 @@ class Predictor:
 
     def _in_rounds(self, groups):
         """Yield the outcomes of groups, on rank 0; every rank computes some of them."""
-        number, error = self._ranks.size, None
+        error = None
         try:
             while error is None:
-                read, error = read_ahead(groups, number)
+                read, error = read_ahead(groups, self._in_round)
                 if read:
                     outcomes, seconds = self._round(read)
-                    number = max(self._ranks.size, int(number * min(2, ROUND / seconds)))
+                    self._in_round = max(self._ranks.size, int(len(read) * min(2, ROUND / seconds)))
                     yield from outcomes
             if not isinstance(error, StopIteration):
                 raise error
@@ -266,7 +268,8 @@ class Predictor:
     def _round(self, read):
         """Compute groups of rank 0, and return their outcomes, and the seconds of the slowest rank; None if none."""
         ranks, began = self._ranks, time.perf_counter()
-        weights, read = broadcast_object(ranks, (self._weights, read), activity=FEED)
+        # In one message: the arrays may be many, and small.
+        weights, read = pickle.loads(broadcast_object(ranks, pickle.dumps((self._weights, read), 5), activity=FEED))
         if not read:
             return None
         self._take(weights)
