@@ -151,7 +151,7 @@ def test_changed_weights_are_warned_of_once(cpu2):
 
 
 def test_random_numbers_are_those_of_the_batch(contexts, kind):
-    """Draws are those of plain Theano, batch after batch; the user's stream stays where it is."""
+    """Plain Theano draws the same, batch after batch; the user's stream stays where it is."""
     x, stream = T.matrix('x'), MRG_RandomStreams(3)
     drawn = x + stream.uniform((x.shape[0], 3))
     found = []

@@ -13,7 +13,7 @@ from support.processes import python
 
 @pytest.mark.parametrize('prefetch', [0, 3])
 def test_back_pressure(contexts, kind, prefetch):
-    """No more batches are alive than those of two groups, and of one where none is read ahead."""
+    """Of the reader's own arrays, two at most are alive: batches are copied to be computed together."""
     alive, most = [0], [0]
 
     def gone():

@@ -205,7 +205,7 @@ def test_predict_compares(tmp_path):
                '--json', json_path, '--plot', plot_path)
     with open(json_path) as f:
         rows = json.load(f)['results']
-    assert len(rows) == 8 and rows[0]['ratio'] == 1 and all(row['difference'] <= 1e-6 for row in rows)
+    assert len(rows) == 7 and rows[0]['ratio'] == 1 and all(row['difference'] <= 1e-6 for row in rows)
     assert all(len(row['seconds']) == 2 and 0 < row['lowest'] <= row['median'] for row in rows)
     assert all(row['first'] > 0 and row['memory'] > 50 for row in rows)
     assert all(row['label'] in text for row in rows) and plt.imread(plot_path).shape[0] > 300

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, ContextManager
 
-HANDSHAKE, MAIL, PARTS = range(0x6d67, 0x6d67 + 3)  # tags of messages: PARTS are those of collectives
+HANDSHAKE, MAIL, PARTS = range(0x6d67, 0x6d67 + 3)  # tags of messages; PARTS is for collectives
 
 
 class Mailbox:

@@ -29,7 +29,7 @@ from .groups import Group
 
 
 class InferenceFunction(DividedFunction):
-    """A graph for inference over copies of its shared variables, whose values are those of one moment.
+    """A graph for inference over copies of its shared variables, with the values of one moment.
 
     Random streams go on from call to call, in the copies of their states.
 

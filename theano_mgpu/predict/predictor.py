@@ -99,7 +99,6 @@ class Predictor:
                  broadcast: Sequence[theano.Variable | str] = (), givens: Any = None, executor: str | None = None,
                  mode: Any = None, name: str | None = None, allow_input_downcast: bool | None = None) -> None:
         self._is_active, self._calls = False, 0
-        self._in_round = 1  # the groups that all ranks compute in a round
         check_numbers(replicas_per_context=replicas_per_context, prefetch=prefetch)
         if replicas_per_context > 1:
             warn('replicas_per_context=%d (replicas_per_gpu) has no effect any more, since a device is sent the next '
@@ -115,15 +114,17 @@ class Predictor:
                 inputs, outputs, givens, broadcast, contexts=contexts, mode=mode, name=name or 'predict',
                 executor=executor if self._ranks.size == 1 and not sharded else 'serial' if on_cpu else 'threads',
                 allow_input_downcast=allow_input_downcast)
-        check_same_graph(self._ranks, inputs, function.built.definition.outputs, function.copies)
-        self._number = self._ranks.add_function(name or 'predict')
+        check_same_graph(self._ranks, inputs, function.built.definition.outputs,
+                         list(function.copies.values()))
+        self._number, self._in_round = self._ranks.add_function(name or 'predict'), self._ranks.size
         self._function: Any = function
         self.inputs, self._split = function.arguments.inputs, function.arguments.split
         self.contexts: list[Context] = list(function.contexts)
         self.replicas = list(function.mesh.replicas)
         self._variables = {variable: replicated(variable) for variable in function.copies
                            if not is_random_state(variable)}
-        take_values_of_first(self._ranks, map(replicated, function.copies.values()))
+        if self._ranks.size > 1:
+            take_values_of_first(self._ranks, map(replicated, function.copies.values()))
         self._note_weights(None)
 
     def __enter__(self) -> Predictor:
@@ -257,10 +258,13 @@ class Predictor:
                 read, error = read_ahead(groups, self._in_round)
                 if read:
                     outcomes, seconds = self._round(read)
-                    self._in_round = max(self._ranks.size, int(len(read) * min(2, ROUND / seconds)))
+                    self._in_round = max(self._ranks.size, min(2 * self._in_round, int(len(read) * ROUND / seconds)))
                     yield from outcomes
             if not isinstance(error, StopIteration):
                 raise error
+        except KeyboardInterrupt:
+            self._ranks.lost = 'a prediction was interrupted'
+            raise
         finally:
             if not self._ranks.lost:
                 self._round([])
@@ -269,9 +273,10 @@ class Predictor:
         """Compute groups of rank 0, and return their outcomes, and the seconds of the slowest rank; None if none."""
         ranks, began = self._ranks, time.perf_counter()
         # In one message: the arrays may be many, and small.
-        weights, read = pickle.loads(broadcast_object(ranks, pickle.dumps((self._weights, read), 5), activity=FEED))
-        if not read:
+        sent = broadcast_object(ranks, pickle.dumps((self._weights, read), 5) if read else b'', activity=FEED)
+        if not sent:
             return None
+        weights, read = pickle.loads(sent) if ranks.rank else (self._weights, read)
         self._take(weights)
         is_apart = not self._function.updated  # else each rank computes all groups, so that its random streams go on
         own = [self._computed(group) for group in (read[ranks.rank::ranks.size] if is_apart else read)]
@@ -304,7 +309,7 @@ class Predictor:
             return [failed]
 
     def _of_no_samples(self, group):
-        """Return the outputs of an empty batch, which BLAS and convolutions refuse: no row of those of zeros."""
+        """Return the outputs of an empty batch, which BLAS and convolutions refuse, by a sample of zeros."""
         zeros = [np.zeros((1,) + tuple(array.shape[1:]), array.dtype) if split else array
                  for array, split in zip(group.arrays, self._split)]
         rows = Rows(1)
