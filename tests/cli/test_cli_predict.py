@@ -78,9 +78,11 @@ def test_npy(files, capfd):
     assert not out
     assert re.fullmatch(r'theano-mgpu: note: y.npy: 300 samples, 300 of them computed now, in [\d.]+ s .*\n', err)
     assert sorted(os.listdir('.')) == ['model.h5', 'x.npy', 'y.npy']
-    assert predict('x.npy', 'y.npy', '--quiet', '--gpus', 'cli_b', '--replicas-per-gpu', 2, '--batch-size', 7) == 0
+    assert predict('x.npy', 'y.npy', '--quiet', '--gpus', 'cli_b', '--batch-size', 7) == 0
     assert_close(np.load('y.npy'), files)
     assert capfd.readouterr() == ('', '')
+    assert predict('x.npy', 'y.npy', '--replicas-per-gpu', 2) == 0
+    assert 'note: --replicas-per-gpu has no effect any more' in capfd.readouterr().err
 
 
 def test_an_output_that_exists_is_replaced_with_a_note(files, capfd):

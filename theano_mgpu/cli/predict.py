@@ -74,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
     """Predict; return the exit code, 130 after Ctrl-C."""
     check_paths(args)
     began = time.monotonic()
+    if args.replicas_per_gpu > 1:
+        note('--replicas-per-gpu has no effect any more, since a device is sent the next batch while it computes. '
+             'Leave it out: 0.4.0 removes it')
     with quietly():
         model, predictor = load(args)
     with predictor:
@@ -173,7 +176,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
         raise MgpuError('%s is one array, but the model has the outputs %s: give a name that ends with .npz or .h5'
                         % (args.output, ', '.join(model.output_names)))
     try:
-        return model, Predictor(model, args.gpus, args.replicas_per_gpu)
+        return model, Predictor(model, args.gpus)
     except ValueError as error:
         raise MgpuError(str(error)) from error
 

@@ -87,6 +87,7 @@ def grouped(batches: Iterable[Any], split: Sequence[bool], most: int, joins: Joi
                 yield from _together(waiting, split, joins)
                 began = time.monotonic()
             waiting.append(group)
+            del batch, group  # their memory is free once they are together
             if len(waiting) == most or time.monotonic() - began > PATIENCE:
                 yield from _together(waiting, split, joins)
                 began = time.monotonic()

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import pickle
 import time
+import warnings
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -55,7 +56,9 @@ class Predictor:
     contexts : list of str, or list of lists of str, optional
         As for `mgpu.function`; all by default.
     replicas_per_context : int
-        Deprecated; it has no effect.
+        It has no effect.
+
+        .. deprecated:: 0.2.0
     prefetch : int
         0 keeps it from reading the next batches, one for each device, and sending them while devices compute.
     broadcast, givens, mode, name, allow_input_downcast
@@ -101,8 +104,9 @@ class Predictor:
         self._is_active, self._calls = False, 0
         check_numbers(replicas_per_context=replicas_per_context, prefetch=prefetch)
         if replicas_per_context > 1:
-            warn('replicas_per_context=%d (replicas_per_gpu) has no effect any more, since a device is sent the next '
-                 'batch while it computes: leave it out' % replicas_per_context)
+            warnings.warn('replicas_per_context=%d (replicas_per_gpu) has no effect any more, since a device is sent '
+                          'the next batch while it computes. Leave it out: 0.4.0 removes it' % replicas_per_context,
+                          FutureWarning, stacklevel=1)
         self._single = not isinstance(outputs, (list, tuple))
         self._name, self._prefetch = name or 'a Predictor', prefetch
         outputs = [outputs] if self._single else outputs

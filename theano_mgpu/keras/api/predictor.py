@@ -29,7 +29,9 @@ class Predictor(predictor.Predictor):
     gpus : int, list of int or str, or None
         How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
     replicas_per_gpu : int
-        Deprecated; it has no effect.
+        It has no effect.
+
+        .. deprecated:: 0.2.0
     prefetch : int
         0 keeps it from reading the next batches, one for each device, while devices compute.
 
