@@ -8,11 +8,10 @@ in turn, and the order changes from round to round; the others sleep.
   mlp   784-1024-1024-10, relu and softmax
   both  float32, loaded from one file by all
 
-Who takes part: model.predict; a Predictor on one context, on several `cpu` contexts, with several replicas on one
-context, over several MPI ranks, and on OpenCL devices if there are any; a multiprocessing.Pool of plain Keras models.
-Before anything is timed, the predictions of each are compared with plain Keras's, which also fills Theano's
-folder of compiled code. Contexts, replicas, ranks and processes have one thread each; OpenCL devices
-on a CPU share its cores.
+Who takes part: model.predict; a Predictor on one context, on several `cpu` contexts, over several MPI ranks, and on
+OpenCL devices if there are any; a multiprocessing.Pool of plain Keras models. Before anything is timed, the predictions
+of each are compared with plain Keras's, which also fills Theano's folder of compiled code. Contexts, ranks and
+processes have one thread each; OpenCL devices on a CPU share its cores.
 
   ratio   to plain Keras with one thread; of OpenCL devices, to the first one alone
   first   seconds from the end of the imports until the outputs of the first batch are there: the model is loaded,
@@ -54,8 +53,8 @@ OPENCL = ('import json; from theano_mgpu.devices import discovery; '
 WORKERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'predict_workers.py')
 
 
-class Contender(collections.namedtuple('Contender', 'kind devices replicas workers threads')):
-    """A side of the contest: a kind of worker, devices of a process, replicas on each, processes, threads of each."""
+class Contender(collections.namedtuple('Contender', 'kind devices workers threads')):
+    """A side of the contest: a kind of worker, devices of a process, processes, threads of each."""
 
     @property
     def opencl(self):
@@ -68,7 +67,7 @@ class Contender(collections.namedtuple('Contender', 'kind devices replicas worke
 
         Examples
         --------
-        >>> Contender('keras', (), 1, 1, 2).label, Contender('predictor', ('cpu',), 1, 2, 1).label
+        >>> Contender('keras', (), 1, 2).label, Contender('predictor', ('cpu',), 2, 1).label
         ('plain Keras, 2 threads', 'Predictor, 2 ranks')
         """
         if self.kind == 'save':
@@ -79,7 +78,7 @@ class Contender(collections.namedtuple('Contender', 'kind devices replicas worke
             return 'multiprocessing.Pool(%d)' % self.workers
         if self.opencl:
             return 'Predictor, ' + counted(len(self.devices), 'OpenCL device')
-        for number, noun in ((self.workers, 'rank'), (self.replicas, 'replica'), (len(self.devices), 'context')):
+        for number, noun in ((self.workers, 'rank'), (len(self.devices), 'context')):
             if number > 1:
                 return 'Predictor, ' + counted(number, noun)
         return 'Predictor, 1 context, ' + counted(self.threads, 'thread')
@@ -95,13 +94,12 @@ def contenders(arguments, opencl):
         The OpenCL devices.
     """
     several = [n for n in arguments.workers if n > 1]
-    sides = [Contender('keras', (), 1, 1, threads) for threads in arguments.threads]
-    sides += [Contender('predictor', ('cpu',), 1, 1, threads) for threads in arguments.threads]
-    sides += [Contender('predictor', ('cpu',) * n, 1, 1, 1) for n in several]
-    sides += [Contender('predictor', ('cpu',), n, 1, 1) for n in several]
-    sides += [Contender('predictor', ('cpu',), 1, n, 1) for n in several]
-    sides += [Contender('pool', (), 1, n, 1) for n in several]
-    return sides + [Contender('predictor', tuple(opencl[:n]), 1, 1, contest.CORES)
+    sides = [Contender('keras', (), 1, threads) for threads in arguments.threads]
+    sides += [Contender('predictor', ('cpu',), 1, threads) for threads in arguments.threads]
+    sides += [Contender('predictor', ('cpu',) * n, 1, 1) for n in several]
+    sides += [Contender('predictor', ('cpu',), n, 1) for n in several]
+    sides += [Contender('pool', (), n, 1) for n in several]
+    return sides + [Contender('predictor', tuple(opencl[:n]), 1, contest.CORES)
                     for n in [1] + several if n <= len(opencl)]
 
 
@@ -109,8 +107,8 @@ def command_of(contender, model, folder, arguments):
     """Return the command of a worker."""
     contexts = ';'.join('dev%d->%s' % pair for pair in enumerate(contender.devices))
     args = [contender.kind, '--model', model, '--contexts', contexts,
-            '--replicas', str(contender.replicas), '--workers', str(contender.workers),
-            '--batch-size', str(arguments.batch_size), '--samples', str(arguments.samples),
+            '--workers', str(contender.workers), '--batch-size', str(arguments.batch_size),
+            '--samples', str(arguments.samples),
             '--file', os.path.join(folder, 'model.h5'), '--output', output_of(contender, folder)]
     if contender.kind == 'predictor' and contender.workers > 1:
         return contest.launch(contender.workers, WORKERS, args)
@@ -187,7 +185,7 @@ def measure(model, sides, arguments):
 def compare(start, sides, folder, model):
     """Return the difference of each contender's predictions from plain Keras's; afterwards everything is compiled."""
     from tqdm import tqdm
-    maker, differences = Contender('save', (), 1, 1, 1), {}
+    maker, differences = Contender('save', (), 1, 1), {}
     with start(maker):
         wanted = np.load(output_of(maker, folder))
     for contender in tqdm(sides, desc='%s: comparing' % model, unit=' contenders', disable=None, leave=False):
@@ -239,7 +237,7 @@ def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     contest.add_options(parser, ['cnn', 'mlp'], 'predict.png')
     parser.add_argument('--workers', nargs='+', type=positive, default=[2], metavar='W', help='numbers of contexts, '
-                        'replicas, ranks and processes, with one thread each (default 2)')
+                        'ranks and processes, with one thread each (default 2)')
     parser.add_argument('--threads', nargs='+', type=positive, default=[1, 2], metavar='T', help='numbers of threads '
                         'of what runs on one context; 1 is always among them (default 1 2)')
     parser.add_argument('--samples', type=positive, default=2560, metavar='N', help='(default %(default)s)')

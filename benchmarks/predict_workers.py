@@ -83,7 +83,7 @@ def work_predictor(arguments):
     def start(stack):
         mgpu.init(arguments.contexts)
         model = keras.models.load_model(arguments.file, compile=False)
-        predictor = stack.enter_context(Predictor(model, replicas_per_gpu=arguments.replicas))
+        predictor = stack.enter_context(Predictor(model))
         return lambda x: predictor.predict(x, batch_size=arguments.batch_size), lambda batch: None
 
     compete(start, arguments, crew_of_ranks())
@@ -132,7 +132,7 @@ def main():
     parser.add_argument('kind', choices=sorted(WORK))
     for name in ('--model', '--contexts', '--file', '--output'):
         parser.add_argument(name, required=True)
-    for name in ('--replicas', '--workers', '--batch-size', '--samples'):
+    for name in ('--workers', '--batch-size', '--samples'):
         parser.add_argument(name, type=int, required=True)
     arguments = parser.parse_args()
     WORK[arguments.kind](arguments)

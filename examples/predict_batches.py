@@ -1,8 +1,8 @@
 """Predict a file that may be larger than memory, over several devices, with the outputs in the order of the inputs.
 
 The script trains a small network on scikit-learn's scanned digits and writes it to model.h5, and many noisy copies of
-the digits to images.npy. A `Predictor` has a replica of the network on each device, and gives the next batch to the
-replica that is free first. Both files are read and written batch by batch.
+the digits to images.npy. A `Predictor` computes several batches at a time, one on each device. Both files are read and
+written batch by batch.
 
 Run:
 
@@ -112,7 +112,7 @@ if __name__ == '__main__':
     parser.add_argument('--folder', help='where model.h5, images.npy and the outputs are written and stay (default: a '
                         'temporary folder, removed at the end)')
     parser.add_argument('--samples', type=int, default=100000, help='images to predict (default: %(default)s)')
-    parser.add_argument('--batch-size', type=int, default=256, help='images that a replica works on at a time '
+    parser.add_argument('--batch-size', type=int, default=256, help='images that a device works on at a time '
                         '(default: %(default)s)')
     parser.add_argument('--contexts', metavar='MAP', help="such as 'dev0->cuda0;dev1->cuda1' (default: from "
                         'THEANO_FLAGS or .theanorc, else all GPUs)')

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 import warnings
 from typing import Any, TypeVar
 
@@ -153,9 +154,14 @@ class PredictionError(MgpuError, RuntimeError):
         The context that it ran on; None if it never got to one.
     """
 
-    def __init__(self, message: str, index: int = 0, context: Any = None):  # pickle passes the message alone
+    def __init__(self, message: str, index: int = 0, context: Any = None, cause: str = ''):
         super().__init__(message)
         self.index, self.context = index, context
+        self.__cause__ = RankError(cause) if cause else None
+
+    def __reduce__(self):  # the cause may be of any class: another process gets its traceback
+        text = ''.join(traceback.format_exception(type(self), self, self.__traceback__))
+        return PredictionError, (str(self), self.index, self.context, text)
 
 
 class ReplicaError(MgpuError, RuntimeError):

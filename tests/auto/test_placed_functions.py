@@ -48,8 +48,7 @@ def test_a_predictor_runs_a_placed_graph(kind, contexts):
     x, weights, y = two_layers(*names)
     data = rows(7)
     with mgpu.Predictor([x], [y, x * 2], mode=FAST) as predictor:
-        assert [context.name for context in predictor.contexts] == [name + '.1' for name in names]
-        assert len(predictor.replicas) == 1 and len(predictor.replicas[0].functions) == 3
+        assert [[context.name for context in replica] for replica in predictor.replicas] == [names]
         found = predictor.predict(data, batch_size=3)
         np.testing.assert_allclose(found[0], expected_of(weights, data), rtol=1e-5)
         np.testing.assert_allclose(found[1], 2 * data)
@@ -58,13 +57,12 @@ def test_a_predictor_runs_a_placed_graph(kind, contexts):
         np.testing.assert_allclose(predictor.predict(data)[0], expected_of(weights, data), rtol=1e-5)
 
 
-def test_replicas_of_a_placed_graph_have_contexts_of_their_own():
+def test_a_predictor_runs_several_replicas_of_a_placed_graph():
     mgpu.init('dev0->cpu;dev1->cpu;dev2->cpu;dev3->cpu')
     x, weights, y = two_layers()
-    with mgpu.Predictor([x], y, contexts=[['dev1', 'dev0'], ['dev3', 'dev2']], replicas_per_context=2,
-                        mode=FAST) as predictor:
-        found = [[context.name for context in replica.contexts] for replica in predictor.replicas]
-        assert found == [['dev1.1', 'dev0.1'], ['dev3.1', 'dev2.1'], ['dev1.2', 'dev0.2'], ['dev3.2', 'dev2.2']]
+    with mgpu.Predictor([x], y, contexts=[['dev1', 'dev0'], ['dev3', 'dev2']], mode=FAST) as predictor:
+        found = [[context.name for context in replica] for replica in predictor.replicas]
+        assert found == [['dev1', 'dev0'], ['dev3', 'dev2']]
         np.testing.assert_allclose(predictor.predict(rows(9), batch_size=2), expected_of(weights, rows(9)), rtol=1e-5)
 
 
@@ -74,7 +72,7 @@ def test_a_stream_on_one_of_the_devices():
     with mgpu.device('dev1'):
         drawn = y + MRG_RandomStreams(3).normal(y.shape)
     with mgpu.Predictor([x], drawn, mode=FAST) as predictor, \
-            mgpu.Predictor([x], drawn, replicas_per_context=2, mode=FAST) as other:
+            mgpu.Predictor([x], drawn, mode=FAST) as other:
         found = predictor.predict(rows(6), batch_size=2)
         np.testing.assert_allclose(found, other.predict(rows(6), batch_size=2))
         assert not np.allclose(found, predictor.predict(rows(6), batch_size=2))

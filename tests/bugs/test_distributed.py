@@ -40,7 +40,7 @@ def test_a_rank_reads_what_it_has_saved_and_not_a_former_file_or_none(tmp_path):
 def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
     ranks = Communicator()  # without MPI, whose other rank would have to hang
     ranks.rank, ranks.size, ranks.hosts = 1, 2, ['one', 'two']
-    ranks.mailbox = types.SimpleNamespace(has_gone_on=lambda rank: False, take=lambda tag: None)
+    ranks.mailbox = types.SimpleNamespace(has_gone_on=lambda rank: False, take=lambda: None)
     monkeypatch.setattr(theano.config.mgpu, 'timeout', 1)
     with pytest.raises(mgpu.RankError, match=r'rank 1 \(host two\) has waited 1 s for rank 0 \(host one\) to write m'):
         write_on_rank_0(ranks, 'm.h5', lambda: None)

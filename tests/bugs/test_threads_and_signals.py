@@ -1,5 +1,4 @@
 """Bugs that were found and fixed, each under its symptom: replicas in threads, and Ctrl-C."""
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +6,6 @@ from types import SimpleNamespace
 
 import theano_mgpu as mgpu
 from theano_mgpu import training as training_module
-from theano_mgpu.devices import contexts as contexts_module
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.devices.theano_contexts import compiling_for, infer_context_name
 from theano_mgpu.exchange import host as host_module
@@ -94,18 +92,6 @@ def test_threads_that_build_functions_leave_the_flags_as_they_were():
     with theano.configparser.change_flags(compute_test_value='warn'), ThreadPoolExecutor(3) as threads:
         assert list(threads.map(build, range(3))) == ['off'] * 3
         assert theano.config.compute_test_value == 'warn'
-
-
-def test_two_threads_that_borrow_a_context_get_one_each_and_the_output_stays(cpu2, monkeypatch):
-    """Two Predictors that were made at once shared a context, and nothing was printed any more."""
-    before, open_context = sys.stdout, contexts_module._open
-    monkeypatch.setattr(contexts_module, '_open',
-                        lambda *args, **options: time.sleep(.05) or open_context(*args, **options))
-    with ThreadPoolExecutor(2) as threads:
-        borrowed = list(threads.map(contexts_module.borrow, cpu2[:1] * 2))
-    assert len({each.name for each in borrowed}) == 2 and sys.stdout is before
-    for each in borrowed:
-        contexts_module.give_back(each)
 
 
 MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile

@@ -1,5 +1,4 @@
 """`theano-mgpu predict`: files of any size, outputs that are complete or absent, and resuming after a kill."""
-import dataclasses
 import fcntl
 import os
 import pty
@@ -79,9 +78,11 @@ def test_npy(files, capfd):
     assert not out
     assert re.fullmatch(r'theano-mgpu: note: y.npy: 300 samples, 300 of them computed now, in [\d.]+ s .*\n', err)
     assert sorted(os.listdir('.')) == ['model.h5', 'x.npy', 'y.npy']
-    assert predict('x.npy', 'y.npy', '--quiet', '--gpus', 'cli_b', '--replicas-per-gpu', 2, '--batch-size', 7) == 0
+    assert predict('x.npy', 'y.npy', '--quiet', '--gpus', 'cli_b', '--batch-size', 7) == 0
     assert_close(np.load('y.npy'), files)
     assert capfd.readouterr() == ('', '')
+    assert predict('x.npy', 'y.npy', '--replicas-per-gpu', 2) == 0
+    assert 'note: --replicas-per-gpu has no effect any more' in capfd.readouterr().err
 
 
 def test_an_output_that_exists_is_replaced_with_a_note(files, capfd):
@@ -192,7 +193,7 @@ def test_ctrl_c(files):
     error = os.read(terminal, 1 << 20).decode()
     assert process.returncode == 130 and 'Traceback' not in error
     assert re.search(r'/300k \[.* samples/s\]', error)
-    assert re.search(r'interrupted. \d+ of 300000 samples are saved in y.npy.unfinished: run the same', error)
+    assert re.search(r'interrupted. \d+ of 300000 samples are saved in \S+y.npy.unfinished: run the same', error)
 
 
 def test_another_job_starts_again(files, capfd):
@@ -221,18 +222,18 @@ def test_two_at_a_time(files, capfd):
 
 def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
     """The error names the samples; earlier ones are saved, and the same command resumes after them."""
-    from theano_mgpu.predict.inference_replica import InferenceReplica
-    run = InferenceReplica.run
+    from theano_mgpu.predict.inference import InferenceFunction
+    compute = InferenceFunction.compute
 
-    def failing(self, job):
-        if job.index >= 2:
-            job = dataclasses.replace(job, arrays=[array[:, :5] for array in job.arrays])
-        return run(self, job)
+    def failing(self, group, following):
+        late = group.first + len(group.lengths) > 2
+        return compute(self, group._replace(arrays=[array[:, :5] if late else array for array in group.arrays]),
+                       following)
 
-    monkeypatch.setattr(InferenceReplica, 'run', failing)
+    monkeypatch.setattr(InferenceFunction, 'compute', failing)
     assert predict('x.npy', 'y.npy', '--quiet') == 1
     error = capfd.readouterr().err
-    assert re.search(r'error: samples 64 to 95: batch 2 failed on context cli_[ab].1->cpu: ', error)
+    assert re.search(r'error: samples 64 to 95: batch 2 failed on context cli_a->cpu;cli_b->cpu: ', error)
     place = os.path.abspath('y.npy.unfinished')
     assert '64 of 300 samples are saved in %s' % place in error and not os.path.exists('y.npy')
     assert predict('x.npy', 'y.npy', '--quiet') == 1

@@ -70,8 +70,7 @@ def test_what_ends_one_rank_ends_all(how, code, message):
     pytest.param('call', 'in call 2 of train (number 0), has waited 1 s for rank 1', marks=pytest.mark.slow),
     pytest.param('gather', 'gathering the rows of a batch, has waited 1 s for rank 1', marks=pytest.mark.slow),
     pytest.param('compile', 'compiling in turn, has waited 10 s for rank 1', marks=pytest.mark.slow),
-    pytest.param('prediction', 'has had a batch to compute for 1 s and does not answer', marks=pytest.mark.slow),
-    pytest.param('end of prediction', 'has had a prediction to end for 1 s', marks=pytest.mark.slow),
+    pytest.param('prediction', 'of predict (number 2), has waited 1 s for rank 1', marks=pytest.mark.slow),
     pytest.param('end', 'at its end, has waited 10 s for rank 1', marks=pytest.mark.slow),
     pytest.param('finalize', 'Timeout (0:00:01)!', marks=pytest.mark.slow)])
 def test_a_stopped_rank_ends_the_job(where, message, tmp_path):

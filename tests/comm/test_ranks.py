@@ -183,12 +183,12 @@ def test_one_rank_compiles_and_the_others_find_it(tmp_path):
     assert found[0]['compiled'] and found[1]['compiled'] == found[2]['compiled'] == []
 
 
-@pytest.mark.parametrize('ranks,contexts,per_context', [
-    (2, 'a->cpu', 1), pytest.param(3, 'a->cpu;b->cpu;c->cpu;d->cpu;e->cpu;f->cpu', 2, marks=pytest.mark.slow)])
-def test_batches_are_dealt_to_all_ranks(ranks, contexts, per_context, tmp_path):
+@pytest.mark.parametrize('ranks,contexts', [
+    (2, 'a->cpu'), pytest.param(3, 'a->cpu;b->cpu;c->cpu;d->cpu;e->cpu;f->cpu', marks=pytest.mark.slow)])
+def test_batches_are_dealt_to_all_ranks(ranks, contexts, tmp_path):
     """All ranks have rank 0's batches, weights and order; each returns the result of `predict`."""
     path = str(tmp_path / 'predicted')
-    launch(ranks, 'predict', path, contexts, per_context)
+    launch(ranks, 'predict', path, contexts)
     told = []
     for rank in range(ranks):
         with open('%s.%d.json' % (path, rank)) as f:
@@ -201,13 +201,13 @@ def test_batches_are_dealt_to_all_ranks(ranks, contexts, per_context, tmp_path):
         np.testing.assert_array_equal(arrays('%s.%d.npz' % (path, rank))[4], outputs)
         assert not told[rank]['found'] and not told[rank]['read'] and not told[rank]['errors']
     # A rank that still compiles gets none; on a busy machine the others may be through by then.
-    assert sum(sum(of_rank['calls']) > 0 for of_rank in told) > 1
+    assert sum(of_rank['calls'] > 0 for of_rank in told) > 1
 
-    in_flight = sum(len(of_rank['calls']) for of_rank in told) + 2 * ranks
     found = np.array(told[0]['found'])
-    with_first, with_second = (np.tanh(data[:200].dot(w)).reshape(found.shape) for w in (first, second))
+    with_first, with_second = (np.tile(np.tanh(data[:200].dot(w)), (20, 1)).reshape(found.shape)
+                               for w in (first, second))
     changed = [np.allclose(batch, new, rtol=1e-4) for batch, new in zip(found, with_second)]
-    assert changed == sorted(changed) and not any(changed[:8]) and all(changed[8 + in_flight:]) and changed[-1]
+    assert changed == sorted(changed) and not any(changed[:8]) and changed[-1]
     np.testing.assert_allclose(found[np.logical_not(changed)], with_first[np.logical_not(changed)], rtol=1e-4)
 
     ok, (index, message, cause), also_ok = told[0]['errors']
@@ -219,7 +219,7 @@ def test_batches_are_dealt_to_all_ranks(ranks, contexts, per_context, tmp_path):
 def test_a_rank_that_keeps_a_batch(tmp_path):
     done = launch(2, 'hang', 'nowhere', flags=INTERPRETED + ',mgpu.timeout=2', expected=None)
     assert done.returncode != 0
-    assert re.search(r'rank 1 \(host .*\) has had a batch to compute for 2 s and does not answer', done.stderr)
+    assert re.search(r'rank 0 .* in call .* of predict .*, has waited 2 s for rank 1', done.stderr)
 
 
 @pytest.mark.opencl

@@ -155,27 +155,3 @@ def test_freed_memory_is_used_again():
         return int(python('-c', KEPT, how, **environment).stdout)
     assert bytes_kept('open') >= 40000000 > bytes_kept('do not')
     assert bytes_kept('open', MALLOC_TOP_PAD_='4096') < 40000000  # the user's own settings stay
-
-
-RESERVED = '''
-import functools
-import os
-import theano_mgpu as mgpu
-from theano_mgpu.devices.contexts import borrow
-import theano.gpuarray
-
-@functools.wraps(theano.gpuarray.init_dev)
-def init_dev(device, name, preallocate):
-    os.write(1, ('%s %s\\n' % (name, preallocate)).encode())
-    return init_dev.__wrapped__(device, name, preallocate)
-
-theano.gpuarray.init_dev = init_dev
-borrow(mgpu.init()[0])
-'''
-
-
-def test_memory_is_reserved_once(gpu2):
-    """The flag gpuarray.preallocate reserves memory for a device's first context, and none for a further one."""
-    done = python('-c', RESERVED, flags='gpuarray.preallocate=20,contexts=a->' + gpu2[0].device)
-    assert done.stdout.splitlines() == ['a 20.0', 'a.1 0'], done.stderr
-    assert done.stderr.count('Mapped name') == 1

@@ -1,42 +1,14 @@
-"""Random streams: the streams of one device, and jumps in them."""
+"""Random streams: the streams of one device."""
 import functools
 
 import theano_mgpu as mgpu
-from theano_mgpu.graph.random_streams import jumped
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from theano.sandbox import rng_mrg
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
-
-
-def test_the_jump_is_two_to_the_100():
-    """2**34 jumps of it are Theano's own jump of 2**134; here 34 squarings stand for them."""
-    rows = jumped(np.eye(6, dtype='int32'))  # a state is two vectors of three; a jump multiplies both
-    for jump, known, modulus in zip((rows[:3, :3].T, rows[3:, 3:].T), (rng_mrg.A1p134, rng_mrg.A2p134),
-                                    (rng_mrg.M1, rng_mrg.M2)):
-        power = jump.astype(object)
-        for _ in range(34):
-            power = power.dot(power) % modulus
-        np.testing.assert_array_equal(power.astype('int64'), known)
-
-
-def test_states_after_jumps_differ():
-    state = MRG_RandomStreams(7).get_substream_rstates(5, 'float32')
-    one, two = jumped(state), jumped(jumped(state))
-    assert len({row.tobytes() for s in (state, one, two) for row in s}) == 15
-    assert one.dtype == state.dtype and (one >= 0).all()
-
-
-def test_numpys_generator_jumps_too():
-    state = np.random.RandomState(3)
-    draws = [jumped(state).rand(4), jumped(state).rand(4), jumped(jumped(state)).rand(4), state.rand(4)]
-    np.testing.assert_array_equal(draws[0], draws[1])
-    np.testing.assert_array_equal(draws[3], np.random.RandomState(3).rand(4))
-    assert len({d.tobytes() for d in draws}) == 3
 
 
 def plain_and_ours(make, n_samples=(7, 5, 1, 6), **options):

@@ -93,7 +93,7 @@ def test_any_number_of_samples(contexts, kind, name):
 
 def test_random_sizes(cpu2):
     model = zoo.functional()
-    with Predictor(model, replicas_per_gpu=2) as predictor:
+    with Predictor(model) as predictor:
         @examples(12)
         @given(st.integers(0, 3000), st.integers(1, 300))
         def check_one(n, batch_size):

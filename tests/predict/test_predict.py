@@ -1,4 +1,4 @@
-"""`mgpu.Predictor`: whole batches, each on the replica that is free first."""
+"""`mgpu.Predictor`: consecutive batches that are computed together, each with the outputs that it has alone."""
 import itertools
 import warnings
 
@@ -11,7 +11,6 @@ import theano
 import theano.tensor as T
 from hypothesis import given
 from hypothesis import strategies as st
-from support.devices import context_map
 from support.prediction import FAST, rows, sums
 from support.small_models import data, dense_model
 from support.strategies import examples
@@ -30,12 +29,10 @@ def plain(model):
     return theano.function(model.inputs[:1], model.probabilities, mode=FAST)
 
 
-@pytest.mark.parametrize('per_context', [1, 2])
-def test_any_number_of_samples(contexts, kind, per_context, model, plain):
+def test_any_number_of_samples(contexts, kind, model, plain):
     contexts(kind, 2)
-    with mgpu.Predictor(model.inputs[:1], model.probabilities, replicas_per_context=per_context,
-                        mode=FAST) as predictor:
-        assert len(predictor.replicas) == 2 * per_context
+    with mgpu.Predictor(model.inputs[:1], model.probabilities, mode=FAST) as predictor:
+        assert len(predictor.replicas) == 2
         for n in SIZES:
             x, _ = data(n, 7, seed=n)
             for batch_size in (None, 32, 7)[:3 if n < 300 else 1]:
@@ -67,11 +64,9 @@ def test_map_is_in_order(contexts, kind):
         @examples(10)
         @given(st.lists(st.integers(1, 50), min_size=1, max_size=40))
         def check_one(sizes):
-            before = sum(replica.calls for replica in predictor.replicas)
             outputs = list(predictor.map(rows(n, n) for n in sizes))
             assert [len(part) for part in outputs] == sizes
             np.testing.assert_array_equal(np.concatenate(outputs), np.repeat(3.0 * np.array(sizes), sizes))
-            assert sum(replica.calls for replica in predictor.replicas) == before + len(sizes)
         check_one()
 
 
@@ -93,7 +88,7 @@ def test_two_maps_at_a_time(cpu2):
 
 @pytest.mark.cuda
 def test_while_a_step_trains_on_the_same_devices(contexts, kind):
-    """The replicas have their own contexts: training and prediction do not disturb each other, nor their weights."""
+    """Training and prediction do not disturb each other, nor their weights."""
     contexts(kind, 2)
     x, w = T.matrix('x'), theano.shared(np.ones((7, 3), 'float32'), name='w')
     y, batch = T.dot(x, w), data(32, 7)[0]
@@ -120,8 +115,7 @@ def test_refresh_takes_over_new_weights(contexts, kind):
             if number == 3:
                 w.set_value(np.float32(10))
                 predictor.refresh()
-        # At most prefetch + replicas had been read before.
-        assert found[:4] == [3] * 4 and found[8:] == [30] * 4 and found == sorted(found)
+        assert found == [3] * 4 + [30] * 8  # the batches of a group are computed together
         np.testing.assert_array_equal(predictor.predict(rows(100)), [30] * 100)
 
 
@@ -157,7 +151,7 @@ def test_changed_weights_are_warned_of_once(cpu2):
 
 
 def test_random_numbers_are_those_of_the_batch(contexts, kind):
-    """Draws are the same for one replica and for several, and differ by batch; the user's stream stays where it is."""
+    """Plain Theano draws the same, batch after batch; the user's stream stays where it is."""
     x, stream = T.matrix('x'), MRG_RandomStreams(3)
     drawn = x + stream.uniform((x.shape[0], 3))
     found = []
@@ -166,14 +160,16 @@ def test_random_numbers_are_those_of_the_batch(contexts, kind):
         state = stream.state_updates[0][0].get_value()
         with mgpu.Predictor([x], drawn, mode=FAST) as predictor:
             first, second = predictor.predict(rows(60), batch_size=8), predictor.predict(rows(60), batch_size=8)
-            ops = [str(node.op) for node in predictor.replicas[0].functions[0].maker.fgraph.apply_nodes]
+            ops = [str(node.op) for node in predictor._function.functions[0].maker.fgraph.apply_nodes]
             assert any('GPUA_mrg_uniform' in op for op in ops) == (kind == 'gpu')
         np.testing.assert_array_equal(state, stream.state_updates[0][0].get_value())
         assert len(np.unique(np.concatenate([first, second]))) > 350
         found.append([first, second])
     np.testing.assert_array_equal(*found)
     contexts('cpu', 1)
-    np.testing.assert_allclose(found[0][0][:8], theano.function([x], drawn, mode=FAST)(rows(8)), rtol=1e-6)
+    f = theano.function([x], drawn, mode=FAST)
+    for of_call in found[0]:
+        np.testing.assert_allclose(of_call, np.concatenate([f(rows(n)) for n in [8] * 7 + [4]]), rtol=1e-6)
 
 
 def test_a_script_that_computes_test_values(cpu2):
@@ -188,15 +184,8 @@ def test_draws_that_are_optimised_away_cost_nothing(cpu2):
     x, training = T.matrix('x'), T.iscalar('training')
     drawn = T.switch(training, x * MRG_RandomStreams(3).uniform((x.shape[0], 3)), x)
     with mgpu.Predictor([x], drawn, givens={training: np.int32(0)}, mode=FAST) as predictor:
-        before = predictor._states  # private: no result shows a state that is computed in vain
         np.testing.assert_array_equal(predictor.predict(rows(40)), rows(40))
-        assert predictor._draws == [False] and predictor._states[0] is before[0]
-
-
-def test_two_predictors_never_share_a_context(contexts, kind):
-    contexts(kind, 2)
-    with sums(contexts)[0] as one, sums(contexts)[0] as other:
-        assert not set(one.contexts) & set(other.contexts) and not set(one.contexts) & set(mgpu.contexts())
+        assert not predictor._function.updated  # private: no result shows a state that is computed in vain
 
 
 def test_what_a_call_changes_is_refused(cpu2):
@@ -234,13 +223,82 @@ def test_bad_arguments(cpu2):
 def test_contexts_that_are_named(contexts):
     contexts('cpu', 3)
     with sums(contexts, contexts=['host2', 'host0'])[0] as predictor:
-        assert [context.name for context in predictor.contexts] == ['host2.1', 'host0.1']
+        assert [context.name for context in predictor.contexts] == ['host2', 'host0']
     with sums(contexts, contexts=['host1'])[0] as predictor:
         assert len(predictor.predict(rows(70))) == 70
 
 
-def test_the_users_own_name_is_not_taken(contexts):
-    mgpu.init('a->cpu;a.1->cpu')
-    with sums(contexts)[0] as predictor:
-        assert [context.name for context in predictor.contexts] == ['a.2', 'a.1.1']
-    mgpu.init(context_map('cpu', 2))
+# Graphs of one input whose outputs for two batches differ from the outputs for both as one, and some that do not.
+GRAPHS = {
+    'rows': lambda x: T.tanh(x),
+    'mean': lambda x: x.mean(),
+    'centred': lambda x: x - x.mean(axis=0),
+    'divided by the length': lambda x: x / x.shape[0],
+    'another branch for long batches': lambda x: T.switch(x.shape[0] > 9, x, -x),
+    'places': lambda x: x + T.arange(x.shape[0])[:, None],
+    'first': lambda x: x[:1],
+    'columns': lambda x: x.T,
+    'reshaped': lambda x: x.reshape((x.shape[0], -1, 1)).repeat(2, axis=2).flatten(2),
+    'several': lambda x: [2 * x, x.sum(axis=0), x.shape[0]],
+}
+
+
+@pytest.mark.parametrize('name', GRAPHS)
+@pytest.mark.filterwarnings('ignore:predict runs whole')
+def test_each_batch_has_the_outputs_that_it_has_alone(contexts, name):
+    contexts('cpu', 3)
+    x = T.matrix('x')
+    outputs, data_ = GRAPHS[name](x), data(80, 4)[0]
+    alone = theano.function([x], outputs, mode=FAST)
+    with mgpu.Predictor([x], outputs, mode=FAST) as predictor:
+        for sizes in ([5] * 9 + [4], [7, 7, 7, 8, 6, 7], [1] * 7, [2, 9, 1]):
+            batches = np.split(data_[:sum(sizes)], np.cumsum(sizes)[:-1])
+            for ours, batch in zip(predictor.map(iter(batches)), batches):
+                ours, theirs = (each if isinstance(each, list) else [each] for each in (ours, alone(batch)))
+                for one, other in zip(ours, theirs):
+                    assert one.shape == other.shape
+                    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_batches_of_other_types_and_shapes_are_apart(cpu2):
+    x, scale = T.tensor3('x'), T.scalar('scale')
+    batches = [[np.ones((2, 3, n), dtype), value]
+               for n in (1, 1, 4) for dtype in ('float32', 'int8') for value in (1, 2)]
+    with mgpu.Predictor([x, scale], x.sum(axis=2) * scale, mode=FAST) as predictor:
+        found = list(predictor.map(batches))
+    for outputs, (array, value) in zip(found, batches):
+        np.testing.assert_array_equal(outputs, np.full((2, 3), array.shape[2] * value))
+
+
+@pytest.mark.parametrize('samples', [1, 0])
+def test_empty_batches_among_others(cpu2, samples):
+    sizes = [samples, 0, 3, 0, 0, 2]
+    with sums(cpu2)[0] as predictor:
+        assert [len(outputs) for outputs in predictor.map(rows(n) for n in sizes)] == sizes
+
+
+def test_a_group_is_one_step(cpu2):
+    x = T.matrix('x')
+    for outputs in (x * 2, x * x.shape[0]):
+        with mgpu.Predictor([x], outputs, mode=FAST) as predictor:
+            predictor.predict(rows(60), batch_size=10)
+            assert predictor._function.calls == 3
+
+
+def test_replicas_per_context_is_deprecated(cpu2):
+    with pytest.warns(FutureWarning, match=r'replicas_per_context=2 \(replicas_per_gpu\) has no effect any more'):
+        predictor, _ = sums(cpu2, replicas_per_context=2)
+    assert len(predictor.replicas) == 2
+
+
+def test_a_reader_may_read_variables_and_call_functions(contexts, kind):
+    contexts(kind, 2)
+    predictor, w = sums(contexts)
+    double = theano.function([], updates={w: 2 * w})
+
+    def batches():
+        for _ in range(6):
+            double()
+            yield rows(1, w.get_value())
+    with predictor:
+        assert [float(output[0]) for output in predictor.map(batches())] == [6, 12, 24, 48, 96, 192]

@@ -2,14 +2,13 @@
 import gc
 import itertools
 import threading
-import time
 import weakref
 
 from theano_mgpu.errors import BatchError, MgpuError, PredictionError
 
 import numpy as np
 import pytest
-from support.prediction import rows, slow_down, sums
+from support.prediction import rows, sums
 
 
 def faulty(n, bad):
@@ -57,8 +56,6 @@ def test_a_reader_that_fails(cpu2):
 
     found = []
     with sums(cpu2)[0] as predictor, pytest.raises(OSError, match='disk'):
-        for replica in predictor.replicas:
-            slow_down(replica, 0.05)
         for output in predictor.map(batches()):
             found.append(float(output[0]))
     assert found == [3, 6]
@@ -70,16 +67,13 @@ def test_close_gives_everything_back(contexts, kind):
     predictor, _ = sums(contexts)
     with predictor:
         predictor.predict(rows(100))
-        names = [context.name for context in predictor.contexts]
-        gone = [weakref.ref(function) for replica in predictor.replicas for function in replica.functions]
+        gone = [weakref.ref(function) for function in predictor._function.functions]
     gc.collect()
     assert set(threading.enumerate()) <= before and not any(ref() for ref in gone)
     for use in (lambda: predictor.predict(rows(1)), lambda: predictor.map([])):
         with pytest.raises(MgpuError, match='this Predictor is closed'):
             use()
     predictor.close()
-    with sums(contexts)[0] as again:
-        assert [context.name for context in again.contexts] == names
 
 
 def test_a_map_that_is_continued_after_close(cpu2):
@@ -90,19 +84,3 @@ def test_a_map_that_is_continued_after_close(cpu2):
         next(outputs)
     with pytest.raises(MgpuError, match='this Predictor is closed'):
         next(outputs)
-
-
-def test_one_that_is_forgotten_ends_its_threads(cpu2):
-    before = threading.active_count()
-    predictor, _ = sums(cpu2)
-    predictor.predict(rows(100))
-    names = {context.name for context in predictor.contexts}
-    del predictor
-    gc.collect()
-    for _ in range(100):
-        if threading.active_count() <= before:  # fewer, where one of another test has ended meanwhile
-            break
-        time.sleep(0.05)
-    assert threading.active_count() <= before
-    with sums(cpu2)[0] as again:
-        assert {context.name for context in again.contexts} == names

@@ -159,14 +159,13 @@ def test_contenders_of_prediction():
     arguments = SimpleNamespace(threads=[1, 2], workers=[2])
     labels = [contender.label for contender in contenders(arguments, ['opencl0:0', 'opencl0:1'])]
     assert labels == ['plain Keras, 1 thread', 'plain Keras, 2 threads', 'Predictor, 1 context, 1 thread',
-                      'Predictor, 1 context, 2 threads', 'Predictor, 2 contexts', 'Predictor, 2 replicas',
-                      'Predictor, 2 ranks', 'multiprocessing.Pool(2)', 'Predictor, 1 OpenCL device',
-                      'Predictor, 2 OpenCL devices']
+                      'Predictor, 1 context, 2 threads', 'Predictor, 2 contexts', 'Predictor, 2 ranks',
+                      'multiprocessing.Pool(2)', 'Predictor, 1 OpenCL device', 'Predictor, 2 OpenCL devices']
     assert len(contenders(SimpleNamespace(threads=[1], workers=[1]), ['opencl0:0'])) == 3
 
 
 def test_ratios_of_opencl_are_to_one_of_its_devices():
-    rows = [dict(Contender(kind, devices, 1, 1, 1)._asdict(), median=median) for kind, devices, median in (
+    rows = [dict(Contender(kind, devices, 1, 1)._asdict(), median=median) for kind, devices, median in (
         ('keras', (), 100.), ('pool', (), 150.), ('predictor', ('opencl0:0',), 10.),
         ('predictor', ('opencl0:0', 'opencl0:1'), 15.))]
     assert [row['ratio'] for row in with_ratios(rows)] == [1, 1.5, 1, 1.5]
@@ -206,7 +205,7 @@ def test_predict_compares(tmp_path):
                '--json', json_path, '--plot', plot_path)
     with open(json_path) as f:
         rows = json.load(f)['results']
-    assert len(rows) == 8 and rows[0]['ratio'] == 1 and all(row['difference'] <= 1e-6 for row in rows)
+    assert len(rows) == 7 and rows[0]['ratio'] == 1 and all(row['difference'] <= 1e-6 for row in rows)
     assert all(len(row['seconds']) == 2 and 0 < row['lowest'] <= row['median'] for row in rows)
     assert all(row['first'] > 0 and row['memory'] > 50 for row in rows)
     assert all(row['label'] in text for row in rows) and plt.imread(plot_path).shape[0] > 300

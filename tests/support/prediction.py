@@ -20,6 +20,6 @@ def rows(n, value=1.0):
     return np.full((n, 3), value, theano.config.floatX)
 
 
-def slow_down(replica, seconds):
-    compute = replica._compute
-    replica._compute = lambda job: (time.sleep(seconds), compute(job))[1]
+def slow_down(predictor, seconds):
+    compute = predictor._function.compute
+    predictor._function.compute = lambda *args: (time.sleep(seconds), compute(*args))[1]

@@ -11,7 +11,6 @@ import time
 
 import theano_mgpu as mgpu
 from theano_mgpu.comm.activities import AGREE, CALL, COMPILE, GATHER, SHARE
-from theano_mgpu.predict import pools
 from theano_mgpu.runtime import compiler
 
 import numpy as np
@@ -213,8 +212,6 @@ def stopped(where, file):
         ranks._mpi = argparse.Namespace(**dict(vars(ranks._mpi), Finalize=stop))
     if last and where == 'end':
         atexit.register(stop)
-    if last and where == 'prediction':
-        pools.outcome = stop
     print('stopping at %f' % time.time(), flush=True)
     if where in ('end', 'finalize'):
         return
@@ -223,10 +220,10 @@ def stopped(where, file):
     if where == 'compile':
         Network()
     x = T.matrix('x')
-    if where in ('prediction', 'end of prediction'):
+    if where == 'prediction':
         with mgpu.Predictor([x], x.sum(axis=1), mode=PYTHON) as predictor:
-            if last and where == 'end of prediction':
-                predictor._pool.end = stop
+            if last:
+                predictor._function.compute = stop
             predictor.predict(np.ones((1000, 2), theano.config.floatX))
     try:
         network.step(*next(batches))
@@ -235,11 +232,12 @@ def stopped(where, file):
 
 
 def hang(path):
-    """Keep the replica of the last rank from returning from its second batch."""
+    """Keep the last rank from returning from its second group of batches."""
     mgpu.init('a->cpu')
     x = T.matrix('x')
     with mgpu.Predictor([x], x.sum(axis=1), mode=PYTHON) as predictor:
-        replica, compute = predictor.replicas[0], predictor.replicas[0]._compute  # predictions have no executor
+        compute = predictor._function.compute
         if mgpu.rank() == mgpu.size() - 1:
-            replica._compute = lambda job: time.sleep(1000) if job.index > 2 else compute(job)
+            predictor._function.compute = lambda group, following: \
+                time.sleep(1000) if group.first > 2 else compute(group, following)
         predictor.predict(np.ones((1000, 2), theano.config.floatX))

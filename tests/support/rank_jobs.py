@@ -199,7 +199,7 @@ def compile_once(path):
     f(np.ones((4, 3), theano.config.floatX))
 
 
-def predict(path, contexts, per_context=1):
+def predict(path, contexts):
     """Write each rank's results of a Predictor, and batches, errors and weights of rank 0."""
     mgpu.init(contexts)
     rng = np.random.RandomState(mgpu.rank())  # weights, data and batches of its own on each rank: rank 0's count
@@ -207,12 +207,12 @@ def predict(path, contexts, per_context=1):
     data = rng.randn(201, 6).astype(theano.config.floatX)
     first, second = np.array(w.get_value()), np.array(2 * w.get_value())
     drawn = T.tanh(T.dot(x, w)) + 0 * MRG_RandomStreams(3).uniform((x.shape[0], 3))
-    predictor = mgpu.Predictor([x], [drawn, x.sum(axis=1)], replicas_per_context=int(per_context),
+    predictor = mgpu.Predictor([x], [drawn, x.sum(axis=1)],
                                mode=PYTHON if 'cpu' in contexts else theano.Mode(optimizer='fast_compile'))
     with predictor:
         whole = predictor.predict(data, batch_size=8)
         read, found = [], []
-        for outputs in predictor.map(read.append(i) or data[i:i + 10] for i in range(0, 200, 10)):
+        for outputs in predictor.map(read.append(i) or data[i:i + 10] for i in [*range(0, 200, 10)] * 20):
             found.append(outputs[0])
             if len(found) == 8:
                 w.set_value(second)
@@ -235,7 +235,7 @@ def predict(path, contexts, per_context=1):
         else:
             list(given_up)
         after = predictor.predict(data[:3])[0]
-        calls = [replica.calls for replica in predictor.replicas]
+        calls = predictor._function.calls
     np.savez('%s.%d.npz' % (path, mgpu.rank()), data, first, second, after, *whole)
     with open('%s.%d.json' % (path, mgpu.rank()), 'w') as f:
         json.dump({'found': [outputs.tolist() for outputs in found], 'read': len(read), 'message': message,

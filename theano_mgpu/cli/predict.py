@@ -13,8 +13,7 @@ load, and how to install that.
 A model with Lambda layers has code of whoever wrote the file in it, and runs that when it is loaded. --safe refuses
 such models, and those with classes that are not of Keras, before anything in them is run.
 
-Batches go to all contexts of THEANO_FLAGS or .theanorc (see "theano-mgpu devices"); the first free
-context takes the next one.
+Each of the contexts of THEANO_FLAGS or .theanorc computes another batch (see "theano-mgpu devices").
 
 examples:
   theano-mgpu predict model.h5 images.npy outputs.npy
@@ -48,11 +47,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('input', help='samples: %s' % ', '.join(KINDS))
     parser.add_argument('output', help='file for the outputs: %s' % ', '.join(KINDS))
     parser.add_argument('--batch-size', type=positive, default=32, metavar='N',
-                        help='samples that a replica works on at a time (default: %(default)s)')
+                        help='samples that a device works on at a time (default: %(default)s)')
     parser.add_argument('--gpus', type=gpus, metavar='N|A,B', help='how many contexts, or the names or numbers of '
                         'those to use (default: all)')
     parser.add_argument('--replicas-per-gpu', type=positive, default=1, metavar='K',
-                        help='copies of the model on each (default: %(default)s)')
+                        help='deprecated, without effect')
     parser.add_argument('--safe', action='store_true', help='refuse a model that has code in its file (Lambda layers), '
                         'or custom classes')
     parser.add_argument('--quiet', action='store_true', help='no progress bar, and no summary')
@@ -75,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
     """Predict; return the exit code, 130 after Ctrl-C."""
     check_paths(args)
     began = time.monotonic()
+    if args.replicas_per_gpu > 1:
+        note('--replicas-per-gpu has no effect any more, since a device is sent the next batch while it computes. '
+             'Leave it out: 0.4.0 removes it')
     with quietly():
         model, predictor = load(args)
     with predictor:
@@ -174,7 +176,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
         raise MgpuError('%s is one array, but the model has the outputs %s: give a name that ends with .npz or .h5'
                         % (args.output, ', '.join(model.output_names)))
     try:
-        return model, Predictor(model, args.gpus, args.replicas_per_gpu)
+        return model, Predictor(model, args.gpus)
     except ValueError as error:
         raise MgpuError(str(error)) from error
 

@@ -44,13 +44,13 @@ def all_gather_rows(ranks: Communicator, rows: np.ndarray, lengths: Sequence[int
     return whole
 
 
-def all_gather_object(ranks: Communicator, value: Any) -> list[Any]:
-    """Return a picklable value of each rank, on each rank."""
+def all_gather_object(ranks: Communicator, value: Any, activity: Sequence[int] = (SHARE,)) -> list[Any]:
+    """Return a picklable value of each rank, on each rank. The `activity` is the one of the handshake."""
     if ranks.size == 1:
         return [value]
     pickled = np.frombuffer(pickle.dumps(value, 5), 'uint8')
     with ranks.single_thread:
-        lengths = ranks.handshake((SHARE,), [len(pickled)])[:, 0].tolist()
+        lengths = ranks.handshake(activity, [len(pickled)])[:, 0].tolist()
         every = np.empty(sum(lengths), 'uint8')
         ranks.all_gather(pickled, every, lengths)
     parts = np.split(every, np.cumsum(lengths)[:-1])

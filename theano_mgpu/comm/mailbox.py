@@ -3,9 +3,7 @@ from __future__ import annotations
 
 from typing import Any, ContextManager
 
-# Tags of messages: handshakes; posted batches, and results of actions; parts of collectives.
-HANDSHAKE = 0x6d67
-MAIL, DONE, PARTS = range(HANDSHAKE + 1, HANDSHAKE + 4)
+HANDSHAKE, MAIL, PARTS = range(0x6d67, 0x6d67 + 3)  # tags of messages; PARTS is for collectives
 
 
 class Mailbox:
@@ -14,28 +12,28 @@ class Mailbox:
     def __init__(self, mpi: Any, single_thread: ContextManager) -> None:
         self._mpi, self._comm, self._single_thread = mpi, mpi.COMM_WORLD, single_thread
         self._unsent: list[Any] = []
-        self._incoming: dict[int, tuple[int, Any]] = {}  # by tag: the sender, and MPI's request
+        self._incoming: Any = None  # the sender, and MPI's request
 
-    def post(self, rank: int, message: Any, tag: int = MAIL) -> None:
+    def post(self, rank: int, message: Any) -> None:
         """Send a picklable message to a rank, without waiting for it to be taken."""
         with self._single_thread:
             self._unsent = [request for request in self._unsent if not request.Test()]
-            self._unsent.append(self._comm.isend(message, rank, tag))
+            self._unsent.append(self._comm.isend(message, rank, MAIL))
 
-    def take(self, tag: int = MAIL) -> tuple[int, Any] | None:
+    def take(self) -> tuple[int, Any] | None:
         """Return the next message for this rank, ``(sender, message)``, or None if none has come yet."""
         with self._single_thread:
-            if tag not in self._incoming:
+            if self._incoming is None:
                 status = self._mpi.Status()
-                matched = self._comm.improbe(tag=tag, status=status)
+                matched = self._comm.improbe(tag=MAIL, status=status)
                 if matched is None:
                     return None
-                self._incoming[tag] = status.source, matched.irecv()
-            source, request = self._incoming[tag]
+                self._incoming = status.source, matched.irecv()
+            source, request = self._incoming
             has_come, message = request.test()
             if not has_come:
                 return None
-            del self._incoming[tag]
+            self._incoming = None
             return source, message
 
     def has_gone_on(self, rank: int) -> bool:

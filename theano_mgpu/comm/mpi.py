@@ -20,7 +20,7 @@ from ..errors import MgpuError, RankError
 from ..options import present_flag
 from ..utils import mpi_environment, rank_process
 from . import alone, mpi_library
-from .activities import ADD, COMPARE, COMPILE, END, FAILED, PATIENT, SHARE, SLOW, describe
+from .activities import ADD, COMPARE, COMPILE, END, FAILED, FEED, PATIENT, SHARE, SLOW, describe
 from .collectives import all_gather_object
 from .communicator import WIDTH, Communicator
 from .failures import description, known_to_all, packed, unpacked
@@ -189,7 +189,7 @@ class MpiCommunicator(Communicator):
             return  # all have come by now; or a script acts on rank 0 alone, once all is trained, for any time
         text = '%s, %s, has waited %.0f s for %s' % (self.name(self.rank), describe(activity, self.functions), waited,
                                                      ', '.join(map(self.name, missing)))
-        if waited < limit:
+        if waited < limit or activity[0] == FEED and missing == [0]:  # whose data may come slowly
             rank_process.say(text + ', and goes on waiting')
             return
         text += ', which did not come'

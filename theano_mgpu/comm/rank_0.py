@@ -9,7 +9,6 @@ from .alone import is_alone
 from .collectives import broadcast_object
 from .communicator import Communicator
 from .failures import failing_together, known_to_all, packed, unpacked
-from .mailbox import DONE
 from .waiting import REMEDY, poll
 
 
@@ -42,12 +41,12 @@ def done_by_rank_0(ranks: Communicator, deed: str, act: Callable[[], Any]) -> An
             raise
         finally:
             for rank in range(1, ranks.size):
-                ranks.mailbox.post(rank, (deed, ranks.n_handshakes, result, package), DONE)
+                ranks.mailbox.post(rank, (deed, ranks.n_handshakes, result, package))
     for waited in poll(lambda: False):
         # Rank 0's messages come in the order in which it sent them: once it is at the next handshake, a message that it
         # has not posted before will not come.
         has_gone_on = ranks.mailbox.has_gone_on(0)
-        taken = ranks.mailbox.take(DONE)
+        taken = ranks.mailbox.take()
         if taken:
             done, n_handshakes, result, package = taken[1]
             if (done, n_handshakes) == (deed, ranks.n_handshakes):

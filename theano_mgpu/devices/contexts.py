@@ -3,11 +3,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
-import itertools
 import os
 import threading
-from typing import Any, Iterator, List, Sequence, Set
+from typing import Any, Iterator, List, Sequence
 
 from ..compat import cuda_libraries
 from ..errors import ContextError
@@ -20,7 +18,6 @@ from .cuda_driver import load_driver
 
 _active: List[Context] = []   # the contexts over which functions of this process run
 _host: List[Context] = []     # the contexts of all processes of the job on this host
-_borrowed: Set[str] = set()   # names of further contexts that are in use
 _opened_in: List[int] = []    # the number of the process that opened a GPU, if one is open
 _before: List[Any] = []       # the contexts before each lease that is in force, on the host and of this process
 _changing = threading.RLock()
@@ -269,38 +266,13 @@ def _lookup(name, known):
                                                       len(known), len(known)))
 
 
-def _open(context, preallocated=True):
+def _open(context):
     """Open the device of a context, see `opening.open_device`; not in a fork."""
     if context.kind != 'cpu':
         check_process()
-    if opening.open_device(context, preallocated):
+    if opening.open_device(context):
         _opened_in[:] = [os.getpid()]
         opening.enable_gpuarray()
-
-
-def borrow(context: Context) -> Context:
-    """Open another context of the same device, for another thread: Theano and pygpu use a context from one thread only.
-
-    Its name is derived from the first one's: ``dev0.1``. `give_back` frees it for the next call.
-    """
-    known = {each.name for each in host_contexts()}
-    names = ('%s.%d' % (context.name, number) for number in itertools.count(1))
-    with _changing, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        own = context._replace(name=next(name for name in names if name not in known | _borrowed))
-        # Theano would announce it as if the user had mapped it, and reserve as much memory for it as for that one.
-        _open(own, preallocated=False)
-        _borrowed.add(own.name)
-    return own
-
-
-def give_back(context: Context) -> None:
-    """Free a context that `borrow` returned, for the next call; its device stays open."""
-    _borrowed.discard(context.name)
-
-
-def own_name(context: Context) -> str:
-    """Return the name of a context as the user knows it, also of a borrowed one."""
-    return context.name.rpartition('.')[0] if context.name in _borrowed else context.name
 
 
 @functools.lru_cache(maxsize=None)

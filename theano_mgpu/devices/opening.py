@@ -10,11 +10,11 @@ from .patches import EACH_GPU, PATCHES
 from .theano_contexts import let_children_open_gpus
 
 
-def open_device(context: Context, preallocated: bool = True) -> bool:
+def open_device(context: Context) -> bool:
     """Open the device of a context and register its name with Theano; do nothing the second time.
 
-    Memory is reserved as the flag ``gpuarray.preallocate`` says, if `preallocated`. Return whether a GPU was opened by
-    this call. Raise a ContextError if the device cannot be opened, or the context is open on another one.
+    Memory is reserved as the flag ``gpuarray.preallocate`` says. Return whether a GPU was opened by this call. Raise a
+    ContextError if the device cannot be opened, or the context is open on another one.
     """
     if context.kind == 'cpu':
         host_memory.keep_freed_memory()
@@ -35,8 +35,8 @@ def open_device(context: Context, preallocated: bool = True) -> bool:
                            % (describe([context]), context.name, discovery.INSTALL_PYGPU))
     if context.kind == 'cuda':
         cuda_libraries.require(context.device)
-    if not (preallocated and _is_default(context)):
-        _initialise(context, preallocated)
+    if not _is_default(context):
+        _initialise(context)
     else:  # two contexts of one device would each reserve memory, as gpuarray.preallocate says
         reg_context(context.name, get_context(None))
     get_context(context.name).dev = context.device
@@ -56,7 +56,7 @@ def _is_default(context):
     return load_driver().device_at(discovery.decoded(default.unique_id)) == int(context.device[len('cuda'):] or 0)
 
 
-def _initialise(context, preallocated):
+def _initialise(context):
     import theano.gpuarray
     # Theano registers a name only for a device string that it has not seen: without this pop, the
     # second name of one device prints "Mapped name dev1 ..." and is then unknown (Theano 1.0.5).
@@ -64,8 +64,7 @@ def _initialise(context, preallocated):
     first = seen.pop(context.device, None)
     let_children_open_gpus()
     try:
-        flagged = theano.config.gpuarray.preallocate
-        theano.gpuarray.init_dev(context.device, context.name, flagged if preallocated else min(flagged, 0))
+        theano.gpuarray.init_dev(context.device, context.name, theano.config.gpuarray.preallocate)
     # pygpu raises ValueError, GpuArrayException, RuntimeError ...: all mean "not opened".
     except Exception as error:
         why = discovery.reason(error).rstrip('.')

@@ -7,10 +7,11 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import Apply, ancestors, io_toposort
 from theano.ifelse import IfElse
+from theano.scalar import Switch
 from theano.tensor.basic import AllocEmpty
 
 from .analysis import CONSTANT, PARTIAL, ROWS, SAME, Gather, Reduction, Shards
-from .analysis.known import number
+from .analysis.known import is_scalar_op, number, number_everywhere
 from .analysis.rules.batch_norm import TRAINING, elementary
 from .graph import substitute
 from .random_streams import DRAWS
@@ -212,11 +213,25 @@ def lowered(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
 
 
 def _simpler(node: Apply, inputs: list[theano.Variable]) -> list[theano.Variable] | None:
-    if isinstance(node.op, IfElse) and number(inputs[0]) is not None:  # as Keras's learning phase may be
-        n = len(node.outputs)
-        return inputs[1:n + 1] if number(inputs[0]) else inputs[n + 1:]
+    if isinstance(node.op, IfElse):
+        return _branch(node, inputs)
     if isinstance(node.op, TRAINING):
         return elementary(node, inputs)
+    return None
+
+
+def chosen_branches(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
+    """Return a copy of a graph without branches that are never taken, since the condition is a known number."""
+    return rebuilt(outputs, _branch)
+
+
+def _branch(node: Apply, inputs: list[theano.Variable]) -> list[theano.Variable] | None:
+    n = len(node.outputs)
+    if isinstance(node.op, IfElse) and number(inputs[0]) is not None:  # as Keras's learning phase may be
+        return inputs[1:n + 1] if number(inputs[0]) else inputs[n + 1:]
+    if is_scalar_op(node, Switch) and number_everywhere(inputs[0]) is not None:
+        branch = inputs[1 if number_everywhere(inputs[0]) else 2]
+        return [branch] if branch.type == node.outputs[0].type else None
     return None
 
 

@@ -1,44 +1,53 @@
-"""`mgpu.Predictor`: inference with one graph on several devices, each with a replica of it."""
+"""`mgpu.Predictor`: inference with one graph on several devices, batch after batch."""
 from __future__ import annotations
 
 import contextlib
 import copy
-import weakref
-from typing import Any, Iterable, Iterator, Sequence
+import pickle
+import time
+import warnings
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import theano
 
-from ..checks.ranks import check_lengths
-from ..comm.activities import CALL
-from ..comm.collectives import all_gather_int, broadcast_object
+from ..checks.ranks import check_lengths, take_values_of_first
+from ..comm.activities import CALL, FEED
+from ..comm.collectives import all_gather_object, broadcast_object
+from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
 from ..comm.failures import failing_together
 from ..comm.mpi import choose_ranks
-from ..devices.choice import resolve_contexts
-from ..devices.context_map import Context
-from ..devices.contexts import borrow, check_process, give_back
-from ..errors import MgpuError, PredictionError, named, warn
-from ..graph.random_streams import jumped
-from ..options import Options
+from ..devices.context_map import Context, describe
+from ..devices.contexts import contexts as active_contexts
+from ..devices.discovery import reason
+from ..errors import BatchError, MgpuError, PredictionError, named, warn
+from ..graph.random_streams import is_random_state
+from ..options import Flags
+from ..runtime.batches.arguments import converted
+from ..runtime.batches.prefetch import PeekableBatches
 from ..runtime.batches.sub_batches import Rows, batch_length
 from ..runtime.consensus import check_same_graph
 from ..runtime.replicas.replicated import replicated
-from ..utils import mpi_environment, progress, rank_process
-from .inference_replica import InferenceGraph, InferenceReplica, Job
-from .pools import InlinePool, RankPool, ReplicaPool, ordered_outputs, serve
+from ..utils import mpi_environment, progress
+from .groups import Group, grouped, groups_of, read_ahead, split_rows
+from .inference import InferenceFunction
 
 BATCH_SIZE = 32
+ROUND = 0.05  # seconds of a round of all ranks, where batches are small: the exchanges take some, too
 
 
 class Predictor:
-    """A graph that computes whole batches on several devices at a time, each on the replica that is free first.
+    """A graph for inference that computes several batches at a time, each device one of them.
 
-    Its replicas hold the values that the graph's shared variables have when it is made; `refresh` takes over later
-    ones. Use it in a ``with`` block, or `close` it, to free its memory.
+    Consecutive batches, one for each device, are joined and computed by one call of a function as `mgpu.function`
+    makes it, if each row of the outputs belongs to one sample. Any other batch is divided by itself. So each batch has
+    the outputs that one device computes. The graph has the values that its shared variables have when the Predictor is
+    made; `refresh` takes over later ones. Use it in a ``with`` block, or `close` it, to free its memory.
 
-    With several processes that mpirun started, rank 0 reads the batches, dispatches them to all ranks, and has the
-    outputs in order; every rank makes the same calls. With ``mgpu.data=sharded`` each process works by itself.
+    With several processes that mpirun started, rank 0 reads the batches, sends them to all ranks, each of which
+    computes some, and has the outputs in order; every rank makes the same calls. With ``mgpu.data=sharded`` each
+    process works by itself.
 
     Parameters
     ----------
@@ -46,22 +55,24 @@ class Predictor:
         Each has samples along axis 0, except scalars and those named in `broadcast`.
     outputs : theano.Variable or list of theano.Variable
     contexts : list of str, or list of lists of str, optional
-        Names of the contexts to run on; all by default. A replica of a graph that `device` places on several contexts
-        takes as many of them; which ones, lists say, as for `mgpu.function`.
+        As for `mgpu.function`; all by default.
     replicas_per_context : int
-        More than one may keep a large GPU busier if batches are small.
+        It has no effect.
+
+        .. deprecated:: 0.2.0
     prefetch : int
-        Batches that are read ahead, besides one for each replica. Memory holds no more.
+        0 keeps it from reading the next batches, one for each device, and sending them while devices compute.
     broadcast, givens, mode, name, allow_input_downcast
         As for `mgpu.function`.
     executor : {'auto', 'serial', 'threads', 'mpi'}, optional
-        With several processes, 'serial' and 'threads' keep this process to itself. Within a process each replica
-        always has a thread. By default the flag ``mgpu.executor``.
+        The flag ``mgpu.executor`` by default. With several processes, 'serial' and 'threads' keep this process to
+        itself.
 
     Attributes
     ----------
     contexts : list of Context
-    replicas : list of object
+    replicas : list of tuple of Context
+        The contexts of each replica: one, unless the graph is placed on several.
 
     Raises
     ------
@@ -71,8 +82,8 @@ class Predictor:
 
     Notes
     -----
-    Each batch draws its own random numbers, the same for any number of replicas. The random streams of the graph do
-    not advance.
+    Batches draw the random numbers that plain Theano draws for one batch after the other, from copies of the random
+    streams, for any number of devices. With several processes, each computes all batches of such a graph.
 
     Examples
     --------
@@ -91,48 +102,35 @@ class Predictor:
                  contexts: Sequence[Any] | None = None, replicas_per_context: int = 1, prefetch: int = 2,
                  broadcast: Sequence[theano.Variable | str] = (), givens: Any = None, executor: str | None = None,
                  mode: Any = None, name: str | None = None, allow_input_downcast: bool | None = None) -> None:
-        self._pool: Any = None
         self._is_active, self._calls = False, 0
-        self.contexts: list[Context] = []
-        self.replicas: list[InferenceReplica] = []
-        self._resources = contextlib.ExitStack()
-        self._release = weakref.finalize(self, self._resources.close)
         check_numbers(replicas_per_context=replicas_per_context, prefetch=prefetch)
+        if replicas_per_context > 1:
+            warnings.warn('replicas_per_context=%d (replicas_per_gpu) has no effect any more, since a device is sent '
+                          'the next batch while it computes. Leave it out: 0.4.0 removes it' % replicas_per_context,
+                          FutureWarning, stacklevel=1)
         self._single = not isinstance(outputs, (list, tuple))
-        options = Options(broadcast=broadcast, givens=givens, mode=mode, name=name,
-                          allow_input_downcast=allow_input_downcast)
-        self._graph: Any = InferenceGraph(inputs, [outputs] if self._single else outputs, options)
-        self.inputs, self._name = self._graph.inputs, name or 'a Predictor'
-        sharded = theano.config.mgpu.data == 'sharded'
-        self._ranks = choose_ranks('threads' if sharded and mpi_environment.size() > 1 else executor)
-        self._number = self._ranks.add_function(name or 'predict')
-        self._variables = list(map(replicated, self._graph.variables))
-        self._states = [getattr(stream.tag, 'stands_for', stream).get_value() for stream in self._graph.streams]
-        self.refresh()
-        self._make_replicas(self._graph.lay_out(resolve_contexts(contexts)), replicas_per_context, prefetch)
-
-    def _make_replicas(self, mesh, replicas_per_context, prefetch):
-        graph, wanted = self._graph, mesh.replicas * replicas_per_context
-        check_same_graph(self._ranks, graph.inputs, graph.outputs, graph.shared)
-        n_replicas = all_gather_int(self._ranks, len(wanted))
-        try:
-            own = [tuple(map(self._own, row)) for row in wanted]
-            with first_compiler(self._ranks):
-                graph.compile(mesh._replace(replicas=own), self._weights)
-        except BaseException:
-            self.close()
-            raise
-        self.replicas, self._draws = graph.replicas, graph.draws()
-        self._pool = ReplicaPool(self.replicas, prefetch)
-        self._resources.callback(self._pool.close)
-        if self._ranks.size > 1 and self._ranks.rank == 0:
-            self._pool = RankPool(self._pool, self._ranks, n_replicas, prefetch)
-
-    def _own(self, context):
-        """Return a context like another one, which this Predictor alone uses."""
-        self.contexts.append(borrow(context))
-        self._resources.callback(give_back, self.contexts[-1])
-        return self.contexts[-1]
+        self._name, self._prefetch = name or 'a Predictor', prefetch
+        outputs = [outputs] if self._single else outputs
+        sharded = Flags.now().data == 'sharded' and mpi_environment.size() > 1
+        self._ranks: Communicator = choose_ranks('threads' if sharded else executor)
+        on_cpu = all(context.kind == 'cpu' for context in active_contexts())
+        with first_compiler(self._ranks):  # a rank computes whole batches, so its function is its own
+            function = InferenceFunction(
+                inputs, outputs, givens, broadcast, contexts=contexts, mode=mode, name=name or 'predict',
+                executor=executor if self._ranks.size == 1 and not sharded else 'serial' if on_cpu else 'threads',
+                allow_input_downcast=allow_input_downcast)
+        check_same_graph(self._ranks, inputs, function.built.definition.outputs,
+                         list(function.copies.values()))
+        self._number, self._in_round = self._ranks.add_function(name or 'predict'), self._ranks.size
+        self._function: Any = function
+        self.inputs, self._split = function.arguments.inputs, function.arguments.split
+        self.contexts: list[Context] = list(function.contexts)
+        self.replicas = list(function.mesh.replicas)
+        self._variables = {variable: replicated(variable) for variable in function.copies
+                           if not is_random_state(variable)}
+        if self._ranks.size > 1:
+            take_values_of_first(self._ranks, map(replicated, function.copies.values()))
+        self._note_weights(None)
 
     def __enter__(self) -> Predictor:
         return self
@@ -141,15 +139,17 @@ class Predictor:
         self.close()
 
     def close(self) -> None:
-        """End its threads, and free its memory and contexts."""
-        self._release()
-        self._pool = self._graph = None
+        """Free its memory."""
+        self._function = self._weights = None
         self.contexts, self.replicas = [], []
 
     def refresh(self) -> None:
-        """Take over the values that the shared variables have now, for batches that are read from now on."""
-        self._versions = [variable.version for variable in self._variables]
-        self._weights = [variable.value() for variable in self._variables]
+        """Take over the values that the shared variables have now, for batches that are computed from now on."""
+        self._note_weights([variable.value() for variable in self._variables.values()])
+
+    def _note_weights(self, weights):
+        self._weights: Any = weights  # those that the function does not have yet, or None
+        self._versions = [variable.version for variable in self._variables.values()]
         self._has_warned = False
 
     def predict(self, *arrays: Any, batch_size: int | None = None, verbose: int = 0) -> Any:
@@ -160,7 +160,7 @@ class Predictor:
         *arrays : array_like
             One for each input, all of the same length; arrays on disk (`numpy.memmap`, h5py) are read batch by batch.
         batch_size : int, optional
-            Samples that a replica works on at a time, 32 by default.
+            Samples that a device works on at a time, 32 by default.
         verbose : {0, 1}
             1 shows a progress bar.
 
@@ -178,8 +178,8 @@ class Predictor:
         """
         self._check_use()
         batch_size = chosen_batch_size(batch_size)
-        values = self._graph.by_input(arrays)
-        sampled = [(len(value), named(v)) for value, v, split in zip(values, self.inputs, self._graph.split) if split]
+        values = self._by_input(arrays)
+        sampled = [(len(value), named(v)) for value, v, split in zip(values, self.inputs, self._split) if split]
         length = batch_length([length for length, _ in sampled], [name for _, name in sampled], least=0)
         rows = self._rows_of(values, length, batch_size, verbose)
         return rows[0] if self._single else rows
@@ -211,53 +211,147 @@ class Predictor:
         if on_error not in ('raise', 'yield'):
             raise ValueError("on_error=%r is neither 'raise' nor 'yield'" % (on_error,))
         self._check_use()
-        if hasattr(batches, '__next__'):  # it may fill its arrays again, while the batches that were read ahead wait
-            batches = map(copy.deepcopy, batches)
-        return self._map(batches, on_error, self._pool)
+        return self._map(self._grouped(batches), on_error)
 
-    def _map(self, batches, on_error, pool):
+    def _grouped(self, batches: Iterable[Any]) -> Iterator[Group]:
+        """Return batches in groups, as they are read."""
+        is_iterator = hasattr(batches, '__next__')  # it may fill its arrays again, while batches wait for others
+        return grouped((self._read(index, batch, is_iterator) for index, batch in enumerate(batches)), self._split,
+                       self._function.n_replicas, self._function.joins)
+
+    def _read(self, index, batch, is_copied):
+        """Return the arrays of a batch, or copies of them, or a PredictionError."""
+        try:
+            arrays = self._by_input(self._members(batch))
+            return [np.array(array) if type(array) is np.ndarray else copy.deepcopy(array) for array in arrays] \
+                if is_copied else arrays
+        except Exception as cause:
+            error = PredictionError('batch %d failed: %s: %s' % (index, type(cause).__name__, cause), index)
+            error.__cause__ = cause
+            return error
+
+    def _map(self, groups, on_error):
+        """Yield the outcome of each batch of some groups: of rank 0, where there are several ranks."""
         self._begin()
         try:
-            if self._ranks.rank:
-                self._weights = serve(self._pool, self._ranks, self._weights)
-                return
-            with contextlib.closing(ordered_outputs(pool, batches, self._job, on_error)) as in_order:
-                for outputs in in_order:
-                    rank_process.report(mpi_environment.STEP)
+            while self._ranks.rank:
+                if self._round([]) is None:
+                    return
+            outcomes = self._alone(groups) if self._ranks.size == 1 else self._in_rounds(groups)
+            with contextlib.closing(outcomes):
+                for outputs in outcomes:
+                    if isinstance(outputs, PredictionError) and on_error == 'raise':
+                        raise outputs
                     yield outputs if isinstance(outputs, PredictionError) or not self._single else outputs[0]
-                    self._check_open()  # the caller may have closed it meanwhile: no thread would take another batch
+                    self._check_open()  # the caller may have closed it meanwhile
         finally:
             self._is_active = False
 
+    def _alone(self, groups):
+        """Yield the outcomes of groups; while devices compute one, the next one is read and sent to them."""
+        source: Any = PeekableBatches(groups)
+        ahead = source.peek if self._prefetch and self._function.executable.on_devices else lambda: None
+        for group in source:
+            self._take(self._weights)
+            yield from self._computed(group, ahead)
+
+    def _in_rounds(self, groups):
+        """Yield the outcomes of groups, on rank 0; every rank computes some of them."""
+        error = None
+        try:
+            while error is None:
+                read, error = read_ahead(groups, self._in_round)
+                if read:
+                    outcomes, seconds = self._round(read)
+                    self._in_round = max(self._ranks.size, min(2 * self._in_round, int(len(read) * ROUND / seconds)))
+                    yield from outcomes
+            if not isinstance(error, StopIteration):
+                raise error
+        except KeyboardInterrupt:
+            self._ranks.lost = 'a prediction was interrupted'
+            raise
+        finally:
+            if not self._ranks.lost:
+                self._round([])
+
+    def _round(self, read):
+        """Compute groups of rank 0, and return their outcomes, and the seconds of the slowest rank; None if none."""
+        ranks, began = self._ranks, time.perf_counter()
+        # In one message: the arrays may be many, and small.
+        sent = broadcast_object(ranks, pickle.dumps((self._weights, read), 5) if read else b'', activity=FEED)
+        if not sent:
+            return None
+        weights, read = pickle.loads(sent) if ranks.rank else (self._weights, read)
+        self._take(weights)
+        is_apart = not self._function.updated  # else each rank computes all groups, so that its random streams go on
+        own = [self._computed(group) for group in (read[ranks.rank::ranks.size] if is_apart else read)]
+        own = own, time.perf_counter() - began
+        every = all_gather_object(ranks, own, (CALL, self._number, self._calls)) if is_apart else [own]
+        return [outcome for i in range(len(read)) for outcome in every[i % len(every)][0][i // len(every)]], \
+            max(seconds for _, seconds in every)
+
+    def _take(self, weights):
+        """Compute with these weights from now on, unless they are None."""
+        if weights is not None:
+            self._function.take(self._variables, weights)
+        self._weights = None
+
+    def _computed(self, group: Group, following: Callable[[], Group | None] = lambda: None) -> list[Any]:
+        """Return the outputs of each batch of a group, or its PredictionError."""
+        function = self._function
+        try:
+            if group.error or not sum(group.lengths):
+                return [group.error or self._of_no_samples(group)]
+            outputs = function.compute(group, following)
+            return [outputs] if len(group.lengths) == 1 else split_rows(outputs, group.lengths)
+        except Exception as error:
+            if len(group.lengths) > 1:  # to know which of them fails
+                return [outputs for one in group.apart(self._split) for outputs in self._computed(one)]
+            failed = PredictionError('batch %d failed on context %s: %s: %s' % (
+                group.first, describe(function.contexts), type(error).__name__,
+                reason(error).strip().partition('\n')[0]), group.first, function.contexts[0])
+            failed.__cause__ = error
+            return [failed]
+
+    def _of_no_samples(self, group):
+        """Return the outputs of an empty batch, which BLAS and convolutions refuse, by a sample of zeros."""
+        zeros = [np.zeros((1,) + tuple(array.shape[1:]), array.dtype) if split else array
+                 for array, split in zip(group.arrays, self._split)]
+        rows = Rows(1)
+        rows.add(self._function.compute(group._replace(arrays=zeros, lengths=[1]), lambda: None))
+        return [array[:0] for array in rows.arrays()]
+
     def _begin(self):
-        """Begin a call; with several ranks, wait until each has made the call."""
+        """Begin a call; several ranks do it one after the other."""
         self._check_open()
         if self._ranks.size > 1:
             if self._is_active:
                 raise MgpuError('several ranks run one map at a time: exhaust the first one, or close() it')
             self._is_active = True
-            self._ranks.handshake((CALL, self._number, self._calls))
-        self._calls += 1
 
     def _check_open(self):
-        if self._pool is None:
+        if self._function is None:
             raise MgpuError('this Predictor is closed: use it within its with block, or make another one')
-        if any(context.kind != 'cpu' for context in self.contexts):
-            check_process()
 
     def _check_use(self):
         """Check as `_check_open`; and warn the user, once, if shared variables have changed."""
         self._check_open()
-        if not self._has_warned and self._versions != [variable.version for variable in self._variables]:
+        if not self._has_warned and self._versions != [variable.version for variable in self._variables.values()]:
             self._has_warned = True
             warn('the values of shared variables have changed since this Predictor took them over; it keeps using the '
                  'old ones until refresh() is called')
 
-    def _job(self, index, batch):
-        arrays, states = self._graph.by_input(self._members(batch)), self._states
-        # Each batch draws from its own part of a random stream.
-        self._states = [jumped(state) if draws else state for state, draws in zip(states, self._draws)]
-        return Job(index, arrays, self._weights, states)
+    def _by_input(self, arrays: Any) -> list[Any]:
+        """Return arrays, a list or a dict, in the order of the inputs; a BatchError unless there is one for each."""
+        names = [str(variable) for variable in self.inputs]
+        if isinstance(arrays, dict) and set(arrays) == set(names):
+            return [arrays[name] for name in names]
+        if isinstance(arrays, dict) or len(arrays) != len(names):
+            text = 'arrays for %s' % sorted(arrays) if isinstance(arrays, dict) else '%d arrays' % len(arrays)
+            raise BatchError('%s were given for the inputs %s: pass one for each' % (text, names))
+        return [array if hasattr(array, 'shape') else
+                converted(variable, array, self._function.options.allow_input_downcast)
+                for array, variable in zip(arrays, self.inputs)]
 
     def _members(self, batch):
         """Return the arrays of one batch; Keras's Predictor has a method of its own."""
@@ -265,33 +359,28 @@ class Predictor:
 
     def _rows_of(self, arrays, length, batch_size, verbose):
         """Return the outputs for arrays with `length` samples, which may be 0."""
-        if length == 0:  # BLAS and convolutions refuse an empty batch: compute one of zeros, and keep no row of it
-            zeros = [np.zeros((1,) + tuple(array.shape[1:]), array.dtype) if split else array
-                     for array, split in zip(arrays, self._graph.split)]
-            return [rows[:0] for rows in self._rows([zeros], 1, 0)]
-        # Theano's C code keeps Python's lock: on the CPU, a thread beside the only replica could only read ahead, and
-        # arrays need no reading. Passing each batch from thread to thread takes up to 5 % of the time of a small one.
-        inline = len(self.replicas) == 1 == self._ranks.size \
-            and all(context.kind == 'cpu' for context in self.contexts) \
-            and all(type(array) is np.ndarray for array in arrays)
-        return self._rows(self._graph.slices(arrays, length, batch_size), length, verbose,
-                          pool=InlinePool(self.replicas[0]) if inline else None)
+        function = self._function
+        return self._rows(groups_of(arrays, self._split, length, batch_size, function.n_replicas, function.joins),
+                          length, verbose)
 
-    def _rows(self, batches, length, verbose, n_batches=None, pool=None):
-        """Return the outputs of all batches together, one array for each output; the same on each rank."""
+    def _rows(self, groups, length, verbose, n_batches=None):
+        """Return the outputs of all groups together, one array for each output; the same on each rank."""
         lengths = self._ranks.handshake((CALL, self._number, self._calls), [length or 0])[:, 0]
+        self._calls += 1
         check_lengths(self._ranks, self._name, lengths)
         with failing_together(self._ranks):
+            rows = None
             if self._ranks.rank:
-                rows = list(self.map(()))
+                list(self.map(()))
             else:
-                rows = self._collect(batches, length, verbose, n_batches, pool or self._pool)
+                rows = self._collect(groups, length, verbose, n_batches)
             return broadcast_object(self._ranks, rows)
 
-    def _collect(self, batches, length, verbose, n_batches, pool):
+    def _collect(self, groups, length, verbose, n_batches):
         rows = Rows(length)
-        with progress.bar(length, verbose) as bar:
-            for outputs in self._map(batches, 'raise', pool):
+        with progress.bar(length, verbose) as bar, \
+                contextlib.closing(self._map(groups, 'raise')) as in_order:
+            for outputs in in_order:
                 added = rows.add([outputs] if self._single else outputs)
                 if bar.total is None and n_batches:
                     bar.total = added * n_batches

@@ -31,13 +31,6 @@ class Split(NamedTuple):
     pieces: Sequence[slice]            # the samples of each shard
 
 
-def of_one_replica(plan: StepPlan, replica: int, compiled: Mapping[Part, Any]) -> Split:
-    """Return the Split of whole batches, of any length, that one replica computes; its slots have no arguments."""
-    division, shard = Division((replica,), ((0,),), True, False), Shard(replica, (0, 1))
-    program = lowered(plan, division, (), compiled)
-    return Split([shard], [[shard]], 1, [1], False, division, None, program, [None] * program.size, [slice(None)])
-
-
 class Batch(NamedTuple):
     """A batch that is split."""
 

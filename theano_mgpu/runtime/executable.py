@@ -12,7 +12,6 @@ from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
 from ..comm.tree_products import Product
 from ..devices.context_map import Context
-from ..devices.contexts import own_name
 from ..devices.failures import FailureExplained
 from ..devices.launcher import Launcher
 from ..devices.transfers import DeviceBuffers
@@ -189,7 +188,7 @@ def compiling(name: str | None, inputs: Sequence[theano.Variable], contexts: Seq
     """Return a context manager that shows the progress of compiling a function for some contexts."""
     names = [variable.name for variable in inputs if variable.name]
     shown = 'a function' + ' of ' * bool(names) + ', '.join(names[:3]) + ', ...' * (len(names) > 3)
-    return progress.compiling('compiling %s for %s' % (name or shown, ', '.join(map(own_name, contexts))))
+    return progress.compiling('compiling %s for %s' % (name or shown, ', '.join(context.name for context in contexts)))
 
 
 def _check_same_program(ranks: Communicator, program: Program, shared: Sequence[SharedVariable]) -> None:

@@ -128,7 +128,7 @@ class Recorder:
     def add(self, name: str, track: str, start: float, stop: float) -> None:
         """Add a span between two times of `time.perf_counter` to a track: a context's name, or `HOST`."""
         thread = threading.current_thread()
-        if track in (HOST, STEP) and thread is not threading.main_thread():  # such as one of a Predictor
+        if track in (HOST, STEP) and thread is not threading.main_thread():
             track = '%s of %s' % (track, thread.name)
         if self.parent:
             with open(self.path, 'a') as file:
@@ -178,10 +178,9 @@ def timeline(path: str, rank: int | None = None) -> Iterator[None]:
     Notes
     -----
     One row shows the instructions of each step, as ``print(step.plan)`` lists them, another one its phases on the host.
-    Other threads, such as a Predictor's, have two such rows each. Each context has a row of its own: copies to its
-    device, the launch, the run (until the device has the results; a ``cpu`` context has no launch), copies from it, the
-    update, and ``interpreter lock``: the time in which it waits because another context has Python's lock, or the only
-    thread.
+    Other threads have two such rows each. Each context has a row of its own: copies to its device, the launch, the run
+    (until the device has the results; a ``cpu`` context has no launch), copies from it, the update, and ``interpreter
+    lock``: the time in which it waits because another context has Python's lock, or the only thread.
 
     The flag ``mgpu.timeline=trace.json`` records a whole script, and in one call in three the layers of its functions.
 

@@ -17,10 +17,10 @@ from .arguments import check_built, chosen_contexts
 
 
 class Predictor(predictor.Predictor):
-    """Prediction with a Keras model on several devices at a time, each batch on the replica that is free first.
+    """Prediction with a Keras model on several devices, each of which computes another batch.
 
-    The model is compiled once for each replica, with its present weights; `refresh` takes over later ones. Use
-    it in a ``with`` block, or `close` it, to free its memory.
+    The model is compiled with its present weights; `refresh` takes over later ones. Use it in a ``with`` block, or
+    `close` it, to free its memory.
 
     Parameters
     ----------
@@ -29,10 +29,11 @@ class Predictor(predictor.Predictor):
     gpus : int, list of int or str, or None
         How many contexts to use, or which ones, as for `multi_gpu_model`; None for all.
     replicas_per_gpu : int
-        More than one may keep a large GPU busier if batches are small.
+        It has no effect.
+
+        .. deprecated:: 0.2.0
     prefetch : int
-        Batches that are read ahead while each replica has one. Memory holds at most `prefetch` batches plus one for
-        each replica.
+        0 keeps it from reading the next batches, one for each device, while devices compute.
 
     Raises
     ------
@@ -41,8 +42,8 @@ class Predictor(predictor.Predictor):
 
     Notes
     -----
-    Layers that draw random numbers in prediction draw new ones for each batch, the same for any number of replicas.
-    With several processes (`theano-mgpu launch`), rank 0 reads the batches and dispatches them to all.
+    Layers that draw random numbers in prediction draw new ones for each batch, the same for any number of devices.
+    With several processes (`theano-mgpu launch`), rank 0 reads the batches and sends them to all.
 
     Examples
     --------
@@ -81,7 +82,7 @@ class Predictor(predictor.Predictor):
         x : ndarray, list or dict of ndarray, or keras.utils.Sequence
             Arrays on disk (`numpy.memmap`, h5py) are read batch by batch. If a Sequence gives ``(x, y)``, x is used.
         batch_size : int, optional
-            Samples that a replica works on at a time, 32 by default; a Sequence has its own.
+            Samples that a device works on at a time, 32 by default; a Sequence has its own.
         verbose : {0, 1}
             1 shows a progress bar, with samples per second.
 
@@ -103,7 +104,7 @@ class Predictor(predictor.Predictor):
             if batch_size is not None:
                 raise ValueError('batch_size=%r was given with a Sequence, whose items are the batches: leave it out'
                                  % (batch_size,))
-            rows = self._rows((x[i] for i in range(len(x))), None, verbose, n_batches=len(x))
+            rows = self._rows(self._grouped(x[i] for i in range(len(x))), None, verbose, n_batches=len(x))
         elif inspect.isgenerator(x):
             raise ValueError('predict takes arrays, or a keras.utils.Sequence; the outputs of a generator come batch '
                              'by batch from map(generator)')

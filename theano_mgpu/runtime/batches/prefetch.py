@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, Sequence
 
 from ...utils.values import checksum
 from ..batch import Batch
@@ -22,14 +22,18 @@ class LookAhead:
         self._prepared: tuple[Any, int, Any] | None = None
         self._next_batch: Callable[[], Any] | None = None
         self._number: Callable[[Any], int] = len
+        self._block: Callable[[], ContextManager] = within_a_step
 
     @contextlib.contextmanager
-    def asking(self, next_batch: Callable[[], Any] | None, may_change: bool = False) -> Iterator[None]:
+    def asking(self, next_batch: Callable[[], Any] | None, may_change: bool = False,
+               is_apart: bool = False) -> Iterator[None]:
         """Prepare, within the block, the batch whose arguments ``next_batch()`` returns, or None.
 
-        It runs within a step: no variable may be read. The arguments `may_change` in place before their turn.
+        It runs within a step: no variable may be read, unless the function `is_apart`, over variables that are the
+        package's own. The arguments `may_change` in place before their turn.
         """
         self._next_batch, self._number = next_batch, checksum if may_change else len
+        self._block = contextlib.nullcontext if is_apart else within_a_step
         try:
             yield
         finally:
@@ -40,7 +44,7 @@ class LookAhead:
         if self._next_batch is None:
             return
         try:
-            with within_a_step():
+            with self._block():
                 args = self._next_batch()
             self._prepared = None if args is None else (args, self._number(args), self._prepare(args))
         except Exception:
