@@ -6,6 +6,8 @@ import functools
 import threading
 from typing import Any
 
+from theano.compile.sharedvalue import SharedVariable
+
 from ..checks.ranks import Changes
 from ..comm.alone import is_alone
 from ..comm.communicator import Communicator
@@ -31,7 +33,7 @@ class RankZeroFunction:
         self._function, self._name, self._ranks, self._draws = function, name, ranks, draws
         self._updated = [container for spec, container in zip(function.maker.expanded_inputs, function.input_storage)
                          if spec.update is not None]
-        shared = [spec.variable for spec in function.maker.expanded_inputs if spec.shared]
+        shared = [spec.variable for spec in function.maker.expanded_inputs if isinstance(spec.variable, SharedVariable)]
         self._changes = Changes(ranks, list(map(replicated, shared)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
