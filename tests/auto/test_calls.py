@@ -82,8 +82,8 @@ def test_numbers_of_outputs_that_there_are_not(subset, error, cpu2, enabled):
 ORDER = [script.__name__ for script in scripts()]
 # One script for each way in which ranks exchange values, or compare them.
 QUICK = [call_cases.some_outputs, call_cases.borrowed_memory, call_cases.values_of_inputs, call_cases.states_of_inputs,
-         call_cases.shared_inputs, type_cases.sparse_arguments, type_cases.sparse_outputs, type_cases.sparse_shared, type_cases.generic,
-         type_cases.lists]
+         call_cases.shared_inputs, type_cases.sparse_arguments, type_cases.sparse_outputs, type_cases.sparse_shared,
+         type_cases.generic, type_cases.lists]
 
 
 @pytest.mark.mpi
