@@ -155,10 +155,10 @@ def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2, monkeypat
         return next_batches[-1]
     monkeypatch.setattr(prefetch, 'next_of_queue', next_once_made)
 
-    class Ended(keras.callbacks.Callback):
+    class Begun(keras.callbacks.Callback):  # one that is called after a batch keeps the next one from being looked at
         batches = 0
 
-        def on_batch_end(self, batch, logs=None):
+        def on_batch_begin(self, batch, logs=None):
             self.batches += 1
 
     class Batches(keras.utils.Sequence):
@@ -172,11 +172,11 @@ def test_a_bad_batch_of_a_generator_does_not_undo_the_one_before(gpu2, monkeypat
         np.random.seed(3)
         model = multi_gpu_model(Sequential([Dense(3, input_shape=(6,))]))
         model.compile('sgd', 'mse')
-        callback = Ended()
+        callback = Begun()
         if bad:
             with pytest.raises(ValueError, match='to have shape'):
                 model.fit_generator(Batches(), epochs=1, shuffle=False, verbose=0, callbacks=[callback])
-            assert callback.batches == 1 and len(model.train_function.function.contexts) == 2
+            assert callback.batches == 2 and len(model.train_function.function.contexts) == 2
             assert next_batches[0][0].shape == (8, 5)  # seen within the first step
         else:
             model.train_on_batch(x, y)
