@@ -30,18 +30,6 @@ def test_when_steps_are_compared():
     assert [step for step in range(1, 5) if values.is_due(step, 1)] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'float64'])
-def test_sums_in_another_order_differ_by_rounding_alone(dtype):
-    numbers = (RANDOM.rand(64, 500) - .5).astype(dtype)
-    total, other = numbers.sum(axis=0), numbers[::-1].cumsum(axis=0)[-1]
-    scale = abs(numbers).sum(axis=0)
-    assert values.beyond_rounding(total, other, scale, 64) == ''
-    other[7] += 1e-3
-    assert values.beyond_rounding(total, other, scale, 64) == '0.001'
-    total[7] = np.nan  # the host's sum is finite
-    assert values.beyond_rounding(total, other, scale, 64)
-
-
 def test_what_is_wrong():
     assert values.wrong(np.ones(3) + 1e-4, np.ones(3), 1e-3, 0) == ''
     assert values.wrong(np.ones(3) + .25, np.ones(3), 1e-3, 0) == 'is wrong by up to 0.25'

@@ -155,15 +155,6 @@ def wrong(value: Any, expected: Any, relative: float, absolute: float) -> str:
     return '' if near else 'is wrong by up to %.2g' % np.abs(value - expected).max()
 
 
-def beyond_rounding(total: np.ndarray, other: np.ndarray, scale: Any, n: int) -> str:
-    """Return by how much two sums of n numbers differ, if by more than rounding; `scale` has sums of absolute values.
-    """
-    limits = np.finfo(total.dtype)
-    counts = np.isfinite(other) & (scale < limits.max / 4)
-    error = abs(total[counts] - other[counts])
-    return '' if (error <= 2 * n * (limits.eps * scale[counts] + limits.tiny)).all() else '%.3g' % np.nanmax(error)
-
-
 def differing_bits(one: np.ndarray, other: np.ndarray) -> str:
     """Return in words how the bits of two arrays differ: -0.0 is not 0.0, and a NaN equals itself.
 
