@@ -19,14 +19,14 @@ def overlap(monkeypatch):
     return lambda on: monkeypatch.setattr(theano.config.mgpu, 'overlap', str(on))
 
 
-def layers(n):
-    """Return a step over n equal layers, and its parameters."""
+def layers(n, mode='FAST_COMPILE'):
+    """Return a step over n equal layers."""
     rng, x = np.random.RandomState(0), T.matrix('x')
     params, h = [], x
     for i in range(n):
         params.append(theano.shared(rng.randn(3, 3).astype(theano.config.floatX), name='w%d' % i))
         h = T.tanh(T.dot(h, params[-1]))
-    return mgpu.training_function([x], T.sqr(h).mean(), params, adam, mode='FAST_COMPILE')
+    return mgpu.training_function([x], T.sqr(h).mean(), params, adam, mode=mode)
 
 
 def n_pieces(step):
@@ -65,3 +65,21 @@ def test_it_is_the_step_without_overlap(make, shape, updates, options, contexts,
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     for mine, its in zip(*(values([each.variable for each in step.updated]) for step in sides)):
         np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.opencl
+@pytest.mark.cuda(opencl='slow')
+def test_a_batch_that_was_sent_ahead_is_sent_again_to_a_function_in_pieces(gpu2, overlap):
+    """It was of the function before, with other slots."""
+    overlap('auto')
+    losses = []
+    for looks in (True, False):
+        step = layers(3, None)
+        batches = [[np.full((n, 3), i + 1., theano.config.floatX)] for i, n in enumerate((6, 5, 4))]
+        losses.append([])
+        for loss in step.over(batches) if looks else map(step, *zip(*batches)):
+            losses[-1].append(loss)
+            if looks and len(losses[-1]) == 1:
+                step._overlap(50)  # as after steps over slow networks
+        assert n_pieces(step) == [3 if looks else 1]
+    np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -113,6 +113,7 @@ class DividedFunction:
     def _rebuild(self, options: Options) -> None:
         """Build the function again in the middle of a call. Slices, and values that were set, stay."""
         slices, arguments = self.built.splitter.slices, self.arguments
+        self.look_ahead.forget()  # it was split for the function before
         for variable in self.executable.variables:
             variable.evict()  # not every device may need it any more
         record.forget(self.timings)
