@@ -200,8 +200,8 @@ class DividedFunction:
     def _overlap(self, percent: int) -> None:
         """Build the function anew where the exchange takes some percent of a step, and the computation can hide it."""
         if percent:
-            record.note_change('%s: gradients are exchanged while the next ones are computed, because that takes %d %% of '
-                               'a step (mgpu.overlap=auto)' % (self.options.name or 'a function', percent))
+            record.note_change('%s: gradients are exchanged while the next ones are computed, because that takes %d %% '
+                               'of a step (mgpu.overlap=auto)' % (self.options.name or 'a function', percent))
             self._rebuild(replace(self.options, strategy=replace(self.options.strategy, exchange=percent)))
 
     def _computed(self, values: Any, states: Any, lengths: Sequence[int], batch: Batch | None) -> StepResult:
