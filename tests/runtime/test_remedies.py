@@ -199,6 +199,25 @@ def test_state_that_does_not_fit_is_divided_or_kept_on_the_host(n, left, expecte
     assert lines(STATE.replace('LEFT', left), n, flags=EACH_ALLOCATES) == [expected]
 
 
+FULL = STATE[:STATE.index('(step, weights)')] + '''
+from theano_mgpu.runtime.remedies import Remedies
+(step, weights), (reference, others), asked = training(), plain(), []
+remedy = Remedies.for_step
+def noted(self, lengths, error, *given):
+    asked.append(error.samples is not None)
+    return remedy(self, lengths, error, *given)
+Remedies.for_step = noted
+for batch in batches(64, 64, 7):
+    np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
+print(step.options.updates_on(step.contexts)[0], equal(weights, others), slices(step), asked[0], len(asked) < 3)
+'''
+
+
+def test_a_step_without_room_for_new_values_is_not_sliced():
+    """Memory ends while gradients are computed: slices of a sample each would help little, and stay for ever."""
+    assert lines(FULL, 2, '3700K', flags=EACH_ALLOCATES) == ['host True [] True True']
+
+
 SPREAD = STATE[:STATE.index('(step, weights)')] + '''
 (step, weights), (reference, others) = training(), plain()
 for batch in batches(64, 64, 7, 64):

@@ -5,6 +5,7 @@ from typing import Any, Mapping, NamedTuple
 
 from ..devices.context_map import Context
 from ..devices.memory_meter import Meter, total
+from ..graph.graph import bytes_of_all, shared_variables
 from .buckets import bytes_of_gradients
 
 LEAST = 1 << 25  # bytes that a step has to take, to tell of others: libgpuarray takes blocks of 4 MiB
@@ -45,6 +46,17 @@ def estimated(plan: Any, meter: Meter) -> MemoryEstimate | None:
         samples: taken - gradients for samples, taken in meter.taken[context].items()}) for context in measured}
     return MemoryEstimate({context: meter.used[context] for context in measured}, totals,
                           {context: samples for context, samples in largest.items() if samples is not None})
+
+
+def fixed_bytes(plan: Any, context: Context) -> float:
+    """Return about how many bytes a step takes on a context at least, for a batch of any length.
+
+    These are the variables that are read there, new values of those that are updated there, and the sums of gradients.
+    """
+    parts = [part for part in plan.parts if context in part.contexts]
+    read = shared_variables([each for part in parts for each in (*part.graphs, *part.updates.values(), *part.updates)])
+    updated = dict.fromkeys(variable for part in parts for variable in part.updates)
+    return bytes_of_all(read) + bytes_of_all(updated) + sum(bytes_of_gradients(plan.program, plan.params).values())
 
 
 def last_within(limit: int, start: float, taken: Mapping[int, float]) -> int | None:

@@ -7,12 +7,13 @@ from typing import Any, Callable, NamedTuple, Sequence, cast
 from ..comm.collectives import all_gather_int
 from ..comm.communicator import Communicator
 from ..comm.failures import common_error, raise_error
-from ..devices import nccl
+from ..devices import memory_meter, nccl
 from ..devices.context_map import describe
 from ..errors import ExchangeError, ReplicaError, noted
 from ..graph.graph import bytes_of_all, shared_variables
 from ..graph.repeatable import unrepeatable_in
 from ..options import AUTO, Options, Strategy
+from ..plan.memory import fixed_bytes
 from ..plan.record import note_change
 from .building import Built, Divided
 
@@ -106,7 +107,7 @@ class Remedies:
 
     def _climbed(self, case: Case) -> Options | None:
         """Return options with the next strategy, or None at the end of the ladder."""
-        for rung in OF_STATE if case.error.samples is None else OF_SAMPLES:
+        for rung in OF_SAMPLES if _lacks_room_for_samples(case) else OF_STATE:
             strategy = rung.next(case)
             if strategy is case.strategy:
                 return case.options
@@ -133,6 +134,16 @@ def _shortage(common: BaseException, options: Options) -> ReplicaError | None:
 def _of_nccl(common: BaseException, options: Options) -> bool:
     """Return whether an error is of NCCL, and the user leaves open how sums are exchanged."""
     return isinstance(common, ExchangeError) and options.flags.collectives == AUTO
+
+
+def _lacks_room_for_samples(case: Case) -> bool:
+    """Return whether fewer samples at a time may be of use: a device has room for all that a step takes without any."""
+    built, context = case.divided, case.error.context
+    if case.error.samples is None or not isinstance(built, Built):
+        return False
+    is_full = context in built.mesh.contexts and \
+        fixed_bytes(built.executable.plan, context) > memory_meter.total(context)
+    return not any(all_gather_int(case.ranks, is_full))  # one rank has the device
 
 
 # --- the rungs: each returns the next strategy, the same one to compute the step again at once, or None
