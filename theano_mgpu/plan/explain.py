@@ -7,11 +7,11 @@ import numpy as np
 import theano
 
 from ..devices.context_map import describe
-from ..graph.graph import bytes_of_all, shared_variables
+from ..graph.graph import bytes_of_all
 from ..utils.tables import bytes_text, counted, table
 from .buckets import bytes_of_gradients
 from .listing import listed
-from .memory import MemoryEstimate
+from .memory import MemoryEstimate, variables_on
 
 MOST = 30  # instructions that are shown at the beginning, and at the end
 NOT_KNOWN = '?: depends on the shapes of a batch'
@@ -96,9 +96,7 @@ def _memory(plan: Any, memory: MemoryEstimate | None) -> list[dict[str, Any]]:
     updated = {variable for part in plan.parts for variable in part.updates}
     contexts = dict.fromkeys(context for part in plan.parts for context in part.contexts + part.copied_to)
     for context in contexts:
-        parts = [part for part in plan.parts if context in part.contexts]
-        read = dict.fromkeys(v for part in parts for v in shared_variables(
-            [*part.graphs, *part.updates.values(), *part.updates]))
+        read = variables_on(plan, context)
         row: dict[str, Any] = {
             'context': describe([context]), 'parameters': bytes_of_all(v for v in read if v in params),
             'state': bytes_of_all(v for v in read if v in updated and v not in params),

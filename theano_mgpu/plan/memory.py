@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple
 
+from theano.compile.sharedvalue import SharedVariable
+
 from ..devices.context_map import Context
 from ..devices.memory_meter import Meter, total
 from ..graph.graph import bytes_of_all, shared_variables
@@ -53,10 +55,15 @@ def fixed_bytes(plan: Any, context: Context) -> float:
 
     These are the variables that are read there, new values of those that are updated there, and the sums of gradients.
     """
-    parts = [part for part in plan.parts if context in part.contexts]
-    read = shared_variables([each for part in parts for each in (*part.graphs, *part.updates.values(), *part.updates)])
-    updated = dict.fromkeys(variable for part in parts for variable in part.updates)
-    return bytes_of_all(read) + bytes_of_all(updated) + sum(bytes_of_gradients(plan.program, plan.params).values())
+    updated = dict.fromkeys(v for part in plan.parts if context in part.contexts for v in part.updates)
+    return bytes_of_all(variables_on(plan, context)) + bytes_of_all(updated) + \
+        sum(bytes_of_gradients(plan.program, plan.params).values())
+
+
+def variables_on(plan: Any, context: Context) -> list[SharedVariable]:
+    """Return the variables that the parts of a context read or update."""
+    return shared_variables([each for part in plan.parts if context in part.contexts
+                             for each in (*part.graphs, *part.updates.values(), *part.updates)])
 
 
 def last_within(limit: int, start: float, taken: Mapping[int, float]) -> int | None:
