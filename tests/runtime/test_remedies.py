@@ -14,6 +14,7 @@ MODEL = '''
 import ctypes, os
 import theano, theano.tensor as T
 from models import adam
+from theano_mgpu.runtime import remedies
 cuda = ctypes.CDLL('libcuda.so')
 HOLDS = int(os.environ.get('OMPI_COMM_WORLD_RANK', '0'))
 if N:
@@ -50,12 +51,23 @@ def equal(weights, others):
 
 def slices(step):
     return list(step.built.splitter.slices.items())
+
+def count_attempts():
+    """Return a list that gets for each attempt that fails whether it lacked memory for samples."""
+    failed, remedy = [], remedies.Remedies.for_step
+    def for_step(self, lengths, error, *others):
+        failed.append(error.samples is not None)
+        return remedy(self, lengths, error, *others)
+    remedies.Remedies.for_step = for_step
+    return failed
 '''
 
 LARGER = MODEL + '''
-(step, weights), (reference, others) = training(), plain()
+(step, weights), (reference, others), failed = training(), plain(), count_attempts()
 for batch in batches(32, 1500 * (N), 999):
     np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
+    assert len(failed) <= np.log2(len(batch)) + len(remedies.OF_SAMPLES)
+    failed.clear()
 print(equal(weights, others), len(slices(step)) > 0)
 '''
 
@@ -200,16 +212,10 @@ def test_state_that_does_not_fit_is_divided_or_kept_on_the_host(n, left, expecte
 
 
 FULL = STATE[:STATE.index('(step, weights)')] + '''
-from theano_mgpu.runtime.remedies import Remedies
-(step, weights), (reference, others), asked = training(), plain(), []
-remedy = Remedies.for_step
-def noted(self, lengths, error, *given):
-    asked.append(error.samples is not None)
-    return remedy(self, lengths, error, *given)
-Remedies.for_step = noted
+(step, weights), (reference, others), failed = training(), plain(), count_attempts()
 for batch in batches(64, 64, 7):
     np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
-print(step.options.updates_on(step.contexts)[0], equal(weights, others), slices(step), asked[0], len(asked) < 3)
+print(step.options.updates_on(step.contexts)[0], equal(weights, others), slices(step), failed[0], len(failed) < 3)
 '''
 
 
@@ -492,17 +498,11 @@ def test_batches_of_any_size_train_where_a_device_has_room_for_one_sample(n, ran
 
 
 AHEAD = MODEL + '''
-from theano_mgpu.runtime.remedies import Remedies
-remedy, asked = Remedies.for_step, []
-def counted(self, *arguments):
-    asked.append(arguments[0])  # the error would keep the arrays of the attempt
-    return remedy(self, *arguments)
-Remedies.for_step = counted
-(step, weights), (reference, others) = training(), plain()
+(step, weights), (reference, others), failed = training(), plain(), count_attempts()
 many = batches(*[6000] * 5)
 for loss, batch in zip(step.over(many), many):
     np.testing.assert_allclose(loss, reference(batch), rtol=1e-4)
-print(equal(weights, others), 0 < len(asked) < 4)
+print(equal(weights, others), 0 < len(failed) < 4)
 '''
 
 
