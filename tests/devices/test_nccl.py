@@ -183,6 +183,23 @@ def test_the_host_adds_once_nccl_has_failed_on_one_of_two_ranks(after, kind, sha
     check_of_failure(launched(2, code, tmp_path, 2, flags='mgpu.timeout=20'), kind)
 
 
+TRIAL = TRAINING + """
+from theano_mgpu.utils import rank_process
+told = []
+rank_process.say = told.append
+nccl.ncclOnCpuFailAfter(ctypes.c_long(GROUPS), 100)
+step, _ = trained('auto', 2)
+print(by(step), *[line for line in told if 'NCCL' in line])
+"""
+
+
+@pytest.mark.parametrize('groups, text', [(1, 'a broadcast of 1 of float32'), (2, 'a message of 1 of float32'), (
+    6, 'a sum of 1048576 of float32')])
+def test_a_wrong_result_in_the_trial_is_named(groups, text):
+    line, = run(TRIAL.replace('GROUPS', str(groups)))
+    assert line.startswith('the host ') and text in line
+
+
 MESSAGES = """
 import ctypes
 from theano_mgpu.comm.communicator import Communicator

@@ -1,6 +1,7 @@
 """A trial of NCCL: exchanges whose results are known, of the dtypes that steps send, and of three sizes."""
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
@@ -57,30 +58,32 @@ class Trial:
     def failure(self, communicator: Any) -> str:
         """Return which result is wrong, or an empty text; raise an ExchangeError if NCCL gives an error."""
         failures = []
-        for size in self._sizes:  # all of them: other processes wait for this one
-            communicator.exchange(NO_COPIES, self._collectives(size), SECONDS)
+        for size, op in itertools.product(self._sizes, (SUM, BROADCAST, MESSAGE)):  # other processes wait for each
+            communicator.exchange(NO_COPIES, self._collectives(size, op), SECONDS)
             communicator.wait()
-            failures += self._failures(size)
+            failures += self._failures(size, op)
         return next(iter(failures), '')
 
-    def _failures(self, size):
-        for number, each in enumerate(self._each):
+    def _failures(self, size, op):
+        for number, each in self._of(op):
             expected = (self._pattern[:size] * each.factor).astype(each.dtype)
             for place, (_, received) in enumerate(self._devices, self._first):
                 if place in each.places and not np.array_equal(fetch(received[number])[:size], expected):
                     yield 'the device at place %d has got other numbers than were sent, in %s of %d of %s' % (
-                        place, {SUM: 'a sum', BROADCAST: 'a broadcast'}.get(each.op, 'a message'), size, each.dtype)
+                        place, {SUM: 'a sum', BROADCAST: 'a broadcast'}.get(op, 'a message'), size, each.dtype)
 
-    def _collectives(self, size):
-        """Return the collectives on arrays of some elements."""
-        send, receive = [np.array([[array.gpudata for array in arrays[side]] for arrays in self._devices], 'uint64')
-                         for side in (0, 1)]
-        for number, each in enumerate(self._each):
-            if each.op == MESSAGE:  # only its two ends have an address
-                for i, place in enumerate(range(self._first, self._first + len(self._devices))):
-                    send[i, number] *= place == each.root
-                    receive[i, number] *= place == each.target
-        dtypes, ops, roots, targets, *_ = zip(*((DTYPES[each.dtype], each.op, each.root, each.target)
-                                                for each in self._each))
-        return Collectives(send, receive, np.full(len(self._each), size, 'uint64'),
-                           *[np.array(column, 'int32') for column in (dtypes, ops, roots, targets)])
+    def _of(self, op):
+        return [(number, each) for number, each in enumerate(self._each) if each.op == op]
+
+    def _collectives(self, size, op):
+        """Return the collectives of an op on arrays of some elements."""
+        def address(array, is_end):
+            return array.gpudata if is_end or op != MESSAGE else 0  # only the two ends of a message have one
+        places, chosen = range(self._first, self._first + len(self._devices)), self._of(op)
+        send = [[address(sent[i], place == each.root) for i, each in chosen]
+                for place, (sent, _) in zip(places, self._devices)]
+        receive = [[address(received[i], place == each.target) for i, each in chosen]
+                   for place, (_, received) in zip(places, self._devices)]
+        columns = zip(*((DTYPES[each.dtype], op, each.root, each.target) for _, each in chosen))
+        return Collectives(np.array(send, 'uint64'), np.array(receive, 'uint64'), np.full(len(chosen), size, 'uint64'),
+                           *[np.array(column, 'int32') for column in columns])
