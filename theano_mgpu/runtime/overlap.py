@@ -1,6 +1,8 @@
 """The choice to exchange gradients while the next ones are computed, by the times of the first steps."""
 from __future__ import annotations
 
+import math
+
 from ..comm import alone
 from ..comm.collectives import all_gather_int
 from ..options import AUTO, Options
@@ -38,6 +40,6 @@ class ExchangeWatch:
         if self._steps < LAST:
             return 0
         self._is_over = True
-        own = int(100 * (self._over_ranks.seconds - self._exchange) / self._seconds)
+        own = math.ceil(100 * (self._over_ranks.seconds - self._exchange) / self._seconds)
         least = min(all_gather_int(self._ranks, own))
         return least if least >= NOTICEABLE else 0
