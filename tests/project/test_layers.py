@@ -159,7 +159,7 @@ def attributes_of_theano(tree):
 
 
 def test_calls_upwards_are_listed():
-    """ARCHITECTURE lists what a higher room replaces in a lower one, and where a lower one calls what it was given.
+    """ARCHITECTURE lists the names that a higher room replaces in a lower one, and the functions that it gives to it.
 
     A module replaces an attribute of another module, or keeps a function that it is given later than it is made.
     """

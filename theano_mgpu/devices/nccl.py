@@ -178,7 +178,7 @@ def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicat
 
 
 def _tried(trial, contexts, first, size, ranks):
-    """Return a communicator, once a trial has given the expected results; or else the error of the first rank."""
+    """Return a communicator, once a trial has given the expected results; or else the errors of the ranks."""
     nccl, error = _outcome(lambda: load(cuda_libraries.survey().libraries['libnccl.so'].path))
     errors = all_gather_object(ranks, error)
     if not any(errors):
