@@ -88,3 +88,39 @@ def test_the_gradient_of_the_images_of_a_legacy_convolution_copies_no_image_for_
     ops = [node.op for stage in step.plan.program.stages for node in io_toposort([], stage.outputs)]
     assert not [op for op in ops if getattr(op, 'border_mode', 'valid') == 'full']
     assert sum(isinstance(op, AbstractConv2d_gradInputs) for op in ops) == 1
+
+
+def of_states(tap):
+    """Return the inputs, their axes of samples, and the second gradients of a loop with two states."""
+    a, b = T.dmatrix('a') if tap < -1 else T.dvector('a'), T.dvector('b')
+
+    def turn(one, other):
+        new = (one + other) ** 2
+        return new, new
+    first = dict(initial=a, taps=[tap]) if tap < -1 else a
+    ones, others = theano.scan(turn, outputs_info=[first, b], n_steps=3)[0]
+    slope = T.grad(ones.sum(), a).sum() + T.grad(others.sum(), b).sum()
+    return [a, b], [a.ndim - 1, 0], T.grad(slope, [a, b])
+
+
+def of_a_penalty(tap):
+    """Return the same of the gradient of a recurrent network's loss, as a penalty on it has it."""
+    x, w = T.tensor3('x', 'float64'), theano.shared(np.random.RandomState(3).rand(4, 4) / 4, 'w')
+    states = theano.scan(lambda now, before: T.tanh(now + T.dot(before, w)), sequences=x,
+                         outputs_info=dict(initial=T.zeros((-tap, x.shape[1], 4), 'float64'), taps=[tap]))[0]
+    slope = T.grad(T.sqr(states[-1]).mean(), x)
+    return [x], [1], T.grad(T.sqr(slope).sum(), [w, x])
+
+
+@pytest.mark.parametrize('build, tap', [(of_states, -1), (of_states, -2), (of_a_penalty, -2)])
+def test_second_gradients_through_a_loop_are_those_of_one_device(build, tap, cpu2):
+    """They were wrong by more than their size, without a word: a check in a gradient's loop mixed up its slices."""
+    inputs, axes, outputs = build(tap)
+    mode = theano.Mode('py', 'fast_compile')
+    plain = theano.function(inputs, outputs, mode=mode)
+    divided = mgpu.function(inputs, outputs, samples=dict(zip(inputs, axes)), mode=mode)
+    shapes = [(4, 5, 4)] if build is of_a_penalty else [(2, 5), (5,)] if tap < -1 else [(5,), (5,)]
+    values = [np.random.RandomState(i).rand(*shape) for i, shape in enumerate(shapes)]
+    assert divided.refused is None
+    for ours, theirs in zip(divided(*values), plain(*values)):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)

@@ -189,14 +189,17 @@ class _Loop:
     def _rows_of_constants(self):
         """Return the new inner outputs, in which each new value of a state that has rows has them, too."""
         variables = [value.variable for value in self.inside.outputs]
-        for variable, state, group, taken in zip(self.outer, self.states, self.results, self.taken):
+        for number, (variable, state, group, taken) in enumerate(
+                zip(self.outer, self.states, self.results, self.taken)):
+            is_gradient = number < self.op.n_mit_mot  # as long as the values forward, which were checked
             for i in group if state.kind == ROWS else ():
                 output, before = self.inside.outputs[i], Value(taken[0], state)
                 if output.kind == CONSTANT:
                     variables[i] = self.inside.cut(output, state.axis, length=self.inside.length(before)).variable
                 elif output.state != state:
                     self.shards.refuse(self.node, 'samples change their axis from turn to turn')
-                elif not self._is_as_long(variable, i, state):
+                # Theano 1.0.5 writes the slices of a gradient in place, and mixes two up where one ends with a view.
+                elif not is_gradient and not self._is_as_long(variable, i, state):
                     variables[i] = as_long(self.inside, self.node, output, before).variable
         return variables
 
