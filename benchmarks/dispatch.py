@@ -15,7 +15,7 @@ import os
 os.environ['THEANO_FLAGS'] = 'floatX=float32,' + os.environ.get('THEANO_FLAGS', '')
 
 import theano_mgpu as mgpu
-from theano_mgpu.auto.chooser import COUNTED, WARM_UP
+from theano_mgpu.auto.choice import COUNTED, WARM_UP
 from theano_mgpu.comm.collectives import all_gather_int
 from theano_mgpu.comm.mpi import choose_ranks
 from theano_mgpu.keras import disable, enable

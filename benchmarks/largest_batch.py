@@ -58,7 +58,8 @@ def worker(name, batch):
     for _ in range(3):
         model.train_on_batch(x, y)
     built = model.train_function.function.built
-    print(json.dumps([estimated(built.executable.plan, built.meter).largest_batch, len(built.splitter.slices)]))
+    estimate = estimated(built.executable.plan, built.meter)  # None for a batch in slices
+    print(json.dumps([estimate and estimate.largest_batch, len(built.splitter.slices)]))
 
 
 def trained(name, batch, memory):

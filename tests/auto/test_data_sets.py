@@ -4,7 +4,7 @@ import time
 
 import theano_mgpu as mgpu
 from theano_mgpu.auto.data_sets import DataSets
-from theano_mgpu.auto.enabled_function import NO_BATCH
+from theano_mgpu.auto.found import NO_BATCH
 from theano_mgpu.devices.transfers import DeviceBuffers
 
 import numpy as np
@@ -37,7 +37,7 @@ def enabled():
 
 
 def step_of(function):
-    return function.mgpu_divided.step
+    return function.mgpu_divided.source.step
 
 
 def least_squares(name='cost', x=None, y=None):

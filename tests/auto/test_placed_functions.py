@@ -91,7 +91,7 @@ def enabled():
 
 
 def places_of(function):
-    return [[context.name for context in row] for row in function.mgpu_divided.step.mesh.replicas]
+    return [[context.name for context in row] for row in function.mgpu_divided.source.step.mesh.replicas]
 
 
 def test_a_placed_function_runs_on_its_devices_from_the_first_call(enabled):

@@ -92,7 +92,7 @@ def assert_same_figures(output, expected, tolerance):
 
 
 def summary(stderr):
-    """Return the summary that `run` prints at exit: (name, contexts or 'one device', reason) for each function."""
+    """Return the summary that `run` prints at exit: (name, contexts or 'host', reason) for each function."""
     rows = stderr[stderr.index('\nFUNCTION'):].splitlines()[2:]
     columns = [re.split('  +', row) for row in rows if '  ' in row]
     return [(row[0], row[1], row[-1]) for row in columns]
@@ -104,9 +104,9 @@ def assert_divided(stderr, contexts, alone=False):
     assert ran
     for name, where, why in ran:
         if name in STAY and not (alone and STAY[name] == COUPLED):
-            assert where == 'one device' and STAY[name] in why, (name, where, why)
+            assert len(where.split()) == 1 and STAY[name] in why, (name, where, why)
         else:
-            assert len(where.split()) == contexts and where != 'one device', (name, where, why)
+            assert len(where.split()) == contexts and where != 'host', (name, where, why)
 
 
 # --- The scripts ---------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def test_expressions_of_data_follow_edits(contexts, kind, way):
     mgpu.disable()
     for one, other in zip(*found):
         np.testing.assert_allclose(other, one)
-    assert not np.allclose(found[0][0], found[0][3]) and f.mgpu_divided.step.inputs.data
+    assert not np.allclose(found[0][0], found[0][3]) and f.mgpu_divided.source.step.inputs.data
 
 
 def test_variables_that_decide_which_rows_are_read(cpu2):
@@ -185,7 +185,7 @@ def test_variables_that_decide_which_rows_are_read(cpu2):
             numbers[number] += 3
             results += [f(np.ones(2)) for f in functions]
         found.append(results)
-    assert [len(each) for each in found[0][::3]] == [18, 17, 16] and all(f.mgpu_divided.step for f in functions)
+    assert [len(each) for each in found[0][::3]] == [18, 17, 16] and all(f.mgpu_divided.source.step for f in functions)
     mgpu.disable()
     for one, other in zip(*found):
         np.testing.assert_allclose(other, one)

@@ -129,3 +129,35 @@ def test_a_process_that_starts_no_job_opens_the_default_device(tmp_path):
     """`--processes auto` is one process where there are GPUs: its script had undivided functions on the CPU."""
     device, messages = device_of_script(tmp_path, '--processes=auto')
     assert device == 'cuda\n', device + messages
+
+
+ONE_COPY = """
+import theano, theano.tensor as T
+from support.device_memory import peaks
+X = np.random.RandomState(0).rand(64, 1000).astype('float32')
+w = theano.shared(np.ones((1000, 500), 'float32'), 'w')
+x = T.matrix('x')
+step = mgpu.training_function([x], T.sqr(T.dot(x, w)).mean(), [w], lambda gradients: [(w, w - .1 * gradients[0])])
+plain = theano.function([x], T.sqr(T.dot(x, w)).mean())
+for _ in range(3):
+    step(X)
+    cost = plain(X)
+expected = np.ones((1000, 500))
+for _ in range(3):
+    expected -= .1 * 2 / 64 / 500 * X.T.dot(X.dot(expected))
+np.testing.assert_allclose(w.get_value(), expected, rtol=1e-4)
+np.testing.assert_allclose(cost, np.square(X.dot(expected)).mean(), rtol=1e-4)
+
+step(X), plain(X), peaks(2)
+print(*[round(each / 2e6, 1) for each in peaks(2)])
+"""
+
+
+def test_a_variable_of_the_default_device_has_one_copy_there(tmp_path):
+    """The first context had a second copy on the same device, and each change of hands went through the host."""
+    trace, flags = tmp_path / 'trace', FLAGS.replace('float64', 'float32') + ',gpuarray.preallocate=-1'
+    copies = run(ONE_COPY, flags=flags, trace=trace)[-1]
+    assert all(1 <= float(each) < 1.5 for each in copies.split()), copies
+    moved = [line.split() for line in trace.read_text().splitlines()]
+    large = [words[3] for words in moved if words[2] in ('HtoD', 'DtoH') and int(words[4]) == 2000000]
+    assert large == ['dev0', 'dev0', 'dev1', 'dev0'], large  # once for each device, and what the script reads

@@ -1,7 +1,7 @@
 """Functions whose first calls show no batch, or another one than later calls: no first choice lasts for ever."""
 import theano_mgpu as mgpu
-from theano_mgpu.auto import enabled_function
-from theano_mgpu.auto.chooser import Way
+from theano_mgpu.auto import found
+from theano_mgpu.auto.choice import Way
 
 import numpy as np
 import pytest
@@ -124,7 +124,7 @@ def test_what_the_summary_says_of_one_sample(enabled):
     f = theano.function(inputs, output, mode=PYTHON)
     f(rows(1, 3))
     usage, = report.usages
-    assert usage.why == enabled_function.NO_BATCH_YET and not usage.contexts and not enabled.messages
+    assert usage.why == found.NO_BATCH_YET and not usage.contexts and not enabled.messages
     f(rows(2, 3))
     assert usage.why == 'divided' and usage.contexts
 
@@ -143,8 +143,8 @@ def test_one_sample_is_no_error_of_strict(enabled):
 def test_a_refusal_is_not_looked_for_again(enabled, monkeypatch):
     """A graph is analysed once for each way to take the batch, whatever the length."""
     analysed = []
-    original = enabled_function.EnabledFunction._compiled
-    monkeypatch.setattr(enabled_function.EnabledFunction, '_compiled', lambda self, *args, **options: (
+    original = found.Found._compiled
+    monkeypatch.setattr(found.Found, '_compiled', lambda self, *args, **options: (
         analysed.append(options['samples']), original(self, *args, **options))[1])
     report = enabled()
     inputs, output, _ = along_the_batch()
@@ -187,10 +187,10 @@ def test_calls_that_grow_are_timed_anew(enabled, monkeypatch):
         f(rows(1, 3))
     usage, = report.usages
     assert 'too short' in usage.why and not usage.contexts
-    clock.seconds.update({Way.ONE: 1., Way.SEVERAL: .5})
+    clock.seconds.update({Way.HOST: 1., Way.SEVERAL: .5})
     for _ in range(50):
         np.testing.assert_allclose(f(rows(9, 3)), rows(9, 3).sum(axis=1))
-    assert usage.why == '1e+03 ms a call on one device, 500 ms divided' and usage.contexts and usage.samples >= 9
+    assert usage.why == 'divided, 500 ms (host 1e+03 ms)' and usage.contexts and usage.samples >= 9
 
 
 def test_a_placed_function_that_is_first_called_with_one_sample(enabled):
@@ -202,5 +202,5 @@ def test_a_placed_function_that_is_first_called_with_one_sample(enabled):
     f = theano.function([x], T.tanh(output).sum(axis=1), mode=PYTHON)
     for n, replicas in ((1, 1), (7, 2), (1, 2), (4, 2)):
         np.testing.assert_allclose(f(rows(n, 3)), np.tanh(rows(n, 3).dot(w.get_value())).sum(axis=1))
-        assert len(f.mgpu_divided.step.mesh.replicas) == replicas
+        assert len(f.mgpu_divided.source.step.mesh.replicas) == replicas
     assert report.usages[0].why == 'placed' and report.usages[0].calls == 4

@@ -1,4 +1,5 @@
 """Bugs that were found and fixed, each under its symptom: changes of later versions of libraries."""
+import ast
 import importlib
 import os
 
@@ -12,6 +13,7 @@ import pytest
 import theano
 import theano.gpuarray
 import theano.tensor as T
+from support.processes import python
 from theano.tensor.signal import pool
 
 
@@ -206,6 +208,19 @@ def test_a_device_of_theano_0_x_is_left_to_the_contexts_that_are_chosen(variable
     monkeypatch.setenv(variable, value)
     new, said = old_flags.today({'device': 'gpu1'})
     assert new == {'device': 'cpu'} and 'device=gpu1 not at all (contexts choose devices; contexts=dev0->cuda1' in said
+
+
+@pytest.mark.parametrize('words, flags, expected', [
+    ('run train.py', {'device': 'gpu2'}, {'device': 'cpu', 'contexts': 'dev0->cuda2'}),
+    ('run train.py', {'device': 'gpu'}, {'device': 'cpu'}),
+    ('run --gpus 4 train.py', {'device': 'gpu2'}, {'device': 'cpu'}),
+    ('run train.py', {'device': 'gpu2', 'contexts': 'a->cuda0'}, {'device': 'cpu', 'contexts': 'a->cuda0'}),
+    ('launch -n 2 train.py', {'device': 'gpu2'}, {'device': 'cpu'})])
+def test_an_old_device_under_run_is_this_device_alone(words, flags, expected):
+    """The flag was dropped, and the script took all cards."""
+    code = 'import sys; sys.argv = ["theano-mgpu", *%r]; from theano_mgpu.devices import patches; ' \
+        'from theano_mgpu.compat import old_flags; print(old_flags.today(%r)[0])' % (words.split(), flags)
+    assert ast.literal_eval(python('-c', code).stdout) == expected
 
 
 CASES = {  # the shape of an argument, and expressions of it

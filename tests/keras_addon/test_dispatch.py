@@ -4,8 +4,8 @@ import json
 import os
 
 import theano_mgpu as mgpu
-from theano_mgpu.auto import chooser as module
-from theano_mgpu.auto.chooser import COUNTED, LONGEST, WARM_UP, LengthChooser
+from theano_mgpu.auto import choice as module
+from theano_mgpu.auto.choice import COUNTED, LONGEST, WARM_UP, LengthChooser, Way
 from theano_mgpu.auto.model_function import ModelFunction
 from theano_mgpu.comm.communicator import Communicator
 from theano_mgpu.devices.context_map import HOST
@@ -37,10 +37,10 @@ def disabled_after():
 @pytest.fixture
 def choosing(monkeypatch):
     """Return a function that makes a Clock, and a LengthChooser."""
-    def make(divided, whole):
-        clock = Clock(divided, whole)
+    def make(ways=(Way.SEVERAL, Way.HOST), **seconds):
+        clock = Clock(**seconds)
         monkeypatch.setattr(module, 'time', clock)
-        return clock, LengthChooser(Communicator(), clock.noted.append)
+        return clock, LengthChooser(lambda: iter(ways), Communicator(), clock.noted.append)
     return make
 
 
@@ -66,21 +66,16 @@ def test_plain_keras_is_not_compiled_for_batches_that_take_long(choosing):
     assert set(clock.run(chooser, 32, 3 * CALLS)) == {'divided'}
 
 
-def test_one_device_is_timed_for_long_batches_too_where_it_is_one_of_the_contexts(choosing):
-    clock, _ = choosing(divided=2 * LONGEST, whole=1.5 * LONGEST)
-    chooser = LengthChooser(Communicator(), clock.noted.append, times_long=True)
-    assert clock.run(chooser, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['whole'] * (CALLS + 3)
-    assert clock.noted == [64] and chooser.is_long(32) and chooser.is_long(5)  # the short last batch of an epoch
-    assert clock.run(chooser, 64, CALLS) == ['divided'] * CALLS and chooser.is_long(64)
+def test_one_device_is_timed_for_batches_of_any_length(choosing):
+    """One card was compared with several for batches of more than 10 ms only: others went to the host, or to all."""
+    clock, chooser = choosing((Way.SEVERAL, Way.DEVICE, Way.HOST), divided=2 * LONGEST, first=1.5 * LONGEST, whole=1e-6)
+    assert clock.run(chooser, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['first'] * (CALLS + 3)
+    assert clock.noted == [64] and clock.run(chooser, 5, 1) == ['first']  # the short last batch of an epoch
+    assert clock.run(chooser, 64, CALLS) == ['divided'] * CALLS
     chooser.divide(20)
-    assert clock.run(chooser, 16, 2) == ['divided'] * 2 and clock.run(chooser, 15, 1) == ['whole']
-
-
-def test_few_calls_do_where_they_take_very_long(choosing):
-    clock, _ = choosing(divided=5, whole=4)
-    chooser = LengthChooser(Communicator(), clock.noted.append, times_long=True)
-    assert clock.run(chooser, 32, 2 * WARM_UP + 3) == ['divided'] * (WARM_UP + 1) + ['whole'] * (WARM_UP + 2)
-    assert clock.noted == [64]
+    assert clock.run(chooser, 16, 2) == ['divided'] * 2 and clock.run(chooser, 15, 1) == ['first']
+    clock, chooser = choosing((Way.SEVERAL, Way.DEVICE, Way.HOST), divided=2e-3, first=1e-3, whole=3e-3)
+    assert clock.run(chooser, 32, 3 * CALLS)[-CALLS:] == ['whole'] * WARM_UP + ['first'] * COUNTED
 
 
 # --- Models --------------------------------------------------------------------------------------
@@ -164,14 +159,17 @@ def test_the_first_device_computes_long_batches_where_it_is_faster_alone(context
     """One device was faster than two, and a note said no more than that."""
     expected = batches(compiled(dense, SGD(0.1, momentum=0.9), mode=None))
     first, second = contexts('gpu', 2)
-    clock = Clock(divided=2 * LONGEST, whole=LONGEST)
+    clock = Clock(divided=2 * LONGEST, whole=1, first=1.5 * LONGEST)
     clock.install(monkeypatch.setattr)
     if fails:
-        def fail(function, inputs):
-            error = MemoryError('no room for the whole batch')
-            error.out_of_memory = True
-            raise error
-        monkeypatch.setattr(ModelFunction, 'on_first', fail)
+        def fail(function, step, inputs):
+            if len(step.contexts) == 1:
+                error = MemoryError('no room for the whole batch')
+                error.out_of_memory = True
+                raise error
+            return by(function, step, inputs)
+        by = ModelFunction._by
+        monkeypatch.setattr(ModelFunction, '_by', fail)
     with change_flags(**{'mgpu.shares': 'equal'}):
         report = enable(strict=True)
         model = compiled(dense, SGD(0.1, momentum=0.9), mode=None)
@@ -179,8 +177,8 @@ def test_the_first_device_computes_long_batches_where_it_is_faster_alone(context
     usage, = report.usages
     assert usage.contexts == [first, second] and not report.notes
     assert usage.whole_below == ({} if fails else {'train': 16})
-    assert clock.calls[:CALLS + 1] == ['divided'] * CALLS + ['whole'] and clock.calls[-1] == (
-        'divided' if fails else 'whole')
+    assert clock.calls[:CALLS + 1] == ['divided'] * CALLS + ['first']
+    assert len(clock.calls) == CALLS + 1 if fails else clock.calls[-1] == 'first'
     assert len(model.train_function.function.contexts) == 2
 
 
@@ -199,13 +197,12 @@ def test_devices_and_plain_keras_train_one_model(contexts, monkeypatch, whole, u
     """Steps over the contexts, of plain Keras, and over the contexts again continue with the same state."""
     expected = use(compiled(dense, SGD(0.1, momentum=0.9), mode=None))
     contexts('gpu', 2)
-    clock = Clock(divided=1e-3, whole=whole)
-
+    clock = Clock(divided=1e-3, whole=whole, first=2e-3)
     clock.install(monkeypatch.setattr)
     report = enable(tell=lambda text: None)
     with change_flags(**{'mgpu.shares': 'equal'}):  # shares by speed take steps of no fixed number, by real seconds
         assert_equal(use(compiled(dense, SGD(0.1, momentum=0.9), mode=None)), expected, 1e-5)
-    assert {'divided', 'whole'} == set(clock.calls) and not report.notes
+    assert {'divided', 'first', 'whole'} == set(clock.calls) and not report.notes
     assert HOST in report.usages[0].contexts and len(report.usages[0].contexts) == 3
     noted = 'computes short batches whole, which is faster: those of fewer than 16 (train)' in str(report)
     assert noted == (whole < 1e-3)

@@ -232,7 +232,7 @@ def test_functions_of_a_script_are_divided_on_one_context_too(contexts):
                 mgpu.enable()
                 f = theano.function([x], (x ** 2).sum(), mode=PYTHON)
                 sums.append(f(rows))
-                assert f.mgpu_divided.step.n_replicas == n
+                assert f.mgpu_divided.source.step.n_replicas == n
             assert sums[0] == sums[1]
         finally:
             mgpu.disable()

@@ -1,23 +1,25 @@
 """A clock for tests that measure calls: calls on one device, and divided ones, take times that the test chooses."""
-from theano_mgpu.auto import chooser as module
-from theano_mgpu.auto.chooser import Chooser, Way
+from theano_mgpu.auto import choice as module
+from theano_mgpu.auto.choice import Chooser, Way
 
-NAMES = {Way.ONE: 'whole', Way.SEVERAL: 'divided'}
+NAMES = {Way.HOST: 'whole', Way.DEVICE: 'first', Way.SEVERAL: 'divided'}
 
 
 class Clock:
-    """A clock that moves only in the calls that a Chooser runs: by some seconds if divided, by others if whole.
+    """A clock that moves only in the calls that a Chooser runs, by some seconds for each way.
+
+    A call of one device takes as long as one of the host, unless `first` says otherwise.
 
     Attributes
     ----------
     calls : list of str
-        How the calls were computed: 'divided' or 'whole'.
+        How the calls were computed: 'whole' on the host, 'first' on one device, or 'divided'.
     noted : list of int
         For `LengthChooser`: below how many samples batches are computed whole.
     """
 
-    def __init__(self, divided, whole):
-        self._now, self.seconds = 0.0, {Way.SEVERAL: divided, Way.ONE: whole}
+    def __init__(self, divided, whole, first=None):
+        self._now, self.seconds = 0.0, {Way.SEVERAL: divided, Way.HOST: whole, Way.DEVICE: first or whole}
         self.calls, self.noted = [], []
 
     def perf_counter(self):

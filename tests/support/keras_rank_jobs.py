@@ -10,7 +10,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import theano_mgpu as mgpu
-from theano_mgpu.auto.chooser import COUNTED, WARM_UP
+from theano_mgpu.auto.choice import COUNTED, WARM_UP
 from theano_mgpu.keras import Checkpoint, enable, multi_gpu_model
 
 from support import initial_weights

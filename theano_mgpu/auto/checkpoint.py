@@ -17,7 +17,7 @@ from ..runtime.replicas.replicated import replicated
 from ..runtime.state.recorded_calls import RecordedCalls
 from ..runtime.state.replay import Replay, check_every
 from ..utils.values import sampled_checksum
-from .surrounded_function import divide_always, source_of, steps_of
+from .function_steps import divide_always, source_of, steps_of
 
 FILE = 'checkpoint.npz'
 

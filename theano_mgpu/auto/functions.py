@@ -5,11 +5,13 @@ import functools
 from typing import Any, Callable, Sequence
 
 import theano
+from theano.tensor.basic import discrete_dtypes
 
 from ..comm.mpi import choose_ranks
 from ..devices import leases
 from ..devices.choice import resolve_contexts
 from ..devices.context_map import Context
+from ..devices.contexts import known_as_cpu
 from ..errors import warn
 from ..graph import theano_functions
 from ..graph.placement.propagation import is_placed
@@ -18,11 +20,13 @@ from ..options import Flags
 from ..utils import mpi_environment, rank_process
 from .data_sets import chains, has_data, note_updates
 from .enabled import Enabled
-from .enabled_function import NO_BATCH, NOT_PLACED, PROFILED, EnabledFunction
+from .found import NO_BATCH, NOT_PLACED, PROFILED, Found
+from .function_call import explicit_inputs
+from .function_steps import count_calls, record
 from .rank_0_function import keep_alike
 from .report import FunctionReport
-from .surrounded_function import count_calls, record
 
+LENT = 'an output is memory of a shared variable (borrow=True), which the script may edit'
 OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
 ONE_CPU = 'there is one context, on the CPU'
 NOTHING_DIVIDED = ONE_CPU + (': nothing is divided. To use several cores, start processes: theano-mgpu launch -n 2 run '
@@ -125,22 +129,25 @@ class EnabledFunctions(Enabled):
             return
         usage = self.report.usage(function.mgpu_name)
         graph = theano_functions.graph_of(function)
-        placed = is_placed(graph)
-        obstacle = _obstacle(arguments, placed, graph)
+        keep_alike(function, usage.name)
+        placed, has_samples = is_placed(graph), may_have_samples(function, arguments, graph)
+        obstacle = _obstacle(function, arguments, placed, has_samples)
         if obstacle == OWN_SAMPLES:
             self._tell_once('with --sharded (mgpu.data=sharded) each process has samples of its own: Theano functions '
                             'are not divided, and each process computes its own results. Use mgpu.function, or leave '
                             'out --sharded')
-        # A device that cannot be opened is an error, whether or not this function uses it.
-        if not obstacle and not placed and has_one_cpu(self.contexts()) and not self.always:
-            obstacle = ONE_CPU
+        if not obstacle and not placed:
+            # Where a batch may enter, a device that cannot be opened is an error, whether or not this function uses it.
+            if has_samples and has_one_cpu(self.contexts()) and not self.always:
+                obstacle = ONE_CPU
+            elif not has_samples and known_as_cpu():
+                obstacle = NO_BATCH
         if obstacle:
             usage.run_on([], obstacle)
             if placed:
                 self.tell(NOT_PLACED % (usage.name, obstacle))
         else:
-            function.mgpu_divided = EnabledFunction(self, function, usage, placed=placed)
-        keep_alike(function, usage.name)
+            Found(self, function, usage, has_samples, placed=placed)
         record(function, arguments, usage.name, choose_ranks(None))
         if leases.is_child() and arguments['params']:
             count_calls(function)
@@ -152,15 +159,22 @@ def has_one_cpu(contexts: Sequence[Any]) -> bool:
     return kinds == ['cpu'] and choose_ranks(None).size == 1 and not Flags.now().divides_always
 
 
-def _obstacle(arguments, placed, graph):
-    """Return why the arguments of a `theano.function` exclude several contexts; None if they do not."""
-    if not arguments['params'] and not placed and not (has_data(graph) or chains(first_of_each(arguments['updates']))):
-        return NO_BATCH
+def may_have_samples(function: Any, arguments: dict[str, Any], graph: Sequence[theano.Variable]) -> bool:
+    """Return whether a batch may enter a function: as an argument, by the number of a slice, or as a data set."""
+    given = [spec.variable for spec, _ in explicit_inputs(function)]
+    return any(getattr(v, 'ndim', 0) or getattr(v, 'dtype', None) in discrete_dtypes for v in given) or \
+        has_data(graph) or bool(chains(first_of_each(arguments['updates'])))
+
+
+def _obstacle(function, arguments, placed, has_samples):
+    """Return why the arguments of a `theano.function` exclude contexts; None if they do not."""
     if arguments['profile'] or theano.config.profile:
         return PROFILED
     if type(theano.compile.get_mode(arguments['mode'])) is not theano.Mode:
         return 'its mode checks each op'
-    if Flags.now().is_sharded(choose_ranks(None).size):
+    if theano_functions.lends_memory(function):
+        return LENT
+    if (has_samples or placed) and Flags.now().is_sharded(choose_ranks(None).size):
         return OWN_SAMPLES
     return None
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Collection, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import theano
@@ -20,8 +20,10 @@ from ..parallel_function import ParallelFunction
 from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.steps import Computed, Steps
 from ..training import TrainingFunction
-from .fallback import FAILED, by_plain, is_for_plain
-from .steps import Choice, count, length_of, on_devices
+from .choice import Way
+from .dispatched import BatchSource, Dispatched, LeaveToPlain
+from .fallback import FAILED, is_for_plain
+from .steps import count, length_of, on_devices
 
 FIRST = 'first replica'  # the key of the program that divides no batch
 ALONE = 'this process'   # of one that runs without the other ranks
@@ -55,8 +57,8 @@ class Hint(NamedTuple):
     following: Callable[..., Any]
 
 
-class ModelFunction:
-    """The function of a model whose batches are divided, unless a step leaves them to plain Theano.
+class ModelFunction(BatchSource):
+    """The function of a model, as Keras calls it; the hint tells which of its inputs have samples.
 
     It keeps the graph as it is now, as in Keras: a program may be made after the model has changed. ``compile()``
     returns the function of plain Theano, the same one each time.
@@ -73,8 +75,8 @@ class ModelFunction:
         Plain Theano in several processes, which compare its results; None for predictions, as these change no variable.
     updates : dict of SharedVariable to theano.Variable
         The new values that a batch gives.
-    steps : Steps
-        Those that surround each call.
+    dispatched : Dispatched
+        Chooses the way of each batch.
     """
 
     def __init__(self, state: Any, hint: Hint, arguments: dict[str, Any], compile: Callable[[], Any]) -> None:
@@ -92,15 +94,15 @@ class ModelFunction:
         self._is_new, self._has_divided = True, False
         self.compared: ComparedFunction | None = None
         book = ledger(choose_ranks(None)) if self.kind == 'train' else None
-        self.is_whole = state.leaves_all(self)
-        self._own = self.steps = Steps(self._whole if self.is_whole else self._compute, state.steps(self),
-                                       account=self.open_account(book) if book else None)
+        self.ranks, self.is_whole, self._may_leave = choose_ranks(None), state.leaves_all(self), state.may_leave(self)
+        self.dispatched = Dispatched(self, self.is_whole or not self._may_leave, state.steps(self),
+                                     self.open_account(book) if book else None, state.note_short(self.kind))
         self.begin()
 
     # --- the place in Keras's function
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        outputs = (self._alone if is_alone() else self.steps.run)(list(inputs)).outputs
+        outputs = (self._counted_alone if is_alone() else self.steps.run)(list(inputs)).outputs
         if any(self._is_value):
             self._values = [each for each, is_value in zip(outputs, self._is_value) if is_value]
         return list(outputs)
@@ -115,7 +117,10 @@ class ModelFunction:
             raise AttributeError(name)
         return getattr(self.make_plain() if self.is_whole or not hasattr(self.step, name) else self.step, name)
 
-    # --- the steps of a call
+    @property
+    def steps(self) -> Steps:
+        """The Steps that surround each call."""
+        return self.dispatched.steps
 
     def open_account(self, book: Ledger) -> Account:
         """Return a new account in a ledger: of the weights, and of the state of the optimizer."""
@@ -123,30 +128,59 @@ class ModelFunction:
                             [*self._hint.weights, *(v for v in self.updates if v not in self._hint.metrics)],
                             choose_ranks(None))
 
-    def begin_fit(self, replay: Callable[..., Computed]) -> None:
-        """Put the step of a checkpoint before the others, and divide each batch: a restart must not depend on timings.
-        """
-        inner = [step for step in self._own.inner if not isinstance(step, Choice)]
-        self.steps = Steps(self._own.compute, inner, [replay], self._own.account)
-
-    def end_fit(self) -> None:
-        """Take the step of a checkpoint out again."""
-        self.steps = self._own
-
     @property
     def graph(self) -> list[theano.Variable]:
         """The outputs, and the new values."""
         return [*self._outputs, *self.updates.values()]
 
-    # --- one device
+    # --- the ways of a batch
 
-    def plain(self, inputs: list[Any]) -> list[Any]:
+    def ways(self) -> Iterator[Way]:
+        contexts = self._state.contexts
+        if not self.is_whole:
+            yield Way.SEVERAL
+            if self.ranks.size == 1 and len(contexts) > 1:
+                yield Way.DEVICE
+        if self.is_whole or self._may_leave:
+            yield Way.HOST
+
+    def length(self, call: Any) -> int:
+        return length_of(call)
+
+    def alike(self, call: Any, is_open: bool) -> Any:
+        return self.leading(length_of(call), call)[1] if is_open or self.leading.differ else call
+
+    def plain(self, call: Any) -> Computed:
         """Compute a batch by plain Theano in each process, and compare the results now and then.
 
         A batch that was sent ahead is dropped.
         """
         self.forget_prepared()
-        return self._plain(inputs)
+        contexts = self._state.contexts
+        return Computed((self._by_theano if self.is_whole else self._plain)(call), length_of(call),
+                        [HOST] if on_devices(contexts) else contexts[:1])
+
+    def alone(self, call: Any) -> Computed:
+        if on_devices(self._state.contexts):
+            return self._by(self._program(ALONE), call)
+        return Computed(self._by_theano(call), length_of(call), self._state.contexts[:1])
+
+    def _counted_alone(self, inputs):
+        return count(self._state.usage, self.kind, inputs, self.alone) if self._state.usage else self.alone(inputs)
+
+    def over_contexts(self, call: Any, way: Way) -> Computed | LeaveToPlain:
+        try:
+            if way is Way.DEVICE:
+                self.forget_prepared()
+                return self._by(self._program(FIRST), call)
+            self._state.compare()
+            return self._over_contexts(call)
+        except Exception as error:
+            if way is Way.DEVICE and getattr(error, 'out_of_memory', False):
+                return LeaveToPlain(lambda: None, error)
+            if not self._is_for_plain(error, call):
+                raise
+            return LeaveToPlain(functools.partial(self._note_failure, call, error), error)
 
     def _by_theano(self, inputs):
         outputs = self.make_plain().plain_call(*inputs)
@@ -178,14 +212,6 @@ class ModelFunction:
         """See above. Made when all ranks are here: one may have made the function before the others."""
         ranks = choose_ranks(None)
         return BatchCheck(ranks, ranks.add_function(self.name), self.name, self.kind == 'predict', activity=INPUTS)
-
-    def _alone(self, inputs):
-        """Compute a batch in this process alone: on its devices, if it has some."""
-        compute = functools.partial(self._by, self._program(ALONE)) if on_devices(self._state.contexts) else self._whole
-        return count(self._state.usage, self.kind, inputs, compute) if self._state.usage else compute(inputs)
-
-    def _whole(self, inputs):
-        return Computed(self._by_theano(inputs), length_of(inputs), self._state.contexts[:1])
 
     # --- the programs over the contexts
 
@@ -252,22 +278,6 @@ class ModelFunction:
 
     # --- a batch over the contexts
 
-    def _compute(self, inputs):
-        """Compute a batch over the contexts, or by plain Theano after an error of the graph or of the batch."""
-        self._state.compare()
-        try:
-            return self._over_contexts(inputs)
-        except Exception as error:
-            if not self._is_for_plain(error, inputs):
-                raise
-            failure = error
-        try:
-            outputs = by_plain(lambda: self._by_theano(inputs), failure, self.step.ranks)
-            self._note_failure(inputs, failure)
-        finally:
-            del failure  # its traceback has this frame, which would keep it
-        return Computed(outputs, length_of(inputs))
-
     def _is_for_plain(self, error, inputs):
         """Return whether plain Theano can say what an error is, since it is neither one of a device nor of the ranks.
         """
@@ -280,11 +290,6 @@ class ModelFunction:
         computed = self._by(step, inputs)
         self._has_divided = self._has_divided or self._divides(step, length_of(inputs))
         return computed
-
-    def on_first(self, inputs: list[Any]) -> Computed:
-        """Compute a batch on the first context alone; raise a ReplicaError if it has too little memory."""
-        self.forget_prepared()
-        return self._by(self._program(FIRST), inputs)
 
     def _by(self, step, inputs):
         ahead = self.kind == 'train' and step.executable.on_devices and self._hint.following(self, inputs)

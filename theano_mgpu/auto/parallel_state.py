@@ -16,10 +16,9 @@ from ..errors import in_one_line, warn
 from ..graph.placement.propagation import is_placed
 from ..options import Flags
 from ..runtime.steps import Computed
-from .chooser import LengthChooser
 from .enabled import Enabled
 from .fallback import FAILED
-from .steps import Choice, count, on_devices
+from .steps import count, on_devices
 
 CANNOT_DIVIDE = 'cannot be computed in parts: '  # why a model is not divided; the reason of the analysis follows
 ON_CPU = ('are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
@@ -98,7 +97,7 @@ class ParallelState:
 
     def leaves_all(self, function: Any) -> bool:
         """Return whether all batches of a ModelFunction are left to plain Keras, since dividing them gains nothing."""
-        if choose_ranks(None).size > 1 or on_devices(self.contexts) or not self._may_leave_batches(function):
+        if choose_ranks(None).size > 1 or on_devices(self.contexts) or not self.may_leave(function):
             return False
         assert self.enabled is not None
         if len(self.contexts) > 1:
@@ -107,20 +106,19 @@ class ParallelState:
         return True
 
     def steps(self, function: Any) -> list[Callable[..., Computed]]:
-        """Return the steps of a ModelFunction, but for the last one, which computes a batch."""
+        """Return the steps that surround the batches of a ModelFunction: a verification, and a count."""
         steps: list[Callable[..., Computed]] = []
         if self.enabled is not None and self.enabled.verifies:
             steps.append(functools.partial(self._verify, function))
         if self.usage is not None:
             steps.append(functools.partial(count, self.usage, function.kind))
-        if not function.is_whole and self._may_leave_batches(function):
-            ranks = choose_ranks(None)
-            chooser = LengthChooser(ranks, functools.partial(self.usage.whole_below.__setitem__, function.kind),
-                                    times_long=ranks.size == 1 and len(self.contexts) > 1)
-            steps.append(Choice(chooser, function, self.contexts))
         return steps
 
-    def _may_leave_batches(self, function):
+    def note_short(self, kind: str) -> Callable[[int], object]:
+        """Return a callable that notes below how many samples batches of a kind are computed whole."""
+        return functools.partial(self.usage.whole_below.__setitem__, kind) if self.usage else lambda samples: None
+
+    def may_leave(self, function: Any) -> bool:
         """Return whether plain Keras may compute a batch.
 
         No, where something else was asked for, or where it could leave processes with different weights: hosts may

@@ -182,9 +182,9 @@ class Programs:
         before, self.step = self.step, step or self.step
         return self.step is not before
 
-    def whole(self) -> ParallelFunction:
+    def whole(self, **options: Any) -> ParallelFunction:
         """Make the ParallelFunction that divides no batch."""
-        return self._make(*self._graph, samples={}, whole=True)
+        return self._make(*self._graph, samples={}, whole=True, **options)
 
     def forget_refusals(self) -> None:
         """Forget the refused ways, so that they are analysed, and refused, again."""

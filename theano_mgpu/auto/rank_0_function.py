@@ -39,10 +39,7 @@ class RankZeroFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = functools.partial(type(self._function).plain_call, self._function, *args, **kwargs)
         is_first = self._ranks.rank == 0
-        if is_alone() or threading.current_thread() is not threading.main_thread():
-            return call()
-        self._changes.take()
-        if not self._draws:
+        if not self.take_changes() or not self._draws:
             return call()
         self._ranks.consolidate()
         results, new = done_by_rank_0(self._ranks, 'call ' + self._name, lambda: (
@@ -53,6 +50,13 @@ class RankZeroFunction:
             for container, value in zip(self._updated, new):
                 container.value = value
         return results
+
+    def take_changes(self) -> bool:
+        """Take the values of variables that rank 0 has changed alone; return whether all ranks make this call."""
+        if is_alone() or threading.current_thread() is not threading.main_thread():
+            return False
+        self._changes.take()
+        return True
 
     def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
         """Run a copy of the function in the same way."""

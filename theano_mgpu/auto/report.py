@@ -6,6 +6,7 @@ from typing import Any, Callable, Iterable, Sequence
 from ..devices.context_map import HOST, Context, describe
 from ..utils import mpi_environment
 from ..utils.tables import Printed, counted, table
+from .choice import Way, word
 
 SHOWN = 20  # lines of a table
 NEVER_CALLED = 'it was never called'
@@ -104,7 +105,7 @@ class FunctionReport(UsageSummary):
         divided = [usage for usage in self.usages if usage.contexts]
         title = '%d of %s %s' % (len(divided), counted(len(self.usages), 'Theano function'),
                                  on_contexts(divided) if divided else 'ran on several contexts')
-        rows = [[usage.name, ' '.join(context.name for context in usage.contexts) or 'one device',
-                 cell(usage.calls or None), cell(usage.samples if usage.calls else None), usage.why]
+        rows = [[usage.name, ' '.join(context.name for context in usage.contexts) or word(Way.HOST),
+                 cell(usage.calls or None), cell(usage.samples or None), usage.why]
                 for usage in self.usages]
         return '\n'.join(self._lines(title, ['FUNCTION', 'WHERE', 'BATCHES', 'SAMPLES', 'WHY'], rows, right={2, 3}))

@@ -1,4 +1,4 @@
-"""The steps of the functions of Keras models: a count for the summary, and the choice of one device or several."""
+"""The step that counts the batches of a Keras model for the summary."""
 from __future__ import annotations
 
 from time import perf_counter
@@ -6,9 +6,8 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from ..devices.context_map import HOST, Context
+from ..devices.context_map import Context
 from ..runtime.steps import Computed
-from .chooser import LengthChooser, Way
 from .model_report import Usage
 
 
@@ -18,39 +17,6 @@ def count(usage: Usage, kind: str, inputs: list[Any], proceed: Callable[..., Com
     computed = proceed(inputs)
     usage.add(kind, computed.samples, perf_counter() - began, computed.contexts)
     return computed
-
-
-class Choice:
-    """A step that computes some batches on one device, by the time that batches of their length take.
-
-    Where they are short, this is plain Keras, on the host; else it is the first of the contexts, whose device is like
-    the others. Ranks have to choose alike. So they compare their inputs while calls are timed, and once these differ.
-    """
-
-    def __init__(self, chooser: LengthChooser, function: Any, contexts: list[Context]) -> None:
-        self._chooser, self._function = chooser, function
-        self._host = [HOST] if on_devices(contexts) else contexts[:1]
-
-    def __call__(self, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
-        samples, leading = length_of(inputs), self._function.leading
-        is_open = self._chooser.is_open(samples)
-        if leading.differ or is_open:
-            inputs = leading(samples, inputs)[1]
-            samples = length_of(inputs)
-
-        def compute(way):
-            if way is Way.SEVERAL:
-                computed = proceed(inputs)
-                return computed, computed.step is None or computed.step.is_settled
-            if not self._chooser.is_long(samples):
-                return Computed(self._function.plain(inputs), samples, self._host), True
-            try:
-                return self._function.on_first(inputs), True
-            except Exception as error:
-                if getattr(error, 'out_of_memory', False):  # several contexts have more memory
-                    self._chooser.divide(samples)
-                return proceed(inputs), False
-        return self._chooser.run(samples, compute)
 
 
 def on_devices(contexts: Sequence[Context]) -> bool:

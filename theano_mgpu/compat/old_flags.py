@@ -8,7 +8,9 @@ from typing import Any, Callable, Mapping
 from ..utils import command_line, flags, progress
 from .theano_imports import IMPORTED
 
-# Whether the contexts of this process are chosen for it; `devices.patches` knows of more cases, and replaces this.
+FREE = 'by a flag for one device, if there is one'  # how `theano-mgpu run` chooses contexts without such options
+
+# How the contexts of this process are chosen, if they are; `devices.patches` knows of more cases, and replaces this.
 contexts_are_chosen: Callable[[], Any] = command_line.own_command
 
 # Patterns of old flags, name=value, with the flags of today; or why there is none. Theano still reads the ones that are
@@ -53,6 +55,9 @@ def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
         if name == 'device' and contexts_are_chosen():
             found, read_as = {name: 'cpu'}, ''
             meaning = 'contexts choose devices; contexts=dev0->cuda%s is this one' % (match[1] or 0)
+            if match[1] and 'contexts' not in old and contexts_are_chosen() == FREE:
+                found['contexts'] = 'dev0->cuda' + match[1]
+                read_as = 'contexts=' + found['contexts']
         said.append('%s %s' % (flag, 'as ' + read_as if read_as else 'not at all (%s)' % meaning))
         new.update({each: found[each] for each in found if each == name or each not in old})
     return new, said and 'old flags are read as what they mean today: ' + '; '.join(said) or ''

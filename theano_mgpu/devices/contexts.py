@@ -205,6 +205,11 @@ def _default_cpus(n):
     return chosen
 
 
+def known_as_cpu() -> bool:
+    """Return whether functions are known to run on contexts of the CPU alone; nothing is looked for, or opened."""
+    return bool(_active) and all(context.kind == 'cpu' for context in _active)
+
+
 def contexts() -> list[Context]:
     """Return the contexts over which functions run; open the configured ones at the first call.
 

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from typing import Any
 
 from ..compat import old_flags
@@ -14,8 +16,11 @@ WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 EACH_GPU = 'for each GPU context that is opened'          # apply(gpu_context)
 
 COMMAND = command_line.own_command()  # which sys.argv does not show later
+CHOOSES = re.search(r' --(contexts|gpus|processes)\b', ' '.join(sys.argv))
 # theano-mgpu chooses contexts for itself, for processes that a script of `run` starts, and for the ranks of a job.
-old_flags.contexts_are_chosen = lambda: COMMAND or mpi_environment.size() > 1 or mpi_environment.RUN in os.environ
+old_flags.contexts_are_chosen = lambda: \
+    old_flags.FREE if COMMAND == 'run' and not CHOOSES and mpi_environment.size() == 1 else \
+    COMMAND or mpi_environment.size() > 1 or mpi_environment.RUN in os.environ
 ALGORITHMS = 'algo_fwd', 'algo_bwd_data', 'algo_bwd_filter'  # flags dnn.conv.*
 
 

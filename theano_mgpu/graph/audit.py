@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import theano
+from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu
 from theano.gpuarray.type import GpuArrayType
 from theano.scan_module.scan_op import Scan
 
@@ -12,6 +13,7 @@ from ..errors import GraphError, named
 from ..utils.tables import Printed, table
 
 ON_CONTEXT, ON_HOST, ON_WRONG_CONTEXT = 'context', 'host', 'wrong context'
+OF_THEANO = 'theano.', 'theano_mgpu.'  # modules of ops that are not the user's
 
 
 class OpPlacement(NamedTuple):
@@ -67,6 +69,20 @@ def audit(function: Callable[..., Any]) -> Audit:
         raise GraphError('%s was not compiled for a context; audit takes what mgpu.function or '
                          'mgpu.training_function returned' % named(function))
     return Audit(entry for f in compiled for entry in _placements(f.maker.fgraph.toposort(), f.mgpu_context))
+
+
+def host_obstacle(function: Callable[..., Any]) -> str:
+    """Return why a compiled function computes on the host rather than on its context; '' if it does not."""
+    placements = [entry for entry in audit(function) if not isinstance(entry.op, (GpuFromHost, HostFromGpu))]
+    if all(entry.where != ON_CONTEXT for entry in placements):
+        return 'it has no op for a device'
+    own = [entry.op for entry in placements
+           if entry.where == ON_HOST and not type(entry.op).__module__.startswith(OF_THEANO)]
+    if own:
+        return '%s has no version for a device' % named(own[0])
+    loops = [node.op for f in function.functions for node in f.maker.fgraph.toposort()  # type: ignore[attr-defined]
+             if isinstance(node.op, Scan) and _where(node, f.mgpu_context) == ON_HOST]
+    return 'a loop, %s, computes on the host' % named(loops[0]) if loops else ''
 
 
 def _placements(nodes: Iterable[theano.Apply], context: Any) -> Iterator[OpPlacement]:

@@ -150,6 +150,14 @@ def host_view(variable: SharedVariable) -> SharedVariable:
     return variable.tag.host_view
 
 
+def seen_on(context_name: str, replica: SharedVariable) -> SharedVariable:
+    """Return a replica as graphs of its context see it: Theano has no name for the device of the flag ``device``."""
+    if not isinstance(replica.type, GpuArrayType) or replica.type.context_name == context_name:
+        return replica
+    named_type = GpuArrayType(replica.type.dtype, replica.type.broadcastable, context_name=context_name)
+    return replica.__class__(replica.name, named_type, None, None, container=replica.container)
+
+
 def fetched_values(outputs: Sequence[theano.Variable]) -> dict[theano.Variable, theano.Variable]:
     """Return for each `host_view` in a graph the value on the host that is fetched from its device."""
     return {v: on_host(v.tag.stands_for) for v in shared_variables(outputs) if hasattr(v.tag, 'stands_for')}

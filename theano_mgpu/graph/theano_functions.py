@@ -8,6 +8,7 @@ import threading
 from typing import Any, Callable, ContextManager, List, Mapping, Sequence, TypeVar, cast
 
 import theano
+from theano.compile.function_module import alias_root
 
 from ..compat.wrapping import arguments_of, wrap
 from ..errors import folders
@@ -100,6 +101,14 @@ def graph_of(function: Any) -> list[Any]:
     return [output.variable for output in function.maker.outputs] + [each for pair in updates for each in pair]
 
 
+def lends_memory(function: Any) -> bool:
+    """Return whether an output is memory of a shared variable, as ``theano.Out(variable, borrow=True)`` asks for."""
+    maker = function.maker
+    shared = {variable for spec, variable in zip(maker.expanded_inputs, maker.fgraph.inputs) if spec.shared}
+    return any(output.borrow and alias_root(variable) in shared
+               for variable, output in zip(maker.fgraph.outputs, maker.outputs))
+
+
 def after_each_function(attach: Callable[[Any, Mapping[str, Any]], Any], first: bool = False) -> None:
     """Call a hook with each function that Theano makes from now on.
 
@@ -150,7 +159,7 @@ def divide_copies() -> None:
 
     @wrap(Function)
     def copy(original, self, *args, **kwargs):
-        function, ways = original(self, *args, **kwargs), [self.mgpu_divided, vars(self).get('plain_call')]
+        function, ways = original(self, *args, **kwargs), [vars(self).get('plain_call'), self.mgpu_divided]
         for way in filter(None, ways):
             arguments = arguments_of(original, self, *args, **kwargs)
             function.mgpu_name = arguments['name'] or self.mgpu_name + ' copy'

@@ -7,14 +7,13 @@ from typing import Any, Callable, Iterable
 from keras import backend as K
 from keras.models import Model
 
+from ..auto.dispatched import BatchSource, Dispatched
 from ..auto.model_function import Hint, ModelFunction
 from ..auto.parallel_state import parallel_state_of
 from ..auto.rank_0_function import keep_alike
-from ..auto.surrounded_function import SurroundedFunction
 from ..compat import keras_versions
 from ..graph import layers, theano_functions
 from ..graph.traces import name_layer
-from ..runtime.steps import Computed
 from .hooks import keras_loops
 
 OPTIONS = ('mode', 'givens')  # keywords of theano.function that compile() takes
@@ -65,7 +64,7 @@ def _replaced(model, kind, made, arguments, compile):
     if not function.is_whole:
         return function
     plain = compile()
-    plain.mgpu_divided = SurroundedFunction(plain, lambda call: Computed(function(*call[0])))
+    plain.mgpu_divided = Dispatched(BatchSource(function), always=True)
     return plain
 
 

@@ -52,7 +52,8 @@ class CompiledPart:
         with compiling(part.name, part.inputs, part.contexts), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
                 with FailureExplained(i, context, 'copies of shared variables'):
-                    local = {variable: replicas[variable].on(context) for variable in shared}
+                    local = {variable: graph.seen_on(context.name, replicas[variable].on(context))
+                             for variable in shared}
                     compiled[context] = compiler.compile_for(
                         context, list(part.inputs), graphs, part.updates, local, mode, part.name,
                         like=list(compiled.values()))

@@ -35,6 +35,11 @@ class Steps:
         self.compute, self.inner, self.outer, self.account = compute, list(inner), list(outer), account
         self._chain()
 
+    @property
+    def are_any(self) -> bool:
+        """Return whether any step surrounds a call."""
+        return bool(self.outer or self.inner or self.account)
+
     def surround(self, outer: Sequence[Callable[..., Computed]]) -> None:
         """Set the first steps."""
         self.outer = list(outer)

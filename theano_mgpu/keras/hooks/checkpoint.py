@@ -98,7 +98,7 @@ class Checkpoint(Callback):
         finally:
             functions, self._functions, self._replay = self._functions, [], None
             for function in functions:
-                function.end_fit()
+                function.dispatched.end_replay()
 
     def on_train_begin(self, logs: Any = None) -> None:
         state = parallel_state_of(self.model)
@@ -113,7 +113,7 @@ class Checkpoint(Callback):
         self._replay = train.step.replay(self.path, self._record, self.every, self.allow_nan)
         self._functions = [functions[kind] for kind in ('train', 'test') if kind in functions]
         for function in self._functions:
-            function.begin_fit(functools.partial(self.replay_or_compute, function))
+            function.dispatched.begin_replay(functools.partial(self.replay_or_compute, function))
         if self.ledger:
             train.steps.record(train.open_account(ledger_at(self.ledger, self.every, train.step.ranks)))
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import theano
-from theano.gpuarray.type import GpuArrayType
+from theano.gpuarray.type import GpuArrayType, get_context
 from theano.tensor.sharedvar import TensorSharedVariable
 
 from ...comm import alone
@@ -311,8 +311,8 @@ class Replicated:
 
     def _is_home(self, context):
         """Return whether the variable is itself the replica on a context, in the memory that the user may share."""
-        if isinstance(self.variable.type, GpuArrayType):
-            return self.variable.type.context_name == context.name
+        if isinstance(self.variable.type, GpuArrayType):  # without a name, it lies on the device of the flag `device`
+            return context.kind != 'cpu' and get_context(self.variable.type.context_name) is get_context(context.name)
         return not _lies_on_device(context, self.variable)
 
     def _copy(self, context):

@@ -1,0 +1,220 @@
+"""The choice of the way to compute a call: calls are timed in each way, and the fastest way goes on."""
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+import time
+from typing import Any, Callable, Iterable, Optional, Tuple
+
+import theano
+
+from ..comm.activities import SHARE
+from ..comm.communicator import Communicator
+
+WARM_UP = 3        # calls before those that count: kernels are built, buffers are allocated
+COUNTED = 5        # calls that count, in each way
+SHORTEST = 0.5e-3  # seconds; a call that takes less on the host stays there: a step over contexts costs about as much
+LONGEST = 10e-3    # seconds; for a call that takes more over contexts, no function is compiled for the host
+GROWN = 4          # times the seconds of a call on the host, after which the choice is made anew
+PATIENCE = 2.0     # seconds of calls in one way, after which fewer than COUNTED do
+
+
+class Way(enum.Enum):
+    """A way to compute a call; its value is a word for the user."""
+
+    HOST = 'host'        # Theano's own function
+    DEVICE = 'whole'     # the whole batch, or a call without a batch, on the first context of this process
+    SEVERAL = 'divided'  # a part of the batch on each context
+
+
+def word(way: Way) -> str:
+    """Return a word for a way, for the user: Theano's own functions run on the device of the flag ``device``."""
+    return theano.config.device if way is Way.HOST and theano.config.device != 'cpu' else way.value
+
+
+Compute = Callable[[Way], Tuple[Any, Optional[bool]]]
+
+
+class State(enum.Enum):
+    """The treatment of the next call by a Chooser."""
+
+    TIMES = 'is timed'
+    SETTLED = 'is computed in the way that was chosen'
+    RESTS = 'is computed on the host; ever fewer calls, which may have grown, are timed'
+
+
+class Chooser:
+    """The choice between ways, for calls that take about the same time.
+
+    ``ways()`` yields those that there are, in the order in which they are timed; it is asked for one after the other,
+    as each is needed. The time of the slowest rank counts; the ranks compare the times of all calls when these are
+    judged.
+
+    Attributes
+    ----------
+    way : Way
+        Of the next call.
+    state : State
+    seconds : dict of Way to float
+        The seconds of a call in each way that was timed: the same number on every rank.
+    """
+
+    def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator) -> None:
+        self.way, self.state = next(iter(ways())), State.TIMES
+        self.seconds: dict[Way, float] = {}
+        self._ways, self._ranks = ways, ranks
+        self._timed: list[float] = []  # seconds of the calls of this rank in the present way
+        self._left = 0                 # calls that were left to another way
+        self._calls = self._next = 0   # calls since it rests, and the first one that is timed then
+
+    def run(self, compute: Compute) -> Any:
+        """Compute a call, and time it if the choice is open; return its results.
+
+        ``compute(way)`` returns the results, and whether the call counts; None if it was left to another way.
+        """
+        way, began = self.way, time.perf_counter()
+        results, counts = compute(way)
+        if counts is None and way is self.way and self.state is State.TIMES:
+            self._left += 1
+            if self._left == COUNTED and self.seconds:
+                self._take(math.inf)
+        elif counts and way is self.way and self._is_timed():
+            self._timed.append(time.perf_counter() - began)
+            self._judge()
+        return results
+
+    @property
+    def quiet_calls(self) -> int:
+        """The number of calls to come that are not timed, of a Chooser that rests."""
+        return self._next - self._calls - 1 if self.state is State.RESTS else 0
+
+    def skip(self, n: int) -> None:
+        """Note that some calls were computed on the host meanwhile, of a Chooser that rests."""
+        self._calls += n
+
+    def leave(self, way: Way) -> None:
+        """Choose among the other ways, since no call can be computed in this one."""
+        self.seconds.pop(way, None)
+        if way is self.way:
+            self._timed = []
+            self._go_on()
+
+    def rest(self) -> None:
+        """Compute calls on the host until some take much longer than those that were timed."""
+        self.state, self._calls, self._next = State.RESTS, 0, 2 * (WARM_UP + COUNTED)
+
+    def reason(self, why_not_divided: str = '') -> str:
+        """Return why the way was chosen, as a text for the user, maybe with the reason of another one."""
+        others = ['%s %s' % ('one device' if way is Way.DEVICE else word(way), _milliseconds(seconds))
+                  for way, seconds in self.seconds.items() if way is not self.way and seconds < math.inf]
+        notes = '; '.join(filter(None, [', '.join(others), why_not_divided]))
+        short = ', too short to divide' * (self.way is Way.HOST and self._is_short())
+        return '%s, %s%s%s' % (word(self.way), _milliseconds(self.seconds[self.way]), short, notes and ' (%s)' % notes)
+
+    def _is_timed(self):
+        """Return whether the call that has just been made is timed; a Chooser that rests counts it."""
+        if self.state is State.RESTS:
+            self._calls += 1
+            return self._calls >= self._next
+        return self.state is State.TIMES
+
+    def _is_short(self):
+        return self.seconds.get(Way.HOST, math.inf) < SHORTEST
+
+    def _judge(self):
+        """Take the seconds of a call in the present way, once enough calls were timed."""
+        if len(self._timed) == WARM_UP and self.seconds and self.state is State.TIMES:
+            fastest = min(self._on_slowest()[1:])  # the first one compiles
+            if fastest > min(self.seconds.values()):
+                self._take(fastest)
+                return
+        counted = self._timed[WARM_UP:]
+        if len(counted) == COUNTED or sum(counted) >= PATIENCE and self._ranks.size == 1:
+            self._take(statistics.median(self._on_slowest()[WARM_UP:]))
+
+    def _take(self, seconds):
+        """Note the seconds of a call in the present way, and go on."""
+        self._timed, self._left = [], 0
+        if self.state is State.RESTS:
+            if seconds <= max(SHORTEST, GROWN * self.seconds[Way.HOST]):
+                self._next *= 2
+                return
+            self.seconds.clear()
+        self.seconds[self.way], self.state = seconds, State.TIMES
+        self._go_on()
+
+    def _go_on(self):
+        """Choose the next way to time, if another one may be faster; else settle on the fastest."""
+        is_long = min(self.seconds.values(), default=0) > LONGEST
+        other = None if self._is_short() else next((way for way in self._ways() if way not in self.seconds and
+                                                    not (is_long and way is Way.HOST)), None)
+        self.state = State.TIMES if other else State.SETTLED
+        self.way = other or min(self.seconds, key=self.seconds.__getitem__, default=Way.HOST)
+
+    def _on_slowest(self):
+        """Return the seconds of each timed call on the rank on which it took longest."""
+        nanoseconds = [round(seconds * 1e9) for seconds in self._timed]
+        return (self._ranks.handshake((SHARE,), nanoseconds).max(axis=0) * 1e-9).tolist()
+
+
+def _milliseconds(seconds):
+    return '%.3g ms' % (seconds * 1e3)
+
+
+class LengthChooser:
+    """The choice of the way for each batch, by its length.
+
+    Lengths of as many binary digits share a Chooser. Its choice counts for shorter, or longer, batches, too.
+    ``note_short(samples)`` is called when it is known that batches of fewer samples are faster whole: `whole_below`.
+    """
+
+    def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator,
+                 note_short: Callable[[int], object] = lambda samples: None) -> None:
+        self._ways, self._ranks, self._note_short = ways, ranks, note_short
+        self._choosers: dict[int, Chooser] = {}
+        self._whole: Chooser | None = None  # of batches that are so short that they stay whole
+        self.whole_below, self._several_from = 0, math.inf
+
+    def is_open(self, samples: int) -> bool:
+        """Return whether the fastest way is not known yet for a number of samples."""
+        return self.whole_below <= samples < self._several_from
+
+    def divide(self, samples: int) -> None:
+        """Choose several contexts for batches of a number of samples, and for longer ones."""
+        self._several_from = 1 << max(samples.bit_length() - 1, 0)
+        self.whole_below = min(self.whole_below, self._several_from)
+
+    def leave(self, way: Way) -> None:
+        """Choose among the other ways, since no call can be computed in this one: ``ways()`` has it no more."""
+        if way is Way.SEVERAL:
+            self._several_from = math.inf
+        for chooser in self._choosers.values():
+            chooser.leave(way)
+
+    def is_all_on_host(self) -> bool:
+        """Return whether no call that has come so far is computed over contexts now."""
+        return all(chooser.way is Way.HOST for chooser in self._choosers.values())
+
+    def chooser(self, samples: int) -> Chooser:
+        """Return the Chooser of batches of a number of samples."""
+        if samples < self.whole_below and self._whole is not None:
+            return self._whole
+        digits = samples.bit_length()
+        if digits not in self._choosers:
+            self._choosers[digits] = Chooser(self._ways, self._ranks)
+        return self._choosers[digits]
+
+    def run(self, samples: int, compute: Compute) -> Any:
+        """Compute a batch of a number of samples; see `Chooser.run`."""
+        if samples >= self._several_from:
+            return compute(Way.SEVERAL)[0]
+        chooser = self.chooser(samples)
+        results = chooser.run(compute)
+        if chooser.state is State.SETTLED:
+            if chooser.way is Way.SEVERAL:
+                self.divide(samples)
+            elif samples >= self.whole_below:
+                self._whole, self.whole_below = chooser, 1 << samples.bit_length()
+                self._note_short(self.whole_below)
+        return results
