@@ -125,6 +125,36 @@ def test_samplers_and_single_samples_run_on_one_device():
         assert where.startswith('dev0 whole, 1 ms (host 2 ms'), (name, where)
 
 
+THREE_WAYS = """
+import theano, theano.tensor as T
+from support.dispatch_clock import Clock
+X = np.random.RandomState(0).rand(40, 6).astype('float32')
+x, found = T.matrix('x'), []
+for first, divided in ((None, None), (2e-3, 1e-3), (1e-3, 2e-3)):
+    if first:
+        report = mgpu.enable(strict=True)
+        clock = Clock(divided=divided, whole=3e-3, first=first)
+        clock.install(setattr)
+    w = theano.shared(np.ones(6, 'float32'))
+    f = theano.function([x], T.dot(x, w).mean(), updates=[(w, w - T.grad(T.sqr(T.dot(x, w)).mean(), w) / 9)], name='f')
+    with theano.configparser.change_flags(**{'mgpu.shares': 'equal'}):
+        found.append([f(X) for _ in range(30)] + [w.get_value()])
+    if first:
+        usage = report.usages[-1]
+        print(*[context.name for context in usage.contexts], usage.why, clock.calls.count('whole'))
+for other in found[1:]:
+    for one, two in zip(found[0], other):
+        np.testing.assert_allclose(two, one, rtol=1e-4)
+"""
+
+
+def test_a_function_with_a_batch_is_timed_in_all_three_ways():
+    """A call on one device was no news afterwards, and several devices were never tried."""
+    assert run(THREE_WAYS, flags=FLAGS)[-2:] == [
+        'dev0 dev1 divided, 1 ms (host 3 ms, one device 2 ms) 8',
+        'dev0 whole, 1 ms (host 3 ms, divided 2 ms) 8']
+
+
 CHILD = """
 import sys
 sys.path[:0] = %r

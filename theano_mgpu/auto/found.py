@@ -66,6 +66,7 @@ class Found(BatchSource):
         function.mgpu_divided = self.dispatched
         if not has_samples and not placed:
             self.dispatched.closed[Way.SEVERAL] = NO_BATCH
+            self._how[Way.DEVICE] = '%s (%s)' % (Way.DEVICE.value, NO_BATCH)
 
     @property
     def step(self) -> ParallelFunction | None:
@@ -167,7 +168,7 @@ class Found(BatchSource):
             self._usage.run_on([], NO_SUCCESS)
         if self._is_apart:
             getattr(self.plain_call, 'take_changes', bool)()  # none with data of their own
-        news = programs is None or programs.is_news(args, kwargs)
+        news = way is Way.SEVERAL and (programs is None or programs.is_news(args, kwargs))
         if way is Way.SEVERAL and programs is not None and not news and programs.step is None and not self._placed:
             return LeaveToPlain(lambda: None)
         bound, of_some = FunctionCall(self._function, functools.partial(self._compute, way, news)), \
