@@ -272,7 +272,12 @@ class Found(BatchSource):
     def _note_undivided(self, programs):
         """Note why a call has no batch that can be divided."""
         if programs.may_divide:
-            self._usage.run_on([], self._refusal or NO_BATCH_YET)
+            why = self._refusal or NO_BATCH_YET
+            self._how[Way.DEVICE] = '%s (%s)' % (Way.DEVICE.value, why)
+            if self._whole is not None and self.dispatched.always:
+                self._usage.run_on(self._whole.contexts, self._how[Way.DEVICE])
+            else:
+                self._usage.run_on([], why)
         else:
             picked = ', '.join(map(named, programs.data.picked))
             self.dispatched.close(Way.SEVERAL, self._refusal or (PICKED % picked if picked else NO_BATCH))
