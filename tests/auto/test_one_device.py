@@ -218,4 +218,5 @@ def test_each_rank_computes_what_is_not_divided_on_its_own_card(tmp_path):
     launched(2, RANKS % str(tmp_path / 'rank'), tmp_path, 2)
     for rank in range(2):
         devices, why = (tmp_path / ('rank.%d' % rank)).read_text().splitlines()
-        assert devices == 'cuda%d cuda%d' % (rank, rank) and why.startswith('whole (no batch enters it); '), (devices, why)
+        assert devices == 'cuda%d cuda%d' % (rank, rank)
+        assert why.startswith('whole (no batch enters it); '), why

@@ -147,7 +147,7 @@ class Found(BatchSource):
     def closed(self, why: str, last: Way) -> None:
         self._how[last] = '%s (%s)' % (last.value, why)
         if last is Way.HOST:
-            self._usage.run_on([], why)
+            self._usage.run_on([], self.dispatched.why_closed())
             self._programs = self._whole = None
             leave_to_plain(self._function)
 
