@@ -160,4 +160,4 @@ def test_a_variable_of_the_default_device_has_one_copy_there(tmp_path):
     assert all(1 <= float(each) < 1.5 for each in copies.split()), copies
     moved = [line.split() for line in trace.read_text().splitlines()]
     large = [words[3] for words in moved if words[2] in ('HtoD', 'DtoH') and int(words[4]) == 2000000]
-    assert large == ['dev0', 'dev0', 'dev1', 'dev0'], large  # once for each device, and what the script reads
+    assert large == ['dev0', 'dev0', 'dev1', 'dev0'], large  # one for each device, and the script's own read

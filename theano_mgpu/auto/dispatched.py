@@ -24,7 +24,7 @@ class LeaveToPlain(NamedTuple):
 
 
 class BatchSource:
-    """The knowledge of the batch of a function, and its programs over contexts; a `call` is what the function is given.
+    """The knowledge of the batch of a function, and its programs over contexts; a `call` has the arguments of a call.
 
     This one knows of no batch, and calls a function as it is: steps may surround its calls.
     """
@@ -152,8 +152,10 @@ class Dispatched:
             return self.source.alone(call)
         if self.always:
             return self._in(call, self.last_way())[0]
-        samples = self.source.length(call)
+        samples, own = self.source.length(call), call
         call = self.source.alike(call, self.choice.is_open(samples))
+        if call is not own:  # the length of rank 0's batch counts for all
+            samples = self.source.length(call)
         chooser = self.choice.chooser(samples)
         before = chooser.way, chooser.state
         computed = self.choice.run(samples, functools.partial(self._in, call))

@@ -114,7 +114,8 @@ class Found(BatchSource):
         return contexts[0] if isinstance(contexts[0], list) else contexts[:1]
 
     def length(self, call: Any) -> int:
-        return longest(call) if self.has_samples else 0
+        # Processes choose alike, and rank 0's batch, which counts, may have another length: one choice for all lengths.
+        return longest(call) if self.has_samples and self.ranks.size == 1 else 0
 
     def counts(self, call: Any) -> bool:
         return call[1].get('output_subset') is None
