@@ -32,7 +32,6 @@ if WAY == 'bare':
     removed_names['restore_collections_abcs']()
 elif LIBRARY != 'pygpu':
     import theano_mgpu
-    from theano_mgpu.compat import keras_versions
 if LIBRARY == 'keras':
     import keras  # noqa: F401  before the path has a test folder of this name
 import numpy as np  # noqa: E402
@@ -67,9 +66,6 @@ def pytest_configure(config):
         tempfile.tempdir = os.getcwd()
     if WAY in ('enable', 'always'):
         _reports.append(theano_mgpu.enable(always=WAY == 'always', tell=_tell))
-        if LIBRARY == 'keras' and keras_versions.is_hooked():
-            from theano_mgpu.keras import enable
-            _reports.append(enable(always=WAY == 'always', tell=_tell))
 
 
 def pytest_terminal_summary(terminalreporter):

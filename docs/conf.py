@@ -54,8 +54,7 @@ napoleon_type_aliases = {name.rpartition('.')[2]: ':py:class:`~%s`' % name for n
     theano_mgpu.training.TrainingFunction theano_mgpu.parallel_function.ParallelFunction
     theano_mgpu.utils.timeline.Timings theano_mgpu.graph.audit.Audit theano_mgpu.graph.audit.OpPlacement
     theano_mgpu.checks.verification.VerificationReport theano_mgpu.checks.verification.Row
-    theano_mgpu.auto.report.FunctionReport theano_mgpu.auto.report.FunctionUsage
-    theano_mgpu.auto.model_report.Report theano_mgpu.auto.model_report.Usage
+    theano_mgpu.auto.report.Report theano_mgpu.auto.report.Usage
     theano_mgpu.keras.api.balancing.Balance theano_mgpu.keras.api.balancing.Cost""".split()}
 
 # Plain text files with the names from our docstrings, since the documentation is built without a network.

@@ -22,7 +22,7 @@ try:
         if command_line.own_command() is not None:  # the user has no objects yet
             _gc.freeze()  # Theano's live as long as the process: Python need not look for garbage among them
         from .auto.checkpoint import Checkpoint
-        from .auto.functions import disable, enable
+        from .auto.enabling import disable, enable
         from .compat.patch import apply as _apply
         from .devices.context_map import Context
         from .devices.contexts import contexts, init, lease

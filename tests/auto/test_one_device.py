@@ -160,13 +160,13 @@ import sys
 sys.path[:0] = %r
 import theano_mgpu as mgpu, numpy as np, theano, theano.tensor as T
 from support.dispatch_clock import Clock
-from theano_mgpu.auto.report import summaries
+from theano_mgpu.auto.report import reports
 Clock(divided=3e-3, whole=2e-3, first=1e-3).install(setattr)
 w = theano.shared(np.ones((8, 8), 'float32'))
 f = theano.function([], T.tanh(T.dot(w, w)).sum(), name='f')
 for _ in range(20):
     assert abs(f() - 64) < 1e-3
-usage, = [each for summary in summaries for each in summary.usages if each.name == 'f']
+usage, = [each for report in reports for each in report.usages if each.name == 'f']
 print(mgpu.contexts()[0].device, usage.contexts == mgpu.contexts(), usage.why, flush=True)
 input()
 """

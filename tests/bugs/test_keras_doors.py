@@ -254,7 +254,6 @@ def test_a_checkpoint_is_refused_for_a_train_function_of_the_users_own(cpu2, tmp
 
 def test_functions_of_plain_keras_can_be_copied_under_enable(cpu2):
     """The copy ended with: 'function' object has no attribute 'copied'."""
-    mgpu.enable(tell=str)
     enable(tell=str)
     try:
         model = compiled()

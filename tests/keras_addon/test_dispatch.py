@@ -40,7 +40,7 @@ def choosing(monkeypatch):
     def make(ways=(Way.SEVERAL, Way.HOST), **seconds):
         clock = Clock(**seconds)
         monkeypatch.setattr(module, 'time', clock)
-        return clock, LengthChooser(lambda: iter(ways), Communicator(), clock.noted.append)
+        return clock, LengthChooser(lambda: iter(ways), Communicator())
     return make
 
 
@@ -49,7 +49,7 @@ def choosing(monkeypatch):
 def test_short_batches_that_plain_keras_computes_faster_are_left_to_it(choosing):
     clock, chooser = choosing(divided=1e-3, whole=1e-4)
     assert clock.run(chooser, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['whole'] * (CALLS + 3)
-    assert clock.noted == [64]
+    assert chooser.whole_below == 64
     assert clock.run(chooser, 5, 2) == clock.run(chooser, 63, 2) == ['whole'] * 2
     assert clock.run(chooser, 64, 2) == ['divided'] * 2  # that length is not known yet
 
@@ -57,7 +57,7 @@ def test_short_batches_that_plain_keras_computes_faster_are_left_to_it(choosing)
 def test_short_batches_that_the_contexts_compute_faster_are_divided(choosing):
     clock, chooser = choosing(divided=1e-3, whole=1.1e-3)
     assert clock.run(chooser, 32, CALLS + WARM_UP + 9) == ['divided'] * CALLS + ['whole'] * WARM_UP + ['divided'] * 9
-    assert clock.run(chooser, 500, 2) == ['divided'] * 2 and not clock.noted
+    assert clock.run(chooser, 500, 2) == ['divided'] * 2 and not chooser.whole_below
     assert clock.run(chooser, 31, CALLS + 1)[-1] == 'whole'  # a shorter batch may be another matter
 
 
@@ -70,7 +70,7 @@ def test_one_device_is_timed_for_batches_of_any_length(choosing):
     """One card was compared with several for batches of more than 10 ms only: others went to the host, or to all."""
     clock, chooser = choosing((Way.SEVERAL, Way.DEVICE, Way.HOST), divided=2 * LONGEST, first=1.5 * LONGEST, whole=1e-6)
     assert clock.run(chooser, 32, 2 * CALLS + 3) == ['divided'] * CALLS + ['first'] * (CALLS + 3)
-    assert clock.noted == [64] and clock.run(chooser, 5, 1) == ['first']  # the short last batch of an epoch
+    assert chooser.whole_below == 64 and clock.run(chooser, 5, 1) == ['first']  # the short last batch of an epoch
     assert clock.run(chooser, 64, CALLS) == ['divided'] * CALLS
     chooser.divide(20)
     assert clock.run(chooser, 16, 2) == ['divided'] * 2 and clock.run(chooser, 15, 1) == ['first']
@@ -117,10 +117,12 @@ def test_on_contexts_of_the_cpu_a_model_is_plain_keras_and_says_so_once(contexts
     for model in models:
         assert_same_bits(used(model), expected)
     assert len(told) == 1 and 'theano-mgpu launch' in told[0] and 'always=True' in told[0] and report.notes == told
-    assert [usage.contexts for usage in report.usages] == [there[:1]] * 2
-    assert report.usages[0].samples == {'train': 93, 'test': 61, 'predict': 43}
+    assert [usage.contexts for usage in report.usages] == [there[:1]] * 6
+    samples = {usage.name: usage.samples for usage in report.usages}
+    assert samples == {'%s %s' % (model.name, kind): n for model in models
+                       for kind, n in [('train', 93), ('test', 61), ('predict', 43)]}
     assert 'on 1 context (%s->cpu)' % there[0].name in str(report)
-    assert str(report).count('contexts on the CPU gain nothing in one process') == 2
+    assert str(report).count('contexts on the CPU gain nothing in one process') == 6
 
 
 def test_strict_refuses_contexts_of_the_cpu(contexts):
@@ -175,8 +177,8 @@ def test_the_first_device_computes_long_batches_where_it_is_faster_alone(context
         model = compiled(dense, SGD(0.1, momentum=0.9), mode=None)
         assert_equal(batches(model), expected, 1e-5)
     usage, = report.usages
-    assert usage.contexts == [first, second] and not report.notes
-    assert usage.whole_below == ({} if fails else {'train': 16})
+    assert usage.contexts == ([first, second] if fails else [first]) and not report.notes
+    assert usage.why == ('divided' if fails else 'whole, 15 ms (divided 20 ms)')
     assert clock.calls[:CALLS + 1] == ['divided'] * CALLS + ['first']
     assert len(clock.calls) == CALLS + 1 if fails else clock.calls[-1] == 'first'
     assert len(model.train_function.function.contexts) == 2
@@ -203,9 +205,8 @@ def test_devices_and_plain_keras_train_one_model(contexts, monkeypatch, whole, u
     with change_flags(**{'mgpu.shares': 'equal'}):  # shares by speed take steps of no fixed number, by real seconds
         assert_equal(use(compiled(dense, SGD(0.1, momentum=0.9), mode=None)), expected, 1e-5)
     assert {'divided', 'first', 'whole'} == set(clock.calls) and not report.notes
-    assert HOST in report.usages[0].contexts and len(report.usages[0].contexts) == 3
-    noted = 'computes short batches whole, which is faster: those of fewer than 16 (train)' in str(report)
-    assert noted == (whole < 1e-3)
+    why = report.usages[0].why
+    assert why.startswith('host, 0.1 ms' if whole < 1e-3 else 'divided, 1 ms') and 'one device 2 ms' in why
 
 
 # --- Processes -----------------------------------------------------------------------------------
@@ -221,6 +222,7 @@ def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
         model.predict_on_batch(rank_jobs.X[:8])  # draws numbers, too
     for _ in range(37):
         loss = model.train_on_batch(rank_jobs.X[:8], rank_jobs.Y[:8])
+    longer = [model.train_on_batch(rank_jobs.X[:20], rank_jobs.Y[:20])[0] for _ in range(CALLS + 1)]
     # Four epochs of six batches of 8 samples and one of 5, then predictions.
     expected = ['divided'] * 9 + ['whole'] * 4 + ['divided'] + ['whole'] * 14 + ['divided'] * CALLS + ['whole'] * CALLS
     for rank in range(2):
@@ -230,9 +232,12 @@ def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
         for ours, theirs in zip(arrays('%s.%d.npz' % (path, rank)), state):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
         assert found['calls'] == expected
-        assert 'whole in each process' in found['report'] and '16 (train), 16 (predict)' in found['report']
+        assert found['report'].count('host, 0.1 ms (divided 1 ms)') == 2, found['report']
         assert found['failure'].startswith('MemoryError: no memory left')
         np.testing.assert_allclose(found['loss'], loss, rtol=1e-4)
+        losses, calls = found['unequal']  # the longer batch is rank 0's, whose length is new: both ranks time it
+        np.testing.assert_allclose(losses, longer, rtol=1e-4)
+        assert calls == ['divided'] * CALLS + ['whole']
         others.append([found['loss'], found['after']])
     assert others[0] == others[1] and 'was given other data on rank 0' in done.stderr
 

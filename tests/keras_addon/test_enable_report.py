@@ -2,10 +2,9 @@
 import warnings
 
 import theano_mgpu as mgpu
-from theano_mgpu.auto import model_report as report_module
-from theano_mgpu.auto.model_report import Report
+from theano_mgpu.auto import report as report_module
 from theano_mgpu.auto.parallel_state import parallel_state_of
-from theano_mgpu.auto.report import SHOWN
+from theano_mgpu.auto.report import SHOWN, Report
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.utils.values import TOLERANCE
 
@@ -63,11 +62,21 @@ def test_only_models_compiled_while_it_is_enabled(recwarn):
         model.fit(X, Y, verbose=0, batch_size=20)
     states = [parallel_state_of(model) for model in (before, during, never, after)]
     assert [state is not None for state in states] == [False, True, True, False]
-    assert {usage.name for usage in report.usages} == {during.name, never.name}
+    assert [usage.name for usage in report.usages] == [never.name + ' predict', during.name + ' train']
     assert hasattr(during.train_function, 'function') and not hasattr(before.train_function, 'forward')
     compiled(during)  # again, now that it is disabled
     assert parallel_state_of(during) is None
     during.fit(X, Y, verbose=0)
+
+
+def test_one_door_serves_functions_and_models():
+    """Models were left to plain Keras by `mgpu.enable`, and functions to plain Theano by `theano_mgpu.keras.enable`."""
+    assert mgpu.enable is enable and mgpu.disable is disable
+    report = mgpu.enable(gpus=1, always=True)
+    x = K.placeholder((None, 6))
+    assert np.allclose(K.function([x], [x * 2], mode=QUICK)([X])[0], 2 * X)
+    compiled(dense()).train_on_batch(X, Y)
+    assert [usage.samples for usage in report.usages] == [43, 43] and len(report.usages[1].contexts) == 1
 
 
 def test_a_model_that_is_not_used_has_no_reason():
@@ -75,7 +84,7 @@ def test_a_model_that_is_not_used_has_no_reason():
     used, _ = compiled(dense()), compiled(dense())
     used.train_on_batch(X, Y)
     title, _, row = str(report).splitlines()
-    assert title.startswith('1 model on 1 context')
+    assert title.startswith('1 of 1 function on 1 context')
     assert row.startswith(used.name) and row.endswith('there is one context')
 
 
@@ -97,8 +106,9 @@ def test_data_tensors_are_left_to_plain_keras():
         model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
     assert parallel_state_of(model) is None
     model.fit(steps_per_epoch=3, epochs=1, verbose=0)
-    title, header, row = report.without_notes().splitlines()
-    assert title == 'no model ran on the contexts' and row.startswith(model.name + '  one device')
+    title, header, row, *_ = report.without_notes().splitlines()
+    assert title.endswith('of 2 functions on 2 contexts (host0->cpu;host1->cpu)')  # one is a function of Theano
+    assert row.split()[:2] == [model.name, 'host']
     assert 'left to plain Keras: ' in row and 'reads its data from a tensor' in row
 
 
@@ -211,9 +221,9 @@ def test_models_of_multi_gpu_model_are_counted():
     parallel = multi_gpu_model(dense())
     compiled(parallel).fit(X, Y, verbose=0, batch_size=20)
     parallel.predict(X)
-    usage, = [usage for usage in report.usages if usage.samples]
-    assert usage.samples == {'train': 43, 'predict': 43} and usage.contexts == mgpu.contexts()
-    assert '1 model on 2 contexts' in str(report)
+    assert [(usage.name.split()[1], usage.samples) for usage in report.usages] == [('train', 43), ('predict', 43)]
+    assert all(usage.contexts == mgpu.contexts() for usage in report.usages)
+    assert '2 of 2 functions on 2 contexts' in str(report)
 
 
 # --- Verification reports -------------------------------------------------------------------------
@@ -288,20 +298,22 @@ def test_the_report():
     model.fit(X, Y, batch_size=10, verbose=0, validation_split=0.3)
     compiled(model).fit(X, Y, batch_size=10, verbose=0)
     model.predict(X[:7])
-    title, header, row = str(report).splitlines()[:3]
-    assert report and title == '1 model on 2 contexts (host0->cpu;host1->cpu)'
-    assert header.split() == ['MODEL', 'CONTEXTS', 'TRAINED', 'SAMPLES/S', 'TESTED', 'SAMPLES/S', 'PREDICTED',
-                              'SAMPLES/S']
-    cells = row.split()
-    assert cells[:4] == [model.name, 'host0', 'host1', '73'] and cells[5] == '13' and cells[7:] == ['7', '-']
-    assert float(cells[4].replace(',', '')) > 0
+    title, header, *rows = str(report).splitlines()
+    assert report and title == '3 of 3 functions on 2 contexts (host0->cpu;host1->cpu)'
+    assert header.split() == ['FUNCTION', 'WHERE', 'BATCHES', 'SAMPLES', 'SAMPLES/S', 'WHY']
+    cells = [row.split() for row in rows]
+    assert [row[:6] for row in cells] == [[model.name, *others] for others in (
+        ['train', 'host0', 'host1', '8', '73'], ['test', 'host0', 'host1', '2', '13'],
+        ['predict', 'host0', 'host1', '1', '7'])]
+    assert float(cells[0][6].replace(',', '')) > 0 and [row[7:] for row in cells] == [['divided']] * 3
+    assert cells[2][6] == '-'
 
 
-def test_many_models_are_not_all_listed():
+def test_many_functions_are_not_all_listed():
     report = Report()
     for number in range(SHOWN + 5):
-        report.usage('model_%d' % number).add('train', 1000, 0.5)
-    assert str(report).endswith('and 5 more models') and 'model_%d ' % (SHOWN - 1) in str(report)
+        report.usage('model_%d' % number).add(1000, 0.5)
+    assert str(report).endswith('and 5 more functions') and 'model_%d ' % (SHOWN - 1) in str(report)
 
 
 def test_ctrl_c_at_any_line_leaves_a_report_that_counts_on():
@@ -309,7 +321,7 @@ def test_ctrl_c_at_any_line_leaves_a_report_that_counts_on():
     report = Report()
 
     def after(number):
-        report.usage('model').add('train', 1000, 0.5)
+        report.usage('model').add(1000, 0.5)
         assert 'model' in str(report)
         report.usages.clear()
-    assert interrupted_at_each_line(lambda: report.usage('model').add('train', 10, 0.5), [report_module], after) > 3
+    assert interrupted_at_each_line(lambda: report.usage('model').add(10, 0.5), [report_module], after) > 3

@@ -1,7 +1,6 @@
 """A run with verification reports equals one without: results, states, random numbers, and output."""
 import random
 
-from theano_mgpu.auto import functions
 from theano_mgpu.keras import disable, enable, multi_gpu_model, verify
 
 import keras
@@ -165,13 +164,13 @@ class ScalarThatFailsOnce(theano.scalar.Identity):
 def test_a_report_that_fails_ends_no_call_of_a_function(cpu2):
     told, x = [], T.dmatrix('x')
     passed_on = T.Elemwise(ScalarThatFailsOnce(theano.scalar.same_out, name='passed_on'))
-    report = functions.enable(verify=True, always=True, tell=told.append)
+    report = enable(verify=True, always=True, tell=told.append)
     try:
         f = theano.function([x], passed_on(x).sum(axis=1) * 2, mode=PYTHON, name='f')
         for _ in range(2):
             np.testing.assert_array_equal(f(np.ones((5, 3))), np.full(5, 6.))
     finally:
-        functions.disable()
+        disable()
     assert len(told) == 1 and 'f cannot be verified: ' in told[0] and 'no memory for a report' in told[0]
     assert 'divided' in str(report)
 

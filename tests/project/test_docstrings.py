@@ -15,7 +15,7 @@ from numpydoc.validate import validate
 PAGES = {theano_mgpu: 'docs/reference/theano_mgpu.md', theano_mgpu.keras: 'docs/reference/keras.md'}
 # Checks of numpydoc: no docstring; parameters that are missing or unknown; no Returns; no Yields.
 CHECKS = {'GL08', 'PR01', 'PR02', 'RT01', 'YD01'}
-REPORTS = ('theano_mgpu.checks.verification', 'theano_mgpu.auto.report', 'theano_mgpu.auto.model_report')
+REPORTS = ('theano_mgpu.checks.verification', 'theano_mgpu.auto.report')
 
 
 def text_of(page):

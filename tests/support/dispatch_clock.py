@@ -14,13 +14,11 @@ class Clock:
     ----------
     calls : list of str
         How the calls were computed: 'whole' on the host, 'first' on one device, or 'divided'.
-    noted : list of int
-        For `LengthChooser`: below how many samples batches are computed whole.
     """
 
     def __init__(self, divided, whole, first=None):
         self._now, self.seconds = 0.0, {Way.SEVERAL: divided, Way.HOST: whole, Way.DEVICE: first or whole}
-        self.calls, self.noted = [], []
+        self.calls = []
 
     def perf_counter(self):
         return self._now

@@ -196,7 +196,6 @@ def train(path):
     found = {'queue': of_a_queue(mgpu.function)}
     for always in False, True:
         mgpu.enable(always=always, tell=str)
-        mgpu.keras.enable(always=always, tell=str)
         ways['enabled, always=%s' % always] = dict(outcomes(theano.function, FEW), keras=of_keras())
         random.append(np.random.rand())
     found.update({'enabled queue': of_a_queue(theano.function), 'state': with_a_state(), 'alone': alone(),

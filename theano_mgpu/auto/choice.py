@@ -109,7 +109,7 @@ class Chooser:
         others = ['%s %s' % ('one device' if way is Way.DEVICE else word(way), _milliseconds(seconds))
                   for way, seconds in self.seconds.items() if way is not self.way and seconds < math.inf]
         notes = '; '.join(filter(None, [', '.join(others), why_not_divided]))
-        short = ', too short to divide' * (self.way is Way.HOST and self._is_short())
+        short = ', too short to divide' * (not others and self.way is Way.HOST and self._is_short())
         return '%s, %s%s%s' % (word(self.way), _milliseconds(self.seconds[self.way]), short, notes and ' (%s)' % notes)
 
     def _is_timed(self):
@@ -165,13 +165,12 @@ def _milliseconds(seconds):
 class LengthChooser:
     """The choice of the way for each batch, by its length.
 
-    Lengths of as many binary digits share a Chooser. Its choice counts for shorter, or longer, batches, too.
-    ``note_short(samples)`` is called when it is known that batches of fewer samples are faster whole: `whole_below`.
+    Lengths of as many binary digits share a Chooser. Its choice counts for shorter, or longer, batches, too. Batches of
+    fewer samples than `whole_below` are known to be faster whole.
     """
 
-    def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator,
-                 note_short: Callable[[int], object] = lambda samples: None) -> None:
-        self._ways, self._ranks, self._note_short = ways, ranks, note_short
+    def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator) -> None:
+        self._ways, self._ranks = ways, ranks
         self._choosers: dict[int, Chooser] = {}
         self._whole: Chooser | None = None  # of batches that are so short that they stay whole
         self.whole_below, self._several_from = 0, math.inf
@@ -196,6 +195,17 @@ class LengthChooser:
         """Return whether no call that has come so far is computed over contexts now."""
         return all(chooser.way is Way.HOST for chooser in self._choosers.values())
 
+    def of_longest(self) -> Chooser | None:
+        """Return the Chooser of the longest batches for which a way was chosen; None if there are none."""
+        chosen = [digits for digits, each in self._choosers.items() if each.state is not State.TIMES]
+        return self._choosers[max(chosen)] if chosen else None
+
+    def reason(self, chooser: Chooser, why_not_divided: str = '') -> str:
+        """Return why a Chooser has its way, see `Chooser.reason`, and how shorter batches are computed."""
+        shorter = '; fewer than %d samples: %s' % (self.whole_below, word(self._whole.way)) \
+            if chooser.way is Way.SEVERAL and self.whole_below and self._whole is not None else ''
+        return chooser.reason(why_not_divided) + shorter
+
     def chooser(self, samples: int) -> Chooser:
         """Return the Chooser of batches of a number of samples."""
         if samples < self.whole_below and self._whole is not None:
@@ -216,5 +226,4 @@ class LengthChooser:
                 self.divide(samples)
             elif samples >= self.whole_below:
                 self._whole, self.whole_below = chooser, 1 << samples.bit_length()
-                self._note_short(self.whole_below)
         return results

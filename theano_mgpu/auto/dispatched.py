@@ -71,7 +71,7 @@ class BatchSource:
         return False
 
     def chosen(self, chooser: Chooser) -> None:
-        """Note that a Chooser has another way, or another state, than before."""
+        """Note that a way was chosen, for some length; this is the Chooser of the longest batches that has chosen."""
 
     def closed(self, why: str, last: Way) -> None:
         """Note why a way is closed, and the way with the most devices that is left."""
@@ -96,10 +96,10 @@ class Dispatched:
     """
 
     def __init__(self, source: BatchSource, always: bool, inner: Sequence[Callable[..., Computed]] = (),
-                 account: Account | None = None, note_short: Callable[[int], object] = lambda samples: None) -> None:
+                 account: Account | None = None) -> None:
         self.source, self.always = source, always
         self.closed: Dict[Way, str] = {}
-        self.choice = LengthChooser(self.ways, source.ranks, note_short)
+        self.choice = LengthChooser(self.ways, source.ranks)
         self.steps = Steps(self._compute, inner, account=account)
         self._lock = threading.RLock()
         self._last = Way.HOST  # what `last_way` returned last
@@ -162,7 +162,9 @@ class Dispatched:
         if before != (chooser.way, chooser.state):
             if (chooser.way, chooser.state) == (Way.HOST, State.SETTLED) and self.source.may_grow():
                 chooser.rest()
-            self.source.chosen(chooser)
+            longest = self.choice.of_longest()
+            if chooser.state is not State.TIMES and longest is not None:
+                self.source.chosen(longest)
         if chooser.state is State.RESTS and not self._quiet and not self.steps.are_any:
             self._quiet = chooser.quiet_calls
             chooser.skip(self._quiet)

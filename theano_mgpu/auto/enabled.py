@@ -1,13 +1,14 @@
-"""The common part of `enable` for Theano functions and for Keras models."""
+"""The arguments of `enable`, and what it has to say to the user."""
 from __future__ import annotations
 
+import functools
 import re
-from typing import Callable
+from typing import Any, Callable, Sequence
 
 from ..checks.verification import VerificationReport
 from ..errors import GraphError, in_one_line
 from ..options import Flags
-from .report import UsageSummary
+from .report import Report
 
 
 class Enabled:
@@ -15,13 +16,19 @@ class Enabled:
 
     Attributes
     ----------
+    contexts : callable
+        ``contexts()`` returns the contexts to run over: a list of Context, or a list for each replica.
     tell : callable
-        ``tell(text)`` is called with each message for the user.
+        ``tell(text)`` is called with each message for the user, `tell_once` with one that is the same for all.
     """
 
-    def __init__(self, report: UsageSummary, strict: bool, verify: bool, always: bool,
+    in_force: Enabled | None = None  # the one that takes part in the making of functions and models at present
+
+    def __init__(self, contexts: Callable[[], Sequence[Any]], strict: bool, verify: bool, always: bool,
                  tell: Callable[[str], object]) -> None:
-        self.report, self.strict, self.verifies, self._always, self.tell = report, strict, verify, always, tell
+        self.contexts, self.strict, self.verifies, self._always, self.tell = contexts, strict, verify, always, tell
+        self.tell_once = functools.lru_cache(None)(tell)
+        self.report = Report()
         self._told: set[tuple[str, str]] = set()
 
     @property

@@ -25,7 +25,7 @@ from .fallback import FAILED, is_for_plain
 from .function_call import FunctionCall
 from .in_place import InPlaceUpdates
 from .programs import Programs
-from .report import NEVER_CALLED, FunctionUsage
+from .report import NEVER_CALLED, NO_SUCCESS, Usage
 
 FAILURES = 3  # calls that may fail over the contexts and not in plain Theano
 
@@ -33,7 +33,6 @@ NO_BATCH = 'no batch enters it'
 PICKED = 'it picks rows of %s in a way that is not divided'
 NO_BATCH_YET = 'no call has shown a batch of more than one sample'
 FOR_BATCHES = 'one process calls it alone, to make batches'
-NO_SUCCESS = 'no call of it has succeeded'
 NOT_TIMED = 'it was not called often enough to be timed'
 PROFILED = 'it is profiled'
 NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
@@ -47,7 +46,7 @@ class Found(BatchSource):
     first replica. A copy of a function gets its definition: Theano has kept the optimised graph alone.
     """
 
-    def __init__(self, enabled: Enabled, function: Any, usage: FunctionUsage, has_samples: bool,
+    def __init__(self, enabled: Enabled, function: Any, usage: Usage, has_samples: bool,
                  definition: Definition | None = None, placed: bool = False) -> None:
         super().__init__(function.plain_call)
         self._enabled, self._function, self._usage = enabled, function, usage
@@ -62,6 +61,7 @@ class Found(BatchSource):
         self._divides = True  # set with the programs of a placed graph: it may have one replica, and no micro-batches
         self._refusal: str | None = None
         self._n_failures = 0
+        self._is_chosen = False  # whether the summary says which way is the fastest
         self.dispatched = Dispatched(self, enabled.always or placed or self._is_apart)
         function.mgpu_divided = self.dispatched
         if not has_samples and not placed:
@@ -132,20 +132,18 @@ class Found(BatchSource):
             return False
 
     def chosen(self, chooser: Chooser) -> None:
-        if chooser.state is State.TIMES:
-            return
-        how = self._how[chooser.way] = chooser.reason(self.dispatched.why_closed())
+        self._is_chosen = True
+        step = {Way.HOST: None, Way.DEVICE: self._whole, Way.SEVERAL: self.step}[chooser.way]
+        self._how[chooser.way] = self.dispatched.choice.reason(chooser, self.dispatched.why_closed())
+        self._usage.run_on(step.contexts if step else [], self._how[chooser.way])
         if chooser.way is Way.HOST:
-            self._usage.run_on([], how)
             if self.dispatched.choice.is_all_on_host():
                 self._programs = self._whole = None  # their copies take memory
             if chooser.state is State.SETTLED and not self.has_samples:
                 leave_to_plain(self._function)
-        else:
-            step = self._whole if chooser.way is Way.DEVICE else self.step
-            self._usage.run_on(step.contexts if step else [], how)
 
     def closed(self, why: str, last: Way) -> None:
+        self._is_chosen = False
         self._how[last] = '%s (%s)' % (last.value, why)
         if last is Way.HOST:
             self._usage.run_on([], self.dispatched.why_closed())
@@ -165,8 +163,7 @@ class Found(BatchSource):
     def over_contexts(self, call: Any, way: Way) -> Computed | LeaveToPlain:
         args, kwargs = call
         programs = self._programs
-        if self._usage.why == NEVER_CALLED:
-            self._usage.run_on([], NO_SUCCESS)
+        self._usage.begin()
         if self._is_apart:
             getattr(self.plain_call, 'take_changes', bool)()  # none with data of their own
         news = way is Way.SEVERAL and (programs is None or programs.is_news(args, kwargs))
@@ -241,7 +238,8 @@ class Found(BatchSource):
         results = step.steps.compute((values, {})).outputs
         self._in_place.write(lent)
         self._usage.add(step.samples if way is Way.SEVERAL or self._placed else self.length((values, {})))
-        self._usage.run_on(step.contexts, self._how[way])
+        if not self._is_chosen:
+            self._usage.run_on(step.contexts, self._how[way])
         return results
 
     def _cannot_run(self, error, way=None):

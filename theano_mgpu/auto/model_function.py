@@ -20,7 +20,7 @@ from ..parallel_function import ParallelFunction
 from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.steps import Computed, Steps
 from ..training import TrainingFunction
-from .choice import Way
+from .choice import Chooser, Way
 from .dispatched import BatchSource, Dispatched, LeaveToPlain
 from .fallback import FAILED, is_for_plain
 from .steps import count, length_of, on_devices
@@ -82,6 +82,7 @@ class ModelFunction(BatchSource):
     def __init__(self, state: Any, hint: Hint, arguments: dict[str, Any], compile: Callable[[], Any]) -> None:
         self.kind, self.make_plain = hint.kind, compile
         self._state, self._hint, self.arguments = state, hint, arguments
+        self._usage = state.usage(hint.kind)
         self.name, self.updates = '%s_function' % hint.kind, first_of_each(arguments['updates'])
         outputs = list(arguments['outputs'])
         self._is_value = [hasattr(output, '_is_metric') for output in outputs]  # read after the batch, see `values`
@@ -96,13 +97,14 @@ class ModelFunction(BatchSource):
         book = ledger(choose_ranks(None)) if self.kind == 'train' else None
         self.ranks, self.is_whole, self._may_leave = choose_ranks(None), state.leaves_all(self), state.may_leave(self)
         self.dispatched = Dispatched(self, self.is_whole or not self._may_leave, state.steps(self),
-                                     self.open_account(book) if book else None, state.note_short(self.kind))
+                                     self.open_account(book) if book else None)
         self.begin()
 
     # --- the place in Keras's function
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        outputs = (self._counted_alone if is_alone() else self.steps.run)(list(inputs)).outputs
+        outputs = (functools.partial(count, self._usage, proceed=self.alone) if is_alone() else self.steps.run)(
+            list(inputs)).outputs
         if any(self._is_value):
             self._values = [each for each, is_value in zip(outputs, self._is_value) if is_value]
         return list(outputs)
@@ -150,23 +152,26 @@ class ModelFunction(BatchSource):
     def alike(self, call: Any, is_open: bool) -> Any:
         return self.leading(length_of(call), call)[1] if is_open or self.leading.differ else call
 
+    def chosen(self, chooser: Chooser) -> None:
+        contexts = {Way.HOST: self._of_plain, Way.DEVICE: self._first, Way.SEVERAL: lambda: self.step.contexts}
+        self._usage.run_on(contexts[chooser.way](), self.dispatched.choice.reason(chooser, self._state.why))
+
     def plain(self, call: Any) -> Computed:
         """Compute a batch by plain Theano in each process, and compare the results now and then.
 
         A batch that was sent ahead is dropped.
         """
         self.forget_prepared()
-        contexts = self._state.contexts
-        return Computed((self._by_theano if self.is_whole else self._plain)(call), length_of(call),
-                        [HOST] if on_devices(contexts) else contexts[:1])
+        return Computed((self._by_theano if self.is_whole else self._plain)(call), length_of(call), self._of_plain())
+
+    def _of_plain(self):
+        """Return the contexts on which plain Keras computes: one on the CPU."""
+        return [] if on_devices(self._state.contexts) else self._state.contexts[:1]
 
     def alone(self, call: Any) -> Computed:
         if on_devices(self._state.contexts):
             return self._by(self._program(ALONE), call)
         return Computed(self._by_theano(call), length_of(call), self._state.contexts[:1])
-
-    def _counted_alone(self, inputs):
-        return count(self._state.usage, self.kind, inputs, self.alone) if self._state.usage else self.alone(inputs)
 
     def over_contexts(self, call: Any, way: Way) -> Computed | LeaveToPlain:
         try:
@@ -289,6 +294,7 @@ class ModelFunction(BatchSource):
         step = self._program_for(length_of(inputs))
         computed = self._by(step, inputs)
         self._has_divided = self._has_divided or self._divides(step, length_of(inputs))
+        self._usage.explain(Way.SEVERAL.value)
         return computed
 
     def _by(self, step, inputs):

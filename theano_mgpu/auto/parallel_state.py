@@ -18,6 +18,7 @@ from ..options import Flags
 from ..runtime.steps import Computed
 from .enabled import Enabled
 from .fallback import FAILED
+from .report import Report, Usage
 from .steps import count, on_devices
 
 CANNOT_DIVIDE = 'cannot be computed in parts: '  # why a model is not divided; the reason of the analysis follows
@@ -34,28 +35,45 @@ class ParallelState:
 
     Attributes
     ----------
-    usage : Usage or None
-        Counts the batches of functions that are made for the model.
     enabled : Enabled or None
         The `enable` that has found the model. It tells the user how the model differs from one device.
     verify : callable
         ``verify(function, inputs, contexts)`` returns the VerificationReport of a first batch.
     continued : list of SharedVariable or None
         The states of the optimizer with which the next train function continues.
+    why : str
+        Why it does not run over several contexts; '' if it does.
     functions : dict of str to ModelFunction
         By kind: 'train', 'test', 'predict'. The model's own attributes may be functions of the user's that call these.
     """
 
-    def __init__(self, name: str, contexts: list[Context], usage: Any = None, enabled: Enabled | None = None,
-                 verify: Callable[..., Any] | None = None) -> None:
-        self.name, self.contexts, self.usage, self.enabled, self.verify = name, contexts, usage, enabled, verify
+    def __init__(self, name: str, contexts: list[Context], enabled: Enabled | None = None,
+                 verify: Callable[..., Any] | None = None, before: ParallelState | None = None) -> None:
+        self.name, self.contexts, self.enabled, self.verify = name, contexts, enabled, verify
         self.strict = enabled is not None and enabled.strict
         self.continued: list[Any] | None = None
         self.functions: dict[str, Any] = {}
+        self._report: Report | None = before._report if before else None
+        self._usages: dict[str, Usage] = before._usages if before else {}  # by kind
+        self.why = ''
         self._refusals: set[str] = set()  # reasons that the user knows
         self._verified: set[str] = set()
         if enabled is not None and len(contexts) == 1 and choose_ranks(None).size == 1:
             self.explain('there is one context')
+
+    def count_in(self, report: Report) -> None:
+        """Count the batches of functions that are made from now on in a report."""
+        if report is not self._report:
+            self._report, self._usages = report, {}
+
+    def usage(self, kind: str) -> Usage:
+        """Return the Usage of the function of a kind, in the report if there is one."""
+        if kind not in self._usages:
+            name = '%s %s' % (self.name, kind)
+            self._usages[kind] = Usage(name) if self._report is None else self._report.usage(name)
+        if self.why:
+            self._usages[kind].explain(self.why)
+        return self._usages[kind]
 
     def notify(self, text: str) -> None:
         """Tell the user how the model differs from one device, by a sentence without its subject, the model's name."""
@@ -66,8 +84,9 @@ class ParallelState:
 
     def explain(self, why: str) -> None:
         """Add to the summary why the model does not run over several contexts; the first reason stays."""
-        if self.usage is not None:
-            self.usage.why = self.usage.why or why
+        self.why = self.why or why
+        for usage in self._usages.values():
+            usage.explain(why)
 
     def cannot_divide(self, function: Any) -> None:
         """Tell the user that functions run on one context, because they cannot be computed in parts; once a reason."""
@@ -110,13 +129,7 @@ class ParallelState:
         steps: list[Callable[..., Computed]] = []
         if self.enabled is not None and self.enabled.verifies:
             steps.append(functools.partial(self._verify, function))
-        if self.usage is not None:
-            steps.append(functools.partial(count, self.usage, function.kind))
-        return steps
-
-    def note_short(self, kind: str) -> Callable[[int], object]:
-        """Return a callable that notes below how many samples batches of a kind are computed whole."""
-        return functools.partial(self.usage.whole_below.__setitem__, kind) if self.usage else lambda samples: None
+        return [*steps, functools.partial(count, self.usage(function.kind))]
 
     def may_leave(self, function: Any) -> bool:
         """Return whether plain Keras may compute a batch.

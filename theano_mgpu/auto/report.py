@@ -1,49 +1,117 @@
-"""The summary of `enable`: where each function or model ran, and why."""
+"""The summary of `enable`: where each function ran, of a script or of a Keras model, and why."""
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Sequence
+from typing import Iterable, Sequence
 
 from ..devices.context_map import HOST, Context, describe
 from ..utils import mpi_environment
 from ..utils.tables import Printed, counted, table
 from .choice import Way, word
 
-SHOWN = 20  # lines of a table
+SHOWN = 20  # lines of the table
 NEVER_CALLED = 'it was never called'
-summaries: list[UsageSummary] = []  # of each `enable` in this process
+NO_SUCCESS = 'no call of it has succeeded'
+NO_REASONS = NEVER_CALLED, NO_SUCCESS, '', Way.SEVERAL.value
+reports: list[Report] = []  # of each `enable` in this process
 
 
-class UsageSummary(Printed):
-    """The result of `enable`. Print it.
+class Usage:
+    """The place of one function, and its calls.
 
-    It has a usage for each function or model, in the order in which they were made, and messages as `notes`.
+    Attributes
+    ----------
+    name : str
+        Of a function of a Keras model, the name of the model and the kind: train, test or predict.
+    contexts : list of Context
+        The contexts that it runs on; none for plain Theano.
+    why : str
+        Why it runs there.
+    calls, samples : int
+        Calls over the contexts, and their samples. Of a Keras model, all calls are counted.
     """
 
-    usage_class: Callable[[str], Any]
-    noun: str  # names the subject of a line
+    def __init__(self, name: str) -> None:
+        self.name, self.why = name, NEVER_CALLED
+        self.contexts: list[Context] = []
+        self.calls = self.samples = 0
+        self._first = 0  # samples of the first call, which builds kernels
+        self._seconds = 0.0  # of the other calls
+
+    def begin(self) -> None:
+        """Note that it is called."""
+        if self.why == NEVER_CALLED:
+            self.why = NO_SUCCESS
+
+    def add(self, samples: int, seconds: float = 0.0, contexts: Sequence[Context] = ()) -> None:
+        """Count a call."""
+        self.contexts += [context for context in contexts if context not in self.contexts]
+        if self.calls:
+            self._seconds += seconds
+        else:
+            self._first = samples
+        self.samples += samples
+        self.calls += 1
+        if self.why == NO_SUCCESS:
+            self.why = ''
+
+    def explain(self, why: str) -> None:
+        """Note why it runs where it does, unless a reason is known."""
+        if self.why in NO_REASONS:
+            self.why = why
+
+    def run_on(self, contexts: Sequence[Context], why: str) -> None:
+        """Note where it runs from now on: on contexts, or by plain Theano if there are none."""
+        self.contexts, self.why = list(contexts), why
+
+    def rate(self) -> float | None:
+        """Return samples per second; None before the second call."""
+        samples = self.samples - self._first
+        return samples / self._seconds if samples and self._seconds else None
+
+
+class Report(Printed):
+    """A table of where each function ran, and why, and messages for the user. Print it.
+
+    Attributes
+    ----------
+    usages : list of Usage
+        In the order in which the functions were made.
+    notes : list of str
+        The messages, without the advice.
+    """
 
     def __init__(self) -> None:
-        self.usages: list[Any] = []
+        self.usages: list[Usage] = []
         self.notes: list[str] = []
-        summaries.append(self)
+        reports.append(self)
 
-    def usage(self, name: str) -> Any:
-        """Return the usage of one more function or model."""
-        self.usages.append(self.usage_class(name))
+    def usage(self, name: str) -> Usage:
+        """Return the usage of one more function."""
+        self.usages.append(Usage(name))
         return self.usages[-1]
 
+    def __bool__(self) -> bool:
+        return bool(self.usages or self.notes)
+
+    def __str__(self) -> str:
+        return '\n'.join([self.without_notes()] + ['note: ' + note for note in self.notes])
+
     def without_notes(self) -> str:
-        """Return the summary as text, without messages that the user has seen before."""
-        return str(self)
+        """Return the table alone: the user has seen the messages before."""
+        if not self.usages:
+            return 'no Theano function was made, and no Keras model ran'
+        ran = [usage for usage in self.usages if usage.contexts]
+        title = '%d of %s %s' % (len(ran), counted(len(self.usages), 'function'),
+                                 _on_contexts(ran) if ran else 'ran on several contexts')
+        rows = [[usage.name, ' '.join(context.name for context in usage.contexts) or word(Way.HOST),
+                 *map(_cell, (usage.calls or None, usage.samples or None, usage.rate())), usage.why]
+                for usage in self.usages[:SHOWN]]
+        lines = [title, table([['FUNCTION', 'WHERE', 'BATCHES', 'SAMPLES', 'SAMPLES/S', 'WHY'], *rows], {2, 3, 4})]
+        more = len(self.usages) - SHOWN
+        return '\n'.join(lines + ['and %s' % counted(more, 'more function')] * (more > 0))
 
-    def _lines(self, title, header, rows, right):
-        """Return the lines of the summary; `right` has the columns that are aligned to the right."""
-        lines = [title, table([header] + rows[:SHOWN], right)]
-        return lines + ['and %s' % counted(len(rows) - SHOWN, 'more ' + self.noun)] * (len(rows) > SHOWN)
 
-
-def on_contexts(usages: Iterable[Any]) -> str:
-    """Return the contexts that usages have, in words."""
+def _on_contexts(usages: Iterable[Usage]) -> str:
     contexts = dict.fromkeys(context for usage in usages for context in usage.contexts if context != HOST)
     if not contexts:
         return 'on the host'
@@ -51,61 +119,5 @@ def on_contexts(usages: Iterable[Any]) -> str:
     return 'on %s (%s)%s' % (counted(len(contexts), 'context'), describe(contexts), each)
 
 
-def cell(number: float | None) -> str:
-    """Return a number for a table; ``-`` for None."""
+def _cell(number: float | None) -> str:
     return '-' if number is None else '{:,.0f}'.format(number)
-
-
-class FunctionUsage:
-    """The place of one function, and its calls.
-
-    Attributes
-    ----------
-    name : str
-    contexts : list of Context
-        The contexts that it runs on; none for plain Theano.
-    why : str
-        Why it runs there.
-    calls, samples : int
-        Calls over the contexts, and their samples.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name, self.why = name, NEVER_CALLED
-        self.contexts: Sequence[Context] = []
-        self.calls = self.samples = 0
-
-    def add(self, samples: int) -> None:
-        """Count a call over the contexts."""
-        self.calls += 1
-        self.samples += samples
-
-    def run_on(self, contexts: Sequence[Context], why: str) -> None:
-        """Note where it runs from now on: on contexts, or on one device if there are none."""
-        self.contexts, self.why = contexts, why
-
-
-class FunctionReport(UsageSummary):
-    """A table of where each function ran, and why. Print it.
-
-    Attributes
-    ----------
-    usages : list of FunctionUsage
-        In the order in which the functions were made.
-    """
-
-    usage_class, noun = FunctionUsage, 'function'
-
-    def __bool__(self) -> bool:
-        return bool(self.usages)
-
-    def __str__(self) -> str:
-        if not self.usages:
-            return 'no Theano function was made'
-        divided = [usage for usage in self.usages if usage.contexts]
-        title = '%d of %s %s' % (len(divided), counted(len(self.usages), 'Theano function'),
-                                 on_contexts(divided) if divided else 'ran on several contexts')
-        rows = [[usage.name, ' '.join(context.name for context in usage.contexts) or word(Way.HOST),
-                 cell(usage.calls or None), cell(usage.samples or None), usage.why]
-                for usage in self.usages]
-        return '\n'.join(self._lines(title, ['FUNCTION', 'WHERE', 'BATCHES', 'SAMPLES', 'WHY'], rows, right={2, 3}))

@@ -6,16 +6,20 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from ..devices import leases
 from ..devices.context_map import Context
 from ..runtime.steps import Computed
-from .model_report import Usage
+from .report import Usage
 
 
-def count(usage: Usage, kind: str, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
-    """Count a batch for the summary: a step, once the first two arguments are bound."""
+def count(usage: Usage, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
+    """Count a batch, for the summary and for the lease of this process: a step, once the first argument is bound."""
+    usage.begin()
     began = perf_counter()
     computed = proceed(inputs)
-    usage.add(kind, computed.samples, perf_counter() - began, computed.contexts)
+    seconds = perf_counter() - began
+    leases.count(computed.samples, seconds)
+    usage.add(computed.samples, seconds, computed.contexts)
     return computed
 
 

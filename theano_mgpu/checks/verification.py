@@ -15,6 +15,7 @@ from ..graph.graph import fetched_values, host_graph, shared_variables, substitu
 from ..graph.random_streams import is_random_state
 from ..graph.repeatable import unrepeatable_in
 from ..graph.theano_functions import plain_function
+from ..utils import mpi_environment
 from ..utils.progress import passing_bar
 from ..utils.tables import Printed, counted, table
 from ..utils.values import TOLERANCE, checksum, coarsest, largest, relative_difference
@@ -81,6 +82,12 @@ class VerificationReport(Printed):
         verdict = 'same answer' if self.passed else 'NOT the same answer'
         lines.append('%s: the largest difference is %.1e, the tolerance %.1e' % (verdict, worst, self.tolerance))
         return '\n'.join(lines)
+
+
+def check_alone() -> None:
+    """Raise an MgpuError if several processes train together."""
+    if mpi_environment.trains_together():
+        raise MgpuError('verify compares one device with the contexts of one process: run it without launch or mpirun')
 
 
 def verified(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = {}, tolerance: float | None = None,

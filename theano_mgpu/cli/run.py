@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
-    from ..checks.ledger import use_ledger  # imports Theano, which commands such as doctor do without
+    from ..auto.enabling import enable  # imports Theano, which commands such as doctor do without
+    from ..checks.ledger import use_ledger
     os.environ['KERAS_BACKEND'] = 'theano'
     draw_alike()
     if args.ledger:
@@ -116,7 +117,9 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
                      strict=args.strict, always=args.always)
     # Devices are opened when the script first needs them. It may choose others later; forks have contexts of their own.
     opened, process = functools.lru_cache(None)(functools.partial(open_contexts, args)), os.getpid()
-    enable_all(args, lambda: (opened if os.getpid() == process else contexts)() and contexts())
+    # Notes instead of warnings: scripts often silence warnings, and some turn them into errors.
+    enable(lambda: (opened if os.getpid() == process else contexts)() and contexts(),
+           args.strict, args.verify, args.always, note)
     if args.explain or args.json:
         from ..graph.patches import time_layers
         from ..plan.record import record
@@ -130,17 +133,11 @@ def run(args: argparse.Namespace) -> Callable[[], None] | int:
     return functools.partial(run_script, args.script, args.args)
 
 
-def enable_all(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> None:
-    """Run functions, and the models of Keras once it is imported, on the contexts that ``opened()`` returns."""
-    from ..auto.functions import enable  # imports Theano, see `run`
-    enable(opened, args.strict, args.verify, args.always, note)
-    import_hooks.at_import('after', 'keras', lambda keras: enable_in(args, opened))
-
-
 def begin_child() -> None:
     """Have a process that the script has started run its functions and models on one device."""
     if leases.options():  # else a rank without `run` has started it
-        enable_all(argparse.Namespace(verify=False, **leases.options()), contexts)
+        from ..auto.enabling import enable
+        enable(contexts, leases.options()['strict'], always=leases.options()['always'], tell=note)
 
 
 def at_exit(function: Callable[..., None], *arguments: Any) -> None:
@@ -172,7 +169,8 @@ def check(args: argparse.Namespace) -> None:
 
 def open_contexts(args: argparse.Namespace) -> list[Context]:
     """Return the contexts that the script has chosen, or else open the ones of options and flags; an error ends it."""
-    from ..auto.functions import NOTHING_DIVIDED, has_one_cpu  # imports Theano, see `run`
+    from ..auto.enabling import NOTHING_DIVIDED  # imports Theano, see `run`
+    from ..auto.functions import has_one_cpu
     try:
         opened = contexts()
     except MgpuError as error:
@@ -184,22 +182,6 @@ def open_contexts(args: argparse.Namespace) -> list[Context]:
     elif has_one_cpu(opened) and not args.quiet:
         note(NOTHING_DIVIDED)
     return opened
-
-
-def enable_in(args: argparse.Namespace, opened: Callable[[], list[Context]]) -> None:
-    """Run the models of the Keras that was just imported on the contexts.
-
-    The models of a Keras on another backend are not changed. The functions of a Keras without hooks are divided as
-    functions of Theano.
-    """
-    backend = keras_versions.backend()
-    if backend != 'theano':
-        note('this script uses Keras on %s: its models are not changed' % backend)
-    elif keras_versions.is_hooked():
-        # Not from the package: this may be what imports Keras, and has no names yet.
-        from ..keras.api.enabling import enable as enable_keras
-        # Notes instead of warnings: scripts often silence warnings, and some turn them into errors.
-        enable_keras(opened, strict=args.strict, verify=args.verify, always=args.always, tell=note)
 
 
 def take_flags(before: dict[str, str]) -> None:
@@ -235,16 +217,16 @@ def print_summary() -> None:
 
     A script that has failed says itself why there are none. One that has chosen contexts uses this package itself.
     """
-    from ..auto.functions import EnabledFunctions  # imports Theano, see `run`
-    from ..auto.report import summaries
+    from ..auto.enabled import Enabled  # imports Theano, see `run`
+    from ..auto.report import reports
     from ..plan.record import changes
-    texts = [each.without_notes() for each in sorted(summaries, key=lambda each: each.noun, reverse=True) if each]
-    texts += ['in the course of the run: %s' % each for each in changes]  # models came first; notes, as they arose
+    texts = [report.without_notes() for report in reports if report.usages]
+    texts += ['in the course of the run: %s' % each for each in changes]  # notes, as they arose
     texts += filter(None, [children()])
     for text in texts:
         tell(text)
     is_foreign = 'keras' in sys.modules and keras_versions.backend() != 'theano'
-    if not (texts or chosen() or own_traceback.failed or is_foreign) and EnabledFunctions.in_force:
+    if not (texts or chosen() or own_traceback.failed or is_foreign) and Enabled.in_force:
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')
 
 

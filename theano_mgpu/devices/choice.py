@@ -1,13 +1,16 @@
 """The contexts that a function is asked to run over."""
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from ..errors import ContextError
+from ..utils import mpi_environment
 from . import leases
 from .context_map import Context, describe
 from .contexts import contexts as active_contexts
 from .contexts import get as get_context
+from .contexts import host_contexts
 from .mesh import rows_of
 
 
@@ -40,3 +43,32 @@ def resolve_contexts(contexts: Any) -> list[Any]:
     if rows:
         return [[chosen.pop(0) for _ in row] for row in rows]
     return own
+
+
+def chosen_contexts(gpus: Any) -> list[Context]:
+    """Return the contexts for a number of contexts, for a list of their numbers or names, or for None: all.
+
+    A ContextError lists the existing ones.
+    """
+    there, is_number = active_contexts(), isinstance(gpus, Integral) and not isinstance(gpus, bool)
+    if not (is_number or gpus is None or isinstance(gpus, (list, tuple)) and not rows_of(gpus)):
+        raise ContextError('gpus=%r is neither a number of contexts, nor a list of their numbers or names, nor None '
+                           'for all; there are: %s' % (gpus, describe(there)))
+    if not is_number:
+        names = dict(enumerate(context.name for context in host_contexts()))
+        return resolve_contexts(gpus and [gpu if isinstance(gpu, bool) else names.get(gpu, gpu) for gpu in gpus])
+    if gpus < 1:
+        raise ContextError('gpus=%d: a model needs at least one context; there are %d: %s'
+                           % (gpus, len(there), describe(there)))
+    n_processes = mpi_environment.size() if mpi_environment.trains_together() else 1
+    # Others of this machine may have the other contexts, or the user may want no more.
+    if gpus > len(there) * n_processes and not (leases.is_child() or leases.named()):
+        raise ContextError('To run with `gpus=%d`, as many contexts must be mapped; there are %d: %s. Reduce `gpus`, '
+                           'or map more: call theano_mgpu.init(%d) before, or set, e.g., THEANO_FLAGS="contexts=%s"'
+                           % (gpus, len(there), describe(there), gpus, _longer_map(there, gpus)))
+    return there[:gpus]
+
+
+def _longer_map(there, n):
+    device = {'cuda': 'dev{0}->cuda{0}', 'opencl': 'dev{0}->opencl0:{0}', 'cpu': 'dev{0}->cpu'}[there[-1].kind]
+    return ';'.join([describe(there)] + [device.format(i) for i in range(len(there), n)])

@@ -4,6 +4,7 @@ It is for Keras 1.0 to 2.3.1.
 
 >>> from theano_mgpu.keras import multi_gpu_model
 """
+from ..auto.enabling import disable, enable
 from ..compat import keras_versions
 
 if not keras_versions.is_hooked():
@@ -16,7 +17,6 @@ if keras_versions.backend() != 'theano':
                       % keras_versions.backend())
 
 from .api.balancing import balance
-from .api.enabling import disable, enable
 from .api.multi_gpu import multi_gpu_model
 from .api.placement import place
 from .api.predictor import Predictor

@@ -33,8 +33,6 @@ def make_function(kind: str, original: Callable[..., Any], self: Model) -> None:
         for node in keras_versions.calls_of(layer):
             name_layer(node.output_tensors, node.input_tensors, layer.name)
     name_layer([self.total_loss] if layers.is_on and hasattr(self, 'total_loss') else [], (), 'loss')
-    if state.usage is not None:
-        state.usage.is_used = True
     with theano_functions.replaced_functions(functools.partial(_replaced, self, kind, made)):
         original(self)
     if kind == 'train' and state.continued:

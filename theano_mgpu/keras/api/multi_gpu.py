@@ -8,10 +8,11 @@ from keras.models import Model, Sequential
 
 from ...auto.parallel_state import ParallelState, parallel_state_of, set_parallel_state
 from ...compat import keras_versions
+from ...devices.choice import chosen_contexts
 from ...devices.context_map import Context
 from ..hooks.methods import switch_methods_once
 from ..models import check_compile, states_of
-from .arguments import check_built, chosen_contexts
+from .arguments import check_built
 
 
 def multi_gpu_model(model: Model, gpus: Any = None, cpu_merge: bool = True,
@@ -115,7 +116,7 @@ class ParallelModel(Model):
         """
         super().compile(*args, **kwargs)
         check_compile(self)
-        set_parallel_state(self, ParallelState(self.name, self.contexts, usage=parallel_state_of(self).usage))
+        set_parallel_state(self, ParallelState(self.name, self.contexts, before=parallel_state_of(self)))
         if self._compiles_template:
             compile_like(self.template, self)
 

@@ -10,16 +10,15 @@ from keras.models import Model
 from ...auto.definition import Definition
 from ...auto.parallel_state import ParallelState, parallel_state_of
 from ...auto.steps import length_of
-from ...checks.verification import VerificationReport, unchanged, verified
+from ...checks.verification import VerificationReport, check_alone, unchanged, verified
 from ...compat import keras_versions
+from ...devices.choice import chosen_contexts
 from ...devices.context_map import Context
 from ...errors import MgpuError, named
 from ...graph.rewrites import substitute, take_prints
 from ...graph.updates import of_type
 from ...parallel_function import ParallelFunction
 from ...runtime.state.random_states import random_states, set_random_states
-from ...utils import mpi_environment
-from .arguments import chosen_contexts
 
 
 def verify(model: Model, x: Any, y: Any, gpus: Any = None, sample_weight: Any = None,
@@ -62,12 +61,6 @@ def verify(model: Model, x: Any, y: Any, gpus: Any = None, sample_weight: Any = 
     data = inner._standardize_user_data(x, y, sample_weight=sample_weight)
     inputs, updates = _train_function(inner)
     return verify_batch(inner, 'train', inputs, updates, sum(map(list, data), []), contexts, tolerance)
-
-
-def check_alone() -> None:
-    """Raise an MgpuError if several processes train together."""
-    if mpi_environment.trains_together():
-        raise MgpuError('verify compares one device with the contexts of one process: run it without launch or mpirun')
 
 
 def verify_batch(model: Model, kind: str, inputs: Sequence[Any], updates: Mapping[Any, Any], arrays: list[Any],
