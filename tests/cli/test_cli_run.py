@@ -17,6 +17,7 @@ from support.parameters import slow_but
 from support.search_path import search_path
 
 TWO = ['--contexts', 'left->cpu;right->cpu']
+TITLE = r'theano-mgpu: \d+ of \d+ functions?'  # of the summary
 QUICK = 'floatX=float32,cxx=,optimizer=fast_compile'  # interpreted: compiling takes longer than training
 
 
@@ -129,7 +130,7 @@ def test_a_model_that_fails_in_its_first_step_has_run(tmp_path, options):
     ''')
     code, out, err = run(*TWO, *options, script, folder=tmp_path)
     assert code == 1 and 'IndexError' in err and 'no Keras model ran' not in err
-    assert err.endswith('theano-mgpu: no batch of sequential_1 was computed\n'), err
+    assert re.search(r'theano-mgpu: 0 of 1 function (.*\n)+sequential_1 train  host +-  ', err), err
 
 
 @pytest.mark.parametrize('options', [[], ['--always']])
@@ -214,9 +215,9 @@ def test_a_keras_script(tmp_path):
     plain = finish(start(['-c', PLAIN, script], tmp_path, QUICK))
     code, out, err = run(*TWO, '--always', script, folder=tmp_path)
     assert (code, without_seconds(out)) == (0, without_seconds(plain[1])) and plain[0] == 0
-    title, header, row = err[err.index('theano-mgpu: 3 of 3'):].splitlines()[:3]
+    title, header, row = err[re.search(TITLE, err).start():].splitlines()[:3]
     assert title == 'theano-mgpu: 3 of 3 functions on 2 contexts (left->cpu;right->cpu)' and 'SAMPLES/S' in header
-    assert row.split()[:6] == ['sequential_1', 'train', 'left', 'right', '10', '100']
+    assert row.split()[:6] == ['sequential_1', 'train', 'left', 'right', '8', '100']
     code, out, err = run('--quiet', '--gpus', '1', script, folder=tmp_path, flags=QUICK + ',contexts=one->cpu;two->cpu')
     assert code == 0 and 'theano-mgpu' not in err
 
@@ -225,7 +226,7 @@ def test_an_error_in_keras_has_the_traceback_of_python(tmp_path):
     script = write(tmp_path / 'train.py', TRAIN)
     code, _, err = run(*TWO, '--verify', script, 'fail', folder=tmp_path)
     assert code == 1 and 'same answer: the largest difference is' in err
-    trace = err[err.index('Traceback'):err.index('theano-mgpu: 1 model')]
+    trace = err[err.index('Traceback'):re.search(TITLE, err).start()]
     ours = os.path.dirname(theano_mgpu.__file__) + os.sep  # a checkout, with .venv in it, may have the same name
     assert trace.count('Traceback') == 1 and ours not in trace and 'runpy' not in trace
     files = re.findall(r'File "(.*?)", line (\d+)', trace)
@@ -241,7 +242,7 @@ def test_a_training_that_is_interrupted(tmp_path):
     assert process.stdout.readline() == 'trains\n'
     process.send_signal(signal.SIGINT)
     code, out, err = finish(process)
-    trace, _, summary = err[err.index('Traceback'):].partition('theano-mgpu: 1 model')
+    trace, summary = re.split(TITLE, err[err.index('Traceback'):])
     assert (code, out) == (-signal.SIGINT, '') and trace.endswith('KeyboardInterrupt\n') and 'sequential_1' in summary
     assert 'train.py"' in trace.splitlines()[1]
 
@@ -321,7 +322,7 @@ def test_launch_runs_it_in_each_process(tmp_path):
     words = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--contexts', 'host->cpu', script]
     launched, out, err = finish(start(words, tmp_path, QUICK))
     assert (code, launched) == (0, 0), err
-    assert without_seconds(out) == without_seconds(one) and err.count('theano-mgpu: 1 model') == 1
+    assert without_seconds(out) == without_seconds(one) and len(re.findall(TITLE, err)) == 1
     assert 'did not work together' not in err and 'nothing is divided' not in err and 'plain Theano' not in err
     code, out, err = finish(start(words[:6] + ['--verify'] + words[6:], tmp_path, QUICK))
     assert code == 2 and '--verify compares one device with the contexts of one process' in err
@@ -436,7 +437,7 @@ def test_a_script_of_the_add_on(command, out, tmp_path):
     script = write(tmp_path / 'train.py', ITSELF)
     code, printed, err = finish(start(['-m', 'theano_mgpu', *command, script, *words], tmp_path, QUICK))
     assert code == 0 and printed.startswith('trained on ' + out), err
-    assert 'on 1 context' in err and 'nothing was divided' not in err
+    assert 'sequential_1 train  ' in err and 'nothing was divided' not in err
 
 
 OWN = {

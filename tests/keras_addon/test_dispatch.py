@@ -8,7 +8,6 @@ from theano_mgpu.auto import choice as module
 from theano_mgpu.auto.choice import COUNTED, LONGEST, WARM_UP, LengthChooser, Way
 from theano_mgpu.auto.model_function import ModelFunction
 from theano_mgpu.comm.communicator import Communicator
-from theano_mgpu.devices.context_map import HOST
 from theano_mgpu.errors import GraphError
 from theano_mgpu.keras import disable, enable
 
