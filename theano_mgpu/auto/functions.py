@@ -25,8 +25,6 @@ from .rank_0_function import keep_alike
 LENT = 'an output is memory of a shared variable (borrow=True), which the script may edit'
 OWN_SAMPLES = 'each process has samples of its own: use mgpu.function, which adds over processes'
 ONE_CPU = 'there is one context, on the CPU'
-NOTHING_DIVIDED = ONE_CPU + (': nothing is divided. To use several cores, start processes: theano-mgpu launch -n 2 run '
-                             'SCRIPT. To use other devices, map contexts to them; theano-mgpu devices lists them')
 
 
 @functools.lru_cache(None)
