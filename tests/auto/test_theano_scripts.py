@@ -149,7 +149,7 @@ def test_on_contexts_of_one_process(case, contexts, dtype, reference):
 @pytest.mark.slow
 @each_case()
 def test_in_two_processes(case, reference):
-    words = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--contexts', 'host->cpu'] + DIVIDE
+    words = ['-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--contexts', 'a->cpu'] + DIVIDE
     output, stderr = run_python(words, case, 'float64')
     assert_same_figures(output, reference(case, 'float64'), TOLERANCES['float64'])
     assert_divided(stderr, 1)

@@ -157,7 +157,7 @@ class Found(BatchSource):
             self._usage.run_on([], FOR_BATCHES if is_alone() else NO_SUCCESS)  # until it has one
         computed = super().plain(call)
         if self._usage.why == NO_SUCCESS:
-            self._usage.run_on([], NOT_TIMED)
+            self._usage.run_on([], NOT_TIMED if self.has_samples or self._placed else '%s; %s' % (NO_BATCH, NOT_TIMED))
         return computed
 
     def over_contexts(self, call: Any, way: Way) -> Computed | LeaveToPlain:
