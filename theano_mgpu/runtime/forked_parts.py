@@ -13,7 +13,8 @@ from ..devices.context_map import HOST, Context, describe
 from ..devices.processes import ProcessDied, add_function, arena, lock, may_fork, threads, worker_of
 from ..errors import ReplicaError, warn
 from ..graph.repeatable import unrepeatable_in
-from ..plan import Part, StepPlan
+from ..options import EQUAL, Flags
+from ..plan import Choice, Part, StepPlan
 from ..plan.instructions import PartOnContext
 from ..utils import blas
 
@@ -35,6 +36,11 @@ class ForkedPart:
         self._shared: list[Any] = [None] * len(storages)  # copies of the variables' values in the arena
         self.facts: dict[Context, list[Any]] = {}         # shapes and dtypes of the last results
         self.are_new, self.number = are_new, add_function(self)  # which results are new values of variables
+
+    @property
+    def contexts(self) -> list[Context]:
+        """The contexts that it is computed on."""
+        return list(self._functions)
 
     def shared_values(self) -> list[Any]:
         """Return the values of shared variables as a message has them, for all contexts."""
@@ -169,12 +175,26 @@ class ForkedParts:
             return False
         return len(forked) <= COUNTED or min(forked[1:]) < min(alone)  # the first one forks
 
+    def is_settled(self, samples: int) -> bool:
+        """Return whether the faster way is known for a number of samples."""
+        alone, forked = self._times.get(samples.bit_length(), Times([], []))
+        return len(alone) >= COUNTED and (min(alone) < SHORTEST or len(forked) > COUNTED) or self._is_full or \
+            not may_fork()
+
     def note(self, samples: int, seconds: float, are_forked: bool) -> None:
         """Note the seconds that the parts of a step have taken."""
         times = self._times[samples.bit_length()]
         of_way = times.forked if are_forked else times.alone
         if len(of_way) <= COUNTED:
             of_way.append(seconds)
+
+    def changes(self) -> list[Choice]:
+        """Return the ways that were chosen, for the plan."""
+        n = len({context for part in self._parts.values() for context in part.contexts})
+        return [Choice('processes', '%d' % n if min(forked[1:]) < min(alone) else 'one',
+                       '%.3g ms in one, %.3g ms in %d, for batches of %d to %d samples'
+                       % (1e3 * min(alone), 1e3 * min(forked[1:]), n, 1 << max(digits - 1, 0), (1 << digits) - 1))
+                for digits, (alone, forked) in sorted(self._times.items()) if len(forked) > COUNTED]
 
     @contextlib.contextmanager
     def computing(self, works: Sequence[PartOnContext], slots: Sequence[Any]) -> Iterator[dict[int, Any]]:
@@ -219,8 +239,8 @@ def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, n_ranks: int, execut
     Parts with ops of a script stay in this process, since what these do there would be lost.
     """
     first, *others = plan.mesh.contexts
-    if plan.mesh.on_devices or not others or n_ranks > 1 or executor != 'auto' or \
-            theano.config.deterministic == 'more':
+    rounds_alike = Flags.now().shares == EQUAL or theano.config.deterministic == 'more'  # a choice by time may not
+    if plan.mesh.on_devices or not others or n_ranks > 1 or executor != 'auto' or rounds_alike:
         return None
     found = {}
     for part, compiled in parts.items():
