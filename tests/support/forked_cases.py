@@ -216,7 +216,7 @@ def own_op():
 
 
 def full():
-    """Where the arena is full, one process computes, and a warning says so."""
+    """One process computes once the arena is full, and a warning says so."""
     begin()
     small = processes.Arena(1 << 12)
     processes.arena = forked_parts.arena = lambda: small

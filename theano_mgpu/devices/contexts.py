@@ -301,7 +301,8 @@ def card_of(context: Context) -> str:
 
 def has_opened_gpu() -> bool:
     """Return whether this process, or the one that it was forked from, has opened a GPU."""
-    return bool(_opened_in)
+    from theano.gpuarray.type import list_contexts  # Theano opens the device of its own flag
+    return bool(_opened_in or list_contexts())
 
 
 def is_fork() -> bool:

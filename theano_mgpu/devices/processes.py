@@ -12,12 +12,15 @@ import gc
 import os
 import signal
 import threading
+import warnings
 import weakref
 from multiprocessing import connection
-from typing import Any, NoReturn
+from typing import Any, Iterator, NoReturn
+
+import theano
 
 from ..comm.failures import packed
-from ..utils import blas
+from ..utils import blas, mpi_environment
 from ..utils.rank_process import end_with
 from .arena import Arena
 from .context_map import Context
@@ -43,9 +46,12 @@ def arena() -> Arena:
 
 
 def may_fork() -> bool:
-    """Return whether contexts can be processes: CUDA and OpenCL survive no fork, and a fork of the user's has one core.
+    """Return whether contexts can be processes.
+
+    CUDA, OpenCL, OpenMP and MPI do not survive a fork; a fork of the script has one core.
     """
-    return hasattr(os, 'fork') and not _is_fork and not has_opened_gpu()
+    survives = hasattr(os, 'fork') and not (has_opened_gpu() or theano.config.openmp or mpi_environment.is_rank())
+    return survives and not _is_fork
 
 
 def add_function(function: Any) -> int:
@@ -83,7 +89,7 @@ class Worker:
             self.end_process()
             self._fork()
         with contextlib.suppress(OSError):  # it has died, which `receive` reports
-            self._connection.send((number, message))
+            self._connection.send((number, threads(), message))
 
     def receive(self) -> tuple[str, Any]:
         """Wait for what the process says next: a question, a reply, or an error; raise a ProcessDied if it has died."""
@@ -96,7 +102,7 @@ class Worker:
             raise ProcessDied(self.end_process()) from error
 
     def answer(self, message: Any) -> None:
-        """Answer a question of the process."""
+        """Send an answer to a question of the process."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
@@ -134,7 +140,7 @@ class Worker:
     def _fork(self):
         arena()
         ours, theirs = connection.Pipe()
-        with _changing:
+        with _changing, _undisturbed():
             self._known, parent, self._connection, self._ended = _made, os.getpid(), ours, ''
             self._process = os.fork()
             if not self._process:
@@ -142,29 +148,37 @@ class Worker:
         theirs.close()
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no Ctrl-C come between a fork and its loop, in which it ignores it; and no advice against forks."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', DeprecationWarning)  # since Python 3.12, if there are threads
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(parent: Any, number: int) -> NoReturn:
     """Compute what the parent asks for until it closes the connection, or ends: in a fork."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for each in signal.valid_signals():  # they are the parent's: handlers of the script, and Ctrl-C
+            if callable(signal.getsignal(each)):
+                signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
         end_with(number, signal.SIGKILL)
         gc.disable()  # a collection would touch, and copy, all pages
-        blas.limit_threads(threads())
         while True:
+            number, n_threads, message = parent.recv()
+            blas.limit_threads(n_threads, in_fork=True)
             try:
-                number, message = parent.recv()
-                parent.send(_reply(number, message, functools.partial(_asked, parent)))
-            except EOFError:
-                os._exit(0)
+                parent.send(('done', _functions[number].compute(message, functools.partial(_asked, parent))))
+            except Exception as error:
+                parent.send(('failed', packed(error)))
+    except EOFError:
+        os._exit(0)
     finally:
         os._exit(1)
-
-
-def _reply(number, message, ask):
-    try:
-        return 'done', _functions[number].compute(message, ask)
-    except BaseException as error:
-        return 'failed', packed(error)
 
 
 def _asked(parent, question):

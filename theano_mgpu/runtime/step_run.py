@@ -233,6 +233,8 @@ class StepRun:
         ranks: Communicator = Communicator() if given.own else self._executable.communicator
         with self._timings.span('exchange'):
             values = exchanged(fetched, given.reductions, self._split.lengths, ranks, self._split.tree)
+        if self._are_forked:  # a value of one part lies in memory that processes share, which the user must not have
+            values = [np.array(value) if len(part) == 1 else value for part, value in zip(given.parts, values)]
         for slot, reduction, value in zip(given.targets, given.reductions, values):
             self._slots[slot] = value if not given.own or not self._split.idle else \
                 np.moveaxis(np.moveaxis(value, reduction.axis, 0)[:0], 0, reduction.axis)
@@ -309,7 +311,7 @@ class StepAgain(StepRun):
 
     def __init__(self, executable: Executable, batch: Batch, compute: Callable[..., Any]) -> None:
         super().__init__(executable, batch)
-        self._compute_part = compute
+        self._compute_part, self._are_forked = compute, False
 
     def _results_of(self, work: PartOnContext) -> Sequence[Any]:
         results = self._compute_part(

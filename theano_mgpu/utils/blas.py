@@ -76,10 +76,14 @@ def _libraries():
     return [each for each in ThreadpoolController().lib_controllers if each.user_api == 'blas']
 
 
-def limit_threads(most: int) -> list[int]:
-    """Give each BLAS that is loaded at most so many threads; return the numbers before, for `set_threads`."""
+def limit_threads(most: int, in_fork: bool = False) -> list[int]:
+    """Give each BLAS that is loaded at most so many threads; return the numbers before, for `set_threads`.
+
+    In a fork, OpenMP would wait for the threads of the parent: a BLAS with its threads gets one.
+    """
     before = [each.num_threads for each in _libraries()]
-    set_threads([min(most, number) for number in before])
+    set_threads([1 if in_fork and getattr(each, 'threading_layer', None) == 'openmp' else min(most, number)
+                 for each, number in zip(_libraries(), before)])
     return before
 
 
