@@ -5,6 +5,7 @@ import os
 
 import theano_mgpu as mgpu
 from theano_mgpu.auto import choice as module
+from theano_mgpu.auto import parallel_state
 from theano_mgpu.auto.choice import COUNTED, LONGEST, WARM_UP, LengthChooser, Way
 from theano_mgpu.auto.model_function import ModelFunction
 from theano_mgpu.comm.communicator import Communicator
@@ -108,7 +109,13 @@ def assert_same_bits(found, expected):
         np.testing.assert_array_equal(one, other, name)
 
 
-def test_on_contexts_of_the_cpu_a_model_is_plain_keras_and_says_so_once(contexts):
+@pytest.fixture
+def no_forks(monkeypatch):
+    """Let models know that no process can be forked for contexts of the CPU, as after a GPU was opened."""
+    monkeypatch.setattr(parallel_state, 'may_fork', lambda: False)
+
+
+def test_without_processes_a_model_on_contexts_of_the_cpu_is_plain_keras_and_says_so_once(contexts, no_forks):
     expected = used(compiled())
     there, told = contexts('cpu', 2), []
     report = enable(tell=told.append)
@@ -121,10 +128,23 @@ def test_on_contexts_of_the_cpu_a_model_is_plain_keras_and_says_so_once(contexts
     assert samples == {'%s %s' % (model.name, kind): n for model in models
                        for kind, n in [('train', 93), ('test', 61), ('predict', 43)]}
     assert 'on 1 context (%s->cpu)' % there[0].name in str(report)
-    assert str(report).count('contexts on the CPU gain nothing in one process') == 6
+    assert str(report).count('contexts on the CPU gain nothing in one process, and none can be forked') == 6
 
 
-def test_strict_refuses_contexts_of_the_cpu(contexts):
+def test_on_contexts_of_the_cpu_plain_keras_is_timed_first(contexts, monkeypatch):
+    """Models on contexts of the CPU ran whole, on one core."""
+    expected = batches(compiled(dense, SGD(0.1, momentum=0.9)))
+    there = contexts('cpu', 2)
+    monkeypatch.setattr(parallel_state, 'may_fork', lambda: True)
+    clock = Clock(divided=1e-3, whole=2e-3)
+    clock.install(monkeypatch.setattr)
+    report = enable(strict=True)
+    assert_equal(batches(compiled(dense, SGD(0.1, momentum=0.9))), expected, 1e-5)
+    assert clock.calls == ['whole'] * CALLS + ['divided'] * (CALLS + 4)
+    assert report.usages[0].why == 'divided, 1 ms (host 2 ms)' and report.usages[0].contexts == there
+
+
+def test_strict_refuses_contexts_of_the_cpu_without_processes(contexts, no_forks):
     contexts('cpu', 2)
     enable(strict=True)
     with pytest.raises(GraphError, match='always=True'):

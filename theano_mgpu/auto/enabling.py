@@ -67,7 +67,7 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
     -----
     A model is left to plain Keras, with a message, if it reads its data from a tensor or is compiled with options that
     contexts do not take. A model whose first batch fails when it is divided, and succeeds as a whole, runs on the first
-    context; with `strict` the error is raised. Where one process has contexts on the CPU, models run whole.
+    context; with `strict` the error is raised.
 
     The batches of a model are divided without timing in a fit with a Checkpoint, for models that are placed or computed
     in micro-batches, with mgpu.executor=serial or threads, and where processes on several hosts train together, or each

@@ -96,6 +96,9 @@ class ModelFunction(BatchSource):
         self.compared: ComparedFunction | None = None
         book = ledger(choose_ranks(None)) if self.kind == 'train' else None
         self.ranks, self.is_whole, self._may_leave = choose_ranks(None), state.leaves_all(self), state.may_leave(self)
+        # On the CPU, plain Keras's function is the one to beat. On devices, it is compiled only where calls are short.
+        self._begins_on_host = self.is_whole or self._may_leave and self.ranks.size == 1 and \
+            not on_devices(state.contexts)
         self.dispatched = Dispatched(self, self.is_whole or not self._may_leave, state.steps(self),
                                      self.open_account(book) if book else None)
         self.begin()
@@ -138,12 +141,13 @@ class ModelFunction(BatchSource):
     # --- the ways of a batch
 
     def ways(self) -> Iterator[Way]:
-        contexts = self._state.contexts
+        if self._begins_on_host:
+            yield Way.HOST
         if not self.is_whole:
             yield Way.SEVERAL
-            if self.ranks.size == 1 and len(contexts) > 1:
+            if self.ranks.size == 1 and len(self._state.contexts) > 1 and on_devices(self._state.contexts):
                 yield Way.DEVICE
-        if self.is_whole or self._may_leave:
+        if self._may_leave and not self._begins_on_host:
             yield Way.HOST
 
     def length(self, call: Any) -> int:
@@ -226,8 +230,8 @@ class ModelFunction(BatchSource):
         return self._program(self._usual)
 
     def compile(self) -> None:
-        """Compile the program of the usual batch, unless all are left to plain Theano, or a rank is here alone."""
-        if not (self.is_whole or is_alone()):
+        """Compile the program of the usual batch, unless plain Theano has the first ones, or a rank is here alone."""
+        if not (self._begins_on_host or is_alone()):
             self._program(self._usual)
 
     def _program(self, key):

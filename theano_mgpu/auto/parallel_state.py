@@ -12,6 +12,7 @@ import theano
 
 from ..comm.mpi import choose_ranks
 from ..devices.context_map import Context, describe
+from ..devices.processes import may_fork
 from ..errors import in_one_line, warn
 from ..graph.placement.propagation import is_placed
 from ..options import Flags
@@ -22,9 +23,9 @@ from .report import Report, Usage
 from .steps import count, on_devices
 
 CANNOT_DIVIDE = 'cannot be computed in parts: '  # why a model is not divided; the reason of the analysis follows
-ON_CPU = ('are on the CPU, where dividing a batch gains nothing, since Python computes one part at a '
-          'time: models run whole. To use several cores, start processes (theano-mgpu launch). To divide all the '
-          'same, pass always=True (theano-mgpu run --always)')
+ON_CPU = ('are on the CPU, and no processes can be forked for them, since a GPU is open: models run whole. To use '
+          'several cores, start processes (theano-mgpu launch). To divide all the same, pass always=True (theano-mgpu '
+          'run --always)')
 VERIFIED_BY = {'predict': {'predict', 'test', 'train'}, 'test': {'test', 'train'}, 'train': {'train'}}
 
 _models: weakref.WeakSet[Any] = weakref.WeakSet()  # the models that have had a ParallelState
@@ -116,11 +117,12 @@ class ParallelState:
 
     def leaves_all(self, function: Any) -> bool:
         """Return whether all batches of a ModelFunction are left to plain Keras, since dividing them gains nothing."""
-        if choose_ranks(None).size > 1 or on_devices(self.contexts) or not self.may_leave(function):
+        if choose_ranks(None).size > 1 or on_devices(self.contexts) or not self.may_leave(function) or \
+                len(self.contexts) > 1 and may_fork():
             return False
         assert self.enabled is not None
         if len(self.contexts) > 1:
-            self.explain('contexts on the CPU gain nothing in one process')
+            self.explain('contexts on the CPU gain nothing in one process, and none can be forked')
             self.enabled.notify('the contexts', ON_CPU)
         return True
 

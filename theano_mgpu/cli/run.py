@@ -248,7 +248,7 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     from ..graph.layers import tables
     from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without
     from ..plan.memory import estimated
-    explanations = [explanation(each.plan, each.splitter.changes(), estimated(each.plan, each.meter))
+    explanations = [explanation(each.plan, each.changes(), estimated(each.plan, each.meter))
                     for each in recorded]
     if args.json:
         try:

@@ -299,6 +299,12 @@ def card_of(context: Context) -> str:
     return discovery.decoded(gpu_context(context).unique_id) if context.kind == 'cuda' else context.device
 
 
+def has_opened_gpu() -> bool:
+    """Return whether this process, or the one that it was forked from, has opened a GPU."""
+    from theano.gpuarray.type import list_contexts  # Theano opens the device of its own flag
+    return bool(_opened_in or list_contexts())
+
+
 def is_fork() -> bool:
     """Return whether this process was forked after a GPU was opened, which neither CUDA nor OpenCL survives."""
     return bool(_opened_in) and _opened_in[0] != os.getpid()

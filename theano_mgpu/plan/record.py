@@ -1,20 +1,24 @@
 """The plans that a process makes, and what its steps change in them, recorded for an explanation and a summary."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 from ..devices.memory_meter import Meter
 from ..utils import rank_process
-from .step_plan import StepPlan
+from .step_plan import Choice, StepPlan
 
 
 class Recorded(NamedTuple):
-    """A plan, the splitter of its batches, and the times and the memory of its steps."""
+    """A plan, what its steps change, by objects with a method `changes`, and the times and the memory of its steps."""
 
     plan: StepPlan
-    splitter: Any
+    changing: Sequence[Any]
     timings: Any
     meter: Meter
+
+    def changes(self) -> list[Choice]:
+        """Return the choices that the steps have changed."""
+        return [choice for each in self.changing for choice in each.changes()]
 
     def exchange_seconds(self) -> float:
         """Return the seconds of a step in which values are copied and added; 0 where devices are not waited for."""

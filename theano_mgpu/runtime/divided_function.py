@@ -127,8 +127,10 @@ class DividedFunction:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether shares by speed have settled, so that the time of a step counts for a choice."""
-        return self._speeds is None or self._speeds.is_settled
+        """Return whether shares by speed, and the use of processes, have settled: then the time of a step counts."""
+        forked = self.executable.forked
+        return (self._speeds is None or self._speeds.is_settled) and \
+            (forked is None or forked.is_settled(self.samples))
 
     # --- the values of inputs
 

@@ -29,6 +29,7 @@ from . import compiler
 from .consensus import check_same_graph
 from .divided_update import DeviceBroadcasts, UpdateOwners
 from .exchanges import exchanges_of
+from .forked_parts import forked_parts
 from .replicas.replicated import Replicated, Storages, replicated, storages_of
 
 
@@ -71,6 +72,11 @@ class CompiledPart:
         if not any(self._factors):
             return function, function.mgpu_takes, function.mgpu_order
         return Factored(function, self._factors), function.mgpu_takes, range(len(self._factors) + len(self.updated))
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether nothing looks into the calls of the functions: no mode that checks, and no profile."""
+        return all(function.mgpu_optimised is not None and not function.profile for function in self.functions)
 
     def storages(self, contexts: tuple[Context, ...], left_out: Sequence[bool]) -> Storages:
         """Return the Storages of the variables that get new values on contexts, but for some that are left out."""
@@ -138,6 +144,7 @@ class Executable:
         self.parts = {part: CompiledPart(part, replicas, Communicator() if part.is_share else communicator, mode,
                                          factored) for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
+        self.forked = None if factored else forked_parts(self.parts, plan, communicator.size, executor)
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
         memories = Memories()
         self.exchanges = exchanges_of(plan, communicator, memories, self.launcher, timings)

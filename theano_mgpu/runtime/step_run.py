@@ -1,6 +1,7 @@
 """A step: an interpreter of the instructions of a plan, on a batch."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import time
@@ -28,6 +29,8 @@ from .batches.data_set_rows import Rows
 from .executable import Executable, Factored
 from .replicas.replicated import Replicated, Storages, commit, replicated, storages_of
 from .transaction import Transaction
+
+NOTHING: Any = contextlib.nullcontext({})
 
 
 class StepResult(NamedTuple):
@@ -67,6 +70,9 @@ class StepRun:
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
         self._new: list[NewValues] = []
+        self._are_forked = executable.forked is not None and executable.forked.are_used(batch.split.samples)
+        self._seconds_of_parts = 0.0
+        self._begun: dict[int, Any] = {}  # calls of processes, by the `id` of their work
         self._underway: list[Any] = [] if batch.split.division.alone else list(executable.by_devices)  # by NCCL
 
     def start(self) -> None:
@@ -78,6 +84,8 @@ class StepRun:
     def end(self) -> StepResult:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
         self._run(self._split.program.update)
+        if self._executable.forked is not None:
+            self._executable.forked.note(self._split.samples, self._seconds_of_parts, self._are_forked)
         outputs = list(map(self._slots.__getitem__, self._split.program.results))
         result = StepResult(outputs, self._transaction, self._split.samples, self._ended, self._seconds)
         return self._of_rank_0(result) if self._executable.of_rank_0 else result
@@ -144,11 +152,20 @@ class StepRun:
         if self._timed is not None and shards[0] is not None:
             works, compute = tuple(sorted(works, key=lambda work: work.place == self._timed)), self._compute_timed
             contexts, shards = tuple(work.context for work in works), tuple(work.shard for work in works)
-        self._launcher.run(given.phase, [functools.partial(compute, work) for work in works], contexts,
-                           self._split.shards, shards)
+        if self._executable.forked is None or shards[0] is None:
+            self._compute_all(given.phase, compute, works, contexts, shards)
+        else:
+            began = time.perf_counter()
+            with self._executable.forked.computing(works, self._slots) if self._are_forked else NOTHING as self._begun:
+                self._compute_all(given.phase, compute, works, contexts, shards)
+            self._seconds_of_parts += time.perf_counter() - began
         if shards[0] is None and self._executable.on_devices and self._timings.waits():
             with self._timings.span(given.phase):
                 wait(self._slots[slot] for work in works for slot in work.made)
+
+    def _compute_all(self, phase, compute, works, contexts, shards):
+        self._launcher.run(phase, [functools.partial(compute, work) for work in works], contexts, self._split.shards,
+                           shards)
 
     def _compute(self, work: PartOnContext) -> None:
         slots = self._slots
@@ -156,6 +173,8 @@ class StepRun:
             slots[slot] = result
 
     def _results_of(self, work: PartOnContext) -> Sequence[Any]:
+        if id(work) in self._begun:
+            return self._begun[id(work)]()
         return work.function.mgpu_call(*map(self._slots.__getitem__, work.given))
 
     def _compute_timed(self, work: PartOnContext) -> None:
@@ -214,6 +233,8 @@ class StepRun:
         ranks: Communicator = Communicator() if given.own else self._executable.communicator
         with self._timings.span('exchange'):
             values = exchanged(fetched, given.reductions, self._split.lengths, ranks, self._split.tree)
+        if self._are_forked:  # a value of one part lies in memory that processes share, which the user must not have
+            values = [np.array(value) if len(part) == 1 else value for part, value in zip(given.parts, values)]
         for slot, reduction, value in zip(given.targets, given.reductions, values):
             self._slots[slot] = value if not given.own or not self._split.idle else \
                 np.moveaxis(np.moveaxis(value, reduction.axis, 0)[:0], 0, reduction.axis)
@@ -290,7 +311,7 @@ class StepAgain(StepRun):
 
     def __init__(self, executable: Executable, batch: Batch, compute: Callable[..., Any]) -> None:
         super().__init__(executable, batch)
-        self._compute_part = compute
+        self._compute_part, self._are_forked = compute, False
 
     def _results_of(self, work: PartOnContext) -> Sequence[Any]:
         results = self._compute_part(

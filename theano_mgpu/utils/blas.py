@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import zlib
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Sequence
 
 from ..errors import MgpuError
 from . import flags, processor, progress
@@ -61,12 +63,34 @@ def share_cores() -> None:
 
     A number of threads that the user has chosen stays, by the environment, as joblib does, or by threadpoolctl.
     """
-    from threadpoolctl import ThreadpoolController
     cores, processes = len(os.sched_getaffinity(0)), _siblings()
     if processes > 1 and not any(name.endswith('_NUM_THREADS') for name in os.environ):
-        for library in ThreadpoolController().lib_controllers:
-            if library.user_api == 'blas' and library.num_threads == cores:
+        for library in _libraries():
+            if library.num_threads == cores:
                 library.set_num_threads(max(1, cores // processes))
+
+
+@functools.lru_cache(maxsize=None)
+def _libraries():
+    from threadpoolctl import ThreadpoolController
+    return [each for each in ThreadpoolController().lib_controllers if each.user_api == 'blas']
+
+
+def limit_threads(most: int, in_fork: bool = False) -> list[int]:
+    """Give each BLAS that is loaded at most so many threads; return the numbers before, for `set_threads`.
+
+    In a fork, OpenMP would wait for the threads of the parent: a BLAS with its threads gets one.
+    """
+    before = [each.num_threads for each in _libraries()]
+    set_threads([1 if in_fork and getattr(each, 'threading_layer', None) == 'openmp' else min(most, number)
+                 for each, number in zip(_libraries(), before)])
+    return before
+
+
+def set_threads(numbers: Sequence[int]) -> None:
+    """Give each BLAS that is loaded a number of threads."""
+    for library, number in zip(_libraries(), numbers):
+        library.set_num_threads(number)
 
 
 def _siblings():

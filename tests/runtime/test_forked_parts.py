@@ -1,0 +1,12 @@
+"""Contexts of the CPU whose parts processes compute: programs, since a process that has opened a GPU forks none."""
+import pytest
+from support.processes import python
+from support.search_path import ROOT, search_path
+
+CASES = ['exact', 'drawn', 'killed', 'fails', 'interrupted', 'forked', 'threads', 'own_op', 'full', 'orphans', 'chosen']
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_parts_that_processes_compute(case):
+    python('-c', 'from support import forked_cases\nforked_cases.%s()' % case, flags='floatX=float32',
+           PYTHONPATH=search_path(ROOT / 'tests', ROOT / 'benchmarks'))

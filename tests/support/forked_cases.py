@@ -1,0 +1,281 @@
+"""Programs in which processes compute the parts of the contexts of the CPU; each function is a program of its own."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import theano_mgpu as mgpu
+from theano_mgpu.devices import processes
+from theano_mgpu.errors import ReplicaError
+from theano_mgpu.runtime import forked_parts
+
+import numpy as np
+import theano
+import theano.tensor as T
+from models import adam, plain_step
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+from support.small_models import data, dense_model, momentum
+
+LENGTHS = 13, 13, 5, 2, 1, 13, 8
+
+
+def begin(n=2):
+    """Have processes compute whatever they can, from the first step on."""
+    forked_parts.ForkedParts.are_used = lambda self, samples: processes.may_fork() and not self._is_full
+    forked_parts.ForkedParts.note = lambda *facts: None
+    forked_parts.SMALL = 64  # all arrays but the smallest go through the arena
+    return mgpu.init(';'.join('dev%d->cpu' % i for i in range(n)))
+
+
+def children():
+    """Return the processes that this one has started."""
+    with open('/proc/self/task/%d/children' % os.getpid()) as file:
+        return [int(each) for each in file.read().split()]
+
+
+def assert_alike(found, expected):
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+def step_of(model, updates=adam, **options):
+    return mgpu.training_function(model.inputs, model.loss, model.params, updates, [model.accuracy], **options)
+
+
+def exact():
+    """Train on ragged batches, with two and four contexts, and compare with plain Theano."""
+    for n, make, updates, shape in (2, dense_model, adam, (7,)), (4, dense_model, momentum, (7,)):
+        begin(n)
+        models = make(), make()
+        plain = theano.function(models[0].inputs, [models[0].loss, models[0].accuracy], updates=updates(
+            T.grad(models[0].loss, models[0].params), models[0].params), mode='FAST_COMPILE')
+        step = step_of(models[1], updates, mode='FAST_COMPILE')
+        for seed, length in enumerate(LENGTHS):
+            batch = data(length, *shape, seed=seed)
+            assert_alike(step(*batch), plain(*batch))
+        assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])
+        assert len(children()) == n - 1
+
+
+def drawn():
+    """Draw random numbers, return rows, and read a variable that the script edits in place."""
+    begin()
+    found = []
+    for divided in False, True:
+        x, streams = T.matrix('x'), MRG_RandomStreams(5)
+        w = theano.shared(np.ones((40, 3), 'float32'), 'w', borrow=True)
+        noisy = T.dot(x, w) + streams.normal((x.shape[0], 3))
+        f = (mgpu.function if divided else theano.function)([x], [noisy, noisy.sum(), x.mean(axis=0)],
+                                                             mode='FAST_COMPILE')
+        results = []
+        for length in LENGTHS:
+            results += f(data(length, 40)[0])
+            w.get_value(borrow=True, return_internal_type=True)[0] += 1
+            w.set_value(w.get_value() * np.float32(.9))
+        found.append(results)
+        assert bool(children()) == divided
+    assert_alike(found[1], found[0])
+
+
+def killed():
+    """Kill the process of a context between steps, in a step, and again and again."""
+    begin()
+    models = dense_model(), dense_model()
+    plain, step, batch = plain_step(models[0]), step_of(models[1]), data(16, 7)
+    plain(*batch), step(*batch)
+    for _ in range(5):
+        os.kill(children()[0], signal.SIGKILL)
+        assert_alike([step(*batch)[0]], [plain(*batch)])
+
+    def kill():
+        for _ in range(20):
+            time.sleep(.1)  # longer than two attempts take
+            for each in children():
+                os.kill(each, signal.SIGKILL)
+    timer = threading.Thread(target=kill)
+    timer.start()
+    while timer.is_alive():
+        assert_alike([step(*batch)[0]], [plain(*batch)])
+    assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])
+    own, before = forked_parts.ForkedPart.compute, [p.get_value() for p in models[1].params]
+    forked_parts.ForkedPart.compute = lambda *call: os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(children()[0], signal.SIGKILL)  # the next process has the new method
+    try:
+        step(*batch)
+        raise AssertionError('no error')
+    except ReplicaError as error:
+        assert 'context dev1->cpu has ended by signal 9, 2 times' in str(error), error
+    forked_parts.ForkedPart.compute = own
+    for p, value in zip(models[1].params, before):
+        np.testing.assert_array_equal(p.get_value(), value)
+    assert_alike([step(*batch)[0]], [plain(*batch)])
+
+
+def fails():
+    """An error in an op has its class, its text, and Theano's trace."""
+    begin()
+    x, i = T.matrix('x'), T.ivector('i')
+    w = theano.shared(np.ones((5, 40), 'float32'), 'w')
+    f = mgpu.function([x, i], (x * w[i]).sum(axis=1), mode='FAST_COMPILE')
+    good = np.ones((8, 40), 'float32'), np.arange(8, dtype='int32') % 5
+    f(*good)
+    try:
+        f(good[0], np.array([0] * 6 + [7, 7], 'int32'))  # in the part of the second context
+        raise AssertionError('no error')
+    except IndexError as error:
+        text = str(error) + ''.join(getattr(error, '__notes__', ()))
+        assert 'index 7 is out of bounds' in text and 'Apply node that caused the error' in text, text
+        assert 'context dev1->cpu' in text
+    assert_alike([f(*good)], [np.full(8, 40)])
+    assert len(children()) == 1
+
+
+def interrupted():
+    """Ctrl-C ends a step while a process computes, twice; the next step is right."""
+    begin()
+    x = T.matrix('x')
+    w = theano.shared(np.eye(600, dtype='float32'), 'w')
+    product = x
+    for _ in range(40):
+        product = T.dot(product, w)
+    f = mgpu.function([x], product.sum(axis=1))
+    batch = np.random.RandomState(0).rand(2000, 600).astype('float32')
+    expected = f(batch)
+    for delay in np.linspace(.005, .25, 12):
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            while True:
+                f(batch)
+        except KeyboardInterrupt:
+            pass
+        np.testing.assert_array_equal(f(batch), expected)
+    assert len(children()) == 1
+
+
+def forked():
+    """A fork of the script computes by itself, and leaves the processes to its parent."""
+    begin()
+    model = dense_model()
+    step, batch = step_of(model), data(16, 7)
+    step(*batch)
+    child = os.fork()
+    if not child:
+        values = [step(*batch)[0] for _ in range(3)]
+        os._exit(0 if np.isfinite(values).all() and not children() else 1)
+    losses = [step(*batch)[0] for _ in range(3)]
+    assert os.waitpid(child, 0)[1] == 0 and np.isfinite(losses).all() and len(children()) == 1
+
+
+def threads():
+    """Threads of the script compute two functions, while others are compiled."""
+    begin(3)
+    batch, found = data(16, 7), {}
+
+    def train(number):
+        models = dense_model(number), dense_model(number)
+        plain, step = plain_step(models[0]), step_of(models[1])
+        for _ in range(15):
+            found.setdefault(number, []).append((float(step(*batch)[0]), float(plain(*batch))))
+    workers = [threading.Thread(target=train, args=(number,)) for number in range(3)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    for pairs in found.values():
+        assert len(pairs) == 15
+        assert_alike(*zip(*pairs))
+
+
+class Noted(theano.Op):
+    """An op of the script, which keeps something."""
+
+    __props__ = ()
+    seen = []
+
+    def make_node(self, x):
+        return theano.Apply(self, [T.as_tensor_variable(x)], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        Noted.seen.append(len(inputs[0]))
+        outputs[0][0] = inputs[0] * 2
+
+    def infer_shape(self, node, shapes):
+        return shapes
+
+
+def own_op():
+    """An op of the script computes in its process: what it does there would be lost."""
+    begin()
+    x = T.matrix('x')
+    mgpu.function([x], Noted()(x).sum(), mode='FAST_COMPILE')(np.ones((8, 40), 'float32'))
+    assert sum(Noted.seen) == 8 and not children()
+
+
+def full():
+    """One process computes once the arena is full, and a warning says so."""
+    begin()
+    small = processes.Arena(1 << 12)
+    processes.arena = forked_parts.arena = lambda: small
+    model, other = dense_model(), dense_model()
+    step, plain, batch = step_of(model), plain_step(other), data(600, 7)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        assert_alike([step(*batch)[0] for _ in range(3)], [plain(*batch) for _ in range(3)])
+    messages = [str(each.message) for each in caught if 'in one process from now on' in str(each.message)]
+    assert len(messages) == 1 and 'the memory that contexts of the CPU share is full' in messages[0], messages
+
+
+def orphans():
+    """Processes end with their parent, however that ends."""
+    for how in 'os._exit(3)', 'os.kill(os.getpid(), 9)', 'sys.exit(0)', 'raise KeyError':
+        done = subprocess.run([sys.executable, '-c', 'import os, sys\nfrom support import forked_cases\n'
+                               'print(*forked_cases.with_processes(), flush=True)\n' + how],
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        left = [int(each) for each in done.stdout.split()]
+        assert len(left) == 3
+        deadline = time.time() + 5
+        while any(map(is_running, left)) and time.time() < deadline:
+            time.sleep(.01)
+        assert not any(map(is_running, left)), how
+
+
+def with_processes():
+    begin(4)
+    step_of(dense_model())(*data(16, 7))
+    return children()
+
+
+def is_running(process):
+    try:
+        with open('/proc/%d/stat' % process) as file:
+            return file.read().rpartition(')')[2].split()[0] != 'Z'
+    except OSError:
+        return False
+
+
+def chosen():
+    """Short steps stay in one process; of long ones, the faster way is taken."""
+    mgpu.init('dev0->cpu;dev1->cpu')
+    step, batch = step_of(dense_model()), data(16, 7)
+    for _ in range(10):
+        step(*batch)
+    assert not children()
+    forked_parts.SHORTEST = 0
+    parts, ways, seconds = forked_parts.ForkedParts, [], [{False: 3., True: 1.}, {False: 1., True: 3.}]
+    are_used, note = parts.are_used, parts.note
+
+    def counted(self, samples):
+        ways.append(are_used(self, samples))
+        return ways[-1]
+    parts.are_used = counted
+    parts.note = lambda self, samples, _, forked: note(self, samples, seconds[0][forked], forked)
+    for expected in True, False:
+        step = step_of(dense_model())
+        for _ in range(9):
+            step(*batch)
+        assert ways == [False] * 3 + [True] * 4 + [expected] * 2, ways
+        del ways[:], seconds[0]

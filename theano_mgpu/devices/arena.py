@@ -1,0 +1,88 @@
+"""Memory that this process and its forks share."""
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from typing import Any, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+ALIGNED = 64  # bytes: a line of the cache
+NO_RESERVE = 0x4000  # of mmap on Linux: pages that are never touched take no memory
+
+
+class ArenaFull(MemoryError):
+    """The arena has no room for an array."""
+
+
+class Place(NamedTuple):
+    """The place of an array in an arena."""
+
+    offset: int
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]
+    dtype: str
+
+
+class Arena:
+    """A part of the address space whose pages this process and all later forks share.
+
+    Blocks are allocated by this process alone. A block is free again once no array and no view of one has it.
+
+    Parameters
+    ----------
+    size : int, optional
+        Bytes; by default, the memory of the machine.
+    """
+
+    def __init__(self, size: int | None = None) -> None:
+        size = size or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+        self._map = mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        self.size, self._used = size, 0
+        self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._free: dict[int, list[int]] = {}  # size of blocks -> where they begin
+        self._lock = threading.RLock()  # a block may be freed while another one is allocated
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> np.ndarray:
+        """Return a new array without content; raise an ArenaFull if there is no room."""
+        dtype = np.dtype(dtype)
+        n_bytes = int(np.prod(shape, dtype='int64')) * dtype.itemsize
+        size = _rounded(n_bytes)
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                offset = free.pop()
+            elif self._used + size > self.size:
+                raise ArenaFull('the memory that contexts of the CPU share is full: %d of %d bytes are in use, and an '
+                                'array needs %d' % (self._used, self.size, n_bytes))
+            else:
+                offset, self._used = self._used, self._used + size
+        block = (ctypes.c_char * max(n_bytes, 1)).from_buffer(self._map, offset)  # NumPy keeps it for all views
+        weakref.finalize(block, self._release, size, offset).atexit = False
+        return np.ndarray(shape, dtype, buffer=block)
+
+    def _release(self, size, offset):
+        with self._lock:
+            self._free.setdefault(size, []).append(offset)
+
+    def place_of(self, array: np.ndarray) -> Place | None:
+        """Return the place of an array; None if it lies elsewhere."""
+        offset = array.__array_interface__['data'][0] - self._begin
+        return Place(offset, array.shape, array.strides, array.dtype.str) if 0 <= offset < self.size else None
+
+    def array_at(self, place: Place) -> np.ndarray:
+        """Return the array at a place, in this process or another one."""
+        return np.ndarray(place.shape, place.dtype, self._map, place.offset, place.strides)
+
+
+def _rounded(n_bytes):
+    """Return the size of a block for some bytes: at most an eighth more, so that blocks fit later arrays, too.
+
+    >>> _rounded(0), _rounded(65), _rounded(1000), _rounded(1025)
+    (64, 128, 1024, 1152)
+    """
+    step = max(ALIGNED, 1 << max(int(n_bytes - 1).bit_length() - 4, 0))
+    return max(-(-n_bytes // step) * step, ALIGNED)

@@ -1,0 +1,203 @@
+"""Contexts of the CPU that are processes: forks of this one, which compute functions over memory that all share.
+
+A process has inherited the compiled functions, and keeps no state: arguments, values of shared variables and results
+lie in an arena, which the parent lays out. So a process that has died, or that does not have a new function yet, is
+forked again, in milliseconds.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import signal
+import threading
+import warnings
+import weakref
+from multiprocessing import connection
+from typing import Any, Iterator, NoReturn
+
+import theano
+
+from ..comm.failures import packed
+from ..utils import blas, mpi_environment
+from ..utils.rank_process import end_with
+from .arena import Arena
+from .context_map import Context
+from .contexts import has_opened_gpu
+
+LOOK = 1.0  # seconds from one look for a process that does not reply to the next
+
+# A function here is ``compute(message, ask)``: it returns a reply, and ``ask(question)`` another message.
+_functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_workers: dict[Context, Worker] = {}
+_made, _is_fork = 0, False
+_changing = threading.RLock()
+
+
+class ProcessDied(Exception):
+    """A process has ended before it replied; the text says how."""
+
+
+@functools.lru_cache(maxsize=None)
+def arena() -> Arena:
+    """Return the arena of this process and of its forks."""
+    return Arena()
+
+
+def may_fork() -> bool:
+    """Return whether contexts can be processes.
+
+    CUDA, OpenCL, OpenMP and MPI do not survive a fork; a fork of the script has one core.
+    """
+    survives = hasattr(os, 'fork') and not (has_opened_gpu() or theano.config.openmp or mpi_environment.is_rank())
+    return survives and not _is_fork
+
+
+def add_function(function: Any) -> int:
+    """Return the number of a new function with a method `compute`; a process has it from its next fork on."""
+    global _made
+    with _changing:
+        _functions[_made], _made = function, _made + 1
+        return _made - 1
+
+
+def lock() -> Any:
+    """Return the lock for the thread whose calls the processes compute."""
+    return _changing
+
+
+def worker_of(context: Context) -> Worker:
+    """Return the Worker of a context."""
+    with _changing:
+        if context not in _workers:
+            _workers[context] = Worker()
+        return _workers[context]
+
+
+class Worker:
+    """The process of a context, as its parent sees it."""
+
+    def __init__(self) -> None:
+        self._connection: Any = None
+        self._process = self._known = 0
+        self._ended = ''  # how the process has ended
+
+    def begin(self, number: int, message: Any) -> None:
+        """Have the process compute a function of a number, with a message for it."""
+        if self._connection is None or number >= self._known:
+            self.end_process()
+            self._fork()
+        with contextlib.suppress(OSError):  # it has died, which `receive` reports
+            self._connection.send((number, threads(), message))
+
+    def receive(self) -> tuple[str, Any]:
+        """Wait for what the process says next: a question, a reply, or an error; raise a ProcessDied if it has died."""
+        try:
+            while not self._connection.poll(LOOK):  # a fork of the script may have its end of the connection, too
+                if not self._is_alive():
+                    raise EOFError
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise ProcessDied(self.end_process()) from error
+
+    def answer(self, message: Any) -> None:
+        """Send an answer to a question of the process."""
+        with contextlib.suppress(OSError):
+            self._connection.send(message)
+
+    def end_process(self) -> str:
+        """End the process, if there is one, and return how it has ended."""
+        if self._connection is None:
+            return ''
+        self._connection.close()
+        self._connection = None
+        if self._is_alive():
+            os.kill(self._process, signal.SIGKILL)
+            self._wait(0)
+        return self._ended
+
+    def forget(self) -> None:
+        """Leave the process to the parent: this is a fork."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _is_alive(self):
+        if not self._ended:
+            self._wait(os.WNOHANG)
+        return not self._ended
+
+    def _wait(self, options):
+        try:
+            process, status = os.waitpid(self._process, options)
+        except ChildProcessError:  # the script has waited for all its children
+            self._ended = 'in a way that is not known'
+            return
+        if process:
+            self._ended = 'by signal %d' % os.WTERMSIG(status) if os.WIFSIGNALED(status) else \
+                'with exit code %d' % os.WEXITSTATUS(status)
+
+    def _fork(self):
+        arena()
+        ours, theirs = connection.Pipe()
+        with _changing, _undisturbed():
+            self._known, parent, self._connection, self._ended = _made, os.getpid(), ours, ''
+            self._process = os.fork()
+            if not self._process:
+                _serve(theirs, parent)
+        theirs.close()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no Ctrl-C come between a fork and its loop, in which it ignores it; and no advice against forks."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', DeprecationWarning)  # since Python 3.12, if there are threads
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(parent: Any, number: int) -> NoReturn:
+    """Compute what the parent asks for until it closes the connection, or ends: in a fork."""
+    try:
+        for each in signal.valid_signals():  # they are the parent's: handlers of the script, and Ctrl-C
+            if callable(signal.getsignal(each)):
+                signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
+        end_with(number, signal.SIGKILL)
+        gc.disable()  # a collection would touch, and copy, all pages
+        while True:
+            number, n_threads, message = parent.recv()
+            blas.limit_threads(n_threads, in_fork=True)
+            try:
+                parent.send(('done', _functions[number].compute(message, functools.partial(_asked, parent))))
+            except Exception as error:
+                parent.send(('failed', packed(error)))
+    except EOFError:
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _asked(parent, question):
+    parent.send(('asks', question))
+    return parent.recv()
+
+
+def threads() -> int:
+    """Return the threads of BLAS for each process while all compute."""
+    return max(1, len(os.sched_getaffinity(0)) // (len(_workers) + 1))
+
+
+def _begin_fork() -> None:
+    """Leave the processes to the parent, in a fork."""
+    global _is_fork, _changing
+    _is_fork, _changing = True, threading.RLock()
+    for worker in _workers.values():
+        worker.forget()
+    _workers.clear()
+
+
+os.register_at_fork(after_in_child=_begin_fork)

@@ -1,0 +1,253 @@
+"""The parts of a step that processes of the CPU's contexts compute, and the choice whether they do."""
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+import numpy as np
+import theano
+
+from ..comm.failures import unpacked
+from ..devices.arena import ArenaFull, Place
+from ..devices.context_map import HOST, Context, describe
+from ..devices.processes import ProcessDied, add_function, arena, lock, may_fork, threads, worker_of
+from ..errors import ReplicaError, warn
+from ..graph.repeatable import unrepeatable_in
+from ..options import EQUAL, Flags
+from ..plan import Choice, Part, StepPlan
+from ..plan.instructions import PartOnContext
+from ..utils import blas
+
+SMALL = 4096      # bytes of an array that is sent within a message
+SHORTEST = 2e-3   # seconds; a step whose parts take less in one process stays there
+COUNTED = 3       # steps of which the fastest counts, in one process and in several
+ATTEMPTS = 2      # to compute a part, if its process is killed
+
+
+class ForkedPart:
+    """The functions of a part on contexts of the CPU, which their processes compute.
+
+    Processes inherit the functions, and the places of the values of shared variables.
+    """
+
+    def __init__(self, functions: Mapping[Context, Any], storages: Sequence[list[Any]],
+                 are_new: Sequence[bool]) -> None:
+        self._functions, self._storages = functions, storages
+        self._shared: list[Any] = [None] * len(storages)  # copies of the variables' values in the arena
+        self.facts: dict[Context, list[Any]] = {}         # shapes and dtypes of the last results
+        self.are_new, self.number = are_new, add_function(self)  # which results are new values of variables
+
+    @property
+    def contexts(self) -> list[Context]:
+        """The contexts that it is computed on."""
+        return list(self._functions)
+
+    def shared_values(self) -> list[Any]:
+        """Return the values of shared variables as a message has them, for all contexts."""
+        return [self._shared_value(i, *storage) for i, storage in enumerate(self._storages)]
+
+    def _shared_value(self, i, value):
+        """Return the place of a copy of a large value: a script may edit the value in place."""
+        if not is_large(value):
+            return value
+        there = self._shared[i]
+        if there is None or (there.shape, there.dtype) != (value.shape, value.dtype):
+            there = self._shared[i] = arena().empty(value.shape, value.dtype)
+        there[...] = value
+        return arena().place_of(there)
+
+    def compute(self, message: Any, ask: Callable[[Any], Any]) -> list[Any]:
+        """Compute a message, in the process: return small results, and None for those that it has put in their places.
+        """
+        context, values, shared, places = message
+        for storage, value in zip(self._storages, shared):
+            storage[0] = _taken(value)
+        results = self._functions[context].mgpu_call(*map(_taken, values))
+        facts = [(each.shape, each.dtype.str) if is_large(each) else None for each in results]
+        if facts != [place and (place.shape, place.dtype) for place in places]:
+            places = ask(facts)
+        for value, place in zip(results, places):
+            if place is not None:
+                arena().array_at(place)[...] = value
+        return [value if place is None else None for value, place in zip(results, places)]
+
+
+class Call:
+    """A call of a ForkedPart in the process of a context: it returns the results when it is called."""
+
+    def __init__(self, part: ForkedPart, context: Context, shared: Sequence[Any], values: Sequence[Any]) -> None:
+        self._part, self._context, self._worker = part, context, worker_of(context)
+        self._values = [_in_arena(value) for value in values]
+        self._results = self._allocated(part.facts.get(context, ()))
+        self._message = context, list(map(_placed, self._values)), shared, list(map(_placed, self._results))
+        self._is_underway = False
+
+    def begin(self) -> None:
+        """Send the message to the process, which computes from now on."""
+        self._is_underway = True
+        self._worker.begin(self._part.number, self._message)
+
+    def give_up(self) -> None:
+        """End the process, if it has not replied."""
+        if self._is_underway:
+            self._is_underway = False
+            self._worker.end_process()
+
+    def __call__(self) -> list[Any]:
+        """Wait for the results; compute them once more if the process is killed."""
+        for attempt in range(1, ATTEMPTS + 1):
+            if not self._is_underway:
+                self.begin()
+            try:
+                return self._received()
+            except ProcessDied as error:
+                self._is_underway = False
+                if attempt == ATTEMPTS:
+                    raise ReplicaError('the process of context %s has ended %s, %d times in one step, maybe for lack '
+                                       'of memory' % (describe([self._context]), error, ATTEMPTS),
+                                       context=self._context) from error
+        raise AssertionError
+
+    def _received(self):
+        what, reply = self._worker.receive()
+        if what == 'asks':
+            self._part.facts[self._context] = reply
+            self._results = self._allocated(reply)
+            self._worker.answer(list(map(_placed, self._results)))
+            what, reply = self._worker.receive()
+        self._is_underway = False
+        if what == 'failed':
+            raise unpacked(reply, 'in the process of context %s' % describe([self._context]))
+        results = [value if there is None else there for value, there in zip(reply, self._results)]
+        # New values stay: a fork of the script must not see them change.
+        return [np.array(each) if is_new and is_large(each) else each
+                for each, is_new in zip(results, self._part.are_new)]
+
+    def _allocated(self, facts):
+        return [facts and arena().empty(*facts) for facts in facts]
+
+
+def is_large(value: Any) -> bool:
+    """Return whether a value goes through the arena."""
+    return type(value) is np.ndarray and value.nbytes > SMALL and not value.dtype.hasobject
+
+
+def _in_arena(value):
+    """Return a large array in the arena, copied there if need be; another value as it is."""
+    if not is_large(value) or arena().place_of(value) is not None:
+        return value
+    there = arena().empty(value.shape, value.dtype)
+    there[...] = value
+    return there
+
+
+def _placed(value):
+    return arena().place_of(value) if is_large(value) else value
+
+
+def _taken(value):
+    return arena().array_at(value) if isinstance(value, Place) else value
+
+
+class Times(NamedTuple):
+    """Seconds of the parts of the first steps: in this process, and in several."""
+
+    alone: list[float]
+    forked: list[float]
+
+
+class ForkedParts:
+    """The parts of a function whose contexts of the CPU can be processes, and the choice whether they are.
+
+    The first steps are timed in this process, and the next ones in several; the faster way goes on, for each length of
+    batches, to a power of two.
+    """
+
+    def __init__(self, parts: Mapping[Part, ForkedPart], first: Context, name: str) -> None:
+        self._parts, self._first, self._name = parts, first, name
+        self._times: dict[int, Times] = {}
+        self._is_full = False
+
+    def are_used(self, samples: int) -> bool:
+        """Return whether processes compute the parts of the next step, of a number of samples."""
+        alone, forked = self._times.setdefault(samples.bit_length(), Times([], []))
+        if len(alone) < COUNTED or min(alone) < SHORTEST or self._is_full or not may_fork():
+            return False
+        return len(forked) <= COUNTED or min(forked[1:]) < min(alone)  # the first one forks
+
+    def is_settled(self, samples: int) -> bool:
+        """Return whether the faster way is known for a number of samples."""
+        alone, forked = self._times.get(samples.bit_length(), Times([], []))
+        return len(alone) >= COUNTED and (min(alone) < SHORTEST or len(forked) > COUNTED) or self._is_full or \
+            not may_fork()
+
+    def note(self, samples: int, seconds: float, are_forked: bool) -> None:
+        """Note the seconds that the parts of a step have taken."""
+        times = self._times[samples.bit_length()]
+        of_way = times.forked if are_forked else times.alone
+        if len(of_way) <= COUNTED:
+            of_way.append(seconds)
+
+    def changes(self) -> list[Choice]:
+        """Return the ways that were chosen, for the plan."""
+        n = len({context for part in self._parts.values() for context in part.contexts})
+        return [Choice('processes', '%d' % n if min(forked[1:]) < min(alone) else 'one',
+                       '%.3g ms in one, %.3g ms in %d, for batches of %d to %d samples'
+                       % (1e3 * min(alone), 1e3 * min(forked[1:]), n, 1 << max(digits - 1, 0), (1 << digits) - 1))
+                for digits, (alone, forked) in sorted(self._times.items()) if len(forked) > COUNTED]
+
+    @contextlib.contextmanager
+    def computing(self, works: Sequence[PartOnContext], slots: Sequence[Any]) -> Iterator[dict[int, Any]]:
+        """Have processes compute parts in the block; give callables for the results, by the `id` of each work.
+
+        A process that has not replied at the end of the block, as after Ctrl-C, is given up.
+        """
+        begun: dict[int, Call] = {}
+        with lock():
+            before = blas.limit_threads(threads())
+            try:
+                self._begin(works, slots, begun)
+                yield begun
+            finally:
+                for call in begun.values():
+                    call.give_up()
+                blas.set_threads(before)
+
+    def _begin(self, works, slots, begun):
+        forked = [work for work in works if work.part in self._parts and work.context not in (self._first, HOST)]
+        try:
+            shared = {part: self._parts[part].shared_values() for part in {work.part for work in forked}}
+            for work in forked:
+                begun[id(work)] = Call(self._parts[work.part], work.context, shared[work.part],
+                                       [slots[slot] for slot in work.given])
+            taken = set()
+            for work in forked:  # a process computes one call at a time
+                if work.context not in taken:
+                    taken.add(work.context)
+                    begun[id(work)].begin()
+        except ArenaFull as error:
+            self._is_full = True
+            for call in begun.values():
+                call.give_up()
+            begun.clear()
+            warn('%s is computed in one process from now on: %s' % (self._name, error))
+
+
+def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, n_ranks: int, executor: str) -> ForkedParts | None:
+    """Return the parts of a plan that processes can compute; None if there are none, or the order of work is fixed.
+
+    Parts with ops of a script stay in this process, since what these do there would be lost.
+    """
+    first, *others = plan.mesh.contexts
+    rounds_alike = Flags.now().shares == EQUAL or theano.config.deterministic == 'more'  # a choice by time may not
+    if plan.mesh.on_devices or not others or n_ranks > 1 or executor != 'auto' or rounds_alike:
+        return None
+    found = {}
+    for part, compiled in parts.items():
+        contexts = [context for context in part.contexts if context not in (first, HOST)]
+        graphs = [*part.graphs, *part.updates.values()]
+        if contexts and compiled.is_plain and unrepeatable_in(graphs) is None:
+            found[part] = ForkedPart(dict(zip(part.contexts, compiled.functions)),
+                                     [variable.on(first).container.storage for variable in compiled.variables],
+                                     [i >= len(part.outputs) for i in compiled.functions[0].mgpu_order])
+    return ForkedParts(found, first, plan.name or 'a function') if found else None
