@@ -179,6 +179,11 @@ class LengthChooser:
         """Return whether the fastest way is not known yet for a number of samples."""
         return self.whole_below <= samples < self._several_from
 
+    def settled(self, samples: int) -> Way | None:
+        """Return the way of batches of a number of samples that stay whole for good; None for others."""
+        return self._whole.way if samples < self.whole_below and self._whole is not None and \
+            self._whole.state is State.SETTLED else None
+
     def divide(self, samples: int) -> None:
         """Choose several contexts for batches of a number of samples, and for longer ones."""
         self._several_from = 1 << max(samples.bit_length() - 1, 0)

@@ -157,7 +157,7 @@ class ModelFunction(BatchSource):
         return self.leading(length_of(call), call)[1] if is_open or self.leading.differ else call
 
     def chosen(self, chooser: Chooser) -> None:
-        contexts = {Way.HOST: self._of_plain, Way.DEVICE: self._first, Way.SEVERAL: lambda: self.step.contexts}
+        contexts = {Way.HOST: lambda: self._of_plain, Way.DEVICE: self._first, Way.SEVERAL: lambda: self.step.contexts}
         self._usage.run_on(contexts[chooser.way](), self.dispatched.choice.reason(chooser, self._state.why))
 
     def plain(self, call: Any) -> Computed:
@@ -166,10 +166,11 @@ class ModelFunction(BatchSource):
         A batch that was sent ahead is dropped.
         """
         self.forget_prepared()
-        return Computed((self._by_theano if self.is_whole else self._plain)(call), length_of(call), self._of_plain())
+        return Computed((self._by_theano if self.is_whole else self._plain)(call), length_of(call), self._of_plain)
 
+    @functools.cached_property
     def _of_plain(self):
-        """Return the contexts on which plain Keras computes: one on the CPU."""
+        """The contexts on which plain Keras computes: one on the CPU."""
         return [] if on_devices(self._state.contexts) else self._state.contexts[:1]
 
     def alone(self, call: Any) -> Computed:
@@ -204,7 +205,7 @@ class ModelFunction(BatchSource):
 
     @functools.cached_property
     def _plain(self):
-        if self.kind == 'predict' or self.step.ranks.size == 1:
+        if self.kind == 'predict' or self.ranks.size == 1:
             return self._by_theano
         step = self.step
         self.compared = ComparedFunction(self._by_theano, step.ranks, step.built.number, lambda: step.built.alike,
