@@ -78,7 +78,7 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
     Examples
     --------
     >>> import numpy as np
-    >>> import theano_mgpu, theano.tensor as T
+    >>> import theano_mgpu, theano, theano.tensor as T
     >>> contexts = theano_mgpu.init('dev0->cpu;dev1->cpu')
     >>> report = enable(always=True)
     >>> x = T.dmatrix('x')

@@ -248,6 +248,6 @@ def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, n_ranks: int, execut
         graphs = [*part.graphs, *part.updates.values()]
         if contexts and compiled.is_plain and unrepeatable_in(graphs) is None:
             found[part] = ForkedPart(dict(zip(part.contexts, compiled.functions)),
-                                     [variable.on(first).container.storage for variable in compiled.variables],
+                                     [variable.variable.container.storage for variable in compiled.variables],
                                      [i >= len(part.outputs) for i in compiled.functions[0].mgpu_order])
     return ForkedParts(found, first, plan.name or 'a function') if found else None
