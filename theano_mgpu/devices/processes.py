@@ -39,6 +39,14 @@ class ProcessDied(Exception):
     """A process has ended before it replied; the text says how."""
 
 
+class CannotFork(Exception):
+    """A process would have to be forked while the script has other threads.
+
+    OpenBLAS waits for ever in a fork while another thread is within a product of its own, and locks that other threads
+    have stay locked.
+    """
+
+
 @functools.lru_cache(maxsize=None)
 def arena() -> Arena:
     """Return the arena of this process and of its forks."""
@@ -81,13 +89,19 @@ class Worker:
     def __init__(self) -> None:
         self._connection: Any = None
         self._process = self._known = 0
+        self._owes = False  # a reply
         self._ended = ''  # how the process has ended
 
     def begin(self, number: int, message: Any) -> None:
-        """Have the process compute a function of a number, with a message for it."""
-        if self._connection is None or number >= self._known:
+        """Have the process compute a function of a number, with a message for it.
+
+        Raise a CannotFork if there is no process that has the function, and none can be forked now.
+        """
+        # One that owes a reply, as after Ctrl-C at any moment, would give the reply to another call.
+        if self._owes or self._connection is None or number >= self._known:
             self.end_process()
             self._fork()
+        self._owes = True
         with contextlib.suppress(OSError):  # it has died, which `receive` reports
             self._connection.send((number, threads(), message))
 
@@ -97,9 +111,11 @@ class Worker:
             while not self._connection.poll(LOOK):  # a fork of the script may have its end of the connection, too
                 if not self._is_alive():
                     raise EOFError
-            return self._connection.recv()
+            what, reply = self._connection.recv()
         except (EOFError, OSError) as error:
             raise ProcessDied(self.end_process()) from error
+        self._owes = what == 'asks'
+        return what, reply
 
     def answer(self, message: Any) -> None:
         """Send an answer to a question of the process."""
@@ -111,11 +127,16 @@ class Worker:
         if self._connection is None:
             return ''
         self._connection.close()
-        self._connection = None
+        self._connection, self._owes = None, False
         if self._is_alive():
             os.kill(self._process, signal.SIGKILL)
             self._wait(0)
         return self._ended
+
+    def give_up(self) -> None:
+        """End the process, if it owes a reply."""
+        if self._owes:
+            self.end_process()
 
     def forget(self) -> None:
         """Leave the process to the parent: this is a fork."""
@@ -138,6 +159,8 @@ class Worker:
                 'with exit code %d' % os.WEXITSTATUS(status)
 
     def _fork(self):
+        if threading.active_count() > 1:
+            raise CannotFork
         arena()
         ours, theirs = connection.Pipe()
         with _changing, _undisturbed():

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import theano
@@ -10,7 +10,7 @@ import theano
 from ..comm.failures import unpacked
 from ..devices.arena import ArenaFull, Place
 from ..devices.context_map import HOST, Context, describe
-from ..devices.processes import ProcessDied, add_function, arena, lock, may_fork, threads, worker_of
+from ..devices.processes import CannotFork, ProcessDied, add_function, arena, lock, may_fork, threads, worker_of
 from ..errors import ReplicaError, warn
 from ..graph.repeatable import unrepeatable_in
 from ..options import EQUAL, Flags
@@ -56,13 +56,17 @@ class ForkedPart:
         there[...] = value
         return arena().place_of(there)
 
+    def computed_here(self, context: Context, values: Iterable[Any]) -> list[Any]:
+        """Return the results of values in this process."""
+        return self._functions[context].mgpu_call(*values)
+
     def compute(self, message: Any, ask: Callable[[Any], Any]) -> list[Any]:
         """Compute a message, in the process: return small results, and None for those that it has put in their places.
         """
         context, values, shared, places = message
         for storage, value in zip(self._storages, shared):
             storage[0] = _taken(value)
-        results = self._functions[context].mgpu_call(*map(_taken, values))
+        results = self.computed_here(context, map(_taken, values))
         facts = [(each.shape, each.dtype.str) if is_large(each) else None for each in results]
         if facts != [place and (place.shape, place.dtype) for place in places]:
             places = ask(facts)
@@ -80,28 +84,28 @@ class Call:
         self._values = [_in_arena(value) for value in values]
         self._results = self._allocated(part.facts.get(context, ()))
         self._message = context, list(map(_placed, self._values)), shared, list(map(_placed, self._results))
-        self._is_underway = False
+        self._is_begun = False
 
     def begin(self) -> None:
         """Send the message to the process, which computes from now on."""
-        self._is_underway = True
         self._worker.begin(self._part.number, self._message)
+        self._is_begun = True
 
     def give_up(self) -> None:
         """End the process, if it has not replied."""
-        if self._is_underway:
-            self._is_underway = False
-            self._worker.end_process()
+        self._worker.give_up()
 
     def __call__(self) -> list[Any]:
         """Wait for the results; compute them once more if the process is killed."""
         for attempt in range(1, ATTEMPTS + 1):
-            if not self._is_underway:
-                self.begin()
             try:
+                if not self._is_begun:
+                    self.begin()
                 return self._received()
+            except CannotFork:
+                return self._part.computed_here(self._context, self._values)
             except ProcessDied as error:
-                self._is_underway = False
+                self._is_begun = False
                 if attempt == ATTEMPTS:
                     raise ReplicaError('the process of context %s has ended %s, %d times in one step, maybe for lack '
                                        'of memory' % (describe([self._context]), error, ATTEMPTS),
@@ -115,7 +119,6 @@ class Call:
             self._results = self._allocated(reply)
             self._worker.answer(list(map(_placed, self._results)))
             what, reply = self._worker.receive()
-        self._is_underway = False
         if what == 'failed':
             raise unpacked(reply, 'in the process of context %s' % describe([self._context]))
         results = [value if there is None else there for value, there in zip(reply, self._results)]
@@ -224,7 +227,8 @@ class ForkedParts:
             for work in forked:  # a process computes one call at a time
                 if work.context not in taken:
                     taken.add(work.context)
-                    begun[id(work)].begin()
+                    with contextlib.suppress(CannotFork):  # this process computes it later
+                        begun[id(work)].begin()
         except ArenaFull as error:
             self._is_full = True
             for call in begun.values():
