@@ -123,14 +123,14 @@ class Worker:
             self._connection.send(message)
 
     def end_process(self) -> str:
-        """End the process, if there is one, and return how it has ended."""
-        if self._connection is None:
-            return ''
-        self._connection.close()
-        self._connection, self._owes = None, False
-        if self._is_alive():
+        """End the process, if there is one, and return how it has ended. Ctrl-C may come at any line."""
+        connected, self._connection = self._connection, None
+        if connected is not None:
+            connected.close()
+        if self._process and self._is_alive():
             os.kill(self._process, signal.SIGKILL)
             self._wait(0)
+        self._owes = False
         return self._ended
 
     def give_up(self) -> None:
@@ -164,11 +164,13 @@ class Worker:
         arena()
         ours, theirs = connection.Pipe()
         with _changing, _undisturbed():
-            self._known, parent, self._connection, self._ended = _made, os.getpid(), ours, ''
+            self._known, parent, self._ended = _made, os.getpid(), ''
             self._process = os.fork()
             if not self._process:
+                ours.close()
                 _serve(theirs, parent)
         theirs.close()
+        self._connection = ours
 
 
 @contextlib.contextmanager
