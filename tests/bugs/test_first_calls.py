@@ -9,6 +9,7 @@ import theano
 import theano.tensor as T
 from support.dispatch_clock import Clock
 from support.modes import PYTHON
+from theano.typed_list import make_list
 
 
 def rows(*shape):
@@ -174,6 +175,16 @@ def test_batches_that_fail_by_their_data_do_not_end_the_division(enabled):
     for _ in range(4):
         np.testing.assert_allclose(f(rows(4, 6)), rows(4, 6).reshape((-1, 4)).sum(axis=1))
     assert 'it failed over the contexts' in usage.why and f.mgpu_divided is None and len(enabled.messages) == 1
+
+
+def test_a_comparison_of_variables_is_the_only_output(cpu2, enabled):
+    """"Variables do not support boolean operations", of `theano.function([], x > y)`, and a TypeError of a typed list."""
+    x, y = theano.shared(np.arange(3.), 'x'), theano.shared(np.ones(3), 'y')
+    report = enabled()
+    np.testing.assert_array_equal(theano.function([], x > y, mode=PYTHON)(), [False, False, True])
+    both = theano.function([], make_list([x, y]), mode=PYTHON)()
+    np.testing.assert_array_equal(both, [np.arange(3.), np.ones(3)])
+    assert len(report.usages) == 2
 
 
 def test_calls_that_grow_are_timed_anew(enabled, monkeypatch):

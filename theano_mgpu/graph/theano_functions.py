@@ -73,9 +73,10 @@ def is_of_user(arguments: Mapping[str, Any]) -> bool:
 
     A function that Theano or Keras makes for its own use, such as `K.eval`, is not, nor is one that computes nothing.
     """
-    name = arguments['name'] or ''
+    name, outputs = arguments['name'] or '', arguments['outputs']
     if not name.startswith(folders('theano', 'keras')):
-        return bool(arguments['params'] or arguments['outputs'] or arguments['updates'])
+        is_empty = outputs is None or isinstance(outputs, (list, tuple, dict)) and not outputs
+        return bool(arguments['params'] or arguments['updates'] or not is_empty)  # a variable is neither true nor false
     return bool(arguments['params'] and name.startswith(folders('keras.backend')))
 
 
