@@ -178,7 +178,7 @@ def test_batches_that_fail_by_their_data_do_not_end_the_division(enabled):
 
 
 def test_a_comparison_of_variables_is_the_only_output(cpu2, enabled):
-    """"Variables do not support boolean operations", of `theano.function([], x > y)`, and a TypeError of a typed list."""
+    """"Variables do not support boolean operations", of `theano.function([], x > y)`, or TypeError."""
     x, y = theano.shared(np.arange(3.), 'x'), theano.shared(np.ones(3), 'y')
     report = enabled()
     np.testing.assert_array_equal(theano.function([], x > y, mode=PYTHON)(), [False, False, True])
