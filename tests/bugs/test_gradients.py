@@ -124,3 +124,16 @@ def test_second_gradients_through_a_loop_are_those_of_one_device(build, tap, cpu
     assert divided.refused is None
     for ours, theirs in zip(divided(*values), plain(*values)):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+@pytest.mark.parametrize('axis', [0, None])
+def test_the_gradient_of_a_product_along_samples_with_zeros(axis, cpu2):
+    """It was zero where a context had nothing but zeros of a column, without a word."""
+    x = T.dmatrix('x')
+    outputs = [theano.grad(x.prod(axis=axis).sum(), x), x.prod(axis=axis), T.elemwise.ProdWithoutZeros(axis=axis)(x)]
+    divided = mgpu.function([x], outputs, mode='FAST_COMPILE')
+    plain = theano.function([x], outputs, mode='FAST_COMPILE')
+    zeros = np.array([[1., 2, 3, 4], [0, 5, 6, 7], [0, 0, 8, 9], [3, 0, 2, 1]])
+    for rows in zeros[:3], zeros, zeros[2:], np.where(np.eye(4) > 0, 0, zeros + 1):
+        for found, expected in zip(divided(rows), plain(rows)):
+            np.testing.assert_allclose(found, expected, rtol=1e-12)

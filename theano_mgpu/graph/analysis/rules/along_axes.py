@@ -12,8 +12,9 @@ from ..shards import refusal_of, rule
 from ..states import PARTIAL, REFUSED, ROWS, State, Value, has_rows, partial
 from .base import OTHER_AXIS, aligned, refuse_rows, same_rows, widens
 
-REDUCTION = {scalar.Add: SUM, scalar.Mul: PROD, elemwise.MulWithoutZeros: PROD, scalar.Maximum: MAX,
-             scalar.Minimum: MIN, scalar.OR: MAX, scalar.AND: MIN}
+# No MulWithoutZeros, of the gradient of a product: a part may have zeros alone, whose product would count as zero.
+REDUCTION = {scalar.Add: SUM, scalar.Mul: PROD, scalar.Maximum: MAX, scalar.Minimum: MIN, scalar.OR: MAX,
+             scalar.AND: MIN}
 NO_PLACE = 'the place of the maximum among all samples is not known to a replica'
 
 
