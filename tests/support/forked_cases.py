@@ -210,7 +210,7 @@ class Noted(theano.Op):
 
 
 def own_op():
-    """An op of the script computes in its process: what it does there would be lost."""
+    """An op of the script computes in the script's process, since its effects in a fork would be lost."""
     begin()
     x = T.matrix('x')
     mgpu.function([x], Noted()(x).sum(), mode='FAST_COMPILE')(np.ones((8, 40), 'float32'))

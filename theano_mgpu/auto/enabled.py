@@ -1,4 +1,4 @@
-"""The arguments of `enable`, and what it has to say to the user."""
+"""The arguments of `enable`, and its messages for the user."""
 from __future__ import annotations
 
 import functools

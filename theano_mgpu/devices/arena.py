@@ -64,6 +64,12 @@ class Arena:
         weakref.finalize(block, self._release, size, offset).atexit = False
         return np.ndarray(shape, dtype, buffer=block)
 
+    def copied(self, array: np.ndarray) -> np.ndarray:
+        """Return a copy of an array."""
+        copy = self.empty(array.shape, array.dtype)
+        copy[...] = array
+        return copy
+
     def _release(self, size, offset):
         with self._lock:
             self._free.setdefault(size, []).append(offset)

@@ -106,7 +106,7 @@ class Worker:
             self._connection.send((number, threads(), message))
 
     def receive(self) -> tuple[str, Any]:
-        """Wait for what the process says next: a question, a reply, or an error; raise a ProcessDied if it has died."""
+        """Wait for the next message: a question, a reply, or an error; raise a ProcessDied if the process has died."""
         try:
             while not self._connection.poll(LOOK):  # a fork of the script may have its end of the connection, too
                 if not self._is_alive():
@@ -185,30 +185,30 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(parent: Any, number: int) -> NoReturn:
-    """Compute what the parent asks for until it closes the connection, or ends: in a fork."""
+def _serve(connected: Any, parent: int) -> NoReturn:
+    """Compute the messages of the parent, in a fork, until it closes the connection, or ends."""
     try:
         for each in signal.valid_signals():  # they are the parent's: handlers of the script, and Ctrl-C
             if callable(signal.getsignal(each)):
                 signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
-        end_with(number, signal.SIGKILL)
+        end_with(parent, signal.SIGKILL)
         gc.disable()  # a collection would touch, and copy, all pages
         while True:
-            number, n_threads, message = parent.recv()
+            number, n_threads, message = connected.recv()
             blas.limit_threads(n_threads, in_fork=True)
             try:
-                parent.send(('done', _functions[number].compute(message, functools.partial(_asked, parent))))
+                connected.send(('done', _functions[number].compute(message, functools.partial(_asked, connected))))
             except Exception as error:
-                parent.send(('failed', packed(error)))
+                connected.send(('failed', packed(error)))
     except EOFError:
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _asked(parent, question):
-    parent.send(('asks', question))
-    return parent.recv()
+def _asked(connected, question):
+    connected.send(('asks', question))
+    return connected.recv()
 
 
 def threads() -> int:

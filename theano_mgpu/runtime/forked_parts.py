@@ -137,11 +137,7 @@ def is_large(value: Any) -> bool:
 
 def _in_arena(value):
     """Return a large array in the arena, copied there if need be; another value as it is."""
-    if not is_large(value) or arena().place_of(value) is not None:
-        return value
-    there = arena().empty(value.shape, value.dtype)
-    there[...] = value
-    return there
+    return arena().copied(value) if is_large(value) and arena().place_of(value) is None else value
 
 
 def _placed(value):

@@ -77,7 +77,7 @@ def _libraries():
 
 
 def limit_threads(most: int, in_fork: bool = False) -> list[int]:
-    """Give each BLAS that is loaded at most so many threads; return the numbers before, for `set_threads`.
+    """Give each loaded BLAS a limit of threads; return the numbers before, for `set_threads`.
 
     In a fork, OpenMP would wait for the threads of the parent: a BLAS with its threads gets one.
     """
