@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import types
 
 import theano_mgpu as mgpu
@@ -120,3 +121,12 @@ def test_notebooks_show_reports_as_they_are_printed(contexts):
         shown = report._repr_html_()
         assert shown.startswith('<pre>') and shown.count('\n') == str(report).count('\n') > 2
         assert '<' not in shown[5:-6]
+
+
+def test_the_timer_of_a_note_leaves_no_thread():
+    """For a moment after a compilation, a thread more than the script's own kept processes from being forked."""
+    before = threading.active_count()
+    for _ in range(500):
+        with progress.note_if_long(str):
+            pass
+        assert threading.active_count() == before

@@ -30,6 +30,7 @@ def note_if_long(text: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        timer.join()  # a process with a thread more than the script's own is not forked
 
 
 @contextlib.contextmanager
