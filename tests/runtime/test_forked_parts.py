@@ -3,7 +3,8 @@ import pytest
 from support.processes import python
 from support.search_path import ROOT, search_path
 
-CASES = ['exact', 'drawn', 'killed', 'fails', 'interrupted', 'forked', 'threads', 'own_op', 'full', 'orphans', 'chosen']
+CASES = ['exact', 'drawn', 'killed', 'fails', 'interrupted', 'forked', 'threads', 'waiting', 'busy', 'own_op', 'full',
+         'orphans', 'chosen']
 
 
 @pytest.mark.parametrize('case', CASES)

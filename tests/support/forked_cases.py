@@ -1,6 +1,10 @@
 """Programs in which processes compute the parts of the contexts of the CPU; each function is a program of its own."""
+import functools
 import os
+import queue
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -100,7 +104,7 @@ def killed():
     timer.start()
     while timer.is_alive():
         assert_alike([step(*batch)[0]], [plain(*batch)])
-    assert_alike([step(*batch)[0]], [plain(*batch)])  # without another thread, it forks again
+    assert_alike([step(*batch)[0]], [plain(*batch)])
     assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])
     own, before = forked_parts.ForkedPart.compute, [p.get_value() for p in models[1].params]
     forked_parts.ForkedPart.compute = lambda *call: os.kill(os.getpid(), signal.SIGKILL)
@@ -172,7 +176,7 @@ def forked():
 
 
 def threads():
-    """Nothing is forked while the script has threads, which OpenBLAS does not survive; all compute."""
+    """Threads of the script train at the same time; processes compute for all of them."""
     begin(3)
     batch, found = data(16, 7), {}
 
@@ -189,7 +193,44 @@ def threads():
     for pairs in found.values():
         assert len(pairs) == 15
         assert_alike(*zip(*pairs))
-    assert not children()
+
+
+def waiting():
+    """Threads that wait, as those of a notebook, of a debugger and of queues of batches do, keep no process away."""
+    begin()
+    ours, theirs = socket.socketpair()
+    for wait in queue.Queue().get, functools.partial(ours.recv, 1), functools.partial(time.sleep, 1000), \
+            functools.partial(select.select, [ours], [], []):
+        threading.Thread(target=wait, daemon=True).start()
+    model, batch = dense_model(), data(16, 7)
+    step_of(model)(*batch)
+    assert len(children()) == 1
+
+
+def busy():
+    """Products of another thread, which several threads of BLAS compute, never keep a fork for ever."""
+    begin()
+    models, batch, end = (dense_model(), dense_model()), data(16, 7), threading.Event()
+    plain, step = plain_step(models[0]), step_of(models[1])
+
+    def multiply():
+        random = np.random.RandomState(0)
+        while not end.is_set():
+            a = np.ones((800, 800), 'float32')
+            for _ in range(random.randint(5)):
+                a = np.dot(a, a) / 800
+            time.sleep(2e-2 * random.rand())
+    thread = threading.Thread(target=multiply)
+    thread.start()
+    forks, deadline = set(), time.time() + 60
+    while len(forks) < 20 and time.time() < deadline:
+        assert_alike([step(*batch)[0]], [plain(*batch)])
+        for each in children():
+            forks.add(each)
+            os.kill(each, signal.SIGKILL)
+    end.set()
+    thread.join()
+    assert len(forks) == 20, forks
 
 
 class Noted(theano.Op):

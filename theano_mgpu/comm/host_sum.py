@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import operator
-import os
 from pathlib import Path
 from typing import Any, Sequence
 
 import numpy as np
 import theano
 
-from ..utils import native
+from ..utils import native, processor
 from ..utils.pointers import pointers_to
 
 # Elements of a buffer that NumPy adds in less time than it takes to prepare anything else.
@@ -97,14 +96,7 @@ def add_by_code(out: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
     count = len(buffers)
     shares = (count + 1) * out.nbytes // SHARE
     function(ctypes.c_void_p(out.ctypes.data), pointers_to(buffers), count, ctypes.c_size_t(out.size), shares > 1,
-             max(1, min(threads(), shares)))
-
-
-def threads() -> int:
-    """Return how many threads may sum: the cores of this process, or OMP_NUM_THREADS where that is less."""
-    cores = len(os.sched_getaffinity(0))
-    wished = os.environ.get('OMP_NUM_THREADS', '').split(',')[0].strip()
-    return max(1, min(cores, int(wished))) if wished.isdigit() else cores
+             max(1, min(processor.threads(), shares)))
 
 
 @functools.lru_cache(maxsize=None)

@@ -13,7 +13,7 @@ from theano.tensor.blas import ldflags
 
 from ..utils import native
 from ..utils.pointers import pointers_to
-from .host_sum import threads
+from ..utils.processor import threads
 from .tree import Node, Tree, folded
 
 SOURCE = Path(__file__).with_name('tree_products.cpp')

@@ -15,12 +15,13 @@ import threading
 import warnings
 import weakref
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any, Iterator, NoReturn
 
 import theano
 
 from ..comm.failures import packed
-from ..utils import blas, mpi_environment
+from ..utils import blas, mpi_environment, processor
 from ..utils.rank_process import end_with
 from .arena import Arena
 from .context_map import Context
@@ -40,10 +41,9 @@ class ProcessDied(Exception):
 
 
 class CannotFork(Exception):
-    """A process would have to be forked while the script has other threads.
+    """A process would have to be forked while another thread computes.
 
-    OpenBLAS waits for ever in a fork while another thread is within a product of its own, and locks that other threads
-    have stay locked.
+    OpenBLAS waits for ever in a fork while another thread is within a product that several threads compute.
     """
 
 
@@ -159,30 +159,49 @@ class Worker:
                 'with exit code %d' % os.WEXITSTATUS(status)
 
     def _fork(self):
-        if threading.active_count() > 1:
-            raise CannotFork
         arena()
-        ours, theirs = connection.Pipe()
-        with _changing, _undisturbed():
+        with _changing, _undisturbed() as n_threads:
+            if _others_compute():
+                raise CannotFork
+            ours, theirs = connection.Pipe()
             self._known, parent, self._ended = _made, os.getpid(), ''
             self._process = os.fork()
             if not self._process:
                 ours.close()
+                blas.set_threads(n_threads)
                 _serve(theirs, parent)
         theirs.close()
         self._connection = ours
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let no Ctrl-C come between a fork and its loop, in which it ignores it; and no advice against forks."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+def _undisturbed() -> Iterator[list[int]]:
+    """Let no Ctrl-C come between a fork and its loop, in which it ignores it; and no advice against forks.
+
+    Products that other threads begin meanwhile have one thread of BLAS, which a fork survives; the numbers of threads
+    before are given.
+    """
+    before, n_threads = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]), blas.limit_threads(1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore', DeprecationWarning)  # since Python 3.12, if there are threads
-            yield
+            yield n_threads
     finally:
+        blas.set_threads(n_threads)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _others_compute():
+    """Return whether another thread of Python may be within a product: not one that waits, as for a queue, or for us.
+    """
+    others = [thread.native_id for thread in threading.enumerate() if thread is not threading.current_thread()]
+    return not all(map(_waits, others))
+
+
+def _waits(thread):
+    with contextlib.suppress(OSError):  # it has ended, or this is not Linux
+        return Path('/proc/self/task/%s/stat' % thread).read_text().rpartition(')')[2].split()[0] == 'S'
+    return False
 
 
 def _serve(connected: Any, parent: int) -> NoReturn:
@@ -213,7 +232,7 @@ def _asked(connected, question):
 
 def threads() -> int:
     """Return the threads of BLAS for each process while all compute."""
-    return max(1, len(os.sched_getaffinity(0)) // (len(_workers) + 1))
+    return max(1, processor.threads() // (len(_workers) + 1))
 
 
 def _begin_fork() -> None:
