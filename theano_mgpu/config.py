@@ -93,7 +93,8 @@ def theanorc_text(contexts: str, floatx: str = 'float32', executor: str = 'auto'
     >>> theanorc_text('dev0->cuda0;dev1->cuda1').splitlines()[:4]
     ['[global]', 'device = cpu', 'floatX = float32', 'contexts = dev0->cuda0;dev1->cuda1']
     """
-    sections = {'global': ['device = cpu', 'floatX = ' + floatx, 'contexts = ' + contexts],
+    map_ = 'contexts = ' + contexts if contexts else '# contexts: without a map, each GPU is one, or else each core.'
+    sections = {'global': ['device = cpu', 'floatX = ' + floatx, map_],
                 'mgpu': ['# ' + OWN_FLAGS['mgpu.executor'][2], 'executor = ' + executor]}
     for name, value in more.items():
         section, _, option = name.rpartition('.')

@@ -152,8 +152,8 @@ def test_a_home_directory_that_cannot_be_written():
     assert done.returncode == 2 and last.startswith('theano-mgpu: error: ')
 
 
-@pytest.mark.parametrize('command', [['run'], ['run', '--processes', '2'], ['launch', '-n', '2'],
-                                     ['launch', '-n', '2', 'run']], ids=' '.join)
+@pytest.mark.parametrize('command', [['run'], ['launch', '-n', '2'], ['launch', '-n', '2', 'run']],
+                         ids=' '.join)
 def test_flags_that_exclude_each_other(command, monkeypatch, capsys):
     """A GraphError with a traceback ended the script, in its first step, in each process."""
     monkeypatch.setenv('THEANO_FLAGS', 'mgpu.logical_shards=8,mgpu.micro_batches=2')

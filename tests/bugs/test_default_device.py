@@ -2,8 +2,6 @@
 
 Theano's shared variables are then arrays of this device, in a context without a name.
 """
-import subprocess
-import sys
 
 import cuda_on_cpu
 import pytest
@@ -69,7 +67,7 @@ print(subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=
 
 
 def test_a_child_process_opens_the_default_device():
-    """The processes of `run --processes` printed "You can't initialize the GPU in a subprocess"."""
+    """Processes that a process started printed "You can't initialize the GPU in a subprocess"."""
     assert run(CHILD, flags=FLAGS) == ['GpuArraySharedVariable']
 
 
@@ -107,28 +105,6 @@ def test_processes_of_a_job_leave_the_default_device(tmp_path):
     """All reserved memory of the first device, and the second process found too little."""
     flags = 'device=cuda,gpuarray.preallocate=30'
     assert launched(2, OF_A_JOB, tmp_path, 2, flags, memory='100M')[-1] == '9.0 TensorSharedVariable dev0'
-
-
-def device_of_script(folder, *options):
-    """Return the default device that a script of `run` has, and its messages on stderr."""
-    (folder / 'script.py').write_text('import theano; print(theano.config.device)')
-    command = [sys.executable, '-m', 'theano_mgpu', 'run', *options, str(folder / 'script.py')]
-    done = subprocess.run(command, env={**cuda_on_cpu.environment(2), 'THEANO_FLAGS': 'device=cuda'},
-                          capture_output=True, text=True)
-    return done.stdout, done.stderr
-
-
-@pytest.mark.mpi
-def test_a_process_that_starts_a_job_leaves_the_default_device(tmp_path):
-    """The memory that it reserved was missing in the first process of the job."""
-    device, messages = device_of_script(tmp_path, '--processes', '2')
-    assert device == 'cpu\n' and 'Mapped name None' not in messages, device + messages
-
-
-def test_a_process_that_starts_no_job_opens_the_default_device(tmp_path):
-    """`--processes auto` is one process where there are GPUs: its script had undivided functions on the CPU."""
-    device, messages = device_of_script(tmp_path, '--processes=auto')
-    assert device == 'cuda\n', device + messages
 
 
 ONE_COPY = """

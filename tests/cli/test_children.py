@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from theano_mgpu.cli import main
+from theano_mgpu.utils import mpi_environment
+
 import cuda_on_cpu
 import pytest
 from support.launch import launch
@@ -229,12 +232,15 @@ def test_runs_on_one_device_each_share_a_machine(tmp_path):
     assert all('nothing is divided' not in err for err in errors) and leases(tmp_path) == []
 
 
-@pytest.mark.parametrize('words,message', [(['--wait', 'x.py'], '--wait goes with --one'),
-                                           (['--one', '--processes', '2', 'x.py'], '--one is for a script in one')])
-def test_options_that_do_not_fit(words, message, tmp_path):
+def test_options_that_do_not_fit(tmp_path, monkeypatch, capsys):
     (tmp_path / 'x.py').write_text('')
-    process = start(words, tmp_path)
-    assert message in process.communicate()[1] and process.returncode == 2
+    process = start(['--wait', 'x.py'], tmp_path)
+    assert '--wait goes with --one' in process.communicate()[1] and process.returncode == 2
+    for name, value in zip(mpi_environment.MPIRUN.variables, '1212'):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main(['run', '--one', __file__])
+    assert '--one is for a script in one' in capsys.readouterr().err
 
 
 FAILS = '''

@@ -10,7 +10,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.cli import main
 from theano_mgpu.cli.doctor import host_checks
 from theano_mgpu.devices import discovery
-from theano_mgpu.devices.context_map import parse_context_map
+from theano_mgpu.devices.context_map import default_map, parse_context_map
 from theano_mgpu.utils import flags
 
 import pytest
@@ -169,13 +169,14 @@ def test_config_of_this_machine_is_what_is_read_back(capsys, monkeypatch, tmp_pa
     path.write_text(captured.out)
     monkeypatch.setenv('THEANORC', str(path))
     monkeypatch.setenv('THEANO_FLAGS', '')
-    assert [c.device for c in parse_context_map(flags.flag('contexts'))] == discovery.discover_best()
+    found = discovery.discover_best()
+    assert flags.flag('contexts', '') == ('' if found == ['cpu'] else default_map(found))
     assert flags.flag('floatX') == 'float64' and flags.own_flag('mgpu.executor') == 'serial'
-    assert host_checks.source_of_map() == 'from %s' % path
+    assert (host_checks.source_of_map() == 'from %s' % path) == (found != ['cpu'])
 
 
 @pytest.mark.parametrize('args,expected', [
-    ([], 'dev0->cpu'),
+    ([], None),
     (['-n', '3'], 'dev0->cpu;dev1->cpu;dev2->cpu'),
     (['-n', '2', '--kind', 'opencl'], 'dev0->opencl0:0;dev1->opencl0:1'),
     (['--kind', 'cuda'], 'dev0->cuda0'),
@@ -183,7 +184,7 @@ def test_config_of_this_machine_is_what_is_read_back(capsys, monkeypatch, tmp_pa
 def test_config_on_a_machine_without_gpu(capsys, cpu_only, args, expected):
     assert main(['config'] + args) == 0
     parser = written(capsys.readouterr().out)
-    assert parser['global']['contexts'] == expected
+    assert parser['global'].get('contexts') == expected  # each core, without a map
     assert parser['global']['device'] == 'cpu' and parser['global']['floatX'] == 'float32'
     assert parser['mgpu']['executor'] == 'auto'
 
@@ -198,12 +199,12 @@ def test_config_converts_an_old_file(capsys, cpu_only, monkeypatch, tmp_path):
     captured = capsys.readouterr()
     new.write_text(captured.out)
     assert flags.read_theanorc(str(new)) == {
-        'device': 'cpu', 'floatx': 'float32', 'contexts': 'dev0->cpu', 'openmp': 'True', 'mgpu.executor': 'serial',
+        'device': 'cpu', 'floatx': 'float32', 'openmp': 'True', 'mgpu.executor': 'serial',
         'gpuarray.preallocate': '0.5', 'blas.ldflags': '', 'dnn.conv.algo_fwd': 'small'}
     for said in ('lib.cnmem=0.5 as gpuarray.preallocate=0.5', 'nvcc.fastmath=True not at all (no code is compiled by',
                  'dnn.conv.workmem=small as dnn.conv.algo_fwd=small', 'config.allow_gc = True is left out: Theano has',
                  'dnn.conv.algo_bwd_data = "none" is left out: Invalid value (""none"")',
-                 'device = cuda1 is left to the contexts, which are dev0->cpu'):
+                 'device = cuda1 is left to the contexts, which are the cores of the CPU'):
         assert said in captured.err
     assert main(['config', '--from', str(new), '-n', '2', '--floatx', 'float64']) == 0
     captured = capsys.readouterr()

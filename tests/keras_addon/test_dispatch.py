@@ -38,10 +38,10 @@ def disabled_after():
 @pytest.fixture
 def choosing(monkeypatch):
     """Return a function that makes a Clock, and a LengthChooser."""
-    def make(ways=(Way.SEVERAL, Way.HOST), **seconds):
+    def make(ways=(Way.SEVERAL, Way.HOST), patience=float, **seconds):
         clock = Clock(**seconds)
         monkeypatch.setattr(module, 'time', clock)
-        return clock, LengthChooser(lambda: iter(ways), Communicator())
+        return clock, LengthChooser(lambda: iter(ways), Communicator(), patience)
     return make
 
 
@@ -77,6 +77,20 @@ def test_one_device_is_timed_for_batches_of_any_length(choosing):
     assert clock.run(chooser, 16, 2) == ['divided'] * 2 and clock.run(chooser, 15, 1) == ['first']
     clock, chooser = choosing((Way.SEVERAL, Way.DEVICE, Way.HOST), divided=2e-3, first=1e-3, whole=3e-3)
     assert clock.run(chooser, 32, 3 * CALLS)[-CALLS:] == ['whole'] * WARM_UP + ['first'] * COUNTED
+
+
+def test_no_program_is_compiled_before_plain_calls_have_taken_as_long(choosing):
+    """A script of a second waited for a program of five seconds, which it hardly used."""
+    left = [.1]
+    clock, chooser = choosing((Way.HOST, Way.SEVERAL), lambda: left[0], divided=1e-3, whole=2e-3)
+    assert clock.run(chooser, 32, 49) == ['whole'] * 49
+    assert clock.run(chooser, 32, 2 + CALLS) == ['whole'] + ['divided'] * (1 + CALLS)
+    left[0] = 0  # it is compiled: other lengths need not wait
+    assert clock.run(chooser, 500, CALLS + 1) == ['divided'] * (CALLS + 1)
+    assert clock.run(chooser, 16, CALLS + 1) == ['whole'] * CALLS + ['divided']
+    clock, chooser = choosing((Way.HOST, Way.SEVERAL), lambda: 1e9, divided=1e-4, whole=1e-4)
+    clock.run(chooser, 32, CALLS)
+    assert chooser.settled(32) is Way.HOST  # too short to divide
 
 
 # --- Models --------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import warnings
 import theano_mgpu as mgpu
 from theano_mgpu.devices import processes
 from theano_mgpu.errors import ReplicaError
-from theano_mgpu.runtime import forked_parts
+from theano_mgpu.runtime import forked_parts, step_run
+from theano_mgpu.utils import processor
 
 import numpy as np
 import theano
@@ -95,15 +96,20 @@ def killed():
         os.kill(children()[0], signal.SIGKILL)
         assert_alike([step(*batch)[0]], [plain(*batch)])
 
+    steps = [0]
+
     def kill():
         for _ in range(20):
-            time.sleep(.1)  # longer than two attempts take
+            before = steps[0]
+            while steps[0] < before + 3:  # not both attempts of a step
+                time.sleep(.01)
             for each in children():
                 os.kill(each, signal.SIGKILL)
-    timer = threading.Thread(target=kill)
-    timer.start()
-    while timer.is_alive():
+    killer = threading.Thread(target=kill)
+    killer.start()
+    while killer.is_alive():
         assert_alike([step(*batch)[0]], [plain(*batch)])
+        steps[0] += 1
     assert_alike([step(*batch)[0]], [plain(*batch)])
     assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])
     own, before = forked_parts.ForkedPart.compute, [p.get_value() for p in models[1].params]
@@ -196,7 +202,7 @@ def threads():
 
 
 def waiting():
-    """Threads that wait, as those of a notebook, of a debugger and of queues of batches do, keep no process away."""
+    """Threads that wait, as in a notebook, a debugger and a queue of batches, keep no process away."""
     begin()
     ours, theirs = socket.socketpair()
     for wait in queue.Queue().get, functools.partial(ours.recv, 1), functools.partial(time.sleep, 1000), \
@@ -322,3 +328,34 @@ def chosen():
             step(*batch)
         assert ways == [False] * 3 + [True] * 4 + [expected] * 2, ways
         del ways[:], seconds[0]
+
+
+def cores():
+    """Short steps are whole on the first core, and long ones take the faster way; plain Theano gives the same answers.
+    """
+    processor.cores = lambda: 2
+    mgpu.init()
+    models = dense_model(), dense_model()
+    plain, step = plain_step(models[0]), step_of(models[1])
+    parts, places = step.executable.forked, []
+    run = step_run.StepRun.start
+
+    def start(self):
+        places.append(len(self._split.shards))
+        run(self)
+    step_run.StepRun.start = start
+    for length in LENGTHS:
+        batch = data(length, 7)
+        assert_alike([step(*batch)[0]], [plain(*batch)])
+    assert set(places) == {1} and not children() and parts.is_whole(13)
+    forked_parts.SHORTEST, note, seconds = 0, parts.note, {False: 3., True: 1.}
+    parts.note = lambda samples, _, forked: note(samples, seconds[forked], forked)
+    batch = data(300, 7)
+    for _ in range(9):
+        assert_alike([step(*batch)[0]], [plain(*batch)])
+    assert places[-9:] == [1] * 3 + [2] * 6 and len(children()) == 1
+    seconds[True], batch = 4., data(600, 7)
+    for _ in range(9):
+        assert_alike([step(*batch)[0]], [plain(*batch)])
+    assert places[-9:] == [1] * 3 + [2] * 4 + [1] * 2
+    assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])

@@ -1,4 +1,4 @@
-"""How many threads and cores a process may use."""
+"""The threads and the cores that a process may use."""
 import os
 import subprocess
 import sys

@@ -124,7 +124,7 @@ def test_notebooks_show_reports_as_they_are_printed(contexts):
 
 
 def test_the_timer_of_a_note_leaves_no_thread():
-    """For a moment after a compilation, a thread more than the script's own kept processes from being forked."""
+    """A thread more than the script's own kept processes from being forked, for a moment after a compilation."""
     before = threading.active_count()
     for _ in range(500):
         with progress.note_if_long(str):

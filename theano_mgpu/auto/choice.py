@@ -49,7 +49,8 @@ class Chooser:
 
     ``ways()`` yields those that there are, in the order in which they are timed; it is asked for one after the other,
     as each is needed. The time of the slowest rank counts; the ranks compare the times of all calls when these are
-    judged.
+    judged. Before another way than the host is compiled, calls on the host take ``patience()`` seconds, unless they are
+    too short to divide: so a short script is never twice as slow.
 
     Attributes
     ----------
@@ -60,10 +61,11 @@ class Chooser:
         The seconds of a call in each way that was timed: the same number on every rank.
     """
 
-    def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator) -> None:
+    def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator,
+                 patience: Callable[[], float] = float) -> None:
         self.way, self.state = next(iter(ways())), State.TIMES
         self.seconds: dict[Way, float] = {}
-        self._ways, self._ranks = ways, ranks
+        self._ways, self._ranks, self._patience = ways, ranks, patience
         self._timed: list[float] = []  # seconds of the calls of this rank in the present way
         self._left = 0                 # calls that were left to another way
         self._calls = self._next = 0   # calls since it rests, and the first one that is timed then
@@ -130,8 +132,10 @@ class Chooser:
                 self._take(fastest)
                 return
         counted = self._timed[WARM_UP:]
-        if len(counted) == COUNTED or sum(counted) >= PATIENCE and self._ranks.size == 1:
-            self._take(statistics.median(self._on_slowest()[WARM_UP:]))
+        if len(counted) >= COUNTED or sum(counted) >= PATIENCE and self._ranks.size == 1:
+            if self.way is not Way.HOST or self.seconds or statistics.median(counted[-COUNTED:]) < SHORTEST or \
+                    sum(self._timed) >= self._patience():
+                self._take(statistics.median(self._on_slowest()[WARM_UP:]))
 
     def _take(self, seconds):
         """Note the seconds of a call in the present way, and go on."""
@@ -169,8 +173,9 @@ class LengthChooser:
     fewer samples than `whole_below` are known to be faster whole.
     """
 
-    def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator) -> None:
-        self._ways, self._ranks = ways, ranks
+    def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator,
+                 patience: Callable[[], float] = float) -> None:
+        self._ways, self._ranks, self._patience = ways, ranks, patience
         self._choosers: dict[int, Chooser] = {}
         self._whole: Chooser | None = None  # of batches that are so short that they stay whole
         self.whole_below, self._several_from = 0, math.inf
@@ -217,7 +222,7 @@ class LengthChooser:
             return self._whole
         digits = samples.bit_length()
         if digits not in self._choosers:
-            self._choosers[digits] = Chooser(self._ways, self._ranks)
+            self._choosers[digits] = Chooser(self._ways, self._ranks, self._patience)
         return self._choosers[digits]
 
     def run(self, samples: int, compute: Compute) -> Any:

@@ -66,6 +66,10 @@ class BatchSource:
         """Return whether the time of a call counts for the choice."""
         return True
 
+    def patience(self) -> float:
+        """Return the seconds of calls on the host before a program for other ways is compiled."""
+        return 0
+
     def may_grow(self) -> bool:
         """Return whether some of the calls that are faster on the host are timed again later."""
         return False
@@ -99,7 +103,7 @@ class Dispatched:
                  account: Account | None = None) -> None:
         self.source, self.always = source, always
         self.closed: Dict[Way, str] = {}
-        self.choice = LengthChooser(self.ways, source.ranks)
+        self.choice = LengthChooser(self.ways, source.ranks, source.patience)
         self.steps = Steps(self._compute, inner, account=account)
         self._lock = threading.RLock()
         self._last = Way.HOST  # what `last_way` returned last

@@ -15,8 +15,8 @@ from .enabled import Enabled
 from .functions import ONE_CPU, divide_functions, has_one_cpu
 from .report import Report
 
-NOTHING_DIVIDED = ONE_CPU + (': nothing is divided. To use several cores, start processes: theano-mgpu launch -n 2 run '
-                             'SCRIPT. To use other devices, map contexts to them; theano-mgpu devices lists them')
+NOTHING_DIVIDED = ONE_CPU + (': nothing is divided. Without a map, each core is a context. To use other devices, map '
+                             'contexts to them; theano-mgpu devices lists them')
 FOR_MODELS = 'theano_mgpu.keras.api.enabling'  # a room above this module, imported after Keras
 
 

@@ -9,7 +9,7 @@ import theano
 from ..comm.alone import is_alone
 from ..comm.communicator import Communicator
 from ..comm.mpi import choose_ranks
-from ..devices.contexts import known_as_cpu
+from ..devices.contexts import are_cores, known_as_cpu
 from ..devices.shared_variables import watcher_of
 from ..errors import GraphError, LengthError, MgpuError, in_one_line, named
 from ..graph.audit import host_obstacle
@@ -119,6 +119,10 @@ class Found(BatchSource):
 
     def counts(self, call: Any) -> bool:
         return call[1].get('output_subset') is None
+
+    def patience(self) -> float:
+        is_made = self._programs is not None or self.ranks.size > 1
+        return 0 if is_made or not are_cores(self._enabled.contexts()) else self._function.mgpu_seconds
 
     def may_grow(self) -> bool:
         # Ranks time together, which a function of one device need not do.

@@ -13,6 +13,7 @@ from ..comm.activities import INPUTS
 from ..comm.alone import is_alone
 from ..comm.mpi import choose_ranks
 from ..devices.context_map import HOST
+from ..devices.contexts import are_cores
 from ..errors import BatchError, GraphError, MgpuError, in_one_line
 from ..graph.theano_functions import builds_graphs
 from ..graph.updates import first_of_each
@@ -155,6 +156,10 @@ class ModelFunction(BatchSource):
 
     def alike(self, call: Any, is_open: bool) -> Any:
         return self.leading(length_of(call), call)[1] if is_open or self.leading.differ else call
+
+    def patience(self) -> float:
+        is_made = self._usual in self._programs or self.ranks.size > 1
+        return 0 if is_made or not are_cores(self._state.contexts) else self.make_plain().mgpu_seconds
 
     def chosen(self, chooser: Chooser) -> None:
         contexts = {Way.HOST: lambda: self._of_plain, Way.DEVICE: self._first, Way.SEVERAL: lambda: self.step.contexts}

@@ -67,8 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     streams = sys.stdin, sys.stdout, sys.stderr
     open_closed_streams()
     parser = make_parser()
-    words = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(words, argparse.Namespace(words=words))
+    args = parser.parse_args(argv)
     code: Any = 0  # or a function that runs a script
     try:
         if not hasattr(args, 'run'):

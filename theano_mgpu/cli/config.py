@@ -2,7 +2,7 @@
 
 The devices are this machine's; with --kind the file can be for another machine. If there are
 more contexts than devices, the others get the next numbers (cuda2, cuda3), with a note on stderr;
-`cpu` contexts all share the host.
+`cpu` contexts all share the host. On a machine without a GPU, the file has no map: each core is a context.
 
 With --from FILE, flags of an old .theanorc stay, as Theano 1.0 knows them: lib.cnmem is gpuarray.preallocate now, for
 example. Notes say which ones are left out, and why. A device, such as gpu0, is left to the contexts.
@@ -30,7 +30,7 @@ from .output import note
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.add_argument('-n', '--contexts', dest='n', type=devices, metavar='N',
-                        help="number of contexts (default: one for each device)")
+                        help="number of contexts (default: one for each GPU)")
     parser.add_argument('--kind', choices=discovery.KINDS,
                         help='kind of device (default: cuda if there is one here, else opencl if that is not the '
                         'CPU, else cpu)')
@@ -80,11 +80,11 @@ def run(args: argparse.Namespace) -> int:
         note(order)
     kept = converted(args.old) if args.old else {'floatX': 'float32'}
     contexts = kept.pop('contexts', '')
-    if args.n or args.kind or not contexts:
+    if args.n or args.kind or not contexts and chosen != ['cpu']:
         contexts = default_map(chosen)
     floatx, device = kept.pop('floatX', 'float64'), kept.pop('device', 'cpu')
     if device != 'cpu':
-        note('device = %s is left to the contexts, which are %s' % (device, contexts))
+        note('device = %s is left to the contexts, which are %s' % (device, contexts or 'the cores of the CPU'))
     executor = kept.pop('mgpu.executor', args.executor)
     print(config.theanorc_text(contexts, args.floatx or floatx, executor, kept), end='')
     return 0

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import socket
@@ -177,6 +178,13 @@ def rank_environment(start: Start, settings: Mapping[str, object] = {}) -> dict[
     environment.setdefault('PYTHONHASHSEED', '0')  # the same order of sets, hence of ops, and the same rounding
     environment[mpi_environment.QUIET] = '1'
     return environment
+
+
+def check_mpi() -> None:
+    """Raise a MissingError unless processes can be started."""
+    find_mpirun()
+    if importlib.util.find_spec('mpi4py') is None:
+        raise MissingError(mpi_library.missing('mpi4py is not installed'))
 
 
 def find_mpirun() -> str:

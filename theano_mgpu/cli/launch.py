@@ -152,8 +152,6 @@ def check_run(words: list[str]) -> None:
     add_command(parser.add_subparsers(), run_command)
     args = parser.parse_args(['run'] + words)
     run_command.check(args)
-    if args.processes is not None:
-        args.parser.error('launch starts the processes, -n of them: leave --processes out')
     if args.script:
         check_syntax(args.script)
 

@@ -1,14 +1,15 @@
 """`theano-mgpu` without arguments: the devices and packages of this machine, and three commands to run next."""
 from __future__ import annotations
 
-import os
 import sys
 
 import theano_mgpu
 
 from ..comm.allocation import allocation
 from ..devices import discovery
+from ..utils import processor
 from ..utils.installed import installed
+from ..utils.tables import counted
 from .doctor import advice, host_checks
 from .doctor.device_checks import with_type
 
@@ -34,7 +35,7 @@ def show() -> None:
 def devices() -> str:
     """Return the devices of this machine, as text."""
     texts = discovery.discover('cuda')[0] + [with_type(device) for device in discovery.discover('opencl')[0]]
-    return ', '.join(texts + ['cpu (%d cores)' % len(os.sched_getaffinity(0))])
+    return ', '.join(texts + ['cpu (%s)' % counted(processor.cores(), 'core')])
 
 
 def packages() -> str:

@@ -2,12 +2,13 @@
 
 Every Keras model that the script compiles trains, tests and predicts on the contexts, and so does every
 theano.function that takes a batch, where the result is exact and it is faster. The contexts come from
---contexts, or from mgpu.init in the script, or from THEANO_FLAGS or .theanorc, or are every GPU. The script needs no
-change. Its arguments, its standard input, its exit code and its tracebacks are the same as under python.
+--contexts, or from mgpu.init in the script, or from THEANO_FLAGS or .theanorc, or are every GPU; without one, every
+core of the CPU. The script needs no change. Its arguments, its standard input, its exit code and its tracebacks are
+the same as under python.
 
 The summary (on stderr, at exit) lists each model and each function: where it ran, for how many samples, and why.
 The first calls of a function or model are measured, on one device and on the contexts; then it uses the faster of
-the two, a model for each length of its batches. On contexts of the CPU, models are not divided: use launch.
+the two, for each length of its batches. Processes compute for the cores of the CPU; the script runs once.
 With --always all are divided from the first call; with mgpu.shares=equal, each run then rounds alike. A note names
 each model or function that cannot be divided, and why. With --strict this is an error.
 Functions whose calls take less than half a millisecond stay on one device. With --verify the first batch of each
@@ -18,17 +19,13 @@ Each process that the script starts, as multiprocessing, joblib and subprocess d
 one that the fewest processes have. The summary counts their batches. With --one, so does the script itself:
 several such runs, started by xargs, make or in terminals, share the devices of this machine.
 
-With --processes N the script runs in N processes, which divide the contexts. Only the first one prints. With
---processes auto there is a process for each context on the CPU, as long as there are cores, and one process for GPUs.
-
 examples:
   theano-mgpu run train.py --epochs 5
   theano-mgpu run --gpus 4 train.py
   theano-mgpu run --contexts 'dev0->cuda0;dev1->cuda2' --verify train.py
   theano-mgpu run -m package.train --epochs 5
   theano-mgpu run --one --wait train.py       on one device, when one is free
-  theano-mgpu run --processes 2 train.py      in two processes, as theano-mgpu launch -n 2 run train.py
-  theano-mgpu run --processes auto train.py   in one for each context on the CPU
+  theano-mgpu launch -n 2 run train.py        in two processes, each with half of the GPUs
 """
 from __future__ import annotations
 
@@ -45,17 +42,19 @@ from .. import config
 from ..compat import import_hooks, keras_names, keras_versions, old_flags
 from ..devices import leases
 from ..devices.context_map import Context, describe
-from ..devices.contexts import choose_contexts, chosen, contexts, flagged
+from ..devices.contexts import choose_contexts, chosen, configured, contexts, flagged
 from ..errors import MgpuError, exit_code_of
 from ..utils import mpi_environment, rank_process
 from ..utils.files import whole_text
 from ..utils.flags import environment_flags, own_flag, set_environment_flags
 from ..utils.tables import table
-from . import processes
 from .config import devices
 from .devices import context_map
 from .output import note, tell
 from .program import add_ledger, add_program, check_program, own_traceback, run_module, run_script
+
+NO_PROCESSES = ('--processes is not needed: without a GPU, processes compute for the contexts. To have several run the '
+                'script, use theano-mgpu launch -n 2 run SCRIPT')
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,24 +78,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--explain', action='store_true',
                         help='at exit, show the plan of each function and model (stages, exchanges, memory, and why), '
                         'and the time of each layer')
-    parser.add_argument('--processes', type=processes.processes, metavar='N|auto', help='start N processes, which '
-                        'divide the contexts, as launch -n N run does; auto: one for each context on the CPU, as long '
-                        'as there are cores, and one for GPUs (default: 1)')
+    parser.add_argument('--processes', type=lambda text: None if text == 'auto' else devices(text), default=0,
+                        help=argparse.SUPPRESS)  # of version 0.2
     parser.add_argument('--json', metavar='FILE', type=os.path.abspath, help='write the plans to a file, for programs')
     add_ledger(parser)
     add_program(parser, 'a Python script')
 
 
-def run(args: argparse.Namespace) -> Callable[[], None] | int:
-    """Prepare the run; return a function that runs the script, so that `main` does not handle the script's errors.
-
-    Return the exit code where other processes have run it.
-    """
+def run(args: argparse.Namespace) -> Callable[[], None]:
+    """Prepare the run; return a function that runs the script, so that `main` does not handle the script's errors."""
     check(args)
-    if args.processes is not None:
-        n_processes = processes.number_of(args)
-        if n_processes > 1:
-            return processes.start(n_processes, args)
+    if args.processes != 0:
+        note(NO_PROCESSES)
+        if args.processes and not (args.gpus or args.contexts) and configured()[0].kind == 'cpu':
+            args.gpus = args.processes
     if args.verify and mpi_environment.trains_together():
         raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
                         'launch')
@@ -163,7 +158,7 @@ def check(args: argparse.Namespace) -> None:
     config.check_together()
     if args.wait and not args.one:
         args.parser.error('--wait goes with --one')
-    if args.one and (args.processes is not None or mpi_environment.trains_together()):
+    if args.one and mpi_environment.trains_together():
         args.parser.error('--one is for a script in one process')
 
 

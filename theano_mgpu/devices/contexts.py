@@ -10,7 +10,7 @@ from typing import Any, Iterator, List, Sequence
 from ..compat import cuda_libraries
 from ..errors import ContextError
 from ..parsing import MOST_DEVICES
-from ..utils import blas, mpi_environment, rank_process
+from ..utils import blas, mpi_environment, processor, rank_process
 from ..utils.flags import flag, own_flag
 from . import discovery, leases, opening
 from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
@@ -18,6 +18,7 @@ from .cuda_driver import load_driver
 
 _active: List[Context] = []   # the contexts over which functions of this process run
 _host: List[Context] = []     # the contexts of all processes of the job on this host
+_cores: List[Context] = []    # contexts that stand for the cores of the CPU, where nothing is mapped
 _opened_in: List[int] = []    # the number of the process that opened a GPU, if one is open
 _before: List[Any] = []       # the contexts before each lease that is in force, on the host and of this process
 _changing = threading.RLock()
@@ -32,8 +33,21 @@ def flagged() -> str:
 
 
 def configured() -> list[Context]:
-    """Return the contexts of THEANO_FLAGS or .theanorc, else of the devices that `discovery.discover_best` finds."""
-    return parse_context_map(flagged() or default_map(discovery.discover_best()))
+    """Return the contexts of THEANO_FLAGS or .theanorc, else of the devices that `discovery.discover_best` finds.
+
+    On a machine without a GPU there is a context for each core, but for a process that shares the cores with others of
+    a job or a script.
+    """
+    if flagged():
+        return parse_context_map(flagged())
+    found = discovery.discover_best()
+    has_cores = found == ['cpu'] and not (mpi_environment.is_rank() or leases.is_child())
+    return parse_context_map(default_map(found * processor.cores() if has_cores else found))
+
+
+def are_cores(contexts: Sequence[Any]) -> bool:
+    """Return whether contexts stand for cores of the CPU, which the user has not mapped."""
+    return len(contexts) > 1 and all(context in _cores for context in contexts)
 
 
 def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
@@ -44,7 +58,7 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     contexts : str, int, list of str, or None
         A context map (``'dev0->cuda0;dev1->cuda1'``); how many of the contexts of THEANO_FLAGS,
         .theanorc or this machine's devices to take (a machine without a GPU has any number of ``cpu``
-        contexts); their names; or None for all of them.
+        contexts); their names; or None for all of them: without a GPU and a map, one for each core.
 
     Returns
     -------
@@ -70,6 +84,7 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     if leases.is_child():
         return _use(*_one_of(contexts))
     chosen = choose_contexts(contexts)[:named if isinstance(named, int) else None]
+    _cores[:] = [context for context in chosen if context.kind == 'cpu' and contexts is None and not flagged()]
     if given not in (None, contexts, len(chosen)):
         rank_process.note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
                           % (given, describe(chosen)))

@@ -5,14 +5,13 @@ import contextlib
 import copy
 import functools
 import os
-import re
 import sys
 from contextvars import ContextVar
 from typing import Any, Callable, Iterator
 
 from ..compat import kept_graphs
 from ..compat.wrapping import wrap
-from ..utils import command_line, flags, mpi_environment, rank_process
+from ..utils import flags, mpi_environment, rank_process
 from .leases import is_child
 
 # The context that a graph is being compiled for; each thread has its own.
@@ -57,13 +56,11 @@ def show_contexts() -> None:
 def leave_default_device(theanos: dict[str, str]) -> None:
     """Keep a process from opening the device of the flag ``device``, where contexts choose another one for it.
 
-    Such a process only starts others, as by ``run --processes 2``, is one of several in a job, or was started by a
-    script of `run`: it would take the same device as all the others, beside its own.
+    Such a process is one of several in a job, or was started by a script of `run`: it would take the same device as all
+    the others, beside its own.
     """
-    device, own = flags.flag('device', 'cpu'), command_line.own_command() == 'run'
-    if own and re.search(r'--processes[= ](?!auto\b|1\b)', ' '.join(sys.argv)):
-        theanos['device'] = 'cpu'
-    elif device != 'cpu' and (mpi_environment.trains_together() or is_child()):
+    device = flags.flag('device', 'cpu')
+    if device != 'cpu' and (mpi_environment.trains_together() or is_child()):
         theanos['device'] = 'cpu'
         rank_process.note('device=%s is the same device for several processes: each computes on its own contexts '
                           'instead' % device)

@@ -5,6 +5,7 @@ import functools
 import os
 import sys
 import threading
+import time
 from typing import Any, Callable, ContextManager, List, Mapping, Sequence, TypeVar, cast
 
 import theano
@@ -119,7 +120,8 @@ def after_each_function(attach: Callable[[Any, Mapping[str, Any]], Any], first: 
     ----------
     attach : callable
         ``attach(function, arguments)``: the new function, and a dict of the arguments of `theano.compile.pfunc.pfunc`.
-        The attribute ``function.mgpu_name`` is its name for messages. The hook may set ``function.mgpu_divided``, a
+        The attribute ``function.mgpu_name`` is its name for messages, ``mgpu_seconds`` the time in which it was made.
+        The hook may set ``function.mgpu_divided``, a
         callable ``divided(args, kwargs)`` that then runs in place of the function; ``function.plain_call`` is Theano's
         own, unless a callable with a method `copied` is set there. If the hook returns True, no further one is called.
     first : bool
@@ -147,10 +149,10 @@ def hook_functions_once() -> None:
 
 
 def _made(original, arguments):
-    name = _name_for_user(arguments['name'])
+    name, began = _name_for_user(arguments['name']), time.perf_counter()
     with plain_functions(), progress.compiling('compiling ' + name):
         function = original(**{**arguments, 'mode': timed(arguments['mode'], name)})
-    function.mgpu_name = name
+    function.mgpu_name, function.mgpu_seconds = name, time.perf_counter() - began
     return function
 
 
@@ -163,6 +165,6 @@ def divide_copies() -> None:
         function, ways = original(self, *args, **kwargs), [vars(self).get('plain_call'), self.mgpu_divided]
         for way in filter(None, ways):
             arguments = arguments_of(original, self, *args, **kwargs)
-            function.mgpu_name = arguments['name'] or self.mgpu_name + ' copy'
+            function.mgpu_name, function.mgpu_seconds = arguments['name'] or self.mgpu_name + ' copy', self.mgpu_seconds
             way.copied(function, arguments['swap'], arguments['delete_updates'])
         return function

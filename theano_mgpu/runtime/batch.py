@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+from dataclasses import replace
 from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -29,6 +30,7 @@ class Split(NamedTuple):
     program: StepProgram
     slots: Sequence[Any]               # of a batch without arguments: with the numbers in `Program.numbers`
     pieces: Sequence[slice]            # the samples of each shard
+    is_whole: bool = False             # the first replica computes all, since that is faster
 
 
 class Batch(NamedTuple):
@@ -84,13 +86,17 @@ class Splitter:
                                   'a device had too little memory for fewer'))
         return changed
 
-    def split(self, values: Iterable[tuple[theano.Variable, Any]], lengths: Sequence[int]) -> Batch:
-        """Split a batch, by its inputs and the samples that each rank was given: of its own, or the whole batch."""
+    def split(self, values: Iterable[tuple[theano.Variable, Any]], lengths: Sequence[int],
+              is_whole: bool = False) -> Batch:
+        """Split a batch, by its inputs and the samples that each rank was given: of its own, or the whole batch.
+
+        One that stays whole is for the first replica.
+        """
         given = self.key(lengths)
-        key = given, self.slices.get(given)
+        key = given, self.slices.get(given), is_whole
         split = self._splits.get(key)
         if split is None:
-            split = self._splits[key] = self._split(lengths, key[1])
+            split = self._splits[key] = self._split(lengths, key[1], is_whole)
         program, slots = split.program, list(split.slots)
         for variable, value in values:
             of_shards = program.of_shards.get(variable)
@@ -106,8 +112,10 @@ class Splitter:
         turns = 0 if split.division.waits_on_host else self._turns or len(split.rounds) + 1
         return Batch(split, slots, [self._buffers_of(shard.replica, turns) for shard in split.shards])
 
-    def _split(self, lengths: Sequence[int], slices: int | None) -> Split:
+    def _split(self, lengths: Sequence[int], slices: int | None, is_whole: bool) -> Split:
         shares, machine, given = self.shares, self.shares.machine, self.key(lengths)
+        if is_whole:
+            shares = replace(shares, weights=(1,) + (0,) * (machine.n_replicas - 1))
         total, before, own = lengths[0], 0, lengths[0]
         if shares.is_sharded:
             total, before, own = sum(lengths), sum(lengths[:machine.rank]), lengths[machine.rank]
@@ -131,7 +139,7 @@ class Splitter:
             for slot, (_, (start, stop), _) in zip(program.of_shards[variable], shards):
                 slots[slot] = np.array((stop - start, before + start, before)[i], 'int64')
         return Split(shards, [[shards[i] for i in round_] for round_ in division.rounds], total, lengths, not rounds,
-                     division, tree, program, slots, [slice(*shard.span) for shard in shards])
+                     division, tree, program, slots, [slice(*shard.span) for shard in shards], is_whole)
 
     def _buffers_of(self, replica: int, turns: int) -> dict[Context, DeviceBuffers]:
         """Return memory that the last `turns - 1` shards of the replica do not use; for 0 new memory."""

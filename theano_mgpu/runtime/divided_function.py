@@ -275,7 +275,8 @@ class DividedFunction:
         if self.inputs.slices.stand_ins or states:
             given = [*given, *self.inputs.slices.taken(values).items(),
                      *((self.inputs.rows[variable], value) for variable, value in states.items())]
-        return self.built.splitter.split(given, lengths)
+        forked = self.executable.forked
+        return self.built.splitter.split(given, lengths, forked is not None and forked.is_whole(lengths[0]))
 
     def _or_example(self, values: Any, lengths: Sequence[int]) -> Any:
         """Return the arguments of a call, or a sample of another rank where they are None; all ranks make the call."""

@@ -10,6 +10,7 @@ import theano
 from ..comm.failures import unpacked
 from ..devices.arena import ArenaFull, Place
 from ..devices.context_map import HOST, Context, describe
+from ..devices.contexts import are_cores
 from ..devices.processes import CannotFork, ProcessDied, add_function, arena, lock, may_fork, threads, worker_of
 from ..errors import ReplicaError, warn
 from ..graph.repeatable import unrepeatable_in
@@ -19,7 +20,7 @@ from ..plan.instructions import PartOnContext
 from ..utils import blas
 
 SMALL = 4096      # bytes of an array that is sent within a message
-SHORTEST = 2e-3   # seconds; a step whose parts take less in one process stays there
+SHORTEST = 2e-3   # seconds; a step that takes less in one process stays there
 COUNTED = 3       # steps of which the fastest counts, in one process and in several
 ATTEMPTS = 2      # to compute a part, if its process is killed
 
@@ -149,7 +150,7 @@ def _taken(value):
 
 
 class Times(NamedTuple):
-    """Seconds of the parts of the first steps: in this process, and in several."""
+    """Seconds of the first steps: in this process, and in several."""
 
     alone: list[float]
     forked: list[float]
@@ -159,29 +160,34 @@ class ForkedParts:
     """The parts of a function whose contexts of the CPU can be processes, and the choice whether they are.
 
     The first steps are timed in this process, and the next ones in several; the faster way goes on, for each length of
-    batches, to a power of two.
+    batches, to a power of two. Where the contexts are `cores`, which no one has mapped, steps in this process are whole
+    on the first context.
     """
 
-    def __init__(self, parts: Mapping[Part, ForkedPart], first: Context, name: str) -> None:
-        self._parts, self._first, self._name = parts, first, name
+    def __init__(self, parts: Mapping[Part, ForkedPart], first: Context, name: str, cores: bool) -> None:
+        self._parts, self._first, self._name, self._cores = parts, first, name, cores
         self._times: dict[int, Times] = {}
         self._is_full = False
 
     def are_used(self, samples: int) -> bool:
         """Return whether processes compute the parts of the next step, of a number of samples."""
         alone, forked = self._times.setdefault(samples.bit_length(), Times([], []))
-        if len(alone) < COUNTED or min(alone) < SHORTEST or self._is_full or not may_fork():
+        if not self._parts or len(alone) < COUNTED or min(alone) < SHORTEST or self._is_full or not may_fork():
             return False
         return len(forked) <= COUNTED or min(forked[1:]) < min(alone)  # the first one forks
+
+    def is_whole(self, samples: int) -> bool:
+        """Return whether the first context computes the next batch, of a number of samples, as a whole."""
+        return self._cores and not self.are_used(samples)
 
     def is_settled(self, samples: int) -> bool:
         """Return whether the faster way is known for a number of samples."""
         alone, forked = self._times.get(samples.bit_length(), Times([], []))
-        return len(alone) >= COUNTED and (min(alone) < SHORTEST or len(forked) > COUNTED) or self._is_full or \
-            not may_fork()
+        return not self._parts or len(alone) >= COUNTED and (min(alone) < SHORTEST or len(forked) > COUNTED) or \
+            self._is_full or not may_fork()
 
     def note(self, samples: int, seconds: float, are_forked: bool) -> None:
-        """Note the seconds that the parts of a step have taken."""
+        """Note the seconds that a step has taken."""
         times = self._times[samples.bit_length()]
         of_way = times.forked if are_forked else times.alone
         if len(of_way) <= COUNTED:
@@ -234,20 +240,21 @@ class ForkedParts:
 
 
 def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, n_ranks: int, executor: str) -> ForkedParts | None:
-    """Return the parts of a plan that processes can compute; None if there are none, or the order of work is fixed.
+    """Return the parts of a plan that processes can compute; None where its contexts compute in this process.
 
-    Parts with ops of a script stay in this process, since what these do there would be lost.
+    Parts with ops of a script stay in this process, since what these do there would be lost. So do all parts where the
+    order of work is fixed, which a choice by time is not.
     """
     first, *others = plan.mesh.contexts
-    rounds_alike = Flags.now().shares == EQUAL or theano.config.deterministic == 'more'  # a choice by time may not
-    if plan.mesh.on_devices or not others or n_ranks > 1 or executor != 'auto' or rounds_alike:
+    if plan.mesh.on_devices or not others or n_ranks > 1 or executor != 'auto':
         return None
-    found = {}
+    found, cores = {}, are_cores(plan.mesh.contexts)
+    is_fixed = Flags.now().shares == EQUAL or theano.config.deterministic == 'more'
     for part, compiled in parts.items():
         contexts = [context for context in part.contexts if context not in (first, HOST)]
         graphs = [*part.graphs, *part.updates.values()]
-        if contexts and compiled.is_plain and unrepeatable_in(graphs) is None:
+        if contexts and not is_fixed and compiled.is_plain and unrepeatable_in(graphs) is None:
             found[part] = ForkedPart(dict(zip(part.contexts, compiled.functions)),
                                      [variable.variable.container.storage for variable in compiled.variables],
                                      [i >= len(part.outputs) for i in compiled.functions[0].mgpu_order])
-    return ForkedParts(found, first, plan.name or 'a function') if found else None
+    return ForkedParts(found, first, plan.name or 'a function', cores) if found or cores else None

@@ -70,13 +70,15 @@ class StepRun:
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
         self._new: list[NewValues] = []
-        self._are_forked = executable.forked is not None and executable.forked.are_used(batch.split.samples)
-        self._seconds_of_parts = 0.0
+        self._are_forked = executable.forked is not None and not batch.split.is_whole and \
+            executable.forked.are_used(batch.split.samples)
+        self._began = 0.0
         self._begun: dict[int, Any] = {}  # calls of processes, by the `id` of their work
         self._underway: list[Any] = [] if batch.split.division.alone else list(executable.by_devices)  # by NCCL
 
     def start(self) -> None:
         """Compute all stages; the last one may still be under way on the devices."""
+        self._began = time.perf_counter()
         if self._executable.over_ranks.underway:
             self._executable.over_ranks.wait()  # a second Ctrl-C may have ended the wait of the last step
         self._run(self._split.program.stages)
@@ -85,7 +87,7 @@ class StepRun:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
         self._run(self._split.program.update)
         if self._executable.forked is not None:
-            self._executable.forked.note(self._split.samples, self._seconds_of_parts, self._are_forked)
+            self._executable.forked.note(self._split.samples, self._ended - self._began, self._are_forked)
         outputs = list(map(self._slots.__getitem__, self._split.program.results))
         result = StepResult(outputs, self._transaction, self._split.samples, self._ended, self._seconds)
         return self._of_rank_0(result) if self._executable.of_rank_0 else result
@@ -152,20 +154,13 @@ class StepRun:
         if self._timed is not None and shards[0] is not None:
             works, compute = tuple(sorted(works, key=lambda work: work.place == self._timed)), self._compute_timed
             contexts, shards = tuple(work.context for work in works), tuple(work.shard for work in works)
-        if self._executable.forked is None or shards[0] is None:
-            self._compute_all(given.phase, compute, works, contexts, shards)
-        else:
-            began = time.perf_counter()
-            with self._executable.forked.computing(works, self._slots) if self._are_forked else NOTHING as self._begun:
-                self._compute_all(given.phase, compute, works, contexts, shards)
-            self._seconds_of_parts += time.perf_counter() - began
+        forked = self._executable.forked if self._are_forked and shards[0] is not None else None
+        with forked.computing(works, self._slots) if forked else NOTHING as self._begun:
+            self._launcher.run(given.phase, [functools.partial(compute, work) for work in works], contexts,
+                               self._split.shards, shards)
         if shards[0] is None and self._executable.on_devices and self._timings.waits():
             with self._timings.span(given.phase):
                 wait(self._slots[slot] for work in works for slot in work.made)
-
-    def _compute_all(self, phase, compute, works, contexts, shards):
-        self._launcher.run(phase, [functools.partial(compute, work) for work in works], contexts, self._split.shards,
-                           shards)
 
     def _compute(self, work: PartOnContext) -> None:
         slots = self._slots

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Iterator
 
 CPUINFO = '/proc/cpuinfo'  # Linux has it
-# A processor of Linux is a hardware thread: those of a core list the same ones here.
+# A processor of Linux is a hardware thread. All threads of a core have the same list.
 SIBLINGS = '/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list'
 CGROUPS, CGROUP = '/sys/fs/cgroup', '/proc/self/cgroup'
 

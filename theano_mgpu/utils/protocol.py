@@ -8,6 +8,7 @@ Of a `theano.function`:
   that has rank 0's results count, with ``copied`` as above.
 - ``unwatched_call``: Theano's own call, which notes nothing: of functions over copies of the package's own.
 - ``mgpu_name``: its name for the user, such as in a summary.
+- ``mgpu_seconds``: the time in which Theano has made it.
 - ``mgpu_only_reads``: set where nobody writes to its borrowed outputs.
 
 Of a function that the package has compiled for a context:

@@ -41,8 +41,8 @@ from ...utils import mpi_environment, progress
 from ...utils.files import check_folder, check_writable, whole_text
 from ...utils.tables import bytes_text, counted, table
 from ..config import devices, positive
+from ..job_command import check_mpi
 from ..output import note, quietly
-from ..processes import check_mpi
 from .measure import Block, Trainee, combined, start_ranks, take_turns
 from .models import MODELS, Recipe
 

@@ -11,6 +11,7 @@ from ...devices import discovery
 from ...devices.contexts import flagged
 from ...utils import mpi_environment
 from ...utils.flags import theanorc_files
+from ...utils.tables import counted
 from . import device_checks
 from .host_checks import FAIL, WARN, Finding, Setup
 
@@ -36,11 +37,11 @@ def first_script(setup: Setup) -> Step:
         return 'theano-mgpu run train.py', script + 'started as this was, in %d processes' % processes
     if allocation():
         return 'theano-mgpu launch run train.py', script + 'on the hosts of this job'
-    has_mpi = importlib.util.find_spec('mpi4py') is not None and shutil.which('mpirun') is not None
-    needs = '' if has_mpi else ', once mpi4py and mpirun are installed'
     if not setup.needs('cuda', 'opencl'):
-        return 'theano-mgpu launch -n 2 run train.py', script + 'in two processes on the CPU' + needs
+        return 'theano-mgpu run train.py', script + 'on ' + counted(len(setup.contexts), 'core') + ' of the CPU'
     if len(setup.contexts) == 1:
+        has_mpi = importlib.util.find_spec('mpi4py') is not None and shutil.which('mpirun') is not None
+        needs = '' if has_mpi else ', once mpi4py and mpirun are installed'
         return 'theano-mgpu launch --hosts a,b run train.py', script + 'on one device of each of two hosts' + needs
     return 'theano-mgpu run train.py', script + 'on ' + ', '.join(context.name for context in setup.contexts)
 
