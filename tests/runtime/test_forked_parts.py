@@ -3,8 +3,8 @@ import pytest
 from support.processes import python
 from support.search_path import ROOT, search_path
 
-CASES = ['exact', 'drawn', 'killed', 'fails', 'interrupted', 'forked', 'threads', 'waiting', 'busy', 'own_op', 'full',
-         'orphans', 'chosen', 'cores']
+CASES = ['exact', 'data_sets', 'drawn', 'killed', 'fails', 'interrupted', 'forked', 'threads', 'waiting', 'busy',
+         'own_op', 'full', 'orphans', 'chosen', 'cores']
 
 
 @pytest.mark.parametrize('case', CASES)

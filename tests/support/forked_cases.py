@@ -12,9 +12,10 @@ import time
 import warnings
 
 import theano_mgpu as mgpu
-from theano_mgpu.devices import processes
+from theano_mgpu.devices import arena, processes
 from theano_mgpu.errors import ReplicaError
 from theano_mgpu.runtime import forked_parts, step_run
+from theano_mgpu.runtime.replicas import replicated
 from theano_mgpu.utils import processor
 
 import numpy as np
@@ -32,7 +33,7 @@ def begin(n=2):
     """Have processes compute whatever they can, from the first step on."""
     forked_parts.ForkedParts.are_used = lambda self, samples: processes.may_fork() and not self._is_full
     forked_parts.ForkedParts.note = lambda *facts: None
-    forked_parts.SMALL = 64  # all arrays but the smallest go through the arena
+    arena.SMALL = 64  # all arrays but the smallest go through the arena
     return mgpu.init(';'.join('dev%d->cpu' % i for i in range(n)))
 
 
@@ -64,6 +65,43 @@ def exact():
             assert_alike(step(*batch), plain(*batch))
         assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])
         assert len(children()) == n - 1
+
+
+def data_sets():
+    """Functions over data sets and frozen weights share one copy of these, until the script changes them."""
+    begin()
+    x, w, i = theano.shared(data(64, 7)[0], 'x'), theano.shared(np.ones((7, 40), 'float32'), 'w'), T.iscalar('i')
+    outputs = T.tanh(T.dot(x, w)).sum(), T.tanh(T.dot(x[i * 20:(i + 1) * 20], w))
+
+    def made():
+        return [theano.function([i], output, on_unused_input='ignore', mode='FAST_COMPILE') for output in outputs]
+    plain = made()
+    mgpu.enable(always=True)
+    divided = made()
+    copies, own = [], arena.Arena.copied
+    arena.Arena.copied = lambda self, array: copies.append(array.shape) or own(self, array)
+
+    def alike():
+        """Compare the results of two calls, and return the shapes of what was copied in the second one."""
+        for _ in range(2):
+            del copies[:]
+            for number in 0, 2, 3:
+                assert_alike([f(number) for f in divided], [f(number) for f in plain])
+        return copies
+    of_slices = alike()
+    assert (64, 7) not in of_slices and (7, 40) not in of_slices, of_slices
+    lent = w.get_value(borrow=True)
+    for _ in range(3):
+        lent += 1
+        alike()
+    del lent
+    alike()
+    for change in (lambda v: v.set_value(v.get_value() / 2), lambda v: v.get_value(borrow=True).__imul__(2),
+                   lambda v: v.container.data.__imul__(3), theano.function([], [], updates={w: w + 1}).__call__):
+        for variable in x, w:
+            change(*[variable] * (change.__name__ == '<lambda>'))
+            alike()
+    assert len(children()) == 1
 
 
 def drawn():
@@ -268,7 +306,7 @@ def full():
     """One process computes once the arena is full, and a warning says so."""
     begin()
     small = processes.Arena(1 << 12)
-    processes.arena = forked_parts.arena = lambda: small
+    processes.arena = forked_parts.arena = replicated.arena = lambda: small
     model, other = dense_model(), dense_model()
     step, plain, batch = step_of(model), plain_step(other), data(600, 7)
     with warnings.catch_warnings(record=True) as caught:
@@ -347,7 +385,7 @@ def cores():
     for length in LENGTHS:
         batch = data(length, 7)
         assert_alike([step(*batch)[0]], [plain(*batch)])
-    assert set(places) == {1} and not children() and parts.is_whole(13)
+    assert set(places) == {1} and not children() and parts.cores
     forked_parts.SHORTEST, note, seconds = 0, parts.note, {False: 3., True: 1.}
     parts.note = lambda samples, _, forked: note(samples, seconds[forked], forked)
     batch = data(300, 7)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Sequence, Tuple
 import numpy as np
 
 ALIGNED = 64  # bytes: a line of the cache
+SMALL = 4096  # bytes of an array that is sent within a message
 NO_RESERVE = 0x4000  # of mmap on Linux: pages that are never touched take no memory
 
 
@@ -70,6 +71,10 @@ class Arena:
         copy[...] = array
         return copy
 
+    def with_array(self, value: Any) -> Any:
+        """Return a large array as it is if it lies here, else a copy of it here; another value as it is."""
+        return self.copied(value) if is_large(value) and self.place_of(value) is None else value
+
     def _release(self, size, offset):
         with self._lock:
             self._free.setdefault(size, []).append(offset)
@@ -82,6 +87,11 @@ class Arena:
     def array_at(self, place: Place) -> np.ndarray:
         """Return the array at a place, in this process or another one."""
         return np.ndarray(place.shape, place.dtype, self._map, place.offset, place.strides)
+
+
+def is_large(value: Any) -> bool:
+    """Return whether a value goes through an arena; others are sent within messages."""
+    return type(value) is np.ndarray and value.nbytes > SMALL and not value.dtype.hasobject
 
 
 def _rounded(n_bytes):

@@ -87,10 +87,10 @@ class Splitter:
         return changed
 
     def split(self, values: Iterable[tuple[theano.Variable, Any]], lengths: Sequence[int],
-              is_whole: bool = False) -> Batch:
+              is_whole: bool = False, are_forked: bool = False) -> Batch:
         """Split a batch, by its inputs and the samples that each rank was given: of its own, or the whole batch.
 
-        One that stays whole is for the first replica.
+        One that stays whole is for the first replica. Processes take rows of data sets from memory that they share.
         """
         given = self.key(lengths)
         key = given, self.slices.get(given), is_whole
@@ -104,7 +104,7 @@ class Splitter:
                 slots[program.common[variable]] = value
             else:
                 parts = map(value.__getitem__, split.pieces) if not isinstance(value, DataSet) else \
-                    value.parts(split.pieces, self._on_devices and not split.division.waits_on_host)
+                    value.parts(split.pieces, self._on_devices and not split.division.waits_on_host, are_forked)
                 for slot, part in zip(of_shards, parts):
                     slots[slot] = part
         if not self._on_devices:

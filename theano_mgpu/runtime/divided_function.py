@@ -276,7 +276,7 @@ class DividedFunction:
             given = [*given, *self.inputs.slices.taken(values).items(),
                      *((self.inputs.rows[variable], value) for variable, value in states.items())]
         forked = self.executable.forked
-        return self.built.splitter.split(given, lengths, forked is not None and forked.is_whole(lengths[0]))
+        return self.built.splitter.split(given, lengths, *(forked.way(lengths[0]) if forked else ()))
 
     def _or_example(self, values: Any, lengths: Sequence[int]) -> Any:
         """Return the arguments of a call, or a sample of another rank where they are None; all ranks make the call."""

@@ -8,7 +8,7 @@ import numpy as np
 import theano
 
 from ..comm.failures import unpacked
-from ..devices.arena import ArenaFull, Place
+from ..devices.arena import ArenaFull, Place, is_large
 from ..devices.context_map import HOST, Context, describe
 from ..devices.contexts import are_cores
 from ..devices.processes import CannotFork, ProcessDied, add_function, arena, lock, may_fork, threads, worker_of
@@ -18,8 +18,8 @@ from ..options import EQUAL, Flags
 from ..plan import Choice, Part, StepPlan
 from ..plan.instructions import PartOnContext
 from ..utils import blas
+from .replicas.replicated import Replicated
 
-SMALL = 4096      # bytes of an array that is sent within a message
 SHORTEST = 2e-3   # seconds; a step that takes less in one process stays there
 COUNTED = 3       # steps of which the fastest counts, in one process and in several
 ATTEMPTS = 2      # to compute a part, if its process is killed
@@ -31,10 +31,9 @@ class ForkedPart:
     Processes inherit the functions, and the places of the values of shared variables.
     """
 
-    def __init__(self, functions: Mapping[Context, Any], storages: Sequence[list[Any]],
+    def __init__(self, functions: Mapping[Context, Any], variables: Sequence[Replicated],
                  are_new: Sequence[bool]) -> None:
-        self._functions, self._storages = functions, storages
-        self._shared: list[Any] = [None] * len(storages)  # copies of the variables' values in the arena
+        self._functions, self._variables = functions, variables
         self.facts: dict[Context, list[Any]] = {}         # shapes and dtypes of the last results
         self.are_new, self.number = are_new, add_function(self)  # which results are new values of variables
 
@@ -45,17 +44,7 @@ class ForkedPart:
 
     def shared_values(self) -> list[Any]:
         """Return the values of shared variables as a message has them, for all contexts."""
-        return [self._shared_value(i, *storage) for i, storage in enumerate(self._storages)]
-
-    def _shared_value(self, i, value):
-        """Return the place of a copy of a large value: a script may edit the value in place."""
-        if not is_large(value):
-            return value
-        there = self._shared[i]
-        if there is None or (there.shape, there.dtype) != (value.shape, value.dtype):
-            there = self._shared[i] = arena().empty(value.shape, value.dtype)
-        there[...] = value
-        return arena().place_of(there)
+        return [_placed(variable.in_arena()) for variable in self._variables]
 
     def computed_here(self, context: Context, values: Iterable[Any]) -> list[Any]:
         """Return the results of values in this process."""
@@ -65,8 +54,8 @@ class ForkedPart:
         """Compute a message, in the process: return small results, and None for those that it has put in their places.
         """
         context, values, shared, places = message
-        for storage, value in zip(self._storages, shared):
-            storage[0] = _taken(value)
+        for variable, value in zip(self._variables, shared):
+            variable.variable.container.storage[0] = _taken(value)
         results = self.computed_here(context, map(_taken, values))
         facts = [(each.shape, each.dtype.str) if is_large(each) else None for each in results]
         if facts != [place and (place.shape, place.dtype) for place in places]:
@@ -82,7 +71,7 @@ class Call:
 
     def __init__(self, part: ForkedPart, context: Context, shared: Sequence[Any], values: Sequence[Any]) -> None:
         self._part, self._context, self._worker = part, context, worker_of(context)
-        self._values = [_in_arena(value) for value in values]
+        self._values = list(map(arena().with_array, values))
         self._results = self._allocated(part.facts.get(context, ()))
         self._message = context, list(map(_placed, self._values)), shared, list(map(_placed, self._results))
         self._is_begun = False
@@ -131,16 +120,6 @@ class Call:
         return [facts and arena().empty(*facts) for facts in facts]
 
 
-def is_large(value: Any) -> bool:
-    """Return whether a value goes through the arena."""
-    return type(value) is np.ndarray and value.nbytes > SMALL and not value.dtype.hasobject
-
-
-def _in_arena(value):
-    """Return a large array in the arena, copied there if need be; another value as it is."""
-    return arena().copied(value) if is_large(value) and arena().place_of(value) is None else value
-
-
 def _placed(value):
     return arena().place_of(value) if is_large(value) else value
 
@@ -160,12 +139,16 @@ class ForkedParts:
     """The parts of a function whose contexts of the CPU can be processes, and the choice whether they are.
 
     The first steps are timed in this process, and the next ones in several; the faster way goes on, for each length of
-    batches, to a power of two. Where the contexts are `cores`, which no one has mapped, steps in this process are whole
-    on the first context.
+    batches, to a power of two.
+
+    Attributes
+    ----------
+    cores : bool
+        Whether the contexts are cores, which no one has mapped: steps in this process are whole on the first one.
     """
 
     def __init__(self, parts: Mapping[Part, ForkedPart], first: Context, name: str, cores: bool) -> None:
-        self._parts, self._first, self._name, self._cores = parts, first, name, cores
+        self._parts, self._first, self._name, self.cores = parts, first, name, cores
         self._times: dict[int, Times] = {}
         self._is_full = False
 
@@ -176,9 +159,11 @@ class ForkedParts:
             return False
         return len(forked) <= COUNTED or min(forked[1:]) < min(alone)  # the first one forks
 
-    def is_whole(self, samples: int) -> bool:
-        """Return whether the first context computes the next batch, of a number of samples, as a whole."""
-        return self._cores and not self.are_used(samples)
+    def way(self, samples: int) -> tuple[bool, bool]:
+        """Return whether the next batch, of a number of samples, stays whole, and whether processes compute its parts.
+        """
+        are_used = self.are_used(samples)
+        return self.cores and not are_used, are_used
 
     def is_settled(self, samples: int) -> bool:
         """Return whether the faster way is known for a number of samples."""
@@ -254,7 +239,6 @@ def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, n_ranks: int, execut
         contexts = [context for context in part.contexts if context not in (first, HOST)]
         graphs = [*part.graphs, *part.updates.values()]
         if contexts and not is_fixed and compiled.is_plain and unrepeatable_in(graphs) is None:
-            found[part] = ForkedPart(dict(zip(part.contexts, compiled.functions)),
-                                     [variable.variable.container.storage for variable in compiled.variables],
+            found[part] = ForkedPart(dict(zip(part.contexts, compiled.functions)), compiled.variables,
                                      [i >= len(part.outputs) for i in compiled.functions[0].mgpu_order])
     return ForkedParts(found, first, plan.name or 'a function', cores) if found or cores else None

@@ -18,8 +18,10 @@ from theano.gpuarray.type import GpuArrayType, get_context
 from theano.tensor.sharedvar import TensorSharedVariable
 
 from ...comm import alone
+from ...devices.arena import is_large
 from ...devices.context_map import Context
 from ...devices.contexts import check_process, is_fork
+from ...devices.processes import arena
 from ...devices.shared_variables import watch, watcher_of
 from ...errors import MgpuError, named
 from ...graph.graph import fits_gpu, host_type
@@ -139,6 +141,8 @@ class Replicated:
         # so a new value counts from the next step on, for every replica.
         self.step_locks: list[Any] = []
         self.lent: int | None = None
+        self._times_given = 0
+        self._in_arena: tuple[Any, Any] = (None, None)  # a state, and the copy of the value then
         self.latest_in: tuple[Any, ...] = (variable,)  # the copies, and the variable, with the latest value
         watch(variable, self)
 
@@ -198,8 +202,32 @@ class Replicated:
                     copy.container.unwatched = value[tuple(slice(0, 1 if fixed else 0) for fixed in
                                                            copy.type.broadcastable)].copy()
 
+    def in_arena(self) -> Any:
+        """Return the current value, of a large array a copy in the memory that processes share.
+
+        A value that the user may have edited in place since it was copied is copied again.
+        """
+        state, (of, copy) = self.state, self._in_arena
+        if state != of:
+            value = self.variable.container.storage[0]
+            if is_large(value) and is_large(copy) and (copy.shape, copy.dtype) == (value.shape, value.dtype):
+                copy[...] = value
+            else:
+                copy = arena().with_array(value)
+            self._in_arena = state, copy
+        return copy
+
+    @property
+    def state(self) -> Any:
+        """A value that is equal to an earlier one as long as a copy of the variable's value from then is right.
+
+        It is equal to none where the user refers to the memory, and may edit it in place.
+        """
+        return object() if is_lent(self.variable.container.storage) else (self.version, self._times_given)
+
     def lend(self) -> None:
         """Watch the variable's value for edits in place, if others would miss them: the user may refer to it."""
+        self._times_given += 1
         if self.lent is None and (self.read_only or self.is_in_expressions):
             self.lent = checksum(self.variable.container.storage[0])
             warn_if_large(self.variable)
