@@ -11,6 +11,7 @@ contender trains an epoch in turn, and the order changes from round to round; th
   all   Adam, float32, sparse categorical cross-entropy (the autoencoder: mean squared error); the batch is the whole
         one, divided among the workers
 
+"Under run" is plain Keras under theano_mgpu.enable(), with as many cores as threads, each of them a context.
 "Sharded update" is theano_mgpu with mgpu.update_on=sharded: each worker updates a share of the parameters. PyTorch runs
 DistributedDataParallel on gloo, TensorFlow MirroredStrategy over logical CPU devices. "Keras on Theano" imports
 theano_mgpu, which makes Theano faster; --without adds Theano as it is (no lstm: its first loop does not compile on
@@ -36,7 +37,7 @@ from turns import spread
 
 WORKERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'scaling_workers.py')
 OURS = 'mgpu', 'sharded'
-TITLES = {'without': 'without theano_mgpu', 'keras': 'Keras on Theano', 'mgpu': 'theano_mgpu',
+TITLES = {'without': 'without theano_mgpu', 'keras': 'Keras on Theano', 'cores': 'under run', 'mgpu': 'theano_mgpu',
           'sharded': 'sharded update', 'torch': 'PyTorch', 'tensorflow': 'TensorFlow'}
 
 PROBES = {  # imports that a kind needs; the code prints their versions
@@ -72,6 +73,7 @@ def contenders(arguments):
     one = [(1, threads) for threads in arguments.threads]
     several = [(ranks, 1) for ranks in arguments.ranks]
     sides = [Contender(kind, *pair) for kind in ['without'] * arguments.without + ['keras'] for pair in one]
+    sides += [Contender('cores', *pair) for pair in one if pair[1] > 1]
     sides += [Contender('mgpu', *pair) for pair in several]
     sides += [Contender('sharded', *pair) for pair in several if pair[0] > 1]
     for kind in ('torch', 'tensorflow'):

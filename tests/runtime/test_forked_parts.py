@@ -4,10 +4,10 @@ from support.processes import python
 from support.search_path import ROOT, search_path
 
 CASES = ['exact', 'data_sets', 'drawn', 'killed', 'fails', 'interrupted', 'forked', 'threads', 'waiting', 'busy',
-         'own_op', 'full', 'orphans', 'chosen', 'cores']
+         'generators', 'own_op', 'full', 'orphans', 'chosen', 'cores']
 
 
 @pytest.mark.parametrize('case', CASES)
 def test_parts_that_processes_compute(case):
     python('-c', 'from support import forked_cases\nforked_cases.%s()' % case, flags='floatX=float32',
-           PYTHONPATH=search_path(ROOT / 'tests', ROOT / 'benchmarks'), OMP_NUM_THREADS=None)
+           PYTHONPATH=search_path(ROOT / 'tests', ROOT / 'benchmarks'), OMP_NUM_THREADS=None, KERAS_BACKEND='theano')

@@ -294,6 +294,46 @@ class Noted(theano.Op):
         return shapes
 
 
+def generators():
+    """Keras's threads and processes that make batches go on beside the processes of contexts; many forks do, too."""
+    from keras.layers import Dense
+    from keras.models import Sequential
+    from keras.utils import Sequence
+    batches = [data(length, 7, seed=seed) for seed, length in enumerate(LENGTHS)]
+
+    class Batches(Sequence):
+        def __len__(self):
+            return len(batches)
+
+        def __getitem__(self, i):
+            np.dot(np.ones((300, 300), 'float32'), np.ones((300, 300), 'float32'))
+            return batches[i][0], np.eye(10)[batches[i][1] % 10]
+
+    def trained():
+        np.random.seed(1)
+        model = Sequential([Dense(40, activation='tanh', input_shape=(7,)), Dense(10, activation='softmax')])
+        model.compile('adam', 'categorical_crossentropy')
+        for _ in range(2):
+            for options in dict(workers=4), dict(workers=2, use_multiprocessing=True), dict(workers=0):
+                model.fit_generator(Batches(), epochs=2, verbose=0, shuffle=False, max_queue_size=3, **options)
+        return model.get_weights() + [model.predict_generator(Batches(), workers=4)]
+    expected = trained()
+    begin()
+    mgpu.enable(always=True)
+    assert_alike(trained(), expected)
+    assert len(children()) == 1
+    model, batch = dense_model(), data(16, 7)
+    step = step_of(model)
+    for i in range(300):
+        child = os.fork()
+        if not child:
+            os._exit(7)
+        if i % 30 == 0:
+            assert np.isfinite(step(*batch)[0])
+        assert os.waitpid(child, 0)[1] == 7 << 8
+    assert len(children()) == 1
+
+
 def own_op():
     """An op of the script computes in the script's process, since its effects in a fork would be lost."""
     begin()
