@@ -1,5 +1,7 @@
 """Contexts of the CPU whose parts processes compute: programs, since a process that has opened a GPU forks none."""
 import pytest
+from support import forked_cases
+from support.launch import launch
 from support.processes import python
 from support.search_path import ROOT, search_path
 
@@ -11,3 +13,8 @@ CASES = ['exact', 'data_sets', 'drawn', 'killed', 'fails', 'interrupted', 'forke
 def test_parts_that_processes_compute(case):
     python('-c', 'from support import forked_cases\nforked_cases.%s()' % case, flags='floatX=float32',
            PYTHONPATH=search_path(ROOT / 'tests', ROOT / 'benchmarks'), OMP_NUM_THREADS=None, KERAS_BACKEND='theano')
+
+
+@pytest.mark.mpi
+def test_the_contexts_of_a_rank_are_processes():
+    assert launch(2, job=forked_cases.__file__).stdout.count('fine') == 1  # rank 0 prints

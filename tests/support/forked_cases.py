@@ -10,6 +10,9 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / 'benchmarks')]
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices import arena, processes
@@ -223,10 +226,10 @@ def threads():
     """Threads of the script train at the same time; processes compute for all of them."""
     begin(3)
     batch, found = data(16, 7), {}
+    functions = [(plain_step(dense_model(number)), step_of(dense_model(number))) for number in range(3)]
 
     def train(number):
-        models = dense_model(number), dense_model(number)
-        plain, step = plain_step(models[0]), step_of(models[1])
+        plain, step = functions[number]
         for _ in range(15):
             found.setdefault(number, []).append((float(step(*batch)[0]), float(plain(*batch))))
     workers = [threading.Thread(target=train, args=(number,)) for number in range(3)]
@@ -334,6 +337,24 @@ def generators():
     assert len(children()) == 1
 
 
+def of_ranks():
+    """The contexts of each rank of a job are processes; the way is each rank's own, and so is a killed process."""
+    contexts = begin(4)
+    models, way = (dense_model(), dense_model()), forked_parts.ForkedParts.way
+    assert len(contexts) == 2
+    plain, step = plain_step(models[0]), step_of(models[1])
+    forked_parts.ForkedParts.way = lambda self, n: (True, False) if turn % 3 == rank and n < 7 else way(self, n)
+    rank = contexts[0].name == 'dev2'
+    for turn, length in enumerate(LENGTHS * 2):
+        batch = data(length, 7, seed=turn)
+        assert_alike([step(*batch)[0]], [plain(*batch)])
+        if turn == 5 and rank:
+            os.kill(children()[0], signal.SIGKILL)
+    assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])
+    assert len(children()) == 1
+    print('fine', flush=True)
+
+
 def own_op():
     """An op of the script computes in the script's process, since its effects in a fork would be lost."""
     begin()
@@ -437,3 +458,7 @@ def cores():
         assert_alike([step(*batch)[0]], [plain(*batch)])
     assert places[-9:] == [1] * 3 + [2] * 4 + [1] * 2
     assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])
+
+
+if __name__ == '__main__':
+    of_ranks()

@@ -35,14 +35,22 @@ def flagged() -> str:
 def configured() -> list[Context]:
     """Return the contexts of THEANO_FLAGS or .theanorc, else of the devices that `discovery.discover_best` finds.
 
-    On a machine without a GPU there is a context for each core, but for a process that shares the cores with others of
-    a job or a script.
+    On a machine without a GPU there is a context for each core; for a process that a script has started, one.
     """
     if flagged():
         return parse_context_map(flagged())
     found = discovery.discover_best()
-    has_cores = found == ['cpu'] and not (mpi_environment.is_rank() or leases.is_child())
-    return parse_context_map(default_map(found * processor.cores() if has_cores else found))
+    return parse_context_map(default_map(found * _n_cores() if found == ['cpu'] else found))
+
+
+def _n_cores():
+    """Return the number of cores on which the contexts of this host are, where nothing is mapped."""
+    if leases.is_child():
+        return 1
+    n_ranks, own = mpi_environment.local_size() if mpi_environment.is_rank() else 1, processor.cores()
+    if 'OMP_NUM_THREADS' not in os.environ:  # else it is the share of one rank, as `launch` sets it
+        own = max(1, own // n_ranks)
+    return own * n_ranks if mpi_environment.trains_together() else own
 
 
 def are_cores(contexts: Sequence[Any]) -> bool:

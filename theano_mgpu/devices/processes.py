@@ -21,7 +21,7 @@ from typing import Any, Iterator, NoReturn
 import theano
 
 from ..comm.failures import packed
-from ..utils import blas, mpi_environment, processor
+from ..utils import blas, processor
 from ..utils.rank_process import end_with
 from .arena import Arena
 from .context_map import Context
@@ -56,10 +56,10 @@ def arena() -> Arena:
 def may_fork() -> bool:
     """Return whether contexts can be processes.
 
-    CUDA, OpenCL, OpenMP and MPI do not survive a fork; a fork of the script has one core.
+    CUDA, OpenCL and OpenMP do not survive a fork; a fork of the script has one core. No process here uses MPI, which a
+    fork of a rank may not.
     """
-    survives = hasattr(os, 'fork') and not (has_opened_gpu() or theano.config.openmp or mpi_environment.is_rank())
-    return survives and not _is_fork
+    return hasattr(os, 'fork') and not (has_opened_gpu() or theano.config.openmp or _is_fork)
 
 
 def add_function(function: Any) -> int:

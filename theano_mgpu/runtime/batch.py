@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import collections
-from dataclasses import replace
 from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -30,7 +29,6 @@ class Split(NamedTuple):
     program: StepProgram
     slots: Sequence[Any]               # of a batch without arguments: with the numbers in `Program.numbers`
     pieces: Sequence[slice]            # the samples of each shard
-    is_whole: bool = False             # the first replica computes all, since that is faster
 
 
 class Batch(NamedTuple):
@@ -39,6 +37,7 @@ class Batch(NamedTuple):
     split: Split
     slots: list[Any]  # the values that are known in the course of a step; at first, the inputs
     buffers: list[dict[Context, DeviceBuffers]]  # of each shard: the memory that its values are sent to
+    are_forked: bool = False  # processes compute the parts
 
 
 class Splitter:
@@ -108,20 +107,21 @@ class Splitter:
                 for slot, part in zip(of_shards, parts):
                     slots[slot] = part
         if not self._on_devices:
-            return Batch(split, slots, [])
+            return Batch(split, slots, [], are_forked)
         turns = 0 if split.division.waits_on_host else self._turns or len(split.rounds) + 1
         return Batch(split, slots, [self._buffers_of(shard.replica, turns) for shard in split.shards])
 
     def _split(self, lengths: Sequence[int], slices: int | None, is_whole: bool) -> Split:
         shares, machine, given = self.shares, self.shares.machine, self.key(lengths)
-        if is_whole:
-            shares = replace(shares, weights=(1,) + (0,) * (machine.n_replicas - 1))
         total, before, own = lengths[0], 0, lengths[0]
         if shares.is_sharded:
             total, before, own = sum(lengths), sum(lengths[:machine.rank]), lengths[machine.rank]
         else:
             lengths = shares.lengths(total)
         rounds, tree, first = shares.rounds(own, slices), None, 0
+        if is_whole and len(rounds) == 1 and not shares.logical_shards:
+            spans = [span for _, span in rounds[0]]
+            rounds = [[(0, (spans[0][0], spans[-1][1]))]]
         if shares.is_divided and shares.logical_shards:
             tree = Tree(machine.rank, shares.shards_of_ranks(given), shares.shards_of_replicas(given))
             first = tree.first(tree.rank)
@@ -139,7 +139,7 @@ class Splitter:
             for slot, (_, (start, stop), _) in zip(program.of_shards[variable], shards):
                 slots[slot] = np.array((stop - start, before + start, before)[i], 'int64')
         return Split(shards, [[shards[i] for i in round_] for round_ in division.rounds], total, lengths, not rounds,
-                     division, tree, program, slots, [slice(*shard.span) for shard in shards], is_whole)
+                     division, tree, program, slots, [slice(*shard.span) for shard in shards])
 
     def _buffers_of(self, replica: int, turns: int) -> dict[Context, DeviceBuffers]:
         """Return memory that the last `turns - 1` shards of the replica do not use; for 0 new memory."""

@@ -275,8 +275,8 @@ class DividedFunction:
         if self.inputs.slices.stand_ins or states:
             given = [*given, *self.inputs.slices.taken(values).items(),
                      *((self.inputs.rows[variable], value) for variable, value in states.items())]
-        forked = self.executable.forked
-        return self.built.splitter.split(given, lengths, *(forked.way(lengths[0]) if forked else ()))
+        forked, splitter = self.executable.forked, self.built.splitter
+        return splitter.split(given, lengths, *(forked.way(sum(splitter.key(lengths))) if forked else ()))
 
     def _or_example(self, values: Any, lengths: Sequence[int]) -> Any:
         """Return the arguments of a call, or a sample of another rank where they are None; all ranks make the call."""

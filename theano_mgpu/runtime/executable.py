@@ -144,7 +144,7 @@ class Executable:
         self.parts = {part: CompiledPart(part, replicas, Communicator() if part.is_share else communicator, mode,
                                          factored) for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
-        self.forked = forked_parts(self.parts, plan, communicator.size, executor)
+        self.forked = forked_parts(self.parts, plan, executor)
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
         memories = Memories()
         self.exchanges = exchanges_of(plan, communicator, memories, self.launcher, timings)

@@ -173,7 +173,7 @@ class ForkedParts:
 
     def note(self, samples: int, seconds: float, are_forked: bool) -> None:
         """Note the seconds that a step has taken."""
-        times = self._times[samples.bit_length()]
+        times = self._times.setdefault(samples.bit_length(), Times([], []))
         of_way = times.forked if are_forked else times.alone
         if len(of_way) <= COUNTED:
             of_way.append(seconds)
@@ -224,14 +224,14 @@ class ForkedParts:
             warn('%s is computed in one process from now on: %s' % (self._name, error))
 
 
-def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, n_ranks: int, executor: str) -> ForkedParts | None:
+def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, executor: str) -> ForkedParts | None:
     """Return the parts of a plan that processes can compute; None where its contexts compute in this process.
 
     Parts with ops of a script stay in this process, since what these do there would be lost. So do all parts where the
     order of work is fixed, which a choice by time is not.
     """
     first, *others = plan.mesh.contexts
-    if plan.mesh.on_devices or not others or n_ranks > 1 or executor != 'auto':
+    if plan.mesh.on_devices or not others or executor not in ('auto', 'mpi'):
         return None
     found, cores = {}, are_cores(plan.mesh.contexts)
     is_fixed = Flags.now().shares == EQUAL or theano.config.deterministic == 'more'

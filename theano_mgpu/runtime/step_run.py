@@ -70,9 +70,7 @@ class StepRun:
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
         self._new: list[NewValues] = []
-        self._are_forked = executable.forked is not None and not batch.split.is_whole and \
-            executable.forked.are_used(batch.split.samples)
-        self._began = 0.0
+        self._are_forked, self._began = batch.are_forked, 0.0
         self._begun: dict[int, Any] = {}  # calls of processes, by the `id` of their work
         self._underway: list[Any] = [] if batch.split.division.alone else list(executable.by_devices)  # by NCCL
 
@@ -149,15 +147,17 @@ class StepRun:
 
     def launch(self, given: instructions.Launch) -> None:
         """Start parts; on the CPU, compute them."""
-        works, contexts, shards = given.works, given.contexts, given.shards
+        works, contexts, shards, began = given.works, given.contexts, given.shards, time.perf_counter()
         compute: Callable[[PartOnContext], None] = self._compute
-        if self._timed is not None and shards[0] is not None:
+        forked = self._executable.forked if self._are_forked and shards[0] is not None else None
+        if self._timed is not None and shards[0] is not None and not forked:
             works, compute = tuple(sorted(works, key=lambda work: work.place == self._timed)), self._compute_timed
             contexts, shards = tuple(work.context for work in works), tuple(work.shard for work in works)
-        forked = self._executable.forked if self._are_forked and shards[0] is not None else None
         with forked.computing(works, self._slots) if forked else NOTHING as self._begun:
             self._launcher.run(given.phase, [functools.partial(compute, work) for work in works], contexts,
                                self._split.shards, shards)
+        if self._timed is not None and forked:  # all replicas of this process compute at the same time
+            self._seconds += time.perf_counter() - began
         if shards[0] is None and self._executable.on_devices and self._timings.waits():
             with self._timings.span(given.phase):
                 wait(self._slots[slot] for work in works for slot in work.made)
