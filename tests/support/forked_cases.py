@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / 'benchmarks')]
 
 import theano_mgpu as mgpu
+from theano_mgpu.auto import choice, found
 from theano_mgpu.devices import arena, processes
 from theano_mgpu.errors import ReplicaError
 from theano_mgpu.runtime import forked_parts, step_run
@@ -27,6 +28,7 @@ import theano.tensor as T
 from models import adam, plain_step
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
+from support import dispatch_clock
 from support.small_models import data, dense_model, momentum
 
 LENGTHS = 13, 13, 5, 2, 1, 13, 8
@@ -458,6 +460,26 @@ def cores():
         assert_alike([step(*batch)[0]], [plain(*batch)])
     assert places[-9:] == [1] * 3 + [2] * 4 + [1] * 2
     assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])
+
+
+def left():
+    """Plain Theano computes what processes do not compute faster, and not the first context as a whole."""
+    processor.cores, forked_parts.SHORTEST, choice.SHORTEST = lambda: 2, 0, 0
+    found.Found.patience = lambda self: 0
+    note, seconds = forked_parts.ForkedParts.note, {True: 1., False: 3.}
+    forked_parts.ForkedParts.note = lambda self, samples, _, forked: note(self, samples, seconds[forked], forked)
+    clock, batch, calls = dispatch_clock.Clock(divided=1e-3, whole=2e-3), data(64, 7)[0], []
+    clock.install(setattr)
+    report = mgpu.enable()
+    for faster in True, False:
+        x, seconds[True] = T.matrix('x'), 1. if faster else 4.
+        f = theano.function([x], T.tanh(x).sum(axis=1), mode='FAST_COMPILE')
+        clock.calls = calls
+        for _ in range(40):
+            assert_alike([f(batch)], [np.tanh(batch).sum(axis=1)])
+        assert (report.usages[-1].contexts == mgpu.contexts()) == faster, report
+        assert calls[-1] == ('divided' if faster else 'whole') and 'divided' in calls
+        assert report.usages[-1].why == ('divided, 1 ms (host 2 ms)' if faster else 'host, 2 ms')
 
 
 if __name__ == '__main__':

@@ -187,7 +187,10 @@ class Dispatched:
         outcome = self.source.over_contexts(call, way)
         if isinstance(outcome, LeaveToPlain):
             return self._in_another_way(call, way, outcome), None if outcome.failure is None else False
-        return outcome, self.source.counts(call) and (outcome.step is None or outcome.step.is_settled)
+        step = outcome.step
+        if step is not None and step.stays_whole:
+            return outcome, None  # plain Theano computes it with less ado
+        return outcome, self.source.counts(call) and (step is None or step.is_settled)
 
     def _in_another_way(self, call, way, left):
         """Compute a call that was left: on one device if that is faster, by Theano's own function after an error."""

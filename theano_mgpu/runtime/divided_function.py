@@ -132,6 +132,12 @@ class DividedFunction:
         return (self._speeds is None or self._speeds.is_settled) and \
             (forked is None or forked.is_settled(self.samples))
 
+    @property
+    def stays_whole(self) -> bool:
+        """Return whether batches as long as the last one stay whole, as processes do not compute their parts faster."""
+        forked = self.executable.forked
+        return forked is not None and forked.is_settled(self.samples) and forked.way(self.samples)[0]
+
     # --- the values of inputs
 
     def __contains__(self, item: Any) -> bool:
