@@ -4,8 +4,9 @@ The plugin imports theano_mgpu first, enables it, writes the outcome of each tes
 nose that Theano's tests need. Environment variables:
 
 UPSTREAM_LIBRARY  keras, theano, gpuarray (for Theano's tests of gpuarray) or pygpu, which is run without theano_mgpu
-UPSTREAM_WAY      plain (the default), enable, always (the argument of mgpu.enable(always=...)), or bare: without
-                  theano_mgpu, but with the names without which Theano and Keras cannot be imported
+UPSTREAM_WAY      plain (the default), enable, always (the argument of mgpu.enable(always=...)), processes: always, and
+                  processes compute all parts that they can, or bare: without theano_mgpu, but with the names without
+                  which Theano and Keras cannot be imported
 UPSTREAM_REPORT   the file for the outcomes; each rank of a job adds its number to the name
 UPSTREAM_LEFT_OUT a file with the names of tests to leave out, one a line
 """
@@ -64,8 +65,13 @@ def pytest_configure(config):
         os.makedirs('rank.%s' % RANK)
         os.chdir('rank.%s' % RANK)
         tempfile.tempdir = os.getcwd()
-    if WAY in ('enable', 'always'):
-        _reports.append(theano_mgpu.enable(always=WAY == 'always', tell=_tell))
+    if WAY == 'processes':
+        from theano_mgpu.devices import arena, processes
+        from theano_mgpu.runtime.forked_parts import ForkedParts
+        ForkedParts.are_used = lambda self, samples: bool(self._parts) and processes.may_fork()
+        arena.SMALL = 64
+    if WAY in ('enable', 'always', 'processes'):
+        _reports.append(theano_mgpu.enable(always=WAY != 'enable', tell=_tell))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -449,6 +449,8 @@ def cores():
         batch = data(length, 7)
         assert_alike([step(*batch)[0]], [plain(*batch)])
     assert set(places) == {1} and not children() and parts.cores
+    choice, = parts.changes()
+    assert choice.chosen == 'one' and 'ms as a whole, for batches of 8 to 15 samples' in choice.reason
     forked_parts.SHORTEST, note, seconds = 0, parts.note, {False: 3., True: 1.}
     parts.note = lambda samples, _, forked: note(samples, seconds[forked], forked)
     batch = data(300, 7)

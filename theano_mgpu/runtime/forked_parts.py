@@ -181,10 +181,16 @@ class ForkedParts:
     def changes(self) -> list[Choice]:
         """Return the ways that were chosen, for the plan."""
         n = len({context for part in self._parts.values() for context in part.contexts})
-        return [Choice('processes', '%d' % n if min(forked[1:]) < min(alone) else 'one',
-                       '%.3g ms in one, %.3g ms in %d, for batches of %d to %d samples'
-                       % (1e3 * min(alone), 1e3 * min(forked[1:]), n, 1 << max(digits - 1, 0), (1 << digits) - 1))
-                for digits, (alone, forked) in sorted(self._times.items()) if len(forked) > COUNTED]
+        chosen = []
+        for digits, (alone, forked) in sorted(self._times.items()):
+            lengths = 'for batches of %d to %d samples' % (1 << max(digits - 1, 0), (1 << digits) - 1)
+            if len(forked) > COUNTED:
+                chosen.append(Choice('processes', '%d' % n if min(forked[1:]) < min(alone) else 'one',
+                                     '%.3g ms in one, %.3g ms in %d, %s'
+                                     % (1e3 * min(alone), 1e3 * min(forked[1:]), n, lengths)))
+            elif self.cores and len(alone) >= COUNTED:
+                chosen.append(Choice('processes', 'one', '%.3g ms as a whole, %s' % (1e3 * min(alone), lengths)))
+        return chosen
 
     @contextlib.contextmanager
     def computing(self, works: Sequence[PartOnContext], slots: Sequence[Any]) -> Iterator[dict[int, Any]]:
