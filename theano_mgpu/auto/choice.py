@@ -66,7 +66,8 @@ class Chooser:
         self.way, self.state = next(iter(ways())), State.TIMES
         self.seconds: dict[Way, float] = {}
         self._ways, self._ranks, self._patience = ways, ranks, patience
-        self._timed: list[float] = []  # seconds of the calls of this rank in the present way
+        self._timed: list[float] = []  # seconds of calls of this rank in the present way, first and last ones
+        self._spent = 0.0              # seconds of all of them
         self._left = 0                 # calls that were left to another way
         self._calls = self._next = 0   # calls since it rests, and the first one that is timed then
 
@@ -83,6 +84,7 @@ class Chooser:
                 self._take(math.inf)
         elif counts and way is self.way and self._is_timed():
             self._timed.append(time.perf_counter() - began)
+            self._spent += self._timed[-1]
             self._judge()
         return results
 
@@ -99,7 +101,7 @@ class Chooser:
         """Choose among the other ways, since no call can be computed in this one."""
         self.seconds.pop(way, None)
         if way is self.way:
-            self._timed = []
+            self._timed, self._spent = [], 0.0
             self._go_on()
 
     def rest(self) -> None:
@@ -131,15 +133,16 @@ class Chooser:
             if fastest > min(self.seconds.values()):
                 self._take(fastest)
                 return
+        del self._timed[WARM_UP:-COUNTED]
         counted = self._timed[WARM_UP:]
-        if len(counted) >= COUNTED or sum(counted) >= PATIENCE and self._ranks.size == 1:
-            if self.way is not Way.HOST or self.seconds or statistics.median(counted[-COUNTED:]) < SHORTEST or \
-                    sum(self._timed) >= self._patience():
+        if len(counted) == COUNTED or sum(counted) >= PATIENCE and self._ranks.size == 1:
+            if self.way is not Way.HOST or self.seconds or statistics.median(counted) < SHORTEST or \
+                    self._spent >= self._patience():
                 self._take(statistics.median(self._on_slowest()[WARM_UP:]))
 
     def _take(self, seconds):
         """Note the seconds of a call in the present way, and go on."""
-        self._timed, self._left = [], 0
+        self._timed, self._spent, self._left = [], 0.0, 0
         if self.state is State.RESTS:
             if seconds <= max(SHORTEST, GROWN * self.seconds[Way.HOST]):
                 self._next *= 2
