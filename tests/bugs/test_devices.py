@@ -154,7 +154,7 @@ def test_one_cpu_context_is_told_once_and_nothing_is_timed_on_it():
     finally:
         mgpu.disable()
     text, = told
-    assert text.startswith('there is one context, on the CPU: nothing is divided. To use several cores')
+    assert text.startswith('there is one context, on the CPU: nothing is divided. Without a map, each core')
     assert [usage.why for usage in report.usages] == ['there is one context, on the CPU'] * 2
     assert [function.mgpu_divided for function in functions] == [None, None]
 

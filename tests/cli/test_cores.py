@@ -50,10 +50,14 @@ def test_a_map_counts_and_so_does_a_gpu(no_gpu, monkeypatch):
     assert [context.device for context in choose_contexts(None)] == ['opencl0:0']
 
 
-def test_a_process_of_a_job_has_one(no_gpu, monkeypatch):
-    for name, value in zip(mpi_environment.MPIRUN.variables, '1212'):
+def test_the_processes_of_a_job_share_the_cores_of_a_host(no_gpu, monkeypatch):
+    """What launch sets is the part of one; the processes of another launcher see all cores."""
+    for name, value in zip(mpi_environment.MPIRUN.variables, '1212'):  # the second of two
         monkeypatch.setenv(name, value)
-    assert names(choose_contexts(None)) == ['dev0']
+    monkeypatch.setenv('OMP_NUM_THREADS', '3')
+    assert names(init()) == ['dev3', 'dev4', 'dev5']
+    monkeypatch.delenv('OMP_NUM_THREADS')
+    assert names(init()) == ['dev1']
 
 
 def run(words, folder, **environment):

@@ -31,7 +31,7 @@ PMI = {'PMI_RANK': '5', 'PMI_SIZE': '8'}
 def environ(monkeypatch):
     """Return a function that sets variables, in an environment that knows of no job."""
     for name in list(os.environ):
-        if name.startswith(('SLURM', 'PMI', 'OMPI_', 'MPI_')):
+        if name.startswith(('SLURM', 'PMI', 'OMPI_', 'MPI_', 'OMP_NUM_THREADS')):
             monkeypatch.delenv(name)
 
     def use(**variables):
