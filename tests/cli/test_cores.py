@@ -51,7 +51,7 @@ def test_a_map_counts_and_so_does_a_gpu(no_gpu, monkeypatch):
 
 
 def test_the_processes_of_a_job_share_the_cores_of_a_host(no_gpu, monkeypatch):
-    """What launch sets is the part of one; the processes of another launcher see all cores."""
+    """A process has the part that launch sets for it; without launch, its part of all cores."""
     for name, value in zip(mpi_environment.MPIRUN.variables, '1212'):  # the second of two
         monkeypatch.setenv(name, value)
     monkeypatch.setenv('OMP_NUM_THREADS', '3')

@@ -1,4 +1,5 @@
 """Programs in which processes compute the parts of the contexts of the CPU; each function is a program of its own."""
+import fcntl
 import functools
 import os
 import queue
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -208,6 +210,19 @@ def interrupted():
             pass
         np.testing.assert_array_equal(f(batch), expected)
     assert len(children()) == 1
+
+
+def files():
+    """What the script closes is closed: a pipe to another program, a lock of a file."""
+    begin(3)
+    reader = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with tempfile.TemporaryFile() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        again = os.open('/proc/self/fd/%d' % file.fileno(), os.O_RDWR)
+        step_of(dense_model())(*data(16, 7))
+        assert len(children()) == 3
+    fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert reader.communicate(b'text', timeout=20)[0] == b'text'
 
 
 def forked():

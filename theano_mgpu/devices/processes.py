@@ -211,6 +211,7 @@ def _serve(connected: Any, parent: int) -> NoReturn:
             if callable(signal.getsignal(each)):
                 signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
         end_with(parent, signal.SIGKILL)
+        _close_files(connected.fileno())
         gc.disable()  # a collection would touch, and copy, all pages
         while True:
             number, n_threads, message = connected.recv()
@@ -223,6 +224,15 @@ def _serve(connected: Any, parent: int) -> NoReturn:
         os._exit(0)
     finally:
         os._exit(1)
+
+
+def _close_files(but):
+    """Close all files but one and the standard ones: else pipes and locks of the script stay open when it closes them.
+    """
+    for each in map(int, os.listdir('/dev/fd')):
+        if each > 2 and each != but:
+            with contextlib.suppress(OSError):  # the one that was listed with
+                os.close(each)
 
 
 def _asked(connected, question):
