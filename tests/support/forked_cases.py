@@ -3,6 +3,7 @@ import fcntl
 import functools
 import os
 import queue
+import resource
 import select
 import signal
 import socket
@@ -392,6 +393,28 @@ def full():
         assert_alike([step(*batch)[0] for _ in range(3)], [plain(*batch) for _ in range(3)])
     messages = [str(each.message) for each in caught if 'in one process from now on' in str(each.message)]
     assert len(messages) == 1 and 'the memory that contexts of the CPU share is full' in messages[0], messages
+
+
+def limits():
+    """Less memory is shared where the address space is limited; without a new process, this one computes."""
+    begin()
+    with open('/proc/self/status') as file:
+        size = 1024 * next(int(line.split()[1]) for line in file if line.startswith('VmSize'))
+    resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 30),) * 2)
+    models, batch = (dense_model(), dense_model()), data(600, 7)
+    step, plain = step_of(models[1]), plain_step(models[0])
+    assert_alike([step(*batch)[0]], [plain(*batch)])
+    assert len(children()) == 1 and 1 << 26 < processes.arena().size < 1 << 30
+
+    def fork():
+        raise OSError(11, 'Resource temporarily unavailable')
+    own, os.fork = os.fork, fork  # which does not fail for root
+    os.kill(children()[0], signal.SIGKILL)
+    assert_alike([step(*batch)[0] for _ in range(3)], [plain(*batch) for _ in range(3)])
+    assert not children()
+    os.fork = own
+    assert_alike([step(*batch)[0]], [plain(*batch)])
+    assert len(children()) == 1
 
 
 def orphans():

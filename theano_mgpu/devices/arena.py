@@ -36,13 +36,12 @@ class Arena:
     Parameters
     ----------
     size : int, optional
-        Bytes; by default, the memory of the machine.
+        Bytes; by default, the memory of the machine, or as much of it as can be reserved.
     """
 
     def __init__(self, size: int | None = None) -> None:
-        size = size or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-        self._map = mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE)
-        self.size, self._used = size, 0
+        self._map, self._used = _mapped(size or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')), 0
+        self.size = len(self._map)
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._free: dict[int, list[int]] = {}  # size of blocks -> where they begin
         self._lock = threading.RLock()  # a block may be freed while another one is allocated
@@ -87,6 +86,17 @@ class Arena:
     def array_at(self, place: Place) -> np.ndarray:
         """Return the array at a place, in this process or another one."""
         return np.ndarray(place.shape, place.dtype, self._map, place.offset, place.strides)
+
+
+def _mapped(size):
+    """Return new memory of a size; a part of it if the address space, or what the kernel promises, is limited."""
+    while True:
+        try:
+            return mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        except OSError as error:
+            size = size // 2 & -mmap.PAGESIZE
+            if not size:
+                raise ArenaFull('no memory can be shared by processes: %s' % error) from error
 
 
 def is_large(value: Any) -> bool:

@@ -22,7 +22,7 @@ import theano
 
 from ..comm.failures import packed
 from ..utils import blas, processor
-from ..utils.rank_process import end_with
+from ..utils.rank_process import end_with, note
 from .arena import Arena
 from .context_map import Context
 from .contexts import has_opened_gpu
@@ -41,7 +41,7 @@ class ProcessDied(Exception):
 
 
 class CannotFork(Exception):
-    """A process would have to be forked while another thread computes.
+    """A process would have to be forked where that fails, or while another thread computes.
 
     OpenBLAS waits for ever in a fork while another thread is within a product that several threads compute.
     """
@@ -163,9 +163,12 @@ class Worker:
         with _changing, _undisturbed() as n_threads:
             if _others_compute():
                 raise CannotFork
-            ours, theirs = connection.Pipe()
-            self._known, parent, self._ended = _made, os.getpid(), ''
-            self._process = os.fork()
+            try:
+                (ours, theirs), parent = connection.Pipe(), os.getpid()
+                self._process, self._known, self._ended = os.fork(), _made, ''
+            except OSError as error:  # a limit of files, of processes, or of memory
+                note('no process can be forked for a context of the CPU, whose part this one computes: %s' % error)
+                raise CannotFork from error
             if not self._process:
                 ours.close()
                 blas.set_threads(n_threads)
