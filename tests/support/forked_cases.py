@@ -487,6 +487,8 @@ def cores():
         batch = data(length, 7)
         assert_alike([step(*batch)[0]], [plain(*batch)])
     assert set(places) == {1} and not children() and parts.cores
+    report = step.verify(*batch)
+    assert report.passed and places.pop() == 2  # what is compared is divided
     choice, = parts.changes()
     assert choice.chosen == 'one' and 'ms as a whole, for batches of 8 to 15 samples' in choice.reason
     forked_parts.SHORTEST, note, seconds = 0, parts.note, {False: 3., True: 1.}
@@ -500,6 +502,10 @@ def cores():
         assert_alike([step(*batch)[0]], [plain(*batch)])
     assert places[-9:] == [1] * 3 + [2] * 4 + [1] * 2
     assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])
+    mgpu.enable(always=True)
+    assert not step_of(dense_model()).executable.forked.cores
+    mgpu.enable()
+    assert step_of(dense_model()).executable.forked.cores
 
 
 def left():

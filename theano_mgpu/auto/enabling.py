@@ -8,6 +8,7 @@ from typing import Any, Callable
 from ..checks.verification import check_alone
 from ..compat import import_hooks, keras_versions
 from ..devices.choice import chosen_contexts, resolve_contexts
+from ..devices.contexts import take_cores_as_mapped
 from ..devices.mesh import rows_of
 from ..errors import warn
 from ..utils import mpi_environment
@@ -97,6 +98,7 @@ def enable(contexts: Any = None, strict: bool = False, verify: bool = False, alw
     if not callable(given) and has_one_cpu(chosen()) and given is None:
         if not (always or mpi_environment.started_by_rank()):
             tell(NOTHING_DIVIDED)
+    take_cores_as_mapped(always)
     enabled = Enabled.in_force = Enabled(chosen, strict, verify, always, tell)
     divide_functions()
     _divide_models()
@@ -111,6 +113,7 @@ def _resolved(contexts):
 def disable() -> None:
     """Leave functions and models that are made from now on to plain Theano and Keras; earlier ones stay as they are."""
     Enabled.in_force = None
+    take_cores_as_mapped(False)
 
 
 @functools.lru_cache(None)

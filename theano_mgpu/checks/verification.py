@@ -117,7 +117,7 @@ def verified(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = {},
                             function.options.mode)
             reference = one.results(*values)
             bar.update(1)
-            with unchanged(changed):
+            with unchanged(changed), function.dividing():
                 many = function.locked_step((args, kwargs)) + [variable.get_value() for variable in states]
         return _report(names, one, values, reference, many, [each for each in function.contexts if each != HOST],
                        tolerance or TOLERANCE[one.dtype])

@@ -19,6 +19,7 @@ from .cuda_driver import load_driver
 _active: List[Context] = []   # the contexts over which functions of this process run
 _host: List[Context] = []     # the contexts of all processes of the job on this host
 _cores: List[Context] = []    # contexts that stand for the cores of the CPU, where nothing is mapped
+_all_are_mapped: List[bool] = []  # holds True if contexts of cores count as mapped
 _opened_in: List[int] = []    # the number of the process that opened a GPU, if one is open
 _before: List[Any] = []       # the contexts before each lease that is in force, on the host and of this process
 _changing = threading.RLock()
@@ -55,7 +56,13 @@ def _n_cores():
 
 def are_cores(contexts: Sequence[Any]) -> bool:
     """Return whether contexts stand for cores of the CPU, which the user has not mapped."""
-    return len(contexts) > 1 and all(context in _cores for context in contexts)
+    return len(contexts) > 1 and not _all_are_mapped and all(context in _cores for context in contexts)
+
+
+def take_cores_as_mapped(are_mapped: bool) -> None:
+    """Have functions that are made from now on divide all batches over cores, as if the user had mapped them, or not.
+    """
+    _all_are_mapped[:] = [True] * are_mapped
 
 
 def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:

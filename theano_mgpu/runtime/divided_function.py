@@ -1,6 +1,7 @@
 """A graph over a batch, run over several contexts: bind, split, run, commit."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import threading
@@ -26,6 +27,7 @@ from ..graph.rewrites import print_values
 from ..options import Options
 from ..plan import record
 from ..utils import rank_process
+from ..utils.attributes import temporarily
 from ..utils.mpi_environment import STEP
 from ..utils.timeline import HOST, note
 from .batch import Batch
@@ -137,6 +139,11 @@ class DividedFunction:
         """Return whether batches as long as the last one stay whole, as processes do not compute their parts faster."""
         forked = self.executable.forked
         return forked is not None and forked.is_settled(self.samples) and forked.way(self.samples)[0]
+
+    def dividing(self) -> Any:
+        """Return a context manager in which batches are divided, also those that are faster as a whole on one core."""
+        forked = self.executable.forked
+        return contextlib.nullcontext() if forked is None else temporarily(forked, 'cores', False)
 
     # --- the values of inputs
 
