@@ -200,9 +200,9 @@ def interrupted():
     for _ in range(40):
         product = T.dot(product, w)
     f = mgpu.function([x], product.sum(axis=1))
-    batch = np.random.RandomState(0).rand(2000, 600).astype('float32')
+    batch = np.random.RandomState(0).rand(600, 600).astype('float32')
     expected = f(batch)
-    for delay in np.linspace(.005, .25, 12):
+    for delay in np.linspace(.002, .08, 12):
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             while True:
