@@ -22,6 +22,7 @@ from theano_mgpu.auto import choice, found
 from theano_mgpu.devices import arena, processes
 from theano_mgpu.errors import ReplicaError
 from theano_mgpu.runtime import forked_parts, step_run
+from theano_mgpu.runtime.batch import Crew
 from theano_mgpu.runtime.replicas import replicated
 from theano_mgpu.utils import processor
 
@@ -39,7 +40,7 @@ LENGTHS = 13, 13, 5, 2, 1, 13, 8
 
 def begin(n=2):
     """Have processes compute whatever they can, from the first step on."""
-    forked_parts.ForkedParts.are_used = lambda self, samples: processes.may_fork() and not self._is_full
+    forked_parts.ForkedParts.crew = lambda self, samples: Crew(n, bool(processes.may_fork() and not self._is_full))
     forked_parts.ForkedParts.note = lambda *facts: None
     arena.SMALL = 64  # all arrays but the smallest go through the arena
     return mgpu.init(';'.join('dev%d->cpu' % i for i in range(n)))
@@ -358,10 +359,10 @@ def generators():
 def of_ranks():
     """The contexts of each rank of a job are processes; the way is each rank's own, and so is a killed process."""
     contexts = begin(4)
-    models, way = (dense_model(), dense_model()), forked_parts.ForkedParts.way
+    models, crew = (dense_model(), dense_model()), forked_parts.ForkedParts.crew
     assert len(contexts) == 2
     plain, step = plain_step(models[0]), step_of(models[1])
-    forked_parts.ForkedParts.way = lambda self, n: (True, False) if turn % 3 == rank and n < 7 else way(self, n)
+    forked_parts.ForkedParts.crew = lambda self, n: Crew(1, False) if turn % 3 == rank and n < 7 else crew(self, n)
     rank = contexts[0].name == 'dev2'
     for turn, length in enumerate(LENGTHS * 2):
         batch = data(length, 7, seed=turn)
@@ -446,27 +447,37 @@ def is_running(process):
 
 
 def chosen():
-    """Short steps stay in one process; of long ones, the faster way is taken."""
-    mgpu.init('dev0->cpu;dev1->cpu')
-    step, batch = step_of(dense_model()), data(16, 7)
+    """Short steps stay in one process; of long ones, the fastest crew is taken: all contexts, or half of the cores."""
+    processor.cores, plain, batch = lambda: 4, plain_step(dense_model()), data(16, 7)
+    mgpu.init()
+    step = step_of(dense_model())
     for _ in range(10):
         step(*batch)
     assert not children()
-    forked_parts.SHORTEST = 0
-    parts, ways, seconds = forked_parts.ForkedParts, [], [{False: 3., True: 1.}, {False: 1., True: 3.}]
-    are_used, note = parts.are_used, parts.note
+    forked_parts.SHORTEST, note, crews, seconds = 0, forked_parts.ForkedParts.note, [], {}
 
-    def counted(self, samples):
-        ways.append(are_used(self, samples))
-        return ways[-1]
-    parts.are_used = counted
-    parts.note = lambda self, samples, _, forked: note(self, samples, seconds[0][forked], forked)
-    for expected in True, False:
-        step = step_of(dense_model())
-        for _ in range(9):
-            step(*batch)
-        assert ways == [False] * 3 + [True] * 4 + [expected] * 2, ways
-        del ways[:], seconds[0]
+    def noted(self, samples, _, crew):
+        crews.append(tuple(crew))
+        note(self, samples, seconds[crew], crew)
+    forked_parts.ForkedParts.note = noted
+    alone, whole, all_, half = (4, False), (1, False), (4, True), (2, True)
+    for contexts, times, expected in [
+            (4, {alone: 3, all_: 1}, [alone] * 4 + [all_] * 12),
+            (4, {alone: 1, all_: 3}, [alone] * 4 + [all_] * 4 + [alone] * 8),
+            (None, {whole: 3, all_: 1}, [whole] * 4 + [all_] * 12),
+            (None, {whole: 3, all_: 4, half: 1}, [whole] * 4 + [all_] * 4 + [half] * 8),
+            (None, {whole: 3, all_: 4, half: 5}, [whole] * 4 + [all_] * 4 + [half] * 4 + [whole] * 4)]:
+        seconds.update(times)
+        mgpu.init(contexts)
+        models = dense_model(), dense_model()
+        plain, step = plain_step(models[0]), step_of(models[1])
+        for _ in range(16):
+            assert_alike([step(*batch)[0]], [plain(*batch)])
+        assert crews == expected, crews
+        del crews[:]
+    assert str(step.plan).count('processes') == 0
+    assert [each.reason for each in step.executable.forked.changes()] == [
+        '3e+03 ms in one, 4e+03 ms in 4, 5e+03 ms in 2, for batches of 16 to 31 samples']
 
 
 def cores():
@@ -490,17 +501,17 @@ def cores():
     report = step.verify(*batch)
     assert report.passed and places.pop() == 2  # what is compared is divided
     choice, = parts.changes()
-    assert choice.chosen == 'one' and 'ms as a whole, for batches of 8 to 15 samples' in choice.reason
+    assert choice.chosen == 'one' and choice.reason.endswith(' ms in one, for batches of 8 to 15 samples')
     forked_parts.SHORTEST, note, seconds = 0, parts.note, {False: 3., True: 1.}
-    parts.note = lambda samples, _, forked: note(samples, seconds[forked], forked)
+    parts.note = lambda samples, _, crew: note(samples, seconds[crew.are_forked], crew)
     batch = data(300, 7)
     for _ in range(9):
         assert_alike([step(*batch)[0]], [plain(*batch)])
-    assert places[-9:] == [1] * 3 + [2] * 6 and len(children()) == 1
+    assert places[-9:] == [1] * 4 + [2] * 5 and len(children()) == 1
     seconds[True], batch = 4., data(600, 7)
     for _ in range(9):
         assert_alike([step(*batch)[0]], [plain(*batch)])
-    assert places[-9:] == [1] * 3 + [2] * 4 + [1] * 2
+    assert places[-9:] == [1] * 4 + [2] * 4 + [1]
     assert_alike([p.get_value() for p in models[1].params], [p.get_value() for p in models[0].params])
     mgpu.enable(always=True)
     assert not step_of(dense_model()).executable.forked.cores
@@ -513,7 +524,7 @@ def left():
     processor.cores, forked_parts.SHORTEST, choice.SHORTEST = lambda: 2, 0, 0
     found.Found.patience = lambda self: 0
     note, seconds = forked_parts.ForkedParts.note, {True: 1., False: 3.}
-    forked_parts.ForkedParts.note = lambda self, samples, _, forked: note(self, samples, seconds[forked], forked)
+    forked_parts.ForkedParts.note = lambda self, samples, _, crew: note(self, samples, seconds[crew.are_forked], crew)
     clock, batch, calls = dispatch_clock.Clock(divided=1e-3, whole=2e-3), data(64, 7)[0], []
     clock.install(setattr)
     report = mgpu.enable()

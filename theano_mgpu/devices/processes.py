@@ -21,7 +21,7 @@ from typing import Any, Iterator, NoReturn
 import theano
 
 from ..comm.failures import packed
-from ..utils import blas, processor
+from ..utils import blas
 from ..utils.rank_process import end_with, note
 from .arena import Arena
 from .context_map import Context
@@ -92,8 +92,8 @@ class Worker:
         self._owes = False  # a reply
         self._ended = ''  # how the process has ended
 
-    def begin(self, number: int, message: Any) -> None:
-        """Have the process compute a function of a number, with a message for it.
+    def begin(self, number: int, n_threads: int, message: Any) -> None:
+        """Have the process compute a function of a number, with so many threads of BLAS, and a message for it.
 
         Raise a CannotFork if there is no process that has the function, and none can be forked now.
         """
@@ -103,7 +103,7 @@ class Worker:
             self._fork()
         self._owes = True
         with contextlib.suppress(OSError):  # it has died, which `receive` reports
-            self._connection.send((number, threads(), message))
+            self._connection.send((number, n_threads, message))
 
     def receive(self) -> tuple[str, Any]:
         """Wait for the next message: a question, a reply, or an error; raise a ProcessDied if the process has died."""
@@ -241,11 +241,6 @@ def _close_files(but):
 def _asked(connected, question):
     connected.send(('asks', question))
     return connected.recv()
-
-
-def threads() -> int:
-    """Return the threads of BLAS for each process while all compute."""
-    return max(1, processor.threads() // (len(_workers) + 1))
 
 
 def _begin_fork() -> None:

@@ -13,6 +13,7 @@ from ..devices.launcher import Shard
 from ..devices.transfers import DeviceBuffers
 from ..plan import Choice, Part, Shares, StepPlan
 from ..plan.lowering import Division, StepProgram, divided, lowered
+from ..plan.shares import equal_sizes, ranges
 from .batches.data_set_rows import DataSet
 
 
@@ -31,13 +32,23 @@ class Split(NamedTuple):
     pieces: Sequence[slice]            # the samples of each shard
 
 
+class Crew(NamedTuple):
+    """The contexts that compute a step.
+
+    The first `n` replicas of this process have samples; `are_forked` says whether processes compute for all but one.
+    """
+
+    n: int
+    are_forked: bool
+
+
 class Batch(NamedTuple):
     """A batch that is split."""
 
     split: Split
     slots: list[Any]  # the values that are known in the course of a step; at first, the inputs
     buffers: list[dict[Context, DeviceBuffers]]  # of each shard: the memory that its values are sent to
-    are_forked: bool = False  # processes compute the parts
+    crew: Crew | None = None  # for all contexts of this process, as they are
 
 
 class Splitter:
@@ -86,16 +97,16 @@ class Splitter:
         return changed
 
     def split(self, values: Iterable[tuple[theano.Variable, Any]], lengths: Sequence[int],
-              is_whole: bool = False, are_forked: bool = False) -> Batch:
+              crew: Crew | None = None) -> Batch:
         """Split a batch, by its inputs and the samples that each rank was given: of its own, or the whole batch.
 
-        One that stays whole is for the first replica. Processes take rows of data sets from memory that they share.
+        A crew, if there is one, divides the part of this process. Rows of data sets are in memory that processes share.
         """
-        given = self.key(lengths)
-        key = given, self.slices.get(given), is_whole
+        given, are_forked = self.key(lengths), crew is not None and crew.are_forked
+        key = given, self.slices.get(given), crew and crew.n
         split = self._splits.get(key)
         if split is None:
-            split = self._splits[key] = self._split(lengths, key[1], is_whole)
+            split = self._splits[key] = self._split(lengths, *key[1:])
         program, slots = split.program, list(split.slots)
         for variable, value in values:
             of_shards = program.of_shards.get(variable)
@@ -107,11 +118,11 @@ class Splitter:
                 for slot, part in zip(of_shards, parts):
                     slots[slot] = part
         if not self._on_devices:
-            return Batch(split, slots, [], are_forked)
+            return Batch(split, slots, [], crew)
         turns = 0 if split.division.waits_on_host else self._turns or len(split.rounds) + 1
         return Batch(split, slots, [self._buffers_of(shard.replica, turns) for shard in split.shards])
 
-    def _split(self, lengths: Sequence[int], slices: int | None, is_whole: bool) -> Split:
+    def _split(self, lengths: Sequence[int], slices: int | None, n: int | None) -> Split:
         shares, machine, given = self.shares, self.shares.machine, self.key(lengths)
         total, before, own = lengths[0], 0, lengths[0]
         if shares.is_sharded:
@@ -119,9 +130,10 @@ class Splitter:
         else:
             lengths = shares.lengths(total)
         rounds, tree, first = shares.rounds(own, slices), None, 0
-        if is_whole and len(rounds) == 1 and not shares.logical_shards:
+        if n is not None and len(rounds) == 1 and n < len(rounds[0]) and not shares.logical_shards:
             spans = [span for _, span in rounds[0]]
-            rounds = [[(0, (spans[0][0], spans[-1][1]))]]
+            start, stop = spans[0][0], spans[-1][1]
+            rounds = [list(enumerate(ranges(equal_sizes(stop - start, n, shares.least_samples), start)))]
         if shares.is_divided and shares.logical_shards:
             tree = Tree(machine.rank, shares.shards_of_ranks(given), shares.shards_of_replicas(given))
             first = tree.first(tree.rank)

@@ -138,7 +138,8 @@ class DividedFunction:
     def stays_whole(self) -> bool:
         """Return whether batches as long as the last one stay whole, as processes do not compute their parts faster."""
         forked = self.executable.forked
-        return forked is not None and forked.is_settled(self.samples) and forked.way(self.samples)[0]
+        return forked is not None and forked.is_settled(self.samples) and forked.cores and \
+            not forked.crew(self.samples).are_forked
 
     def dividing(self) -> Any:
         """Return a context manager in which batches are divided, also those that are faster as a whole on one core."""
@@ -289,7 +290,7 @@ class DividedFunction:
             given = [*given, *self.inputs.slices.taken(values).items(),
                      *((self.inputs.rows[variable], value) for variable, value in states.items())]
         forked, splitter = self.executable.forked, self.built.splitter
-        return splitter.split(given, lengths, *(forked.way(sum(splitter.key(lengths))) if forked else ()))
+        return splitter.split(given, lengths, forked.crew(sum(splitter.key(lengths))) if forked else None)
 
     def _or_example(self, values: Any, lengths: Sequence[int]) -> Any:
         """Return the arguments of a call, or a sample of another rank where they are None; all ranks make the call."""

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import theano
@@ -11,17 +11,18 @@ from ..comm.failures import unpacked
 from ..devices.arena import ArenaFull, Place, is_large
 from ..devices.context_map import HOST, Context, describe
 from ..devices.contexts import are_cores
-from ..devices.processes import CannotFork, ProcessDied, add_function, arena, lock, may_fork, threads, worker_of
+from ..devices.processes import CannotFork, ProcessDied, add_function, arena, lock, may_fork, worker_of
 from ..errors import ReplicaError, warn
 from ..graph.repeatable import unrepeatable_in
 from ..options import EQUAL, Flags
 from ..plan import Choice, Part, StepPlan
 from ..plan.instructions import PartOnContext
-from ..utils import blas
+from ..utils import blas, processor
+from .batch import Crew
 from .replicas.replicated import Replicated
 
 SHORTEST = 2e-3   # seconds; a step that takes less in one process stays there
-COUNTED = 3       # steps of which the fastest counts, in one process and in several
+COUNTED = 4       # steps of which the fastest counts, of each crew: the first one compiles, or forks
 ATTEMPTS = 2      # to compute a part, if its process is killed
 
 
@@ -69,8 +70,9 @@ class ForkedPart:
 class Call:
     """A call of a ForkedPart in the process of a context: it returns the results when it is called."""
 
-    def __init__(self, part: ForkedPart, context: Context, shared: Sequence[Any], values: Sequence[Any]) -> None:
-        self._part, self._context, self._worker = part, context, worker_of(context)
+    def __init__(self, part: ForkedPart, context: Context, n_threads: int, shared: Sequence[Any],
+                 values: Sequence[Any]) -> None:
+        self._part, self._context, self._worker, self._n_threads = part, context, worker_of(context), n_threads
         self._values = list(map(arena().with_array, values))
         self._results = self._allocated(part.facts.get(context, ()))
         self._message = context, list(map(_placed, self._values)), shared, list(map(_placed, self._results))
@@ -78,7 +80,7 @@ class Call:
 
     def begin(self) -> None:
         """Send the message to the process, which computes from now on."""
-        self._worker.begin(self._part.number, self._message)
+        self._worker.begin(self._part.number, self._n_threads, self._message)
         self._is_begun = True
 
     def give_up(self) -> None:
@@ -128,18 +130,11 @@ def _taken(value):
     return arena().array_at(value) if isinstance(value, Place) else value
 
 
-class Times(NamedTuple):
-    """Seconds of the first steps: in this process, and in several."""
-
-    alone: list[float]
-    forked: list[float]
-
-
 class ForkedParts:
-    """The parts of a function whose contexts of the CPU can be processes, and the choice whether they are.
+    """The parts of a function whose contexts of the CPU can be processes, and the choice of a crew for each step.
 
-    The first steps are timed in this process, and the next ones in several; the faster way goes on, for each length of
-    batches, to a power of two.
+    The first steps are timed in this process, and the next ones with a process for each context but the first; if that
+    is slower, for half of them, and so on. The fastest crew goes on, for each length of batches, to a power of two.
 
     Attributes
     ----------
@@ -147,49 +142,53 @@ class ForkedParts:
         Whether the contexts are cores, which no one has mapped: steps in this process are whole on the first one.
     """
 
-    def __init__(self, parts: Mapping[Part, ForkedPart], first: Context, name: str, cores: bool) -> None:
-        self._parts, self._first, self._name, self.cores = parts, first, name, cores
-        self._times: dict[int, Times] = {}
+    def __init__(self, parts: Mapping[Part, ForkedPart], contexts: Sequence[Context], name: str, cores: bool) -> None:
+        self._parts, self._first, self._n, self._name, self.cores = parts, contexts[0], len(contexts), name, cores
+        numbers = [self._n >> i for i in range(self._n.bit_length() - 1)] if parts else []
+        self._forked = [Crew(n, True) for n in (numbers if cores else numbers[:1])]
+        self._seconds: dict[int, list[list[float]]] = {}  # of the steps of each crew that was tried
         self._is_full = False
 
-    def are_used(self, samples: int) -> bool:
-        """Return whether processes compute the parts of the next step, of a number of samples."""
-        alone, forked = self._times.setdefault(samples.bit_length(), Times([], []))
-        if not self._parts or len(alone) < COUNTED or min(alone) < SHORTEST or self._is_full or not may_fork():
-            return False
-        return len(forked) <= COUNTED or min(forked[1:]) < min(alone)  # the first one forks
+    def _alone(self):
+        return Crew(1 if self.cores else self._n, False)
 
-    def way(self, samples: int) -> tuple[bool, bool]:
-        """Return whether the next batch, of a number of samples, stays whole, and whether processes compute its parts.
-        """
-        are_used = self.are_used(samples)
-        return self.cores and not are_used, are_used
+    def crew(self, samples: int) -> Crew:
+        """Return the contexts that compute the next step, of a number of samples."""
+        tried = self._seconds.get(samples.bit_length(), [[]])
+        if not self._may_fork():
+            return self._alone()
+        crews = [self._alone(), *self._forked]
+        return crews[len(tried) - 1] if self._is_timed(tried) else min(zip(map(min, tried), crews))[1]
 
     def is_settled(self, samples: int) -> bool:
-        """Return whether the faster way is known for a number of samples."""
-        alone, forked = self._times.get(samples.bit_length(), Times([], []))
-        return not self._parts or len(alone) >= COUNTED and (min(alone) < SHORTEST or len(forked) > COUNTED) or \
-            self._is_full or not may_fork()
+        """Return whether the fastest crew is known for a number of samples."""
+        return not (self._may_fork() and self._is_timed(self._seconds.get(samples.bit_length(), [[]])))
 
-    def note(self, samples: int, seconds: float, are_forked: bool) -> None:
-        """Note the seconds that a step has taken."""
-        times = self._times.setdefault(samples.bit_length(), Times([], []))
-        of_way = times.forked if are_forked else times.alone
-        if len(of_way) <= COUNTED:
-            of_way.append(seconds)
+    def note(self, samples: int, seconds: float, crew: Crew) -> None:
+        """Note the seconds that a step of a crew has taken."""
+        tried = self._seconds.setdefault(samples.bit_length(), [[]])
+        if self._is_timed(tried) and crew == self.crew(samples):
+            tried[-1].append(seconds)
+            loses = min(tried[-1]) >= min(tried[0]) if len(tried) > 1 else min(tried[0]) >= SHORTEST
+            if len(tried[-1]) == COUNTED and loses and len(tried) <= len(self._forked):
+                tried.append([])
+
+    def _may_fork(self):
+        return self._forked and not self._is_full and may_fork()
+
+    def _is_timed(self, tried):
+        return len(tried[-1]) < COUNTED
 
     def changes(self) -> list[Choice]:
-        """Return the ways that were chosen, for the plan."""
-        n = len({context for part in self._parts.values() for context in part.contexts})
+        """Return the crews that were chosen, for the plan."""
         chosen = []
-        for digits, (alone, forked) in sorted(self._times.items()):
-            lengths = 'for batches of %d to %d samples' % (1 << max(digits - 1, 0), (1 << digits) - 1)
-            if len(forked) > COUNTED:
-                chosen.append(Choice('processes', '%d' % n if min(forked[1:]) < min(alone) else 'one',
-                                     '%.3g ms in one, %.3g ms in %d, %s'
-                                     % (1e3 * min(alone), 1e3 * min(forked[1:]), n, lengths)))
-            elif self.cores and len(alone) >= COUNTED:
-                chosen.append(Choice('processes', 'one', '%.3g ms as a whole, %s' % (1e3 * min(alone), lengths)))
+        for digits, tried in sorted(self._seconds.items()):
+            if not self._is_timed(tried) and (self.cores or len(tried) > 1):
+                crew, crews = self.crew((1 << digits) - 1), ['one', *('%d' % crew.n for crew in self._forked)]
+                times = ', '.join('%.3g ms in %s' % (1e3 * min(seconds), n) for seconds, n in zip(tried, crews))
+                chosen.append(Choice('processes', '%d' % crew.n if crew.are_forked else 'one',
+                                     '%s, for batches of %d to %d samples'
+                                     % (times, 1 << max(digits - 1, 0), (1 << digits) - 1)))
         return chosen
 
     @contextlib.contextmanager
@@ -199,22 +198,23 @@ class ForkedParts:
         A process that has not replied at the end of the block, as after Ctrl-C, is given up.
         """
         begun: dict[int, Call] = {}
+        n_threads = max(1, processor.threads() // len({work.context for work in works}))
         with lock():
-            before = blas.limit_threads(threads())
+            before = blas.limit_threads(n_threads)
             try:
-                self._begin(works, slots, begun)
+                self._begin(works, slots, begun, n_threads)
                 yield begun
             finally:
                 for call in begun.values():
                     call.give_up()
                 blas.set_threads(before)
 
-    def _begin(self, works, slots, begun):
+    def _begin(self, works, slots, begun, n_threads):
         forked = [work for work in works if work.part in self._parts and work.context not in (self._first, HOST)]
         try:
             shared = {part: self._parts[part].shared_values() for part in {work.part for work in forked}}
             for work in forked:
-                begun[id(work)] = Call(self._parts[work.part], work.context, shared[work.part],
+                begun[id(work)] = Call(self._parts[work.part], work.context, n_threads, shared[work.part],
                                        [slots[slot] for slot in work.given])
             taken = set()
             for work in forked:  # a process computes one call at a time
@@ -247,4 +247,4 @@ def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, executor: str) -> Fo
         if contexts and not is_fixed and compiled.is_plain and unrepeatable_in(graphs) is None:
             found[part] = ForkedPart(dict(zip(part.contexts, compiled.functions)), compiled.variables,
                                      [i >= len(part.outputs) for i in compiled.functions[0].mgpu_order])
-    return ForkedParts(found, first, plan.name or 'a function', cores) if found or cores else None
+    return ForkedParts(found, plan.mesh.contexts, plan.name or 'a function', cores) if found or cores else None

@@ -70,7 +70,7 @@ class StepRun:
         self._launcher, self._timings = executable.launcher, executable.timings
         self._transaction = Transaction()
         self._new: list[NewValues] = []
-        self._are_forked, self._began = batch.are_forked, 0.0
+        self._are_forked, self._began = batch.crew is not None and batch.crew.are_forked, 0.0
         self._begun: dict[int, Any] = {}  # calls of processes, by the `id` of their work
         self._underway: list[Any] = [] if batch.split.division.alone else list(executable.by_devices)  # by NCCL
 
@@ -84,8 +84,9 @@ class StepRun:
     def end(self) -> StepResult:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
         self._run(self._split.program.update)
-        if self._executable.forked is not None:
-            self._executable.forked.note(self._split.samples, self._ended - self._began, self._are_forked)
+        forked = self._executable.forked
+        if forked is not None and self._batch.crew is not None:
+            forked.note(self._split.samples, self._ended - self._began, self._batch.crew)
         outputs = list(map(self._slots.__getitem__, self._split.program.results))
         result = StepResult(outputs, self._transaction, self._split.samples, self._ended, self._seconds)
         return self._of_rank_0(result) if self._executable.of_rank_0 else result
