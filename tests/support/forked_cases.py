@@ -215,7 +215,7 @@ def interrupted():
 
 
 def files():
-    """What the script closes is closed: a pipe to another program, a lock of a file."""
+    """Files that the script closes are closed: a pipe to another program, and a file with a lock."""
     begin(3)
     reader = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with tempfile.TemporaryFile() as file:
@@ -499,7 +499,7 @@ def cores():
         assert_alike([step(*batch)[0]], [plain(*batch)])
     assert set(places) == {1} and not children() and parts.cores
     report = step.verify(*batch)
-    assert report.passed and places.pop() == 2  # what is compared is divided
+    assert report.passed and places.pop() == 2  # both parts are compared
     choice, = parts.changes()
     assert choice.chosen == 'one' and choice.reason.endswith(' ms in one, for batches of 8 to 15 samples')
     forked_parts.SHORTEST, note, seconds = 0, parts.note, {False: 3., True: 1.}
