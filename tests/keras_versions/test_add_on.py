@@ -16,10 +16,10 @@ def check_models(version, kinds, **options):
     found = json.loads(with_keras(version, SCRIPT, 'compare', *kinds, **options).stdout.splitlines()[-1])
     assert found['version'] == version and found['verified'] == [True] * len(kinds), found
     assert max([*found['enabled'].values(), *found['parallel'].values()]) < tolerance(version), found
-    for name, kind, n_contexts in found['rows']:  # one for each function of a model
+    for name, _, n_contexts in found['rows']:  # one for each function of a model
         assert name.startswith(('sequential_', 'model_')) and not name.endswith('_model') and name in found['printed']
-        assert n_contexts == 2 and kind in ('predict', 'test', 'train'), found
-    assert len(found['rows']) == 3 * len(kinds) and len({name for name, *_ in found['rows']}) == len(kinds)
+        assert n_contexts == 2, found
+    assert sorted(kind for _, kind, _ in found['rows']) == sorted(['predict', 'test', 'train'] * len(kinds)), found
 
 
 def numbers(path):
