@@ -129,4 +129,4 @@ def test_the_timer_of_a_note_leaves_no_thread():
     for _ in range(500):
         with progress.note_if_long(str):
             pass
-        assert threading.active_count() == before
+        assert threading.active_count() <= before
