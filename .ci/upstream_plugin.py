@@ -69,7 +69,7 @@ def pytest_configure(config):
         from theano_mgpu.devices import arena, processes
         from theano_mgpu.runtime.batch import Crew
         from theano_mgpu.runtime.forked_parts import ForkedParts
-        ForkedParts.crew = lambda self, samples: Crew(2, bool(self._forked) and processes.may_fork())
+        ForkedParts.crew = lambda self, samples: Crew(2, bool(self._parts) and processes.may_fork())
         arena.SMALL = 64
     if WAY in ('enable', 'always', 'processes'):
         _reports.append(theano_mgpu.enable(always=WAY != 'enable', tell=_tell))

@@ -91,7 +91,7 @@ def data_sets():
     arena.Arena.copied = lambda self, array: copies.append(array.shape) or own(self, array)
 
     def alike():
-        """Compare the results of two calls, and return the shapes of what was copied in the second one."""
+        """Compare the results of two calls, and return the shapes of the arrays that the second one has copied."""
         for _ in range(2):
             del copies[:]
             for number in 0, 2, 3:

@@ -89,7 +89,7 @@ class Arena:
 
 
 def _mapped(size):
-    """Return new memory of a size; a part of it if the address space, or what the kernel promises, is limited."""
+    """Return new memory of a size, or of a half, a quarter and so on of it where the system grants no more."""
     while True:
         try:
             return mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE)

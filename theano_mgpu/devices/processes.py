@@ -92,8 +92,8 @@ class Worker:
         self._owes = False  # a reply
         self._ended = ''  # how the process has ended
 
-    def begin(self, number: int, n_threads: int, message: Any) -> None:
-        """Have the process compute a function of a number, with so many threads of BLAS, and a message for it.
+    def begin(self, number: int, message: Any) -> None:
+        """Send a message to the process, for the function of a number; BLAS has as many threads there as here now.
 
         Raise a CannotFork if there is no process that has the function, and none can be forked now.
         """
@@ -103,7 +103,7 @@ class Worker:
             self._fork()
         self._owes = True
         with contextlib.suppress(OSError):  # it has died, which `receive` reports
-            self._connection.send((number, n_threads, message))
+            self._connection.send((number, blas.threads(), message))
 
     def receive(self) -> tuple[str, Any]:
         """Wait for the next message: a question, a reply, or an error; raise a ProcessDied if the process has died."""
@@ -160,7 +160,8 @@ class Worker:
 
     def _fork(self):
         arena()
-        with _changing, _undisturbed() as n_threads:
+        # Products that other threads begin meanwhile have one thread of BLAS, which a fork survives.
+        with _changing, _undisturbed(), blas.limited_threads(1):
             if _others_compute():
                 raise CannotFork
             try:
@@ -171,26 +172,20 @@ class Worker:
                 raise CannotFork from error
             if not self._process:
                 ours.close()
-                blas.set_threads(n_threads)
                 _serve(theirs, parent)
         theirs.close()
         self._connection = ours
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[list[int]]:
-    """Let no Ctrl-C come between a fork and its loop, in which it ignores it; and no advice against forks.
-
-    Products that other threads begin meanwhile have one thread of BLAS, which a fork survives; the numbers of threads
-    before are given.
-    """
-    before, n_threads = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]), blas.limit_threads(1)
+def _undisturbed() -> Iterator[None]:
+    """Let no Ctrl-C come between a fork and its loop, in which it ignores it; and no advice against forks."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore', DeprecationWarning)  # since Python 3.12, if there are threads
-            yield n_threads
+            yield
     finally:
-        blas.set_threads(n_threads)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -218,7 +213,7 @@ def _serve(connected: Any, parent: int) -> NoReturn:
         gc.disable()  # a collection would touch, and copy, all pages
         while True:
             number, n_threads, message = connected.recv()
-            blas.limit_threads(n_threads, in_fork=True)
+            blas.set_threads(n_threads, in_fork=True)
             try:
                 connected.send(('done', _functions[number].compute(message, functools.partial(_asked, connected))))
             except Exception as error:

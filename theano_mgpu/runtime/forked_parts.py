@@ -38,11 +38,6 @@ class ForkedPart:
         self.facts: dict[Context, list[Any]] = {}         # shapes and dtypes of the last results
         self.are_new, self.number = are_new, add_function(self)  # which results are new values of variables
 
-    @property
-    def contexts(self) -> list[Context]:
-        """The contexts that it is computed on."""
-        return list(self._functions)
-
     def shared_values(self) -> list[Any]:
         """Return the values of shared variables as a message has them, for all contexts."""
         return [_placed(variable.in_arena()) for variable in self._variables]
@@ -70,9 +65,8 @@ class ForkedPart:
 class Call:
     """A call of a ForkedPart in the process of a context: it returns the results when it is called."""
 
-    def __init__(self, part: ForkedPart, context: Context, n_threads: int, shared: Sequence[Any],
-                 values: Sequence[Any]) -> None:
-        self._part, self._context, self._worker, self._n_threads = part, context, worker_of(context), n_threads
+    def __init__(self, part: ForkedPart, context: Context, shared: Sequence[Any], values: Sequence[Any]) -> None:
+        self._part, self._context, self._worker = part, context, worker_of(context)
         self._values = list(map(arena().with_array, values))
         self._results = self._allocated(part.facts.get(context, ()))
         self._message = context, list(map(_placed, self._values)), shared, list(map(_placed, self._results))
@@ -80,7 +74,7 @@ class Call:
 
     def begin(self) -> None:
         """Send the message to the process, which computes from now on."""
-        self._worker.begin(self._part.number, self._n_threads, self._message)
+        self._worker.begin(self._part.number, self._message)
         self._is_begun = True
 
     def give_up(self) -> None:
@@ -143,22 +137,23 @@ class ForkedParts:
     """
 
     def __init__(self, parts: Mapping[Part, ForkedPart], contexts: Sequence[Context], name: str, cores: bool) -> None:
-        self._parts, self._first, self._n, self._name, self.cores = parts, contexts[0], len(contexts), name, cores
-        numbers = [self._n >> i for i in range(self._n.bit_length() - 1)] if parts else []
-        self._forked = [Crew(n, True) for n in (numbers if cores else numbers[:1])]
+        self._parts, self._first, self._name, self.cores, self._n = parts, contexts[0], name, cores, len(contexts)
+        halvings = self._n.bit_length() - 1 if cores else 1
+        self._forked = [Crew(self._n >> i, True) for i in range(halvings)] if parts else []
         self._seconds: dict[int, list[list[float]]] = {}  # of the steps of each crew that was tried
         self._is_full = False
 
-    def _alone(self):
-        return Crew(1 if self.cores else self._n, False)
+    @property
+    def _crews(self):
+        """The crews, in the order in which they are tried."""
+        return [Crew(1 if self.cores else self._n, False), *self._forked]
 
     def crew(self, samples: int) -> Crew:
         """Return the contexts that compute the next step, of a number of samples."""
         tried = self._seconds.get(samples.bit_length(), [[]])
         if not self._may_fork():
-            return self._alone()
-        crews = [self._alone(), *self._forked]
-        return crews[len(tried) - 1] if self._is_timed(tried) else min(zip(map(min, tried), crews))[1]
+            return self._crews[0]
+        return self._crews[len(tried) - 1] if self._is_timed(tried) else min(zip(map(min, tried), self._crews))[1]
 
     def is_settled(self, samples: int) -> bool:
         """Return whether the fastest crew is known for a number of samples."""
@@ -170,7 +165,7 @@ class ForkedParts:
         if self._is_timed(tried) and crew == self.crew(samples):
             tried[-1].append(seconds)
             loses = min(tried[-1]) >= min(tried[0]) if len(tried) > 1 else min(tried[0]) >= SHORTEST
-            if len(tried[-1]) == COUNTED and loses and len(tried) <= len(self._forked):
+            if len(tried[-1]) == COUNTED and loses and len(tried) < len(self._crews):
                 tried.append([])
 
     def _may_fork(self):
@@ -184,9 +179,9 @@ class ForkedParts:
         chosen = []
         for digits, tried in sorted(self._seconds.items()):
             if not self._is_timed(tried) and (self.cores or len(tried) > 1):
-                crew, crews = self.crew((1 << digits) - 1), ['one', *('%d' % crew.n for crew in self._forked)]
-                times = ', '.join('%.3g ms in %s' % (1e3 * min(seconds), n) for seconds, n in zip(tried, crews))
-                chosen.append(Choice('processes', '%d' % crew.n if crew.are_forked else 'one',
+                times = ', '.join('%.3g ms in %s' % (1e3 * min(seconds), _processes(crew))
+                                  for seconds, crew in zip(tried, self._crews))
+                chosen.append(Choice('processes', _processes(self.crew((1 << digits) - 1)),
                                      '%s, for batches of %d to %d samples'
                                      % (times, 1 << max(digits - 1, 0), (1 << digits) - 1)))
         return chosen
@@ -199,22 +194,20 @@ class ForkedParts:
         """
         begun: dict[int, Call] = {}
         n_threads = max(1, processor.threads() // len({work.context for work in works}))
-        with lock():
-            before = blas.limit_threads(n_threads)
+        with lock(), blas.limited_threads(n_threads):
             try:
-                self._begin(works, slots, begun, n_threads)
+                self._begin(works, slots, begun)
                 yield begun
             finally:
                 for call in begun.values():
                     call.give_up()
-                blas.set_threads(before)
 
-    def _begin(self, works, slots, begun, n_threads):
+    def _begin(self, works, slots, begun):
         forked = [work for work in works if work.part in self._parts and work.context not in (self._first, HOST)]
         try:
             shared = {part: self._parts[part].shared_values() for part in {work.part for work in forked}}
             for work in forked:
-                begun[id(work)] = Call(self._parts[work.part], work.context, n_threads, shared[work.part],
+                begun[id(work)] = Call(self._parts[work.part], work.context, shared[work.part],
                                        [slots[slot] for slot in work.given])
             taken = set()
             for work in forked:  # a process computes one call at a time
@@ -228,6 +221,10 @@ class ForkedParts:
                 call.give_up()
             begun.clear()
             warn('%s is computed in one process from now on: %s' % (self._name, error))
+
+
+def _processes(crew):
+    return '%d' % crew.n if crew.are_forked else 'one'
 
 
 def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, executor: str) -> ForkedParts | None:

@@ -15,7 +15,7 @@ import sys
 import zlib
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Sequence
+from typing import Iterator, Sequence
 
 from ..errors import MgpuError
 from . import flags, processor, progress
@@ -76,21 +76,29 @@ def _libraries():
     return [each for each in ThreadpoolController().lib_controllers if each.user_api == 'blas']
 
 
-def limit_threads(most: int, in_fork: bool = False) -> list[int]:
-    """Give each loaded BLAS a limit of threads; return the numbers before, for `set_threads`.
+@contextlib.contextmanager
+def limited_threads(most: int) -> Iterator[None]:
+    """Give each loaded BLAS at most a number of threads in the ``with`` block."""
+    before = threads()
+    set_threads([min(most, number) for number in before])
+    try:
+        yield
+    finally:
+        set_threads(before)
+
+
+def threads() -> list[int]:
+    """Return the number of threads of each loaded BLAS, for `set_threads`."""
+    return [each.num_threads for each in _libraries()]
+
+
+def set_threads(numbers: Sequence[int], in_fork: bool = False) -> None:
+    """Give each loaded BLAS a number of threads.
 
     In a fork, OpenMP would wait for the threads of the parent: a BLAS with its threads gets one.
     """
-    before = [each.num_threads for each in _libraries()]
-    set_threads([1 if in_fork and getattr(each, 'threading_layer', None) == 'openmp' else min(most, number)
-                 for each, number in zip(_libraries(), before)])
-    return before
-
-
-def set_threads(numbers: Sequence[int]) -> None:
-    """Give each BLAS that is loaded a number of threads."""
     for library, number in zip(_libraries(), numbers):
-        library.set_num_threads(number)
+        library.set_num_threads(1 if in_fork and getattr(library, 'threading_layer', None) == 'openmp' else number)
 
 
 def _siblings():
