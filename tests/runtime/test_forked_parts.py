@@ -5,8 +5,8 @@ from support.launch import launch
 from support.processes import python
 from support.search_path import ROOT, search_path
 
-CASES = ['exact', 'data_sets', 'drawn', 'killed', 'fails', 'interrupted', 'files', 'forked', 'threads', 'waiting',
-         'busy', 'generators', 'own_op', 'full', 'limits', 'orphans', 'chosen', 'cores', 'left']
+CASES = ['exact', 'data_sets', 'drawn', 'killed', 'fails', 'interrupted', 'files', 'forked', 'updates', 'threads',
+         'waiting', 'busy', 'generators', 'own_op', 'full', 'limits', 'orphans', 'chosen', 'cores', 'left']
 
 
 @pytest.mark.parametrize('case', CASES)

@@ -21,9 +21,9 @@ import theano_mgpu as mgpu
 from theano_mgpu.auto import choice, found
 from theano_mgpu.devices import arena, processes
 from theano_mgpu.errors import ReplicaError
+from theano_mgpu.plan import planner
 from theano_mgpu.runtime import forked_parts, step_run
 from theano_mgpu.runtime.batch import Crew
-from theano_mgpu.runtime.replicas import replicated
 from theano_mgpu.utils import processor
 
 import numpy as np
@@ -42,7 +42,7 @@ def begin(n=2):
     """Have processes compute whatever they can, from the first step on."""
     forked_parts.ForkedParts.crew = lambda self, samples: Crew(n, bool(processes.may_fork() and not self._is_full))
     forked_parts.ForkedParts.note = lambda *facts: None
-    arena.SMALL = 64  # all arrays but the smallest go through the arena
+    arena.SMALL = planner.LARGE = 64  # all arrays but the smallest go through the arena, and are updated by processes
     return mgpu.init(';'.join('dev%d->cpu' % i for i in range(n)))
 
 
@@ -241,6 +241,48 @@ def forked():
     assert os.waitpid(child, 0)[1] == 0 and np.isfinite(losses).all() and len(children()) == 1
 
 
+def updates():
+    """Processes update the large variables, a share each; forks of the script have these as they were, and go on alone.
+    """
+    begin()
+    models = dense_model(), dense_model()
+    plain, step, batch = plain_step(models[0]), step_of(models[1]), data(16, 7)
+    kept = []
+
+    def train():
+        """Train both models for a while, and compare them."""
+        for _ in range(4):
+            kept.append((step(*batch), plain(*batch)))
+        assert_alike(*[[p.get_value() for p in model.params] for model in models])
+    train()
+    large = [p for p in models[1].params if p.get_value().nbytes > arena.SMALL]
+    there = [processes.arena().place_of(p.container.storage[0]) for p in large]
+    assert all(there) and 'each parameter on one of the contexts' in str(step.plan), there
+    begun, finished, at_fork = os.pipe(), os.pipe(), [p.get_value() for p in models[1].params]
+    lent = large[0].get_value(borrow=True)
+    child = os.fork()
+    if not child:
+        os.read(begun[0], 1)  # until the parent has changed its values
+        np.testing.assert_equal([p.get_value() for p in models[1].params], at_fork)
+        np.testing.assert_equal(lent, large[0].get_value())
+        train()
+        for p in large:
+            p.get_value(borrow=True)[...] = 5
+        grandchild = os.fork()
+        if not grandchild:
+            assert {p.get_value().min() for p in large} == {5}
+            os._exit(0)
+        ended = os.waitpid(grandchild, 0)[1]
+        os.write(finished[1], b'1')
+        os._exit(ended)
+    train()
+    os.write(begun[1], b'1')
+    os.read(finished[0], 1)
+    train()
+    assert os.waitpid(child, 0)[1] == 0 and len(children()) == 1
+    assert_alike([loss for (loss, _), _ in kept], [loss for _, loss in kept])
+
+
 def threads():
     """Threads of the script train at the same time; processes compute for all of them."""
     begin(3)
@@ -385,8 +427,7 @@ def own_op():
 def full():
     """One process computes once the arena is full, and a warning says so."""
     begin()
-    small = processes.Arena(1 << 12)
-    processes.arena = forked_parts.arena = replicated.arena = lambda: small
+    processes.Arena = functools.partial(arena.Arena, 1 << 12)
     model, other = dense_model(), dense_model()
     step, plain, batch = step_of(model), plain_step(other), data(600, 7)
     with warnings.catch_warnings(record=True) as caught:

@@ -13,6 +13,7 @@ import numpy as np
 ALIGNED = 64  # bytes: a line of the cache
 SMALL = 4096  # bytes of an array that is sent within a message
 NO_RESERVE = 0x4000  # of mmap on Linux: pages that are never touched take no memory
+FIXED = 0x10         # of mmap: in place of what lies at the address
 
 
 class ArenaFull(MemoryError):
@@ -31,7 +32,8 @@ class Place(NamedTuple):
 class Arena:
     """A part of the address space whose pages this process and all later forks share.
 
-    Blocks are allocated by this process alone. A block is free again once no array and no view of one has it.
+    Blocks are allocated by this process alone. A block is free again once no array and no view of one has it. In a fork
+    of the script, which must not see further changes, `leave` makes the memory private.
 
     Parameters
     ----------
@@ -44,10 +46,14 @@ class Arena:
         self.size = len(self._map)
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._free: dict[int, list[int]] = {}  # size of blocks -> where they begin
+        self._results: dict[int, int] = {}     # where blocks begin that a fork of the script may read -> their size
         self._lock = threading.RLock()  # a block may be freed while another one is allocated
 
-    def empty(self, shape: Sequence[int], dtype: Any) -> np.ndarray:
-        """Return a new array without content; raise an ArenaFull if there is no room."""
+    def empty(self, shape: Sequence[int], dtype: Any, is_copy: bool = False) -> np.ndarray:
+        """Return a new array without content; raise an ArenaFull if there is no room.
+
+        One that is for a copy, of values that lie elsewhere, too, is lost in a fork of the script.
+        """
         dtype = np.dtype(dtype)
         n_bytes = int(np.prod(shape, dtype='int64')) * dtype.itemsize
         size = _rounded(n_bytes)
@@ -60,13 +66,15 @@ class Arena:
                                 'array needs %d' % (self._used, self.size, n_bytes))
             else:
                 offset, self._used = self._used, self._used + size
+            if not is_copy:
+                self._results[offset] = size
         block = (ctypes.c_char * max(n_bytes, 1)).from_buffer(self._map, offset)  # NumPy keeps it for all views
         weakref.finalize(block, self._release, size, offset).atexit = False
         return np.ndarray(shape, dtype, buffer=block)
 
     def copied(self, array: np.ndarray) -> np.ndarray:
         """Return a copy of an array."""
-        copy = self.empty(array.shape, array.dtype)
+        copy = self.empty(array.shape, array.dtype, is_copy=True)
         copy[...] = array
         return copy
 
@@ -76,7 +84,30 @@ class Arena:
 
     def _release(self, size, offset):
         with self._lock:
+            self._results.pop(offset, None)
             self._free.setdefault(size, []).append(offset)
+
+    def bytes_of_results(self) -> int:
+        """Return the bytes of the arrays that a fork of the script keeps."""
+        return sum(self._results.values())
+
+    def hold(self) -> None:
+        """Allocate nothing from now on, until `go_on`: the arrays that there are keep their content."""
+        self._lock.acquire()
+
+    def go_on(self) -> None:
+        """Allocate again."""
+        self._lock.release()
+
+    def leave(self) -> None:
+        """Have memory of this process alone at the same addresses, in a fork: arrays but copies keep their values."""
+        self._lock, self.size = threading.RLock(), -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
+        saved = [(offset, self._map[offset:offset + size]) for offset, size in self._results.items()]
+        if self.size:
+            _mmap(self._begin, self.size, mmap.PROT_READ | mmap.PROT_WRITE,
+                  mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED, -1, 0)
+        for offset, content in saved:
+            self._map[offset:offset + len(content)] = content
 
     def place_of(self, array: np.ndarray) -> Place | None:
         """Return the place of an array; None if it lies elsewhere."""
@@ -86,6 +117,16 @@ class Arena:
     def array_at(self, place: Place) -> np.ndarray:
         """Return the array at a place, in this process or another one."""
         return np.ndarray(place.shape, place.dtype, self._map, place.offset, place.strides)
+
+
+def _mmap(*arguments):
+    """Call mmap of the C library, which takes an address."""
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    if function(*arguments) == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), 'no memory for the arrays of this process: %s'
+                      % os.strerror(ctypes.get_errno()))
 
 
 def _mapped(size):

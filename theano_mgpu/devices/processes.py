@@ -33,6 +33,8 @@ LOOK = 1.0  # seconds from one look for a process that does not reply to the nex
 _functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _workers: dict[Context, Worker] = {}
 _made, _is_fork = 0, False
+_forking: int | None = None  # the thread that forks a process of a context
+_copied: Any = None          # while a script forks: a pipe that the fork closes once it has its own copy of the arena
 _changing = threading.RLock()
 
 
@@ -159,6 +161,7 @@ class Worker:
                 'with exit code %d' % os.WEXITSTATUS(status)
 
     def _fork(self):
+        global _forking
         arena()
         # Products that other threads begin meanwhile have one thread of BLAS, which a fork survives.
         with _changing, _undisturbed(), blas.limited_threads(1):
@@ -166,10 +169,13 @@ class Worker:
                 raise CannotFork
             try:
                 (ours, theirs), parent = connection.Pipe(), os.getpid()
+                _forking = threading.get_ident()
                 self._process, self._known, self._ended = os.fork(), _made, ''
             except OSError as error:  # a limit of files, of processes, or of memory
                 note('no process can be forked for a context of the CPU, whose part this one computes: %s' % error)
                 raise CannotFork from error
+            finally:
+                _forking = None
             if not self._process:
                 ours.close()
                 _serve(theirs, parent)
@@ -238,13 +244,48 @@ def _asked(connected, question):
     return connected.recv()
 
 
+def _before_fork() -> None:
+    """Keep the content of the arena until a fork of the script has its own copy of it."""
+    global _copied
+    if arena.cache_info().currsize and not _is_fork and _forking != threading.get_ident():
+        arena().hold()
+        _copied = ()
+        _copied = connection.Pipe(duplex=False)
+
+
+def _go_on() -> None:
+    """Go on after a fork of the script."""
+    global _copied
+    if _copied is None or _forking == threading.get_ident():
+        return
+    pipe, _copied = _copied, None
+    try:
+        if pipe:
+            pipe[1].close()
+            pipe[0].poll(None)  # until the fork has closed its end, or has ended
+            pipe[0].close()
+    finally:
+        arena().go_on()
+
+
 def _begin_fork() -> None:
-    """Leave the processes to the parent, in a fork."""
-    global _is_fork, _changing
+    """Leave the processes, and the arena, to the parent, in a fork."""
+    global _is_fork, _changing, _copied
     _is_fork, _changing = True, threading.RLock()
     for worker in _workers.values():
         worker.forget()
     _workers.clear()
+    if _copied is not None and _forking != threading.get_ident():
+        try:
+            arena().leave()
+        except (MemoryError, OSError) as error:
+            note('process %d, a fork of %d, ends: it has no memory for the values that processes of contexts have '
+                 'computed, %d MB: %s' % (os.getpid(), os.getppid(), arena().bytes_of_results() >> 20, error))
+            os._exit(1)
+        finally:
+            for each in _copied:
+                each.close()
+    _copied = None
 
 
-os.register_at_fork(after_in_child=_begin_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_go_on, after_in_child=_begin_fork)

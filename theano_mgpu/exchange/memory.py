@@ -1,14 +1,17 @@
 """The memory of a context, in which parts of sums are added, and from which the host fetches them."""
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Sequence
 
 import numpy as np
 
 from ..comm.tree import add_arrays, folded
 from ..devices import page_locked
+from ..devices.arena import ArenaFull
 from ..devices.context_map import Context
 from ..devices.copies import HostCopies, Piece, copies_of
+from ..devices.processes import arena
 from ..devices.transfers import DeviceMemory
 from .layout import Block, Flat, Layout
 
@@ -129,9 +132,16 @@ class FetcherOnHost:
 
 
 class Memories(dict):
-    """The memory of each context, made when it is asked for."""
+    """The memory of each context, made when it is asked for.
+
+    Sums may be `in_arena`, where processes of contexts take them.
+    """
 
     block = BLOCK
+
+    def __init__(self, in_arena: bool = False) -> None:
+        super().__init__()
+        self._in_arena = in_arena
 
     def __missing__(self, context: Context) -> Any:
         self[context] = memory = OnHost() if context.kind == 'cpu' else OnDevice(context)
@@ -146,5 +156,10 @@ class Memories(dict):
         return copies_of(context, n_blocks)
 
     def on_host(self, shape: Sequence[int], dtype: Any, contexts: Sequence[Context]) -> Any:
-        """Return new zeros on the host, for copies from and to contexts."""
+        """Return new zeros on the host, for copies from and to contexts, maybe in the memory that processes share."""
+        if self._in_arena:
+            with contextlib.suppress(ArenaFull):
+                array = arena().empty(shape, dtype)
+                array[...] = 0
+                return array
         return page_locked.zeros(tuple(shape), dtype, contexts)

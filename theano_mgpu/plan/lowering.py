@@ -1,6 +1,7 @@
 """The lowering of a plan to the instructions of a step, once for each way in which a batch is divided."""
 from __future__ import annotations
 
+import itertools
 from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import theano
@@ -117,8 +118,8 @@ def lowered(plan: Any, division: Division, with_samples: Collection[theano.Varia
         lowering.compute(stage)
     n_in_stages = len(lowering.instructions)
     lowering.exchange(plan.last)
-    for part in plan.update:
-        lowering.update(part)
+    for _, parts in itertools.groupby(plan.update, lambda part: None if part.is_share else part):
+        lowering.update(list(parts))
     results = lowering.store_and_fetch()
     ended: list[list[int]] = [[] for _ in lowering.instructions]
     for slot, i in lowering.last.items():
@@ -193,11 +194,12 @@ class _Lowering:
             self.slots.update(((variable, shard), self.slots[variable, first[self._division.replicas[shard]]])
                               for part in stage.parts for variable in part.outputs for shard in self._shards)
 
-    def update(self, part: Part) -> None:
-        """Compute a part of the update, from the values that were exchanged last."""
-        places = range(1 if self._division.alone else len(part.contexts))
-        (_, works), = self._start([(0, part, [(place, None) for place in places])], 'broadcast', 'update')
-        self._note_new(works)
+    def update(self, parts: Sequence[Part]) -> None:
+        """Compute a part of the update, or a share of it on each context, from the values that were exchanged last."""
+        on = [(0, part, [(place, None) for place in range(1 if self._division.alone else len(part.contexts))])
+              for part in parts]
+        for _, works in self._start(on, 'broadcast', 'update'):
+            self._note_new(works)
 
     def _start(self, cycle: Sequence[tuple[int, Part, Sequence[tuple[int, int | None]]]], sending: str,
                phase: str) -> list[tuple[int, list[PartOnContext]]]:

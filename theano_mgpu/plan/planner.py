@@ -15,13 +15,14 @@ from ..graph.analysis import SAME, SUM
 from ..graph.graph import by_depth, bytes_of_all, fits_gpu, parts_by_bytes, shared_ancestors, shared_variables
 from ..graph.partition import Exchange, Program, Stage
 from ..graph.random_streams import is_random_state
-from ..options import UPDATE_ON, Options
+from ..options import AUTO, UPDATE_ON, Options
 from .buckets import buckets, bytes_of_gradients
 from .parts import Boundary, DeviceBroadcast, DividedUpdate, Part, StagePlan, SumGroup, Way
 from .pieces import Piece, Places, cut
 from .shares import Machine, Shares, against_speeds, ranges
 from .step_plan import Choice, StepPlan
 
+LARGE = 1 << 22  # bytes of new values that several cores make faster than one
 OF_NCCL = 'float32', 'float64'  # NCCL adds float16 in half precision, the host in single
 
 
@@ -124,12 +125,27 @@ class _Planner:
         """Return where the new values that replicas need are made."""
         wanted = self._machine.update_on
         where = min(wanted, key=UPDATE_ON.index)  # an order on which all ranks agree
+        if where == 'host' and self._is_for_cores():
+            self._choose('update', 'each parameter on one of the contexts', 'processes of contexts can update %d MB '
+                         'at the same time' % (bytes_of_all(self._new) >> 20))
+            return 'sharded'
         if self._new:
             self._choose('update', {'device': 'on each context', 'sharded': 'each parameter on one of the contexts',
                                     'host': 'on the host'}[where],
                          self._options.updates_on(self._mesh.contexts)[1] if len(set(wanted)) == 1 else
                          'the ranks would choose %s' % ', '.join(wanted))
         return where
+
+    def _is_for_cores(self) -> bool:
+        """Return whether each of several contexts of the CPU updates a share of large values, from sums of its own."""
+        n, is_one_process = self._machine.n_replicas, self._machine.size == len(self._mesh.places) == 1
+        if self._options.update_on != AUTO or self._mesh.on_devices or n == 1 or not is_one_process or \
+                bytes_of_all(self._new) < LARGE:
+            return False
+        _, shares = update_shares(list(self._new), self._new, n)
+        read = [set(ancestors([self._new[variable] for variable in share])) for share in shares]
+        arrays = {exchange.variable for exchange in self._exchanges if exchange.variable.ndim}
+        return all(sum(each in of_share for of_share in read) < 2 for each in arrays)
 
     # --- stages
 

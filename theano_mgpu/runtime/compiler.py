@@ -50,7 +50,8 @@ def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Se
     which. It trusts its caller that they have the inputs' types. It changes nothing: the new values of its updates,
     which lie where the updated replicas do, are further results. `mgpu_order` has the positions of the results among
     the outputs and then the updates; without updates, outputs keep their order. Outputs stay on the device.
-    ``mgpu_call(*values)`` is the shortest way to call it. If one of the functions `like` it, of the same graph, is for
+    ``mgpu_call(*values)`` is the shortest way to call it; the function may write results to the arrays `into` that a
+    caller on the CPU gives, or return others. If one of the functions `like` it, of the same graph, is for
     a device of the same type, its optimised graph serves this context, too; see `retarget.link`.
     """
     whole = list(outputs) + list(updates.values())
@@ -70,20 +71,24 @@ def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Se
 
 
 def _call_of(function, n_inputs):
-    """Return ``call(*values)`` of a function without updates and defaults, the call of `Function` without these.
+    """Return ``call(*values, into=())`` of a function without updates and defaults: `Function` is called without these.
 
     Of a small function, Theano's own loops over all variables take a fifth of the time.
     """
     fn = function.fn
     if type(fn).__name__ != 'CVM' or function.profile:
-        return function.unwatched_call
+        return lambda *values, into=(): function.unwatched_call(*values)
     given = [container.storage for container in function.input_storage[:n_inputs]]
-    emptied = given + [container.storage for container, variable in
-                       zip(function.output_storage, function.maker.fgraph.outputs) if variable.owner is not None]
+    # An output that is an input has the storage of this.
+    made = [[None] if variable.owner is None else container.storage
+            for container, variable in zip(function.output_storage, function.maker.fgraph.outputs)]
+    emptied = given + made
 
-    def call(*values):
+    def call(*values, into=()):
         for cell, value in zip(given, values):
             cell[0] = value
+        for cell, array in zip(made, into):
+            cell[0] = array
         try:
             return fn()
         except Exception:

@@ -146,7 +146,7 @@ class Executable:
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
         self.forked = forked_parts(self.parts, plan, executor)
         self.launcher = Launcher(choose_executor(executor, self.functions, len(contexts)), timings)
-        memories = Memories()
+        memories = Memories(in_arena=self.forked is not None and self.forked.updates)
         self.exchanges = exchanges_of(plan, communicator, memories, self.launcher, timings)
         self.by_devices = [channel for _, channel in self.exchanges.values() if not channel.by_host]
         self.over_ranks = OverRanks(communicator, timings, plan.overlaps)

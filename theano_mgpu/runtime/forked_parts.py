@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
 import theano
 
 from ..comm.failures import unpacked
@@ -32,19 +32,22 @@ class ForkedPart:
     Processes inherit the functions, and the places of the values of shared variables.
     """
 
-    def __init__(self, functions: Mapping[Context, Any], variables: Sequence[Replicated],
-                 are_new: Sequence[bool]) -> None:
-        self._functions, self._variables = functions, variables
-        self.facts: dict[Context, list[Any]] = {}         # shapes and dtypes of the last results
-        self.are_new, self.number = are_new, add_function(self)  # which results are new values of variables
+    def __init__(self, functions: Mapping[Context, Any], variables: Sequence[Replicated]) -> None:
+        self._functions, self._variables, self.number = functions, variables, add_function(self)
+        self.facts: dict[Context, list[Any]] = {}  # shapes and dtypes of the last results; None for a small one
 
     def shared_values(self) -> list[Any]:
         """Return the values of shared variables as a message has them, for all contexts."""
         return [_placed(variable.in_arena()) for variable in self._variables]
 
     def computed_here(self, context: Context, values: Iterable[Any]) -> list[Any]:
-        """Return the results of values in this process."""
-        return self._functions[context].mgpu_call(*values)
+        """Return the results of values in this process, in memory that processes share if it has room."""
+        there: list[Any] = []
+        with contextlib.suppress(ArenaFull):
+            there = _allocated(self.facts.get(context, ()))
+        results = self._functions[context].mgpu_call(*values, into=there)
+        self.facts[context] = _facts_of(results)
+        return results
 
     def compute(self, message: Any, ask: Callable[[Any], Any]) -> list[Any]:
         """Compute a message, in the process: return small results, and None for those that it has put in their places.
@@ -52,23 +55,24 @@ class ForkedPart:
         context, values, shared, places = message
         for variable, value in zip(self._variables, shared):
             variable.variable.container.storage[0] = _taken(value)
-        results = self.computed_here(context, map(_taken, values))
-        facts = [(each.shape, each.dtype.str) if is_large(each) else None for each in results]
-        if facts != [place and (place.shape, place.dtype) for place in places]:
-            places = ask(facts)
-        for value, place in zip(results, places):
-            if place is not None:
-                arena().array_at(place)[...] = value
-        return [value if place is None else None for value, place in zip(results, places)]
+        there = list(map(_taken, places))
+        results = self._functions[context].mgpu_call(*map(_taken, values), into=there)
+        facts = _facts_of(results)
+        if facts != _facts_of(there):
+            there = list(map(_taken, ask(facts)))
+        for value, array in zip(results, there):
+            if array is not None and array is not value:
+                array[...] = value
+        return [value if array is None else None for value, array in zip(results, there)]
 
 
 class Call:
     """A call of a ForkedPart in the process of a context: it returns the results when it is called."""
 
     def __init__(self, part: ForkedPart, context: Context, shared: Sequence[Any], values: Sequence[Any]) -> None:
-        self._part, self._context, self._worker = part, context, worker_of(context)
+        self._part, self.context, self._worker = part, context, worker_of(context)
         self._values = list(map(arena().with_array, values))
-        self._results = self._allocated(part.facts.get(context, ()))
+        self._results = _allocated(part.facts.get(context, ()))
         self._message = context, list(map(_placed, self._values)), shared, list(map(_placed, self._results))
         self._is_begun = False
 
@@ -89,31 +93,33 @@ class Call:
                     self.begin()
                 return self._received()
             except CannotFork:
-                return self._part.computed_here(self._context, self._values)
+                return self._part.computed_here(self.context, self._values)
             except ProcessDied as error:
                 self._is_begun = False
                 if attempt == ATTEMPTS:
                     raise ReplicaError('the process of context %s has ended %s, %d times in one step, maybe for lack '
-                                       'of memory' % (describe([self._context]), error, ATTEMPTS),
-                                       context=self._context) from error
+                                       'of memory' % (describe([self.context]), error, ATTEMPTS),
+                                       context=self.context) from error
         raise AssertionError
 
     def _received(self):
         what, reply = self._worker.receive()
         if what == 'asks':
-            self._part.facts[self._context] = reply
-            self._results = self._allocated(reply)
+            self._part.facts[self.context] = reply
+            self._results = _allocated(reply)
             self._worker.answer(list(map(_placed, self._results)))
             what, reply = self._worker.receive()
         if what == 'failed':
-            raise unpacked(reply, 'in the process of context %s' % describe([self._context]))
-        results = [value if there is None else there for value, there in zip(reply, self._results)]
-        # New values stay: a fork of the script must not see them change.
-        return [np.array(each) if is_new and is_large(each) else each
-                for each, is_new in zip(results, self._part.are_new)]
+            raise unpacked(reply, 'in the process of context %s' % describe([self.context]))
+        return [value if there is None else there for value, there in zip(reply, self._results)]
 
-    def _allocated(self, facts):
-        return [facts and arena().empty(*facts) for facts in facts]
+
+def _facts_of(values):
+    return [(value.shape, value.dtype.str) if is_large(value) else None for value in values]
+
+
+def _allocated(every_facts):
+    return [facts and arena().empty(*facts) for facts in every_facts]
 
 
 def _placed(value):
@@ -134,12 +140,15 @@ class ForkedParts:
     ----------
     cores : bool
         Whether the contexts are cores, which no one has mapped: steps in this process are whole on the first one.
+    updates : bool
+        Whether processes compute shares of the update, too.
     """
 
     def __init__(self, parts: Mapping[Part, ForkedPart], contexts: Sequence[Context], name: str, cores: bool) -> None:
         self._parts, self._first, self._name, self.cores, self._n = parts, contexts[0], name, cores, len(contexts)
         halvings = self._n.bit_length() - 1 if cores else 1
         self._forked = [Crew(self._n >> i, True) for i in range(halvings)] if parts else []
+        self.updates = any(part.is_share for part in parts)
         self._seconds: dict[int, list[list[float]]] = {}  # of the steps of each crew that was tried
         self._is_full = False
 
@@ -192,35 +201,40 @@ class ForkedParts:
 
         A process that has not replied at the end of the block, as after Ctrl-C, is given up.
         """
-        begun: dict[int, Call] = {}
+        calls: list[Call] = []
         n_threads = max(1, processor.threads() // len({work.context for work in works}))
         with lock(), blas.limited_threads(n_threads):
             try:
-                self._begin(works, slots, begun)
-                yield begun
+                yield self._begin(works, slots, calls)
             finally:
-                for call in begun.values():
+                for call in calls:
                     call.give_up()
 
-    def _begin(self, works, slots, begun):
-        forked = [work for work in works if work.part in self._parts and work.context not in (self._first, HOST)]
+    def _begin(self, works, slots, calls):
+        """Begin the calls of processes; return callables for the results, by the `id` of each work of a part."""
+        compute: dict[int, Callable[[], list[Any]]] = {}
         try:
-            shared = {part: self._parts[part].shared_values() for part in {work.part for work in forked}}
-            for work in forked:
-                begun[id(work)] = Call(self._parts[work.part], work.context, shared[work.part],
-                                       [slots[slot] for slot in work.given])
-            taken = set()
-            for work in forked:  # a process computes one call at a time
-                if work.context not in taken:
-                    taken.add(work.context)
-                    with contextlib.suppress(CannotFork):  # this process computes it later
-                        begun[id(work)].begin()
+            ours = [work for work in works if work.part in self._parts and work.context != HOST]
+            shared = {part: self._parts[part].shared_values()
+                      for part in {work.part for work in ours if work.context != self._first}}
+            for work in ours:
+                part, values = self._parts[work.part], [slots[slot] for slot in work.given]
+                if work.context != self._first:
+                    calls.append(Call(part, work.context, shared[work.part], values))
+                    compute[id(work)] = calls[-1]
+                elif work.part.is_share:  # its new values are what processes take in the next step
+                    compute[id(work)] = functools.partial(part.computed_here, work.context, values)
+            begun = {call.context: call for call in reversed(calls)}  # a process computes one call at a time
+            for call in begun.values():
+                with contextlib.suppress(CannotFork):  # this process computes it later
+                    call.begin()
         except ArenaFull as error:
             self._is_full = True
-            for call in begun.values():
+            for call in calls:
                 call.give_up()
-            begun.clear()
+            compute.clear()
             warn('%s is computed in one process from now on: %s' % (self._name, error))
+        return compute
 
 
 def _processes(crew):
@@ -236,12 +250,13 @@ def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, executor: str) -> Fo
     first, *others = plan.mesh.contexts
     if plan.mesh.on_devices or not others or executor not in ('auto', 'mpi'):
         return None
-    found, cores = {}, are_cores(plan.mesh.contexts)
+    found: dict[Part, ForkedPart] = {}
+    cores = are_cores(plan.mesh.contexts)
     is_fixed = Flags.now().shares == EQUAL or theano.config.deterministic == 'more'
     for part, compiled in parts.items():
-        contexts = [context for context in part.contexts if context not in (first, HOST)]
+        # Of the update, the shares of contexts: what all compute is small.
+        is_wanted = found and part.is_share if part in plan.update else set(part.contexts).difference([first, HOST])
         graphs = [*part.graphs, *part.updates.values()]
-        if contexts and not is_fixed and compiled.is_plain and unrepeatable_in(graphs) is None:
-            found[part] = ForkedPart(dict(zip(part.contexts, compiled.functions)), compiled.variables,
-                                     [i >= len(part.outputs) for i in compiled.functions[0].mgpu_order])
+        if is_wanted and not is_fixed and compiled.is_plain and unrepeatable_in(graphs) is None:
+            found[part] = ForkedPart(dict(zip(part.contexts, compiled.functions)), compiled.variables)
     return ForkedParts(found, plan.mesh.contexts, plan.name or 'a function', cores) if found or cores else None

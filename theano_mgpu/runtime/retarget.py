@@ -10,6 +10,7 @@ from theano.compile.function_module import FunctionMaker, orig_function
 from theano.compile.ops import deep_copy_op
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import Apply, ancestors, io_toposort
+from theano.gof.vm import VM_Linker
 from theano.gpuarray.basic_ops import HostFromGpu, as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayConstant, GpuArrayType
 from theano.scan_module.scan_op import Scan
@@ -68,11 +69,25 @@ def link(optimised: Optimised, context: Context, replicas: dict[SharedVariable, 
                for output, spec in zip(move.build(maker.fgraph.toposort(), maker.fgraph.outputs), maker.outputs)]
     profile = theano.compile.ProfileStats(message=name) if theano.config.profile else None
     mode = timed(theano.Mode(linker=copy.copy(maker.mode.linker), optimizer=None), name, context.name)
+    if context.kind == 'cpu' and profile is None and theano.config.allow_gc:
+        mode.function_maker = _Maker
     with compiling_for(context):
         function = orig_function(inputs, outputs, mode=mode, accept_inplace=True, name=name, profile=profile,
                                  on_unused_input='ignore')
     function.mgpu_optimised = optimised
     return function
+
+
+class _Maker(FunctionMaker):
+    """A maker of functions that may write outputs to the arrays that a caller has put in their storage.
+
+    Theano empties the storage first. What calls the function has to empty it afterwards.
+    """
+
+    def create(self, *args, **kwargs):
+        if isinstance(self.linker, VM_Linker):
+            self.linker.no_recycling = [each for each in self.linker.no_recycling if each not in self.fgraph.outputs]
+        return super().create(*args, **kwargs)
 
 
 def _shared_input(replica):

@@ -150,14 +150,14 @@ class StepRun:
         """Start parts; on the CPU, compute them."""
         works, contexts, shards, began = given.works, given.contexts, given.shards, time.perf_counter()
         compute: Callable[[PartOnContext], None] = self._compute
-        forked = self._executable.forked if self._are_forked and shards[0] is not None else None
+        forked = self._executable.forked if self._are_forked else None
         if self._timed is not None and shards[0] is not None and not forked:
             works, compute = tuple(sorted(works, key=lambda work: work.place == self._timed)), self._compute_timed
             contexts, shards = tuple(work.context for work in works), tuple(work.shard for work in works)
         with forked.computing(works, self._slots) if forked else NOTHING as self._begun:
             self._launcher.run(given.phase, [functools.partial(compute, work) for work in works], contexts,
                                self._split.shards, shards)
-        if self._timed is not None and forked:  # all replicas of this process compute at the same time
+        if self._timed is not None and forked and shards[0] is not None:  # all replicas compute at the same time
             self._seconds += time.perf_counter() - began
         if shards[0] is None and self._executable.on_devices and self._timings.waits():
             with self._timings.span(given.phase):

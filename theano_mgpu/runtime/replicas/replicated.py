@@ -205,11 +205,14 @@ class Replicated:
     def in_arena(self) -> Any:
         """Return the current value, of a large array a copy in the memory that processes share.
 
-        A value that the user may have edited in place since it was copied is copied again.
+        A value that the user may have edited in place since it was copied is copied again. New values that processes
+        have computed lie there.
         """
+        value = self.variable.container.storage[0]
+        if is_large(value) and arena().place_of(value) is not None:
+            return value
         state, (of, copy) = self.state, self._in_arena
         if state != of:
-            value = self.variable.container.storage[0]
             if is_large(value) and is_large(copy) and (copy.shape, copy.dtype) == (value.shape, value.dtype):
                 copy[...] = value
             else:
