@@ -1,8 +1,9 @@
 #!/usr/bin/env python
-"""Training over processes: this package over MPI ranks, against plain Keras on Theano, PyTorch, TensorFlow.
+"""Training over processes, and prediction: this package against plain Keras on Theano, PyTorch, TensorFlow.
 
-The figure is the seconds that 1,280 samples take, ten batches of 128: training only, after warm-up. In a round each
-contender trains an epoch in turn, and the order changes from round to round; the others sleep.
+The figure is the seconds that 1,280 samples take, ten batches of 128, after warm-up: of `fit`, of train_on_batch (step)
+or of `predict`, by --call. In a round each contender computes an epoch in turn, and the order changes from round to
+round; the others sleep.
 
   cnn   Conv2D 32 3x3 relu, MaxPooling 2, Flatten, Dense 10 softmax, on 28x28x1
   mlp   784-1024-1024-10, relu and softmax
@@ -19,6 +20,7 @@ Python 3.9 and later). Examples:
 
   python benchmarks/scaling.py
   python benchmarks/scaling.py --models cnn --ranks 1 2 4 8 --threads 1 8
+  python benchmarks/scaling.py --call predict --ranks 2
   python benchmarks/scaling.py --models cnn mlp autoencoder --without --ranks 1 --threads 1
   python benchmarks/scaling.py --torch venv_torch/bin/python --tensorflow venv_tf/bin/python --plot scaling.png
 """
@@ -32,7 +34,7 @@ from theano_mgpu.cli.config import positive
 from theano_mgpu.utils.tables import counted
 
 import contest
-from scaling_workers import SAMPLES, SHAPES
+from scaling_workers import CALLS, SAMPLES, SHAPES
 from turns import spread
 
 WORKERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'scaling_workers.py')
@@ -61,7 +63,7 @@ class Contender(collections.namedtuple('Contender', 'kind workers threads')):
 def command_of(contender, model, arguments):
     """Return the command of a worker."""
     args = [contender.kind, '--model', model, '--workers', str(contender.workers),
-            '--threads', str(contender.threads), '--batch-size', str(arguments.batch_size)]
+            '--threads', str(contender.threads), '--batch-size', str(arguments.batch_size), '--call', arguments.call]
     if contender.kind in OURS:
         return contest.launch(contender.workers, WORKERS, args)
     return [{'torch': arguments.torch, 'tensorflow': arguments.tensorflow}.get(contender.kind) or sys.executable,
@@ -75,7 +77,8 @@ def contenders(arguments):
     sides = [Contender(kind, *pair) for kind in ['without'] * arguments.without + ['keras'] for pair in one]
     sides += [Contender('cores', *pair) for pair in one if pair[1] > 1]
     sides += [Contender('mgpu', *pair) for pair in several]
-    sides += [Contender('sharded', *pair) for pair in several if pair[0] > 1]
+    if arguments.call != 'predict':  # which updates nothing
+        sides += [Contender('sharded', *pair) for pair in several if pair[0] > 1]
     for kind in ('torch', 'tensorflow'):
         if getattr(arguments, kind):
             sides += [Contender(kind, *pair) for pair in one + several]
@@ -127,8 +130,8 @@ def table(model, seconds):
 
 def print_table(model, rows, arguments):
     """Print a model's table."""
-    print('\n%s, batch %d: seconds per %s samples of training, %s; ratio: to the best time of plain Keras'
-          % (model, arguments.batch_size, format(SAMPLES, ','), counted(arguments.rounds, 'round')))
+    print('\n%s, batch %d: seconds per %s samples, %s, %s; ratio: to the best time of plain Keras'
+          % (model, arguments.batch_size, format(SAMPLES, ','), arguments.call, counted(arguments.rounds, 'round')))
     print('%-16s %8s %8s %8s %8s %8s %8s' % ('', 'workers', 'threads', 'median', 'lowest', 'highest', 'ratio'))
     for row in rows:
         print('%-16s %8d %8d %8.3f %8.3f %8.3f %8.2f' % (TITLES[row['kind']], row['workers'], row['threads'],
@@ -153,6 +156,7 @@ def make_parser():
                         'of what runs in one worker (default 1 2)')
     parser.add_argument('--batch-size', type=positive, default=128, metavar='N', help='samples in the whole batch '
                         '(default %(default)s)')
+    parser.add_argument('--call', choices=CALLS, default='fit', help='what is timed (default %(default)s)')
     parser.add_argument('--without', action='store_true', help='Keras on Theano without this package, too')
     parser.add_argument('--torch', metavar='PYTHON', help='an interpreter that has PyTorch, to compare with it')
     parser.add_argument('--tensorflow', metavar='PYTHON', help='one that has TensorFlow')

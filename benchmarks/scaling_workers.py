@@ -13,8 +13,10 @@ import time
 import numpy as np
 
 SAMPLES = 1280
+SETTLED = 12      # epochs in which the way of a function does not change: it is not timed any more
 WARM_UP = 2       # epochs of a worker before it says that it is ready
 NAP = 0.005       # seconds between two polls of an idle MPI rank for a command
+CALLS = 'fit', 'step', 'predict'
 SHAPES = {'cnn': (28, 28, 1), 'mlp': (784,), 'lstm': (20, 32), 'autoencoder': (32, 32, 1)}
 UNITS = 64              # of the LSTM
 FILTERS = (16, 32, 64)  # of the autoencoder's encoder
@@ -120,11 +122,15 @@ def loss_of(model):
     return 'mse' if model == 'autoencoder' else 'sparse_categorical_crossentropy'
 
 
-def fit(model, name, batch_size):
+def epoch_of(model, arguments):
     """Return one epoch of a Keras model on Theano, as a callable."""
-    model.compile('adam', loss_of(name))
-    x, y = data(name)
-    return lambda: model.fit(x, y, batch_size=batch_size, epochs=1, verbose=0)
+    model.compile('adam', loss_of(arguments.model))
+    x, y = data(arguments.model)
+    size = arguments.batch_size
+    slices = [slice(start, start + size) for start in range(0, SAMPLES, size)]
+    return {'fit': lambda: model.fit(x, y, batch_size=size, epochs=1, verbose=0),
+            'step': lambda: [model.train_on_batch(x[each], y[each]) for each in slices],
+            'predict': lambda: model.predict(x, batch_size=size)}[arguments.call]
 
 
 def work_keras(arguments):
@@ -133,7 +139,7 @@ def work_keras(arguments):
 
     import keras
     np.random.seed(0)
-    serve(fit(layers_of(keras, arguments.model), arguments.model, arguments.batch_size), Alone())
+    serve(epoch_of(layers_of(keras, arguments.model), arguments), Alone())
 
 
 def work_without(arguments):
@@ -151,7 +157,7 @@ def work_without(arguments):
     import keras
     assert 'theano_mgpu' not in sys.modules
     np.random.seed(0)
-    serve(fit(layers_of(keras, arguments.model), arguments.model, arguments.batch_size), Alone())
+    serve(epoch_of(layers_of(keras, arguments.model), arguments), Alone())
 
 
 def work_cores(arguments):
@@ -161,9 +167,11 @@ def work_cores(arguments):
     import keras
     np.random.seed(0)
     report = mgpu.enable()
-    epoch = fit(layers_of(keras, arguments.model), arguments.model, arguments.batch_size)
-    while not report.usages or ' ms' not in report.usages[0].why:
+    epoch = epoch_of(layers_of(keras, arguments.model), arguments)
+    reasons = []  # after each epoch
+    while len(reasons) < SETTLED or len(set(reasons[-SETTLED:])) > 1 or ' ms' not in reasons[-1]:
         epoch()
+        reasons.append(report.usages[0].why if report.usages else '')
     print(report, file=sys.stderr)
     serve(epoch, Alone())
 
@@ -183,7 +191,7 @@ def work_mgpu(arguments):
     mgpu.init('host->cpu')  # else each rank would take its share of this machine's GPUs
     np.random.seed(0)       # the ranks start from the same weights, and shuffle alike
     model = multi_gpu_model(layers_of(keras, arguments.model))
-    serve(fit(model, arguments.model, arguments.batch_size), crew_of_ranks())
+    serve(epoch_of(model, arguments), crew_of_ranks())
 
 
 def work_torch(arguments):
@@ -240,13 +248,18 @@ def torch_epoch(torch, model, arguments):
     optimizer = torch.optim.Adam(model.parameters())
     order = torch.Generator().manual_seed(0)  # the same on each worker
 
+    def predict():
+        with torch.no_grad():
+            for batch in torch.arange(SAMPLES).split(arguments.batch_size):
+                model(x[batch.tensor_split(arguments.workers)[arguments.torch_rank]])
+
     def epoch():
         for batch in torch.randperm(SAMPLES, generator=order).split(arguments.batch_size):
             rows = batch.tensor_split(arguments.workers)[arguments.torch_rank]
             optimizer.zero_grad()
             loss(model(x[rows]), y[rows]).backward()
             optimizer.step()
-    return epoch
+    return predict if arguments.call == 'predict' else epoch
 
 
 def work_tensorflow(arguments):
@@ -280,6 +293,7 @@ def main():
     parser.add_argument('--model', choices=sorted(SHAPES), required=True)
     for name in ('--workers', '--threads', '--batch-size'):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument('--call', choices=CALLS, required=True)
     parser.add_argument('--torch-rank', type=int, default=0, help="number of a process that PyTorch's first one starts")
     parser.add_argument('--torch-port', type=int, default=0, help='of the first one; 0: any free port')
     arguments = parser.parse_args()
