@@ -92,11 +92,11 @@ class Arena:
         return sum(self._results.values())
 
     def hold(self) -> None:
-        """Allocate nothing from now on, until `go_on`: the arrays that there are keep their content."""
+        """Hold allocations back until `go_on`: the arrays that there are keep their content."""
         self._lock.acquire()
 
     def go_on(self) -> None:
-        """Allocate again."""
+        """Go on with allocations."""
         self._lock.release()
 
     def leave(self) -> None:
