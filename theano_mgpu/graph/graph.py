@@ -16,6 +16,7 @@ from theano.tensor.sharedvar import TensorSharedVariable
 from ..errors import GraphError, named
 from ..utils import values
 from .rewrites import inlined, inner_inputs, inner_outputs, rebuilt
+from .traces import keep_trace
 
 Name = TypeVar('Name')
 LOOP = 'tap_array', 'mit_mot_out_slices', 'n_seqs', 'n_shared_outs', 'truncate_gradient', 'as_while'  # of a scan
@@ -197,9 +198,10 @@ def _on_host(node, inputs):
     is_on_gpu = _is_on_gpu(op)
     if inputs == node.inputs and not is_on_gpu:
         return None
-    new = node.clone_with_new_inputs(inputs, strict=False)
-    if is_on_gpu:
-        new.op = Scan(op.inputs, host_graph(op.outputs), op.info)
+    new = Scan(op.inputs, host_graph(op.outputs), op.info).make_node(*inputs) if is_on_gpu else \
+        node.clone_with_new_inputs(inputs, strict=False)
+    for output, old in zip(new.outputs, node.outputs):
+        keep_trace([output], old)
     return new.outputs
 
 
