@@ -71,8 +71,9 @@ def own_updates(shared):
 
 @case
 def loop_in_a_loop(shared):
+    """The inner one alone has a gradient."""
     return recurrent(shared, lambda x, state, w, u: theano.scan(
-        lambda v, state, x, w: T.tanh(T.dot(x, w) + state * v), u, state, [x, w])[0][-1])
+        lambda v, state, x, w: T.tanh(T.dot(x, w - T.grad(T.sqr(w).sum(), w)) + state * v), u, state, [x, w])[0][-1])
 
 
 @case
