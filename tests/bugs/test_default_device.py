@@ -6,6 +6,7 @@ Theano's shared variables are then arrays of this device, in a context without a
 import cuda_on_cpu
 import pytest
 from support.data_set_cases import CASES
+from support.inner_graphs import CASES as INNER
 from support.parameters import slow_but
 from support.standin import launched, run
 
@@ -14,8 +15,6 @@ pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavail
                                                              reason=cuda_on_cpu.unavailable() or '')]
 
 FLAGS = 'contexts=dev0->cuda0;dev1->cuda1,device=cuda0,floatX=float64'
-# Of a Hessian, the inner graph of the loop has transfers to the default device.
-DIVIDED = [name for name in CASES if name != 'newton']
 
 TRAINED = '''
 import theano, theano.tensor as T
@@ -53,10 +52,32 @@ def test_a_model_trains_on_slices_of_a_data_set_of_the_default_device():
 
 
 @pytest.mark.parametrize('names', slow_but([['logistic', 'numbered', 'noisy', 'sampler']], [
-    ['logistic', 'numbered', 'noisy', 'sampler'], DIVIDED]), ids=str)
+    ['logistic', 'numbered', 'noisy', 'sampler'], list(CASES)]), ids=str)
 def test_data_sets_of_the_default_device_are_the_batch(names):
     """Replicas in threads read the memory of one device at once: "invalid device context"."""
     assert run(COMPUTED % (names,), flags=FLAGS) == names
+
+
+WITHIN = '''
+from functools import partial
+import theano
+from support.inner_graphs import CASES, results
+for name, make in CASES.items():
+    expected, _ = results(make, partial(theano.shared, target='cpu'), theano.function)
+    found, step = results(make, theano.shared, mgpu.function)
+    assert step.plan.program.is_divided, step.plan
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, 1e-12, 1e-12, err_msg=name)
+    print(name)
+'''
+INTERPRETED = 'linker=py,optimizer=fast_compile,optimizer_excluding=gpuarray_opt:gpuarray'
+
+
+@pytest.mark.parametrize('flags', slow_but(['a->cpu;b->cpu,device=cuda0,floatX=float64,' + INTERPRETED], [
+    'a->cpu;b->cpu,device=cuda0,floatX=float64,' + INTERPRETED, FLAGS[len('contexts='):]]), ids=['cpu', 'cuda'])
+def test_graphs_within_ops_are_divided(flags):
+    """A function with a Hessian, or with a graph of its own within an op, stayed on one device."""
+    assert run(WITHIN, flags='contexts=' + flags) == list(INNER)
 
 
 CHILD = """

@@ -318,6 +318,9 @@ def test_transfers_to_the_device_of_the_flag_are_left_out(gpu2, monkeypatch):
     found, = graph.host_graph([host_from_gpu(there(T.tanh(host_from_gpu(there(x))))) * 2])
     assert not any(isinstance(variable.type, gpu_type.GpuArrayType) for variable in ancestors([found]))
     np.testing.assert_allclose(found.eval({x: np.ones(2, 'float32')}), 2 * np.tanh(np.ones(2)), rtol=1e-6)
+    named, _ = theano.scan(lambda each: host_from_gpu(GpuFromHost(gpu2[0].name)(each)), x.dimshuffle(0, 'x'))
+    with pytest.raises(GraphError, match='mixed devices: GpuFromHost'):
+        graph.host_graph([named])
 
 
 def test_the_checksum_tells_graphs_apart():

@@ -20,9 +20,10 @@ from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subte
 from ..errors import named
 from ..graph.analysis import ROWS, CannotCut, Shards, Value
 from ..graph.analysis.states import rows
-from ..graph.graph import is_sparse, substitute
+from ..graph.graph import is_sparse
 from ..graph.random_streams import DRAWS, is_random_state
 from ..graph.repeatable import unrepeatable
+from ..graph.rewrites import substitute
 from ..graph.theano_functions import host_function
 from ..plan import Program
 from ..runtime.batches.arguments import axes_for_samples

@@ -7,7 +7,7 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 
 from ..errors import GraphError
-from ..graph.graph import substitute
+from ..graph.rewrites import substitute
 from ..graph.theano_functions import builds_graphs
 from ..graph.updates import with_givens
 from .function_call import explicit_inputs

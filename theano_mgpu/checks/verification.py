@@ -11,9 +11,10 @@ from scipy import sparse
 
 from ..devices.context_map import HOST, Context, describe
 from ..errors import PREFIX, GraphError, MgpuError, named
-from ..graph.graph import fetched_values, host_graph, shared_variables, substitute
+from ..graph.graph import fetched_values, host_graph, shared_variables
 from ..graph.random_streams import is_random_state
 from ..graph.repeatable import unrepeatable_in
+from ..graph.rewrites import substitute
 from ..graph.theano_functions import plain_function
 from ..utils import mpi_environment
 from ..utils.progress import passing_bar

@@ -6,17 +6,17 @@ from typing import Any, Iterable, Mapping, Sequence, TypeVar
 
 import numpy as np
 import theano
-from theano.compile.ops import Shape
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors, io_toposort
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, host_from_gpu
 from theano.gpuarray.type import GpuArrayType, gpu_supported
-from theano.tensor.opt import Shape_i
+from theano.scan_module.scan_op import Scan
 from theano.tensor.sharedvar import TensorSharedVariable
 
 from ..errors import GraphError, named
 from ..utils import values
-from .rewrites import inner_inputs, inner_outputs, substitute, without_default_device
+from .rewrites import inlined, inner_inputs, inner_outputs, rebuilt
+from .traces import keep_trace
 
 Name = TypeVar('Name')
 LOOP = 'tap_array', 'mit_mot_out_slices', 'n_seqs', 'n_shared_outs', 'truncate_gradient', 'as_while'  # of a scan
@@ -169,21 +169,17 @@ def host_type(variable: theano.Variable) -> theano.tensor.TensorType:
 
 
 def host_graph(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
-    """Return the same graph, with each shared variable that lies on a GPU replaced by its `host_view`.
+    """Return the same graph on the host, with each shared variable that lies on a GPU replaced by its `host_view`.
+
+    So are the graphs within its ops. Transfers to the GPU of the flag ``device`` and back, which gradients of
+    parameters have, are left out: they name no context, in contrast to those to a context that the user names.
 
     Raises
     ------
     GraphError
         If ops of the graph itself bind it to a context.
     """
-    outputs = [on_host(output) for output in outputs]
-    views = {}
-    for v in ancestors(outputs):
-        if v.owner and isinstance(v.owner.op, (HostFromGpu, Shape, Shape_i)):
-            x = v.owner.inputs[0]
-            if isinstance(x, SharedVariable) and isinstance(x.type, GpuArrayType):
-                views[v] = host_view(x) if isinstance(v.owner.op, HostFromGpu) else v.owner.op(host_view(x))
-    outputs = without_default_device(substitute(outputs, views) if views else outputs)
+    outputs = rebuilt(list(map(on_host, inlined(outputs, _is_on_gpu))), _on_host)
     for variable in ancestors(outputs):
         if isinstance(variable.type, GpuArrayType):
             raise GraphError('mixed devices: %s is bound to context %r by the graph itself, which has to run on '
@@ -191,6 +187,28 @@ def host_graph(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
                              'like)' % (named(variable.owner or variable), variable.type.context_name,
                                         variable.type.context_name))
     return outputs
+
+
+def _on_host(node, inputs):
+    """Return the outputs of a node on the host, or None if it is there; a transfer to a named context stays."""
+    op, inputs = node.op, [host_view(v) if isinstance(v, SharedVariable) else v for v in inputs]
+    if isinstance(op, GpuFromHost) and op.context_name is None or \
+            isinstance(op, HostFromGpu) and not isinstance(inputs[0].type, GpuArrayType):
+        return inputs
+    is_on_gpu = _is_on_gpu(op)
+    if inputs == node.inputs and not is_on_gpu:
+        return None
+    new = Scan(op.inputs, host_graph(op.outputs), op.info).make_node(*inputs) if is_on_gpu else \
+        node.clone_with_new_inputs(inputs, strict=False)
+    for output, old in zip(new.outputs, node.outputs):
+        keep_trace([output], old)
+    return new.outputs
+
+
+def _is_on_gpu(op):
+    """Return whether the graph within an op, or within one of its ops, has values on a GPU."""
+    return any(isinstance(v.type, GpuArrayType) or v.owner is not None and _is_on_gpu(v.owner.op)
+               for v in ancestors(inner_outputs(op)))
 
 
 def by_depth(graphs: dict[Name, theano.Variable]) -> dict[Name, theano.Variable]:

@@ -13,9 +13,8 @@ from theano.tensor.basic import AllocEmpty
 from .analysis import CONSTANT, PARTIAL, ROWS, SAME, Gather, Reduction, Shards
 from .analysis.known import is_scalar_op, number, number_everywhere
 from .analysis.rules.batch_norm import TRAINING, elementary
-from .graph import substitute
 from .random_streams import DRAWS
-from .rewrites import inlined, merged, rebuilt
+from .rewrites import inlined, merged, rebuilt, substitute
 from .saved_values import SavedValues
 
 

@@ -6,8 +6,7 @@ from typing import Any, Callable, Mapping, Sequence
 import theano
 from theano.compile import SharedVariable
 from theano.compile.builders import OpFromGraph
-from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
-from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu
+from theano.gof.graph import clone_get_equiv, io_toposort
 from theano.printing import Print
 from theano.scan_module.scan_op import Scan
 
@@ -50,25 +49,13 @@ def rebuilt(outputs: Sequence[theano.Variable],
     return [new.get(output, output) for output in outputs]
 
 
-def without_default_device(outputs: list[theano.Variable]) -> list[theano.Variable]:
-    """Return a graph without transfers to the GPU of the flag ``device`` and back, which gradients of parameters have.
-
-    Such a graph names no context, in contrast to one in which a context was named by its user.
-    """
-    while True:
-        back = {v: v.owner.inputs[0].owner.inputs[0] for v in ancestors(outputs)
-                if v.owner and isinstance(v.owner.op, HostFromGpu) and v.owner.inputs[0].type.context_name is None
-                and v.owner.inputs[0].owner and isinstance(v.owner.inputs[0].owner.op, GpuFromHost)}
-        if not back:
-            return outputs
-        outputs = substitute(outputs, back)
-
-
-def inlined(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:
-    """Replace each OpFromGraph, and with it its gradient, by its inner graph."""
-    while any(isinstance(node.op, OpFromGraph) for node in io_toposort([], outputs)):  # inner graphs may have some, too
-        outputs = rebuilt(outputs, lambda node, inputs:
-                          inner_graph(node, inputs) if isinstance(node.op, OpFromGraph) else None)
+def inlined(outputs: Sequence[theano.Variable], is_meant: Callable[[OpFromGraph], bool] = lambda op: True,
+            ) -> list[theano.Variable]:
+    """Replace each OpFromGraph that is meant, and with it its gradient, by its inner graph."""
+    def is_inlined(node):
+        return isinstance(node.op, OpFromGraph) and is_meant(node.op)
+    while any(map(is_inlined, io_toposort([], outputs))):  # inner graphs may have some, too
+        outputs = rebuilt(outputs, lambda node, inputs: inner_graph(node, inputs) if is_inlined(node) else None)
     return list(outputs)
 
 
@@ -86,7 +73,7 @@ def inner_inputs(op: theano.Op) -> list[theano.Variable]:
 
 def inner_graph(node: theano.Apply, inputs: list[theano.Variable]) -> list[theano.Variable]:
     """Return the outputs of an OpFromGraph, or of its gradient, as expressions of inputs."""
-    return theano.clone(node.op.local_outputs, dict(zip(node.op.local_inputs, inputs)))
+    return substitute(node.op.local_outputs, dict(zip(node.op.local_inputs, inputs)))
 
 
 def merged(outputs: Sequence[theano.Variable]) -> list[theano.Variable]:

@@ -10,6 +10,7 @@ from theano.gpuarray.type import GpuArrayType
 from ..errors import GraphError, named
 from . import graph
 from .placement.tags import placed_on
+from .rewrites import substitute
 
 
 def pairs(mapping: Any) -> list[Any]:
@@ -51,7 +52,7 @@ def with_givens(outputs: Sequence[theano.Variable], updates: dict[SharedVariable
                     for old, new in pairs(givens)}
 
     def substituted(variables):
-        return graph.host_graph(graph.substitute(variables, replacements) if replacements else variables)
+        return graph.host_graph(substitute(variables, replacements) if replacements else variables)
     without = no_default_updates if isinstance(no_default_updates, (list, tuple)) else ()
     default = [] if no_default_updates is True else [
         variable for variable in graph.shared_variables(substituted(whole))

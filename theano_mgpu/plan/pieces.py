@@ -10,9 +10,9 @@ from theano.gof.graph import io_toposort
 from theano.tensor.elemwise import DimShuffle
 
 from ..devices.mesh import Mesh
-from ..graph.graph import substitute
 from ..graph.placement.tags import place_of
 from ..graph.repeatable import unrepeatable
+from ..graph.rewrites import substitute
 from ..graph.saved_values import missing_for
 from ..graph.traces import keep_trace
 

@@ -12,11 +12,11 @@ from theano.gof.graph import ancestors
 from ..devices.context_map import HOST
 from ..errors import BatchError, GraphError
 from ..graph.analysis import Gather
-from ..graph.graph import substitute
 from ..graph.partition import chosen_branches
 from ..graph.placement.propagation import own_place
 from ..graph.placement.tags import placed_on
 from ..graph.random_streams import is_random_state
+from ..graph.rewrites import substitute
 from ..graph.theano_functions import builds_graphs
 from ..graph.updates import with_givens
 from ..options import Options

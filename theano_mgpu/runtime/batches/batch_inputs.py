@@ -10,9 +10,10 @@ from theano.gof.graph import ancestors
 
 from ...devices.transfers import fetch
 from ...errors import GraphError, LengthError, named
-from ...graph.graph import check_inputs, host_view, substitute
+from ...graph.graph import check_inputs, host_view
 from ...graph.partition import partition
 from ...graph.random_streams import is_random_state
+from ...graph.rewrites import substitute
 from ...options import Options
 from ...plan import CannotCut, Program, undivided
 from .arguments import Arguments, no_samples, sample_axes

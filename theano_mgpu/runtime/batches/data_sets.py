@@ -23,9 +23,10 @@ from theano.sparse import GetItem2d
 from theano.tensor.opt import Shape_i
 from theano.tensor.subtensor import Subtensor, get_idx_list
 
-from ...graph.graph import host_type, is_sparse, shared_ancestors, shared_variables, substitute
+from ...graph.graph import host_type, is_sparse, shared_ancestors, shared_variables
 from ...graph.random_streams import DRAWS
 from ...graph.repeatable import unrepeatable_in
+from ...graph.rewrites import substitute
 from ...graph.theano_functions import builds_graphs, host_function
 from ...plan import Program, expressed
 from .arguments import axes_for_samples, moved
