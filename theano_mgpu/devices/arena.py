@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import threading
@@ -14,6 +15,7 @@ ALIGNED = 64  # bytes: a line of the cache
 SMALL = 4096  # bytes of an array that is sent within a message
 NO_RESERVE = 0x4000  # of mmap on Linux: pages that are never touched take no memory
 FIXED = 0x10         # of mmap: in place of what lies at the address
+POPULATE = getattr(mmap, 'MAP_POPULATE', 0)  # which costs less than a fault for each page
 
 
 class ArenaFull(MemoryError):
@@ -46,13 +48,13 @@ class Arena:
         self.size = len(self._map)
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._free: dict[int, list[int]] = {}  # size of blocks -> where they begin
-        self._results: dict[int, int] = {}     # where blocks begin that a fork of the script may read -> their size
+        self._lasting: dict[int, int] = {}     # where blocks begin that a fork of the script may read -> their size
         self._lock = threading.RLock()  # a block may be freed while another one is allocated
 
-    def empty(self, shape: Sequence[int], dtype: Any, is_copy: bool = False) -> np.ndarray:
+    def empty(self, shape: Sequence[int], dtype: Any, lasts: bool = True) -> np.ndarray:
         """Return a new array without content; raise an ArenaFull if there is no room.
 
-        One that is for a copy, of values that lie elsewhere, too, is lost in a fork of the script.
+        One that does not last, for a copy or within a step, loses its content in a fork of the script.
         """
         dtype = np.dtype(dtype)
         n_bytes = int(np.prod(shape, dtype='int64')) * dtype.itemsize
@@ -66,15 +68,15 @@ class Arena:
                                 'array needs %d' % (self._used, self.size, n_bytes))
             else:
                 offset, self._used = self._used, self._used + size
-            if not is_copy:
-                self._results[offset] = size
+            if lasts:
+                self._lasting[offset] = size
         block = (ctypes.c_char * max(n_bytes, 1)).from_buffer(self._map, offset)  # NumPy keeps it for all views
         weakref.finalize(block, self._release, size, offset).atexit = False
         return np.ndarray(shape, dtype, buffer=block)
 
     def copied(self, array: np.ndarray) -> np.ndarray:
         """Return a copy of an array."""
-        copy = self.empty(array.shape, array.dtype, is_copy=True)
+        copy = self.empty(array.shape, array.dtype, lasts=False)
         copy[...] = array
         return copy
 
@@ -84,28 +86,26 @@ class Arena:
 
     def _release(self, size, offset):
         with self._lock:
-            self._results.pop(offset, None)
+            self._lasting.pop(offset, None)
             self._free.setdefault(size, []).append(offset)
 
-    def bytes_of_results(self) -> int:
-        """Return the bytes of the arrays that a fork of the script keeps."""
-        return sum(self._results.values())
+    def saved(self) -> list[tuple[int, memoryview]]:
+        """Return copies of the arrays that last, as `leave` takes them."""
+        with self._lock:
+            blocks = list(self._lasting.items())
+        sizes, memory = [size for _, size in blocks], memoryview(self._map)
+        copies = memoryview(mmap.mmap(-1, max(sum(sizes), 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | POPULATE))
+        parts = [copies[stop - size:stop] for size, stop in zip(sizes, itertools.accumulate(sizes))]
+        for (offset, size), part in zip(blocks, parts):
+            part[:] = memory[offset:offset + size]
+        return [(offset, part) for (offset, _), part in zip(blocks, parts)]
 
-    def hold(self) -> None:
-        """Hold allocations back until `go_on`: the arrays that there are keep their content."""
-        self._lock.acquire()
-
-    def go_on(self) -> None:
-        """Go on with allocations."""
-        self._lock.release()
-
-    def leave(self) -> None:
-        """Have memory of this process alone at the same addresses, in a fork: arrays but copies keep their values."""
+    def leave(self, saved: Sequence[tuple[int, memoryview]]) -> None:
+        """Have memory of this process alone at the same addresses, in a fork, with the arrays that were saved."""
         self._lock, self.size = threading.RLock(), -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
-        saved = [(offset, self._map[offset:offset + size]) for offset, size in self._results.items()]
         if self.size:
             _mmap(self._begin, self.size, mmap.PROT_READ | mmap.PROT_WRITE,
-                  mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED, -1, 0)
+                  mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED | POPULATE, -1, 0)
         for offset, content in saved:
             self._map[offset:offset + len(content)] = content
 

@@ -34,7 +34,7 @@ _functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary(
 _workers: dict[Context, Worker] = {}
 _made, _is_fork = 0, False
 _forking: int | None = None  # the thread that forks a process of a context
-_copied: Any = None          # while a script forks: a pipe that the fork closes once it has its own copy of the arena
+_saved: Any = None           # while a script forks: the values in the arena, or the error of copying them
 _changing = threading.RLock()
 
 
@@ -245,47 +245,41 @@ def _asked(connected, question):
 
 
 def _before_fork() -> None:
-    """Keep the content of the arena until a fork of the script has its own copy of it."""
-    global _copied
+    """Save the values in the arena for a fork of the script, which must not see later ones."""
+    global _saved
     if arena.cache_info().currsize and not _is_fork and _forking != threading.get_ident():
-        arena().hold()
-        _copied = ()
-        _copied = connection.Pipe(duplex=False)
+        _changing.acquire()  # no call of a process is under way
+        try:
+            _saved = arena().saved()
+        except (MemoryError, OSError) as error:
+            _saved = error
 
 
-def _go_on() -> None:
+def _after_fork() -> None:
     """Go on after a fork of the script."""
-    global _copied
-    if _copied is None or _forking == threading.get_ident():
-        return
-    pipe, _copied = _copied, None
-    try:
-        if pipe:
-            pipe[1].close()
-            pipe[0].poll(None)  # until the fork has closed its end, or has ended
-            pipe[0].close()
-    finally:
-        arena().go_on()
+    global _saved
+    if _saved is not None and _forking != threading.get_ident():
+        _saved = None
+        _changing.release()
 
 
 def _begin_fork() -> None:
     """Leave the processes, and the arena, to the parent, in a fork."""
-    global _is_fork, _changing, _copied
+    global _is_fork, _changing, _saved
     _is_fork, _changing = True, threading.RLock()
     for worker in _workers.values():
         worker.forget()
     _workers.clear()
-    if _copied is not None and _forking != threading.get_ident():
+    if _saved is not None and _forking != threading.get_ident():
         try:
-            arena().leave()
+            if isinstance(_saved, Exception):
+                raise _saved
+            arena().leave(_saved)
         except (MemoryError, OSError) as error:
             note('process %d, a fork of %d, ends: it has no memory for the values that processes of contexts have '
-                 'computed, %d MB: %s' % (os.getpid(), os.getppid(), arena().bytes_of_results() >> 20, error))
+                 'computed: %s' % (os.getpid(), os.getppid(), error))
             os._exit(1)
-        finally:
-            for each in _copied:
-                each.close()
-    _copied = None
+    _saved = None
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_go_on, after_in_child=_begin_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_fork)

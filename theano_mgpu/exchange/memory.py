@@ -159,7 +159,7 @@ class Memories(dict):
         """Return new zeros on the host, for copies from and to contexts, maybe in the memory that processes share."""
         if self._in_arena:
             with contextlib.suppress(ArenaFull):
-                array = arena().empty(shape, dtype)
+                array = arena().empty(shape, dtype, lasts=False)
                 array[...] = 0
                 return array
         return page_locked.zeros(tuple(shape), dtype, contexts)
