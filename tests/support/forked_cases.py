@@ -110,7 +110,11 @@ def data_sets():
         for variable in x, w:
             change(*[variable] * (change.__name__ == '<lambda>'))
             alike()
-    assert len(children()) == 1
+    child = os.fork()  # which has its own copies
+    if not child:
+        alike()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0 and len(children()) == 1
 
 
 def drawn():
