@@ -13,7 +13,7 @@ from ..comm import mpi_library
 from ..comm.allocation import DEFAULT_HOSTFILE, HOSTFILE, SLURM, Allocation
 from ..errors import MgpuError, MissingError
 from ..parsing import bare, is_host, whole_number
-from ..utils import blas, mpi_environment, progress
+from ..utils import blas, mpi_environment, processor, progress
 from ..utils.flags import environment_flags, flag, join_flags, own_flag
 from .launcher_output import OWN_DESCRIPTOR
 
@@ -76,7 +76,7 @@ def _without_scheduler(ranks, text):
     per_host = max(hosts.values())
     slots = ','.join('%s:%d' % (_by_name(host), n) for host, n in hosts.items())
     words = [find_mpirun()] + ranks_option(ranks) + ['--host', slots] + KEEPALIVE * (text is not None)
-    usable = len(os.sched_getaffinity(0))
+    usable = len(processor.usable())
     words += binding(usable, os.cpu_count() or usable, per_host)
     return Start(words, max(1, usable // per_host), True, text is None)
 
@@ -105,7 +105,7 @@ def _by_scheduled_mpirun(ranks, allocation):
     # Another host may have more or fewer cores than this one, and a host may be shared with other jobs.
     daemons = _daemons(allocation, mpirun)
     words = [mpirun] + ranks_option(ranks) + daemons + KEEPALIVE + ['--bind-to', 'none']
-    threads = _threads(ranks, allocation, per_host, len(os.sched_getaffinity(0)))
+    threads = _threads(ranks, allocation, per_host, len(processor.usable()))
     return Start(words, threads, True, any(word.startswith('localhost:') for word in daemons))
 
 

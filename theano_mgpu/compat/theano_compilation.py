@@ -9,7 +9,7 @@ import tempfile
 import threading
 from typing import Any, Dict
 
-from ..utils import owned, progress
+from ..utils import owned, processor, progress
 from ..utils.attributes import temporarily
 from ..utils.worker_threads import Task, WorkerThreads
 from .wrapping import wrap
@@ -100,7 +100,7 @@ def compile_ahead() -> None:
 
     @wrap(VM_Linker)
     def make_all(original, self, *args, **kwargs):
-        jobs = theano.config.mgpu.compile_jobs or len(os.sched_getaffinity(0))
+        jobs = theano.config.mgpu.compile_jobs or len(processor.usable())
         is_on = jobs > 1 and self.c_thunks is not False
         with Ahead(self, jobs) if is_on else contextlib.nullcontext() as ahead, temporarily(_thread, 'ahead', ahead):
             return original(self, *args, **kwargs)

@@ -63,7 +63,7 @@ def share_cores() -> None:
 
     A number of threads that the user has chosen stays, by the environment, as joblib does, or by threadpoolctl.
     """
-    cores, processes = len(os.sched_getaffinity(0)), _siblings()
+    cores, processes = len(processor.usable()), _siblings()
     if processes > 1 and not any(name.endswith('_NUM_THREADS') for name in os.environ):
         for library in _libraries():
             if library.num_threads == cores:

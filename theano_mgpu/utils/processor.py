@@ -25,8 +25,8 @@ def description() -> str:
 def threads() -> int:
     """Return how many threads this process may run at once, by its affinity; fewer where OMP_NUM_THREADS says so."""
     wished = os.environ.get('OMP_NUM_THREADS', '').split(',')[0].strip()
-    usable = len(_usable())
-    return max(1, min(usable, int(wished))) if wished.isdigit() else usable
+    n = len(usable())
+    return max(1, min(n, int(wished))) if wished.isdigit() else n
 
 
 def cores() -> int:
@@ -34,11 +34,12 @@ def cores() -> int:
 
     Its affinity, the quotas of its cgroups, which containers have, and OMP_NUM_THREADS bound them.
     """
-    physical = {_siblings(each) for each in _usable()}
+    physical = {_siblings(each) for each in usable()}
     return max(1, math.ceil(min(len(physical), threads(), *_quotas())))
 
 
-def _usable():
+def usable() -> set[int]:
+    """Return the processors of Linux that this process may use."""
     affinity = getattr(os, 'sched_getaffinity', None)  # not on macOS
     return affinity(0) if affinity else set(range(os.cpu_count() or 1))
 

@@ -37,7 +37,7 @@ from ...devices import discovery
 from ...devices.context_map import Context, describe
 from ...devices.contexts import init
 from ...errors import MgpuError
-from ...utils import mpi_environment, progress
+from ...utils import mpi_environment, processor, progress
 from ...utils.files import check_folder, check_writable, whole_text
 from ...utils.tables import bytes_text, counted, table
 from ..config import devices, positive
@@ -46,7 +46,7 @@ from ..output import note, quietly
 from .measure import Block, Trainee, combined, start_ranks, take_turns
 from .models import MODELS, Recipe
 
-CORES = len(os.sched_getaffinity(0))  # cores that this process may use
+CORES = len(processor.usable())  # cores that this process may use
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
