@@ -30,6 +30,7 @@ from . import (
     theano_loops,
     theano_products,
     theano_scan,
+    theano_shapes,
     theano_sparse,
     theano_subtensors,
     vector_math,
@@ -250,6 +251,8 @@ PATCHES = [
           AFTER_THEANO, theano_scan.keep_values_of_steps, 'test_a_gradient_computes_no_step_again'),
     Patch('Theano', '1.0.5', 'gradients of the gates of an LSTM are added to zeros: a tenth of its training step',
           AFTER_THEANO, theano_subtensors.store_gradients_of_parts, 'test_gradients_of_parts_are_stored'),
+    Patch('Theano', '1.0.5', 'optimisation does not end, for T.fill(x[:y.shape[0]], y) where y is computed',
+          AFTER_THEANO, theano_shapes.express_no_length_by_itself, 'test_no_length_is_expressed_by_itself'),
     Patch('Theano', '1.0.5', 'wrong sums and products of a sparse matrix and x[:, ::2] or x.T, and overwritten memory',
           AFTER_THEANO, theano_sparse.follow_strides, 'test_dense_matrices_of_any_strides'),
 
