@@ -44,7 +44,7 @@ class Arena:
         self.size = len(self._map)
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._free: dict[int, list[int]] = {}  # size of blocks -> where they begin
-        self._lock = threading.RLock()  # a block may be freed while another one is allocated
+        self._lock = threading.RLock()  # a collection may allocate within an allocation
 
     def empty(self, shape: Sequence[int], dtype: Any) -> np.ndarray:
         """Return a new array without content; raise an ArenaFull if there is no room."""
@@ -52,7 +52,7 @@ class Arena:
         n_bytes = int(np.prod(shape, dtype='int64')) * dtype.itemsize
         size = _rounded(n_bytes)
         with self._lock:
-            free = self._free.get(size)
+            free = self._free.setdefault(size, [])
             if free:
                 offset = free.pop()
             elif self._used + size > self.size:
@@ -75,8 +75,7 @@ class Arena:
         return self.copied(value) if is_large(value) and self.place_of(value) is None else value
 
     def _release(self, size, offset):
-        with self._lock:
-            self._free.setdefault(size, []).append(offset)
+        self._free[size].append(offset)  # without the lock, which a thread may have had when this process was forked
 
     def place_of(self, array: np.ndarray) -> Place | None:
         """Return the place of an array; None if it lies elsewhere."""

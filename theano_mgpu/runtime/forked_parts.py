@@ -11,7 +11,7 @@ from ..comm.failures import unpacked
 from ..devices.arena import ArenaFull, Place, is_large
 from ..devices.context_map import HOST, Context, describe
 from ..devices.contexts import are_cores
-from ..devices.processes import CannotFork, ProcessDied, add_function, arena, lock, may_fork, worker_of
+from ..devices.processes import CannotFork, ProcessDied, add_function, arena, may_fork, turn, worker_of
 from ..errors import ReplicaError, warn
 from ..graph.repeatable import unrepeatable_in
 from ..options import EQUAL, Flags
@@ -74,7 +74,7 @@ class Call:
 
     def begin(self) -> None:
         """Send the message to the process, which computes from now on."""
-        self._worker.begin(self._part.number, self._message)
+        self._worker.begin(self._part.number, self._message, (self._values, self._results))
         self._is_begun = True
 
     def give_up(self) -> None:
@@ -103,7 +103,7 @@ class Call:
         if what == 'asks':
             self._part.facts[self._context] = reply
             self._results = self._allocated(reply)
-            self._worker.answer(list(map(_placed, self._results)))
+            self._worker.answer(list(map(_placed, self._results)), self._results)
             what, reply = self._worker.receive()
         if what == 'failed':
             raise unpacked(reply, 'in the process of context %s' % describe([self._context]))
@@ -194,9 +194,10 @@ class ForkedParts:
         """
         begun: dict[int, Call] = {}
         n_threads = max(1, processor.threads() // len({work.context for work in works}))
-        with lock(), blas.limited_threads(n_threads):
+        with turn() as are_free, blas.limited_threads(n_threads):
             try:
-                self._begin(works, slots, begun)
+                if are_free:
+                    self._begin(works, slots, begun)
                 yield begun
             finally:
                 for call in begun.values():
