@@ -318,6 +318,16 @@ class Noted(theano.Op):
         return shapes
 
 
+class NotedNumbers(theano.scalar.UnaryScalarOp):
+    """An op of the script on single numbers, which keeps something."""
+
+    seen = []
+
+    def impl(self, number):
+        NotedNumbers.seen.append(1)
+        return number * 3
+
+
 def generators():
     """Keras's threads and processes that make batches go on beside the processes of contexts; many forks do, too."""
     from keras.layers import Dense
@@ -382,6 +392,12 @@ def own_op():
     x = T.matrix('x')
     mgpu.function([x], Noted()(x).sum(), mode='FAST_COMPILE')(np.ones((8, 40), 'float32'))
     assert sum(Noted.seen) == 8 and not children()
+    tripled = T.Elemwise(NotedNumbers(theano.scalar.same_out))
+    rows, _ = theano.scan(lambda row: tripled(row).sum(), x)
+    for outputs in tripled(x).sum(), rows:
+        mgpu.function([x], outputs, mode=theano.Mode('py', 'fast_compile'))(np.ones((8, 40), 'float32'))
+        assert sum(NotedNumbers.seen) >= 320 and not children()
+        del NotedNumbers.seen[:]
 
 
 def handled():

@@ -242,7 +242,7 @@ def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, executor: str) -> Fo
     for part, compiled in parts.items():
         contexts = [context for context in part.contexts if context not in (first, HOST)]
         graphs = [*part.graphs, *part.updates.values()]
-        if contexts and not is_fixed and compiled.is_plain and unrepeatable_in(graphs) is None:
+        if contexts and not is_fixed and compiled.is_plain and unrepeatable_in(graphs, of_elements=True) is None:
             found[part] = ForkedPart(dict(zip(part.contexts, compiled.functions)), compiled.variables,
                                      [i >= len(part.outputs) for i in compiled.functions[0].mgpu_order])
     return ForkedParts(found, plan.mesh.contexts, plan.name or 'a function', cores) if found or cores else None
