@@ -1,8 +1,11 @@
 """Programs in which processes compute the parts of the contexts of the CPU; each function is a program of its own."""
+import contextlib
+import cProfile
 import faulthandler
 import fcntl
 import functools
 import gc
+import io
 import os
 import queue
 import resource
@@ -473,6 +476,16 @@ def children_of_the_script():
     assert len(children()) == 1
 
 
+class Told(theano.scalar.UnaryScalarOp):
+    """An op of the script, a function of its inputs that prints."""
+
+    mgpu_pure = True
+
+    def impl(self, number):
+        print('told')
+        return number * 2
+
+
 class Deleted:
     """An object that writes down in which process it is deleted."""
 
@@ -518,6 +531,16 @@ def state_of_the_script():
         thread.join()
         file.seek(0)
         assert set(file.read().split()) == {b'%d' % os.getpid()}
+    processes.kill_all()
+    with cProfile.Profile() as profile:
+        f(batch)
+        assert sys.getprofile() is profile and len(children()) == 1
+    told = mgpu.function([x], T.Elemwise(Told(theano.scalar.same_out))(x), mode=theano.Mode('py', 'fast_compile'))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        print('before', end=' ')
+        told(batch), told(batch)
+    assert len(children()) == 1
+    assert printed.getvalue().startswith('before told') and printed.getvalue().count('told\n') >= 2 * batch.size
     batch[-1] = -1  # in the part of the second context
     with np.errstate(invalid='raise'):
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import io
 import os
 import signal
 import sys
@@ -135,11 +136,13 @@ class Worker:
             while not self._connection.poll(LOOK):  # a fork of the script may have its end of the connection, too
                 if not self._is_alive():
                     raise EOFError
-            what, reply, warned = self._connection.recv()
+            what, reply, printed, warned = self._connection.recv()
         except (EOFError, OSError) as error:
             raise ProcessDied(self.end_process()) from error
         if what != 'asks':
             self._lent = None
+        if printed:
+            print(printed, end='')
         for text, category, file, line in warned:
             warnings.warn_explicit(text, category, file, line, registry=_warned)
         return what, reply
@@ -237,12 +240,15 @@ def _undisturbed() -> Iterator[set[int]]:
     No handler of a signal, tracer, debugger, destructor of garbage or of another thread's values runs there, and Python
     gives no advice against forks.
     """
-    kept, is_collecting, tracers = _values_of_threads(), gc.isenabled(), (sys.gettrace(), sys.getprofile())
+    kept, is_collecting, tracer, profiler = _values_of_threads(), gc.isenabled(), sys.gettrace(), sys.getprofile()
+    if not callable(profiler):  # that of cProfile, which Python cannot set again: it does no harm
+        profiler = None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         gc.disable()
         sys.settrace(None)
-        sys.setprofile(None)
+        if profiler is not None:
+            sys.setprofile(None)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore', DeprecationWarning)  # since Python 3.12, if there are threads
             yield before
@@ -250,8 +256,9 @@ def _undisturbed() -> Iterator[set[int]]:
         del kept
         if is_collecting:
             gc.enable()
-        sys.setprofile(tracers[1])
-        sys.settrace(tracers[0])
+        if profiler is not None:
+            sys.setprofile(profiler)
+        sys.settrace(tracer)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -289,6 +296,7 @@ def _serve(connected: Any, parent: int | None, signals: set[int]) -> None:
         if callable(signal.getsignal(each)):
             signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+    sys.setprofile(None)
     if parent is not None:
         end_with(parent, signal.SIGKILL)
     _close_files(connected.fileno())
@@ -299,19 +307,19 @@ def _serve(connected: Any, parent: int | None, signals: set[int]) -> None:
             os._exit(0)
         blas.set_threads(n_threads, in_fork=True)
         np.seterr(**errors)
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()) as printed:
             warnings.simplefilter('always')
             try:
                 reply = 'done', _functions[number].compute(message, functools.partial(_asked, connected))
             except Exception as error:
                 reply = 'failed', packed(error)
-        warned = [(each.message, each.category, each.filename, each.lineno) for each in caught]
+        shown = printed.getvalue(), [(each.message, each.category, each.filename, each.lineno) for each in caught]
         try:
-            connected.send((*reply, warned))
+            connected.send((*reply, *shown))
         except OSError:  # the parent has ended
             raise
         except Exception as error:  # a value that cannot be pickled
-            connected.send(('failed', packed(error), warned))
+            connected.send(('failed', packed(error), *shown))
 
 
 def _close_files(but):
@@ -324,7 +332,7 @@ def _close_files(but):
 
 
 def _asked(connected, question):
-    connected.send(('asks', question, []))
+    connected.send(('asks', question, '', []))
     return connected.recv()
 
 
