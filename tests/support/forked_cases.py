@@ -209,14 +209,19 @@ def interrupted():
     batch = np.random.RandomState(0).rand(600, 600).astype('float32')
     expected = f(batch)
     for delay in np.linspace(.002, .08, 12):
-        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
             while True:
                 f(batch)
         except KeyboardInterrupt:
             pass
         np.testing.assert_array_equal(f(batch), expected)
     assert len(children()) == 1
+    block, calls = processes.arena().empty((1000,), 'float32'), []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == 'call' else None)
+    del block
+    sys.setprofile(None)
+    assert calls == []  # in a destructor, Ctrl-C would be lost
 
 
 def files():

@@ -1,6 +1,7 @@
 """Memory that this process and its forks share."""
 from __future__ import annotations
 
+import collections
 import ctypes
 import mmap
 import os
@@ -44,6 +45,8 @@ class Arena:
         self.size = len(self._map)
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._free: dict[int, list[int]] = {}  # size of blocks -> where they begin
+        self._blocks: dict[int, Any] = {}  # id of a weak reference to a block -> the reference, the size, the beginning
+        self._ended: collections.deque[Any] = collections.deque()  # references to blocks that no array has any more
         self._lock = threading.RLock()  # a collection may allocate within an allocation
 
     def empty(self, shape: Sequence[int], dtype: Any) -> np.ndarray:
@@ -52,7 +55,10 @@ class Arena:
         n_bytes = int(np.prod(shape, dtype='int64')) * dtype.itemsize
         size = _rounded(n_bytes)
         with self._lock:
-            free = self._free.setdefault(size, [])
+            while self._ended:
+                _, old_size, old = self._blocks.pop(id(self._ended.popleft()))
+                self._free.setdefault(old_size, []).append(old)
+            free = self._free.get(size)
             if free:
                 offset = free.pop()
             elif self._used + size > self.size:
@@ -61,7 +67,9 @@ class Arena:
             else:
                 offset, self._used = self._used, self._used + size
         block = (ctypes.c_char * max(n_bytes, 1)).from_buffer(self._map, offset)  # NumPy keeps it for all views
-        weakref.finalize(block, self._release, size, offset).atexit = False
+        # No code in Python runs when it is freed: there, Ctrl-C would be lost, and a fork of the script might wait.
+        reference = weakref.ref(block, self._ended.append)
+        self._blocks[id(reference)] = reference, size, offset
         return np.ndarray(shape, dtype, buffer=block)
 
     def copied(self, array: np.ndarray) -> np.ndarray:
@@ -73,9 +81,6 @@ class Arena:
     def with_array(self, value: Any) -> Any:
         """Return a large array as it is if it lies here, else a copy of it here; another value as it is."""
         return self.copied(value) if is_large(value) and self.place_of(value) is None else value
-
-    def _release(self, size, offset):
-        self._free[size].append(offset)  # without the lock, which a thread may have had when this process was forked
 
     def place_of(self, array: np.ndarray) -> Place | None:
         """Return the place of an array; None if it lies elsewhere."""
