@@ -25,6 +25,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / 
 import theano_mgpu as mgpu
 from theano_mgpu.auto import choice, found
 from theano_mgpu.devices import arena, processes
+from theano_mgpu.devices import children as children_of_package
 from theano_mgpu.errors import ReplicaError
 from theano_mgpu.runtime import forked_parts, step_run
 from theano_mgpu.runtime.batch import Crew
@@ -536,7 +537,7 @@ def state_of_the_script():
         thread.join()
         file.seek(0)
         assert set(file.read().split()) == {b'%d' % os.getpid()}
-    processes.kill_all()
+    children_of_package.end_all()
     with cProfile.Profile() as profile:
         f(batch)
         assert sys.getprofile() is profile and len(children()) == 1
@@ -560,7 +561,7 @@ def state_of_the_script():
     with np.errstate(invalid='call', call=lambda *facts: caught.append(facts)):
         f(batch)
     assert caught.pop()[0] == 'invalid value' and len(children()) == 1
-    processes.kill_all()
+    children_of_package.end_all()
     forks = set()
     for _ in range(3):  # threads that end, with one of which the process began
         thread = threading.Thread(target=f, args=[batch])

@@ -1,7 +1,6 @@
 """The patches of this room: contexts of Theano, CUDA contexts of libgpuarray, and choices that devices share."""
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
@@ -11,7 +10,7 @@ from ..compat import old_flags
 from ..compat.patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, Patch
 from ..errors import warn
 from ..utils import command_line, mpi_environment
-from . import cuda_contexts, shared_variables, theano_contexts
+from . import children, cuda_contexts, shared_variables, theano_contexts
 
 WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 EACH_GPU = 'for each GPU context that is opened'          # apply(gpu_context)
@@ -57,26 +56,6 @@ def choose_alike(gpu_context: Any) -> None:
                  'used' % (option, value, alike))
 
 
-def wait_for_own_children() -> None:
-    """Have a script that waits for any child process find its own ones alone."""
-    from . import processes  # which imports Theano
-
-    def of_script(own, is_any):
-        @functools.wraps(own)
-        def wait(*arguments):
-            if is_any(*arguments):
-                processes.kill_all()
-            return own(*arguments)
-        return wait
-
-    for name, is_any in [('wait', lambda: True), ('wait3', lambda options: True),
-                         ('wait4', lambda process, options: process < 1),
-                         ('waitpid', lambda process, options: process < 1),
-                         ('waitid', lambda kind, *_: kind in (os.P_ALL, os.P_PGID))]:
-        if hasattr(os, name):  # waitid is not on macOS
-            setattr(os, name, of_script(getattr(os, name), is_any))
-
-
 PATCHES = [
     Patch('PoCL', '3.1', 'one device only; "2 warnings generated."; clBuildProgram: Unknown error, now and then',
           BEFORE_THEANO, default_pocl_settings, 'test_pocl_settings_of_the_user_are_left_alone'),
@@ -103,7 +82,7 @@ PATCHES = [
           AFTER_THEANO, theano_contexts.give_each_thunk_its_inner_function,
           'test_replicas_in_threads_do_not_run_one_inner_function'),
     Patch('Python', 'all', 'os.wait() of a script waits for the processes of contexts, and finds them',
-          AFTER_THEANO, wait_for_own_children, 'test_parts_that_processes_compute'),
+          BEFORE_THEANO, children.wait_for_others, 'test_parts_that_processes_compute'),
     Patch('libgpuarray', '0.7.0 to 0.7.6', 'two CUDA contexts: memory of the wrong device, CUDA_ERROR_INVALID_HANDLE',
           EACH_GPU, cuda_contexts.protect, 'test_a_kernel_that_is_made_twice_leaves_no_context_current'),
     Patch('libgpuarray', '0.7.0 to 0.7.6', 'with gpuarray.preallocate=-1, CUDA memory is never freed',

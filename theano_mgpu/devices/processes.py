@@ -27,6 +27,7 @@ from ..comm.failures import packed
 from ..utils import blas
 from ..utils.owned import is_at
 from ..utils.rank_process import end_with, note
+from . import children
 from .arena import Arena
 from .context_map import Context
 from .contexts import has_opened_gpu
@@ -96,13 +97,6 @@ def worker_of(context: Context) -> Worker:
         return _workers[context]
 
 
-def kill_all() -> None:
-    """Kill the processes of all contexts, and wait until they have ended; those that are needed are forked again."""
-    with _changing:
-        for worker in _workers.values():
-            worker.kill()
-
-
 class Worker:
     """The process of a context, as its parent sees it."""
 
@@ -112,6 +106,7 @@ class Worker:
         self._process = self._known = 0
         self._lent: Any = None  # what the process reads and writes until it replies
         self._ended = ''  # how the process has ended
+        children.add(self)
 
     def begin(self, number: int, message: Any, lent: Any) -> None:
         """Send a message to the process, for the function of a number; BLAS has as many threads there as here now.
@@ -176,7 +171,7 @@ class Worker:
         return self._ended
 
     def kill(self) -> None:
-        """Kill the process, if there is one: `receive` reports it."""
+        """End the process, if there is one: `receive` reports it."""
         if self._process and self._is_alive():
             with contextlib.suppress(ProcessLookupError):  # the script ignores SIGCHLD, and the process has just ended
                 os.kill(self._process, signal.SIGKILL)
@@ -235,13 +230,13 @@ class Worker:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[set[int]]:
-    """Keep what is the script's out of a fork that begins in the block; give the signals that were blocked before.
+    """Keep code of the script out of a fork that begins in the block; give the signals that were blocked before.
 
     No handler of a signal, tracer, debugger, destructor of garbage or of another thread's values runs there, and Python
     gives no advice against forks.
     """
     kept, is_collecting, tracer, profiler = _values_of_threads(), gc.isenabled(), sys.gettrace(), sys.getprofile()
-    if not callable(profiler):  # that of cProfile, which Python cannot set again: it does no harm
+    if not callable(profiler):  # of cProfile: Python cannot set it again, and it does no harm
         profiler = None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -263,7 +258,7 @@ def _undisturbed() -> Iterator[set[int]]:
 
 
 def _values_of_threads():
-    """Return the values of each `threading.local`: Python deletes those of other threads in a fork.
+    """Return the values of each `threading.local`: in a fork, Python deletes the values of other threads.
 
     It would close their connections to a database, and remove their temporary folders.
     """

@@ -22,8 +22,8 @@ def unrepeatable(op: theano.Op, but: tuple[type, ...] = (), of_elements: bool = 
     """Return the op that may give other results for the same inputs: the given one, or one in its graph; else None.
 
     An op of a script may read a queue, a clock, or random numbers of Python. It is known to be a function of its inputs
-    by an attribute, ``mgpu_pure = True``. Ops of the classes `but` do not count. Theano takes each op `of_elements`,
-    of which it makes an Elemwise, as a function of its inputs: they count only where they are asked for.
+    by an attribute, ``mgpu_pure = True``. Ops of the classes `but` do not count. Theano takes each op `of_elements`, as
+    in an Elemwise, for a function of its inputs: such an op counts only where it is asked for.
     """
     if inner_outputs(op):
         return unrepeatable_in(inner_outputs(op), but, of_elements)
