@@ -438,6 +438,22 @@ def handled():
         os.kill(children()[0], signal.SIGKILL)
         assert_alike([inner(small)], [np.full(8, 80)])
 
+    def end(*_):
+        raise RuntimeError('time is over')
+    signal.signal(signal.SIGALRM, end)
+    mgpu.enable(always=True)
+    enabled = theano.function([x], product.sum(axis=1), mode='FAST_COMPILE')
+    mgpu.disable()
+    enabled(large)
+    for delay in np.linspace(.002, .02, 8):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            for _ in range(300):
+                enabled(large)
+            raise AssertionError('the error of the handler is lost')
+        except RuntimeError as error:
+            assert 'time is over' in str(error)
+
     ours, theirs = os.pipe()
     signal.signal(signal.SIGUSR1, lambda *_: os.write(theirs, b'.' if os.getpid() == script else b'x'))
     sent = 'while kill -USR1 $(cat /proc/%d/task/*/children | sed s/$$//); do :; done' % script
