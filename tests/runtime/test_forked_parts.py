@@ -6,7 +6,8 @@ from support.processes import python
 from support.search_path import ROOT, search_path
 
 CASES = ['exact', 'data_sets', 'drawn', 'killed', 'fails', 'interrupted', 'files', 'forked', 'updates', 'threads',
-         'waiting', 'busy', 'generators', 'own_op', 'full', 'limits', 'orphans', 'chosen', 'cores', 'left']
+         'waiting', 'busy', 'generators', 'own_op', 'handled', 'children_of_the_script', 'state_of_the_script',
+         'abandoned', 'full', 'limits', 'orphans', 'chosen', 'cores', 'left']
 
 
 @pytest.mark.parametrize('case', CASES)

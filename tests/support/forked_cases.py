@@ -1,6 +1,11 @@
 """Programs in which processes compute the parts of the contexts of the CPU; each function is a program of its own."""
+import contextlib
+import cProfile
+import faulthandler
 import fcntl
 import functools
+import gc
+import io
 import os
 import queue
 import resource
@@ -20,6 +25,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / 
 import theano_mgpu as mgpu
 from theano_mgpu.auto import choice, found
 from theano_mgpu.devices import arena, processes
+from theano_mgpu.devices import children as children_of_package
 from theano_mgpu.errors import ReplicaError
 from theano_mgpu.plan import planner
 from theano_mgpu.runtime import forked_parts, step_run
@@ -208,14 +214,19 @@ def interrupted():
     batch = np.random.RandomState(0).rand(600, 600).astype('float32')
     expected = f(batch)
     for delay in np.linspace(.002, .08, 12):
-        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
             while True:
                 f(batch)
         except KeyboardInterrupt:
             pass
         np.testing.assert_array_equal(f(batch), expected)
     assert len(children()) == 1
+    block, calls = processes.arena().empty((1000,), 'float32'), []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == 'call' else None)
+    del block
+    sys.setprofile(None)
+    assert calls == []  # in a destructor, Ctrl-C would be lost
 
 
 def files():
@@ -362,6 +373,16 @@ class Noted(theano.Op):
         return shapes
 
 
+class NotedNumbers(theano.scalar.UnaryScalarOp):
+    """An op of the script on single numbers, which keeps something."""
+
+    seen = []
+
+    def impl(self, number):
+        NotedNumbers.seen.append(1)
+        return number * 3
+
+
 def generators():
     """Keras's threads and processes that make batches go on beside the processes of contexts; many forks do, too."""
     from keras.layers import Dense
@@ -426,6 +447,213 @@ def own_op():
     x = T.matrix('x')
     mgpu.function([x], Noted()(x).sum(), mode='FAST_COMPILE')(np.ones((8, 40), 'float32'))
     assert sum(Noted.seen) == 8 and not children()
+    tripled = T.Elemwise(NotedNumbers(theano.scalar.same_out))
+    rows, _ = theano.scan(lambda row: tripled(row).sum(), x)
+    for outputs in tripled(x).sum(), rows:
+        mgpu.function([x], outputs, mode=theano.Mode('py', 'fast_compile'))(np.ones((8, 40), 'float32'))
+        assert sum(NotedNumbers.seen) >= 320 and not children()
+        del NotedNumbers.seen[:]
+
+
+def handled():
+    """A handler of a signal calls functions within a step; none runs in a process; SIGPIPE of the script's has no say.
+    """
+    begin()
+    faulthandler.dump_traceback_later(100, exit=True)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    x, calls, script = T.matrix('x'), [], os.getpid()
+    w, product = theano.shared(np.eye(400, dtype='float32'), 'w'), x
+    for _ in range(20):
+        product = T.dot(product, w)
+    outer = mgpu.function([x], product.sum(axis=1), mode='FAST_COMPILE')
+    inner = mgpu.function([x], (x * 2).sum(axis=1), mode='FAST_COMPILE')
+    large, small = np.ones((400, 400), 'float32'), np.ones((8, 40), 'float32')
+    outer(large), inner(small)
+    assert len(children()) == 1
+
+    def call(*_):
+        calls.append(inner(small))
+        signal.setitimer(signal.ITIMER_REAL, .01 + .005 * (len(calls) % 5))
+    signal.signal(signal.SIGALRM, call)
+    signal.setitimer(signal.ITIMER_REAL, .005)
+    while len(calls) < 12:
+        assert_alike([outer(large)], [np.full(400, 400)])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert_alike(calls, [np.full(8, 80)] * len(calls))
+    for _ in range(3):
+        os.kill(children()[0], signal.SIGKILL)
+        assert_alike([inner(small)], [np.full(8, 80)])
+
+    def end(*_):
+        raise RuntimeError('time is over')
+    signal.signal(signal.SIGALRM, end)
+    mgpu.enable(always=True)
+    enabled = theano.function([x], product.sum(axis=1), mode='FAST_COMPILE')
+    mgpu.disable()
+    enabled(large)
+    for delay in np.linspace(.002, .02, 8):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            for _ in range(300):
+                enabled(large)
+            raise AssertionError('the error of the handler is lost')
+        except RuntimeError as error:
+            assert 'time is over' in str(error)
+
+    ours, theirs = os.pipe()
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(theirs, b'.' if os.getpid() == script else b'x'))
+    sent = 'while kill -USR1 $(cat /proc/%d/task/*/children | sed s/$$//); do :; done' % script
+    with subprocess.Popen(['sh', '-c', sent], stderr=subprocess.DEVNULL) as killer:
+        for _ in range(20):
+            inner(small)
+            for each in set(children()) - {killer.pid}:
+                os.kill(each, signal.SIGKILL)
+        killer.kill()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    os.close(theirs)
+    assert b'x' not in os.read(ours, 1 << 16)
+
+
+def children_of_the_script():
+    """A script that waits for all its children, or closes all files, meets neither processes nor their connections."""
+    begin()
+    x, batch = T.matrix('x'), np.ones((8, 40), 'float32')
+    f = mgpu.function([x], (x * 2).sum(axis=1), mode='FAST_COMPILE')
+    for wait in os.wait, lambda: os.waitpid(-1, 0), lambda: os.waitid(os.P_ALL, 0, os.WEXITED), lambda: os.wait3(0):
+        assert_alike([f(batch)], [np.full(8, 80)])
+        assert len(children()) == 1
+        if not os.fork():
+            os._exit(3)
+        signal.alarm(60)
+        found = wait()
+        try:
+            wait()
+            raise AssertionError('a second child')
+        except ChildProcessError:
+            signal.alarm(0)
+        assert (found.si_status if hasattr(found, 'si_status') else found[1] >> 8) == 3
+    f(batch)
+    os.closerange(3, 64)
+    others = [tempfile.TemporaryFile() for _ in range(30)]
+    for _ in range(3):
+        assert_alike([f(batch)], [np.full(8, 80)])
+    for other in others:
+        assert other.seek(0, os.SEEK_END) == 0
+        other.close()
+    assert_alike([f(batch)], [np.full(8, 80)])
+    assert len(children()) == 1
+
+
+class Told(theano.scalar.UnaryScalarOp):
+    """An op of the script, a function of its inputs that prints."""
+
+    mgpu_pure = True
+
+    def impl(self, number):
+        print('told')
+        return number * 2
+
+
+class Deleted:
+    """An object that writes down in which process it is deleted."""
+
+    def __init__(self, file):
+        self.file, self.own = file, self
+
+    def __del__(self):
+        os.write(self.file, b'%d ' % os.getpid())
+
+
+def state_of_the_script():
+    """Tracers, destructors and threads of a script stay in it; its `numpy.seterr` and warnings count in processes."""
+    begin()
+    x, w, batch = T.matrix('x'), theano.shared(np.ones(40, 'float32'), 'w'), np.ones((8, 40), 'float32')
+    f = mgpu.function([x], T.dot(T.log(x), w), mode=theano.Mode('py', 'fast_compile'))
+    with tempfile.TemporaryFile(buffering=0) as file:
+        def trace(frame, *_):
+            file.write(b'%d ' % os.getpid())
+            return trace
+        local, end = threading.local(), threading.Event()
+
+        def keep(ready):
+            local.kept = Deleted(file.fileno())
+            del local.kept.own
+            ready.set()
+            end.wait()
+        ready = threading.Event()
+        thread = threading.Thread(target=keep, args=[ready])
+        thread.start()
+        ready.wait()
+        gc.disable()
+        for _ in range(100):
+            Deleted(file.fileno())
+        gc.enable()
+        gc.set_threshold(1)
+        sys.settrace(trace)
+        f(batch), f(batch)
+        assert sys.gettrace() is trace and gc.isenabled()
+        sys.settrace(None)
+        gc.set_threshold(700)
+        assert len(children()) == 1
+        end.set()
+        thread.join()
+        file.seek(0)
+        assert set(file.read().split()) == {b'%d' % os.getpid()}
+    children_of_package.end_all()
+    with cProfile.Profile() as profile:
+        f(batch)
+        assert sys.getprofile() is profile and len(children()) == 1
+    told = mgpu.function([x], T.Elemwise(Told(theano.scalar.same_out))(x), mode=theano.Mode('py', 'fast_compile'))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        print('before', end=' ')
+        told(batch), told(batch)
+    assert len(children()) == 1
+    assert printed.getvalue().startswith('before told') and printed.getvalue().count('told\n') >= 2 * batch.size
+    batch[-1] = -1  # in the part of the second context
+    with np.errstate(invalid='raise'):
+        try:
+            f(batch)
+            raise AssertionError('no error')
+        except FloatingPointError as error:
+            assert 'context dev1->cpu' in ''.join(getattr(error, '__notes__', ())) + str(error), error
+    with np.errstate(invalid='warn'), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        f(batch)
+    assert [str(each.message) for each in caught] == ['invalid value encountered in log'], caught
+    with np.errstate(invalid='call', call=lambda *facts: caught.append(facts)):
+        f(batch)
+    assert caught.pop()[0] == 'invalid value' and len(children()) == 1
+    children_of_package.end_all()
+    forks = set()
+    for _ in range(3):  # threads that end, with one of which the process began
+        thread = threading.Thread(target=f, args=[batch])
+        thread.start()
+        thread.join()
+        time.sleep(.05)
+        forks.update(children())
+    assert len(forks) == 1
+
+
+def abandoned():
+    """The memory of a call that was given up, as by a second Ctrl-C, is not used again while its process may write."""
+    context, memory = begin()[1], processes.arena()
+    call = Waiting()
+    number, worker = processes.add_function(call), processes.worker_of(context)
+    block = memory.empty((1000,), 'float32')
+    place = memory.place_of(block)
+    worker.begin(number, place, block)
+    del block
+    others = [memory.empty((1000,), 'float32') for _ in range(3)]
+    assert place not in map(memory.place_of, others)
+    worker.give_up()
+    assert memory.place_of(memory.empty((1000,), 'float32')) == place and not children()
+
+
+class Waiting:
+    """A function that does not end."""
+
+    def compute(self, message, ask):
+        time.sleep(1000)
 
 
 def full():

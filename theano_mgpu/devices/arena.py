@@ -1,6 +1,7 @@
 """Memory that this process and its forks share."""
 from __future__ import annotations
 
+import collections
 import ctypes
 import itertools
 import mmap
@@ -48,8 +49,10 @@ class Arena:
         self.size = len(self._map)
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._free: dict[int, list[int]] = {}  # size of blocks -> where they begin
-        self._lasting: dict[int, int] = {}     # where blocks begin that a fork of the script may read -> their size
-        self._lock = threading.RLock()  # a block may be freed while another one is allocated
+        # By the id of a weak reference to a block: the reference, the size, the beginning, and whether it lasts.
+        self._blocks: dict[int, Any] = {}
+        self._ended: collections.deque[Any] = collections.deque()  # references to blocks that no array has any more
+        self._lock = threading.RLock()  # a collection may allocate within an allocation
 
     def empty(self, shape: Sequence[int], dtype: Any, lasts: bool = True) -> np.ndarray:
         """Return a new array without content; raise an ArenaFull if there is no room.
@@ -60,6 +63,9 @@ class Arena:
         n_bytes = int(np.prod(shape, dtype='int64')) * dtype.itemsize
         size = _rounded(n_bytes)
         with self._lock:
+            while self._ended:
+                _, old_size, old, _ = self._blocks.pop(id(self._ended.popleft()))
+                self._free.setdefault(old_size, []).append(old)
             free = self._free.get(size)
             if free:
                 offset = free.pop()
@@ -68,10 +74,10 @@ class Arena:
                                 'array needs %d' % (self._used, self.size, n_bytes))
             else:
                 offset, self._used = self._used, self._used + size
-            if lasts:
-                self._lasting[offset] = size
         block = (ctypes.c_char * max(n_bytes, 1)).from_buffer(self._map, offset)  # NumPy keeps it for all views
-        weakref.finalize(block, self._release, size, offset).atexit = False
+        # No code in Python runs when it is freed: there, Ctrl-C would be lost, and a fork of the script might wait.
+        reference = weakref.ref(block, self._ended.append)
+        self._blocks[id(reference)] = reference, size, offset, lasts
         return np.ndarray(shape, dtype, buffer=block)
 
     def copied(self, array: np.ndarray) -> np.ndarray:
@@ -84,15 +90,10 @@ class Arena:
         """Return a large array as it is if it lies here, else a copy of it here; another value as it is."""
         return self.copied(value) if is_large(value) and self.place_of(value) is None else value
 
-    def _release(self, size, offset):
-        with self._lock:
-            self._lasting.pop(offset, None)
-            self._free.setdefault(size, []).append(offset)
-
     def saved(self) -> list[tuple[int, memoryview]]:
         """Return copies of the arrays that last, as `leave` takes them."""
-        with self._lock:
-            blocks = list(self._lasting.items())
+        blocks = [(offset, size) for block, size, offset, lasts in list(self._blocks.values())
+                  if lasts and block() is not None]
         sizes, memory = [size for _, size in blocks], memoryview(self._map)
         copies = memoryview(mmap.mmap(-1, max(sum(sizes), 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | POPULATE))
         parts = [copies[stop - size:stop] for size, stop in zip(sizes, itertools.accumulate(sizes))]

@@ -10,7 +10,7 @@ from ..compat import old_flags
 from ..compat.patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, Patch
 from ..errors import warn
 from ..utils import command_line, mpi_environment
-from . import cuda_contexts, shared_variables, theano_contexts
+from . import children, cuda_contexts, shared_variables, theano_contexts
 
 WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 EACH_GPU = 'for each GPU context that is opened'          # apply(gpu_context)
@@ -81,6 +81,8 @@ PATCHES = [
     Patch('Theano', '1.0.5', 'replicas in threads write into the inner storage of one scan: wrong results',
           AFTER_THEANO, theano_contexts.give_each_thunk_its_inner_function,
           'test_replicas_in_threads_do_not_run_one_inner_function'),
+    Patch('Python', 'all', 'os.wait() of a script waits for the processes of contexts, and finds them',
+          BEFORE_THEANO, children.wait_for_others, 'test_parts_that_processes_compute'),
     Patch('libgpuarray', '0.7.0 to 0.7.6', 'two CUDA contexts: memory of the wrong device, CUDA_ERROR_INVALID_HANDLE',
           EACH_GPU, cuda_contexts.protect, 'test_a_kernel_that_is_made_twice_leaves_no_context_current'),
     Patch('libgpuarray', '0.7.0 to 0.7.6', 'with gpuarray.preallocate=-1, CUDA memory is never freed',

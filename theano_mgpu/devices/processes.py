@@ -9,25 +9,31 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import io
 import os
 import signal
+import sys
 import threading
 import warnings
 import weakref
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Iterator, NoReturn
+from typing import Any, Iterator
 
+import numpy as np
 import theano
 
 from ..comm.failures import packed
 from ..utils import blas
+from ..utils.owned import is_at
 from ..utils.rank_process import end_with, note
+from . import children
 from .arena import Arena
 from .context_map import Context
 from .contexts import has_opened_gpu
 
 LOOK = 1.0  # seconds from one look for a process that does not reply to the next
+_QUIET = {'ignore', 'warn', 'raise'}  # what `numpy.seterr` may say where a process computes
 
 # A function here is ``compute(message, ask)``: it returns a reply, and ``ask(question)`` another message.
 _functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -36,6 +42,7 @@ _made, _is_fork = 0, False
 _forking: int | None = None  # the thread that forks a process of a context
 _saved: Any = None           # while a script forks: the values in the arena, or the error of copying them
 _changing = threading.RLock()
+_warned: dict[Any, Any] = {}  # the warnings of processes that were shown, as of a module
 
 
 class ProcessDied(Exception):
@@ -43,9 +50,10 @@ class ProcessDied(Exception):
 
 
 class CannotFork(Exception):
-    """A process would have to be forked where that fails, or while another thread computes.
+    """A process would have to be forked where that fails, or while another thread computes; or a call has to be here.
 
-    OpenBLAS waits for ever in a fork while another thread is within a product that several threads compute.
+    OpenBLAS waits for ever in a fork while another thread is within a product that several threads compute. NumPy tells
+    functions of the script of its errors here, if `numpy.seterr` says so.
     """
 
 
@@ -72,9 +80,15 @@ def add_function(function: Any) -> int:
         return _made - 1
 
 
-def lock() -> Any:
-    """Return the lock for the thread whose calls the processes compute."""
-    return _changing
+@contextlib.contextmanager
+def turn() -> Iterator[bool]:
+    """Have the processes compute for this thread alone in the block; give whether they are free for a call.
+
+    Within a call of this thread, they are not: a handler of a signal, or a destructor, may call functions, too.
+    """
+    are_free = not _changing._is_owned()  # type: ignore[attr-defined]  # as threading.Condition asks
+    with _changing:
+        yield are_free
 
 
 def worker_of(context: Context) -> Worker:
@@ -90,22 +104,28 @@ class Worker:
 
     def __init__(self) -> None:
         self._connection: Any = None
+        self._file: Any = None  # the status of its file
         self._process = self._known = 0
-        self._owes = False  # a reply
+        self._lent: Any = None  # what the process reads and writes until it replies
         self._ended = ''  # how the process has ended
+        children.add(self)
 
-    def begin(self, number: int, message: Any) -> None:
+    def begin(self, number: int, message: Any, lent: Any) -> None:
         """Send a message to the process, for the function of a number; BLAS has as many threads there as here now.
 
-        Raise a CannotFork if there is no process that has the function, and none can be forked now.
+        The memory in `lent` stays as it is until the process has replied, or has ended. Raise a CannotFork if there is
+        no process that has the function, and none can be forked now.
         """
+        errors = np.geterr()
+        if not _QUIET.issuperset(errors.values()):
+            raise CannotFork
         # One that owes a reply, as after Ctrl-C at any moment, would give the reply to another call.
-        if self._owes or self._connection is None or number >= self._known:
+        is_free = self._lent is None and self._connection is not None and not self._ended and self._is_open()
+        if not is_free or number >= self._known:
             self.end_process()
             self._fork()
-        self._owes = True
-        with contextlib.suppress(OSError):  # it has died, which `receive` reports
-            self._connection.send((number, blas.threads(), message))
+        self._lent = lent
+        self._send((number, blas.threads(), errors, message))
 
     def receive(self) -> tuple[str, Any]:
         """Wait for the next message: a question, a reply, or an error; raise a ProcessDied if the process has died."""
@@ -113,37 +133,64 @@ class Worker:
             while not self._connection.poll(LOOK):  # a fork of the script may have its end of the connection, too
                 if not self._is_alive():
                     raise EOFError
-            what, reply = self._connection.recv()
+            what, reply, printed, warned = self._connection.recv()
         except (EOFError, OSError) as error:
             raise ProcessDied(self.end_process()) from error
-        self._owes = what == 'asks'
+        if what != 'asks':
+            self._lent = None
+        if printed:
+            print(printed, end='')
+        for text, category, file, line in warned:
+            warnings.warn_explicit(text, category, file, line, registry=_warned)
         return what, reply
 
-    def answer(self, message: Any) -> None:
-        """Send an answer to a question of the process."""
-        with contextlib.suppress(OSError):
-            self._connection.send(message)
+    def answer(self, message: Any, lent: Any) -> None:
+        """Send an answer to a question of the process, which gets more memory."""
+        self._lent = self._lent, lent
+        self._send(message)
+
+    def _send(self, message):
+        """Send a message, if the process has not died: `receive` reports that, and the script's SIGPIPE does not."""
+        is_blocked = signal.SIGPIPE in signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+        try:
+            with contextlib.suppress(OSError):
+                self._connection.send(message)
+            if not is_blocked and signal.SIGPIPE in signal.sigpending():
+                signal.sigwait([signal.SIGPIPE])
+        finally:
+            if not is_blocked:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
+
+    def _is_open(self):
+        """Return whether the connection's file is still its own: a script may close all, and open others."""
+        return is_at(self._connection.fileno(), self._file)
 
     def end_process(self) -> str:
         """End the process, if there is one, and return how it has ended. Ctrl-C may come at any line."""
-        connected, self._connection = self._connection, None
-        if connected is not None:
-            connected.close()
-        if self._process and self._is_alive():
-            os.kill(self._process, signal.SIGKILL)
-            self._wait(0)
-        self._owes = False
+        self.forget()
+        self.kill()
+        self._lent = None
         return self._ended
+
+    def kill(self) -> None:
+        """End the process, if there is one: `receive` reports it."""
+        if self._process and self._is_alive():
+            with contextlib.suppress(ProcessLookupError):  # the script ignores SIGCHLD, and the process has just ended
+                os.kill(self._process, signal.SIGKILL)
+            self._wait(0)
 
     def give_up(self) -> None:
         """End the process, if it owes a reply."""
-        if self._owes:
+        if self._lent is not None:
             self.end_process()
 
     def forget(self) -> None:
-        """Leave the process to the parent: this is a fork."""
-        if self._connection is not None:
-            self._connection.close()
+        """Close the connection, if there is one: a fork leaves the process to its parent."""
+        connected, self._connection = self._connection, None
+        if connected is not None:
+            if not is_at(connected.fileno(), self._file):
+                connected._handle = None  # else it would close a file of the script
+            connected.close()
 
     def _is_alive(self):
         if not self._ended:
@@ -163,36 +210,69 @@ class Worker:
     def _fork(self):
         global _forking
         arena()
+        is_main = threading.current_thread() is threading.main_thread()
         # Products that other threads begin meanwhile have one thread of BLAS, which a fork survives.
-        with _changing, _undisturbed(), blas.limited_threads(1):
+        with _changing, blas.limited_threads(1), _undisturbed() as signals:
             if _others_compute():
                 raise CannotFork
             try:
                 (ours, theirs), parent = connection.Pipe(), os.getpid()
                 _forking = threading.get_ident()
                 self._process, self._known, self._ended = os.fork(), _made, ''
-            except OSError as error:  # a limit of files, of processes, or of memory
+            except (OSError, RuntimeError) as error:  # a limit of files, processes or memory; or Python is ending
                 note('no process can be forked for a context of the CPU, whose part this one computes: %s' % error)
                 raise CannotFork from error
             finally:
                 _forking = None
             if not self._process:
-                ours.close()
-                _serve(theirs, parent)
+                try:
+                    ours.close()
+                    _serve(theirs, parent if is_main else None, signals)
+                finally:
+                    os._exit(1)
         theirs.close()
-        self._connection = ours
+        self._connection, self._file = ours, os.fstat(ours.fileno())
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let no Ctrl-C come between a fork and its loop, in which it ignores it; and no advice against forks."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+def _undisturbed() -> Iterator[set[int]]:
+    """Keep code of the script out of a fork that begins in the block; give the signals that were blocked before.
+
+    No handler of a signal, tracer, debugger, destructor of garbage or of another thread's values runs there, and Python
+    gives no advice against forks.
+    """
+    kept, is_collecting, tracer, profiler = _values_of_threads(), gc.isenabled(), sys.gettrace(), sys.getprofile()
+    if not callable(profiler):  # of cProfile: Python cannot set it again, and it does no harm
+        profiler = None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
+        gc.disable()
+        sys.settrace(None)
+        if profiler is not None:
+            sys.setprofile(None)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore', DeprecationWarning)  # since Python 3.12, if there are threads
-            yield
+            yield before
     finally:
+        del kept
+        if is_collecting:
+            gc.enable()
+        if profiler is not None:
+            sys.setprofile(profiler)
+        sys.settrace(tracer)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _values_of_threads():
+    """Return the values of each `threading.local`: in a fork, Python deletes the values of other threads.
+
+    It would close their connections to a database, and remove their temporary folders.
+    """
+    if len(sys._current_frames()) == 1:
+        return []
+    # Not by isinstance, which asks some objects of a script for their class, and they fail.
+    return [list(each.values()) for local in gc.get_objects() if issubclass(type(local), threading.local)
+            for each in gc.get_referents(local) if isinstance(each, dict)]
 
 
 def _others_compute():
@@ -208,26 +288,39 @@ def _waits(thread):
     return False
 
 
-def _serve(connected: Any, parent: int) -> NoReturn:
-    """Compute the messages of the parent, in a fork, until it closes the connection, or ends."""
-    try:
-        for each in signal.valid_signals():  # they are the parent's: handlers of the script, and Ctrl-C
-            if callable(signal.getsignal(each)):
-                signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
+def _serve(connected: Any, parent: int | None, signals: set[int]) -> None:
+    """Compute the messages of the parent, in a fork, until it closes the connection, or ends.
+
+    The kernel ends the fork with the thread that has forked it: without a number of the parent it does not.
+    """
+    for each in signal.valid_signals():  # they are the parent's: handlers of the script, and Ctrl-C
+        if callable(signal.getsignal(each)):
+            signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+    sys.setprofile(None)
+    if parent is not None:
         end_with(parent, signal.SIGKILL)
-        _close_files(connected.fileno())
-        gc.disable()  # a collection would touch, and copy, all pages
-        while True:
-            number, n_threads, message = connected.recv()
-            blas.set_threads(n_threads, in_fork=True)
+    _close_files(connected.fileno())
+    while True:
+        try:
+            number, n_threads, errors, message = connected.recv()
+        except EOFError:
+            os._exit(0)
+        blas.set_threads(n_threads, in_fork=True)
+        np.seterr(**errors)
+        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()) as printed:
+            warnings.simplefilter('always')
             try:
-                connected.send(('done', _functions[number].compute(message, functools.partial(_asked, connected))))
+                reply = 'done', _functions[number].compute(message, functools.partial(_asked, connected))
             except Exception as error:
-                connected.send(('failed', packed(error)))
-    except EOFError:
-        os._exit(0)
-    finally:
-        os._exit(1)
+                reply = 'failed', packed(error)
+        shown = printed.getvalue(), [(each.message, each.category, each.filename, each.lineno) for each in caught]
+        try:
+            connected.send((*reply, *shown))
+        except OSError:  # the parent has ended
+            raise
+        except Exception as error:  # a value that cannot be pickled
+            connected.send(('failed', packed(error), *shown))
 
 
 def _close_files(but):
@@ -240,7 +333,7 @@ def _close_files(but):
 
 
 def _asked(connected, question):
-    connected.send(('asks', question))
+    connected.send(('asks', question, '', []))
     return connected.recv()
 
 

@@ -11,7 +11,7 @@ from ..comm.failures import unpacked
 from ..devices.arena import ArenaFull, Place, is_large
 from ..devices.context_map import HOST, Context, describe
 from ..devices.contexts import are_cores
-from ..devices.processes import CannotFork, ProcessDied, add_function, arena, lock, may_fork, worker_of
+from ..devices.processes import CannotFork, ProcessDied, add_function, arena, may_fork, turn, worker_of
 from ..errors import ReplicaError, warn
 from ..graph.repeatable import unrepeatable_in
 from ..options import EQUAL, Flags
@@ -78,7 +78,7 @@ class Call:
 
     def begin(self) -> None:
         """Send the message to the process, which computes from now on."""
-        self._worker.begin(self._part.number, self._message)
+        self._worker.begin(self._part.number, self._message, (self._values, self._results))
         self._is_begun = True
 
     def give_up(self) -> None:
@@ -107,7 +107,7 @@ class Call:
         if what == 'asks':
             self._part.facts[self.context] = reply
             self._results = _allocated(reply)
-            self._worker.answer(list(map(_placed, self._results)))
+            self._worker.answer(list(map(_placed, self._results)), self._results)
             what, reply = self._worker.receive()
         if what == 'failed':
             raise unpacked(reply, 'in the process of context %s' % describe([self.context]))
@@ -203,9 +203,9 @@ class ForkedParts:
         """
         calls: list[Call] = []
         n_threads = max(1, processor.threads() // len({work.context for work in works}))
-        with lock(), blas.limited_threads(n_threads):
+        with turn() as are_free, blas.limited_threads(n_threads):
             try:
-                yield self._begin(works, slots, calls)
+                yield self._begin(works, slots, calls) if are_free else {}
             finally:
                 for call in calls:
                     call.give_up()
@@ -257,6 +257,6 @@ def forked_parts(parts: Mapping[Part, Any], plan: StepPlan, executor: str) -> Fo
         # Of the update, the shares of contexts: what all compute is small.
         is_wanted = found and part.is_share if part in plan.update else set(part.contexts).difference([first, HOST])
         graphs = [*part.graphs, *part.updates.values()]
-        if is_wanted and not is_fixed and compiled.is_plain and unrepeatable_in(graphs) is None:
+        if is_wanted and not is_fixed and compiled.is_plain and unrepeatable_in(graphs, of_elements=True) is None:
             found[part] = ForkedPart(dict(zip(part.contexts, compiled.functions)), compiled.variables)
     return ForkedParts(found, plan.mesh.contexts, plan.name or 'a function', cores) if found or cores else None
