@@ -2,7 +2,7 @@
 from collections import OrderedDict
 
 import theano_mgpu as mgpu
-from theano_mgpu.auto.choice import COUNTED, WARM_UP
+from theano_mgpu.auto.choice import COUNTED, WARM_UP, Way
 
 import numpy as np
 import pytest
@@ -264,6 +264,21 @@ def test_samples_that_cannot_be_divided_stay_on_one_device(cpu2, enabled):
     f = theano.function([x], T.sort(x, axis=None), mode=PYTHON, name='ordered')
     with pytest.raises(mgpu.GraphError, match='cannot be computed in parts'):
         f(X)
+
+
+def test_calls_that_have_grown_are_divided_later(cpu2, enabled, monkeypatch):
+    """Once a function rested, its calls stayed on the host for ever, however long they took."""
+    enabled(always=False)
+    x, n = T.dmatrix('x'), T.lscalar('n')
+    f = theano.function([x, n], (x * n).sum(), mode=PYTHON)
+    clock = Clock(divided=1, whole=1e-4)
+    clock.install(monkeypatch.setattr)
+    for _ in range(20 * CALLS):
+        f(X, 1)
+    clock.seconds[Way.HOST], clock.calls = 2, []
+    for _ in range(80 * CALLS):
+        np.testing.assert_allclose(f(X, 2), (X * 2).sum())
+    assert 'divided' in clock.calls
 
 
 @pytest.mark.parametrize('faster', ['divided', 'one device'])

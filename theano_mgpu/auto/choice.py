@@ -91,7 +91,7 @@ class Chooser:
     @property
     def quiet_calls(self) -> int:
         """The number of calls to come that are not timed, of a Chooser that rests."""
-        return self._next - self._calls - 1 if self.state is State.RESTS else 0
+        return max(0, self._next - self._calls - 1) if self.state is State.RESTS else 0
 
     def skip(self, n: int) -> None:
         """Note that some calls were computed on the host meanwhile, of a Chooser that rests."""
