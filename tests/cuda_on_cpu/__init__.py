@@ -36,7 +36,7 @@ def unavailable():
     return None
 
 
-def build(versioned=False, cudnn=None):
+def build(versioned=False, cudnn=None, tell=lambda line: None):
     """Compile the libraries where they are missing or older than their sources.
 
     Several processes may call this at once: one builds and the others wait. Without work to do it takes about 10 ms.
@@ -48,6 +48,8 @@ def build(versioned=False, cudnn=None):
         ``libcublas.so.12``), without the unversioned names that libgpuarray opens.
     cudnn : {7, 8, 9}, optional
         Build this version of cuDNN, too: `cudnn_folder`.
+    tell : callable
+        It gets a line for each file when its compilation begins, and when it is linked.
 
     Returns
     -------
@@ -65,10 +67,15 @@ def build(versioned=False, cudnn=None):
     # A make that called pytest passes on its options in MAKEFLAGS, such as -n or a jobserver that is closed by now.
     env = {name: value for name, value in os.environ.items() if name not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS')}
     variant = 'versioned' if versioned else 'plain'
-    done = subprocess.run(['make', '-C', FOLDER, '-j2', 'VARIANT=' + variant, 'CUDNN=%s' % (cudnn or '')], env=env,
-                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if done.returncode:
-        raise Unavailable('make -C %s VARIANT=%s failed:\n%s' % (FOLDER, variant, done.stdout[-3000:]))
+    lines = []
+    with subprocess.Popen(['make', '-C', FOLDER, '-j2', 'VARIANT=' + variant, 'CUDNN=%s' % (cudnn or '')], env=env,
+                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as make:
+        for line in make.stdout:
+            lines.append(line)
+            if line.startswith(('compile ', 'link ')):
+                tell(line.rstrip())
+    if make.returncode:
+        raise Unavailable('make -C %s VARIANT=%s failed:\n%s' % (FOLDER, variant, ''.join(lines)[-3000:]))
     return os.path.join(FOLDER, 'lib-versioned' if versioned else 'lib')
 
 

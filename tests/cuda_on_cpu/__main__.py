@@ -66,12 +66,18 @@ def setting(text):
     return name, value
 
 
+def tell(line):
+    """Print a line of the build on stderr."""
+    print('cuda-on-cpu: ' + line, file=sys.stderr, flush=True)
+
+
 def main(arguments=None):
     options = parse(arguments)
     try:
         if options.action == 'build':
-            print(build(options.versioned))
+            print(build(options.versioned, tell=tell))
             return 0
+        build(cudnn=options.cudnn, tell=tell)
         env = environment(options.devices, cudnn=options.cudnn, **dict(options.settings))
         os.execvpe(options.command[0], options.command, env)
     except Unavailable as exc:

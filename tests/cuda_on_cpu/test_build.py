@@ -89,6 +89,22 @@ def test_the_command_line_explains_what_is_wrong(arguments, message):
     assert done.returncode and message in done.stderr and 'Traceback' not in done.stderr
 
 
+def test_a_build_tells_what_it_does(monkeypatch, tmp_path):
+    shutil.copy(os.path.join(FOLDER, 'Makefile'), str(tmp_path))
+    for name in ('driver', 'nvrtc', 'cublas', 'nccl'):
+        (tmp_path / 'src' / name).mkdir(parents=True)
+        (tmp_path / 'src' / name / 'empty.cpp').touch()
+    monkeypatch.setattr('cuda_on_cpu.FOLDER', str(tmp_path))
+    lines = []
+    build(tell=lines.append)
+    assert len(lines) == 8 and {'compile build/driver.o', 'link lib/libcuda.so'} < set(lines)
+    build(tell=lines.append)
+    assert len(lines) == 8
+    (tmp_path / 'src' / 'nccl' / 'empty.cpp').write_text('no C++')
+    with pytest.raises(Unavailable, match='empty.cpp:1:1: error'):
+        build()
+
+
 @pytest.mark.slow
 def test_two_builds_at_once(tmp_path):
     copy = tmp_path / 'cuda_on_cpu'

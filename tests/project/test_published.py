@@ -15,7 +15,7 @@ def test_the_page_has_the_computed_tables():
 
 
 def test_each_large_error_has_a_reason():
-    """The README says, too, that they are of eight GPUs."""
+    """The page on CUDA says, too, that they are of eight GPUs."""
     reasons = PAGE.partition('## The errors')[2].partition('\n## ')[0].replace('`', '')
     for line in published.lines():
         large = [n for n in line.published for pair in line.pairs(n) if abs(published.error(*pair)) > 0.15]
@@ -26,14 +26,14 @@ def test_each_large_error_has_a_reason():
             program, '' if program == 'tensorpack' else (data or [line.model])[0]), reasons), line
 
 
-@pytest.mark.parametrize('document', ['README.md', 'benchmarks/RESULTS.md'])
+@pytest.mark.parametrize('document', ['docs/cuda.md', 'benchmarks/RESULTS.md'])
 def test_others_name_the_same_error(document):
     number, median, within = re.search(r'the model \| (\d+) \| (\d+) % \| (\d+)', published.summary()).groups()
     text = ' '.join((ROOT / document).read_text(encoding='utf-8').split())
     assert '%s %% in the median; %s of %s' % (median, within, number) in text
     of_v100 = [100 * published.error(*pair) for line in published.lines() if line.table == 'tensorpack, V100, NCCL'
                for pair in line.pairs(8)]
-    assert document != 'README.md' or 'V100 by NCCL are %.0f and %.0f %% too fast' % tuple(of_v100) in text
+    assert document != 'docs/cuda.md' or 'V100 by NCCL are %.0f and %.0f %% too fast' % tuple(of_v100) in text
 
 
 def test_a_row_that_gave_a_rate_is_not_counted():

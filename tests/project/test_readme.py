@@ -19,7 +19,8 @@ from support.parameters import slow_but
 from support.processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/guide/*.md')) + ['docs/coming_from.md']
+GUIDE = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/guide/*.md')) + [
+    'docs/coming_from.md', 'docs/questions.md']
 DOCUMENTS = ['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/cuda.md',
              'docs/tests.md', 'docs/upstream_tests.md', 'examples/README.md', 'benchmarks/RESULTS.md'] + GUIDE
 SITE = ['docs/index.md'] + sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('docs/reference/*.md'))
@@ -103,6 +104,11 @@ PLACED = 'give each one 2 contexts (launch --gpus-per-process 2)'  # the advice 
 VERIFIED = 'verify compares one device with the contexts of one process'
 
 
+def fits(block, way):
+    """Return whether a block can be run in a way: with several processes, threads cannot predict at the same time."""
+    return way != 'launch' or 'ThreadPoolExecutor' not in block
+
+
 def keras_blocks():
     """Return the blocks with Keras, by their page and number."""
     return {'%s %d' % (document, number): block for document in ['README.md'] + GUIDE
@@ -112,7 +118,8 @@ def keras_blocks():
 
 @pytest.mark.mpi
 @pytest.mark.parametrize('case', slow_but([('README.md 1', 'run'), ('docs/guide/keras.md 2', 'one')],
-                                          list(itertools.product(keras_blocks(), WAYS))), ids='-'.join)
+                                          [(name, way) for (name, block), way in itertools.product(
+                                              keras_blocks().items(), WAYS) if fits(block, way)]), ids='-'.join)
 def test_keras_blocks_run_under_run(case, tmp_path):
     """They ended in a circular import. Then the contexts that a block had chosen were replaced by others."""
     name, way = case
@@ -183,6 +190,15 @@ def test_lines_of_this_package_are_run():
             assert code in blocks or parse_command(code) or flag in OWN_FLAGS and value, (title, code)
             n_found += 1
     assert n_found > 20
+
+
+def test_short_pages_are_short():
+    """README fits in a few screens, and an answer in five lines, its code aside."""
+    assert len(text_of('README.md').splitlines()) <= 150
+    answers = re.split('^## .*$', prose('docs/questions.md'), flags=re.MULTILINE)[1:]
+    assert len(answers) == 15
+    for answer in answers:
+        assert 1 <= len([line for line in answer.splitlines() if line]) <= 5, answer
 
 
 def test_the_table_of_flags_is_complete():
