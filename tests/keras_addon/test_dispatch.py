@@ -146,18 +146,20 @@ def test_without_processes_a_model_on_contexts_of_the_cpu_is_plain_keras_and_say
     assert str(report).count('contexts on the CPU gain nothing in one process, and none can be forked') == 6
 
 
-def test_on_contexts_of_the_cpu_plain_keras_is_timed_first(contexts, monkeypatch):
-    """Models on contexts of the CPU ran whole, on one core."""
+@pytest.mark.parametrize('divided', [1e-3, 3e-3])
+def test_on_contexts_of_the_cpu_plain_keras_is_timed_first(contexts, monkeypatch, divided):
+    """Models on contexts of the CPU ran whole, on one core; and the summary named all contexts of one on the host."""
     expected = batches(compiled(dense, SGD(0.1, momentum=0.9)))
     there = contexts('cpu', 2)
     monkeypatch.setattr(parallel_state, 'may_fork', lambda: True)
     monkeypatch.setattr(forked_parts, 'SHORTEST', np.inf)  # no process is tried, however slow this machine is
-    clock = Clock(divided=1e-3, whole=2e-3)
+    clock = Clock(divided, whole=2e-3)
     clock.install(monkeypatch.setattr)
-    report = enable(strict=True)
+    report, is_faster = enable(strict=True), divided < 2e-3
     assert_equal(batches(compiled(dense, SGD(0.1, momentum=0.9))), expected, 1e-5)
-    assert clock.calls[:CALLS] == ['whole'] * CALLS and set(clock.calls[CALLS:]) == {'divided'}
-    assert report.usages[0].why == 'divided, 1 ms (host 2 ms)' and report.usages[0].contexts == there
+    assert clock.calls[:CALLS] == ['whole'] * CALLS and 'divided' in clock.calls[CALLS:]
+    assert report.usages[0].why == ('divided, 1 ms (host 2 ms)' if is_faster else 'host, 2 ms (divided 3 ms)')
+    assert report.usages[0].contexts == (there if is_faster else there[:1])
 
 
 def test_strict_refuses_contexts_of_the_cpu_without_processes(contexts, no_forks):

@@ -36,6 +36,7 @@ class Usage:
         self.calls = self.samples = 0
         self._first = 0  # samples of the first call, which builds kernels
         self._seconds = 0.0  # of the other calls
+        self._is_placed = False
 
     def begin(self) -> None:
         """Note that it is called."""
@@ -43,8 +44,9 @@ class Usage:
             self.why = NO_SUCCESS
 
     def add(self, samples: int, seconds: float = 0.0, contexts: Sequence[Context] = ()) -> None:
-        """Count a call."""
-        self.contexts += [context for context in contexts if context not in self.contexts]
+        """Count a call; until the place is known, it is where calls were computed."""
+        if not self._is_placed:
+            self.contexts += [context for context in contexts if context not in self.contexts]
         if self.calls:
             self._seconds += seconds
         else:
@@ -61,7 +63,7 @@ class Usage:
 
     def run_on(self, contexts: Sequence[Context], why: str) -> None:
         """Note where it runs from now on: on contexts, or by plain Theano if there are none."""
-        self.contexts, self.why = list(contexts), why
+        self.contexts, self.why, self._is_placed = list(contexts), why, True
 
     def rate(self) -> float | None:
         """Return samples per second; None before the second call."""
