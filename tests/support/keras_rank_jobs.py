@@ -64,13 +64,16 @@ def fit(path, contexts):
     """Train with Keras's options around `fit`; ragged batches in an order that is drawn."""
     mgpu.init(contexts)
     model = parallel()
+    is_first = mgpu.rank() == 0
     history = model.fit(X, Y, batch_size=8, epochs=4, validation_split=0.2, verbose=1, callbacks=[
-        Schedules(), callbacks.ModelCheckpoint(path + '.best.h5', save_best_only=True),
+        *[callbacks.LambdaCallback()] * is_first, Schedules(),
+        callbacks.ModelCheckpoint(path + '.best.h5', save_best_only=True),
         callbacks.ModelCheckpoint('%s.own%d.h5' % (path, mgpu.rank())),
         callbacks.CSVLogger('%s.own%d.csv' % (path, mgpu.rank())),
         callbacks.CSVLogger(path + '.csv'), callbacks.EarlyStopping(patience=3),
-        callbacks.LambdaCallback(on_epoch_end=draw)])
-    if mgpu.rank() == 0:
+        callbacks.LambdaCallback(on_epoch_end=draw),
+        *[callbacks.ModelCheckpoint(path + '.of_first.h5')] * is_first])
+    if is_first:
         model.save(path + '.alone.h5')
     scores = model.evaluate(X[:11], Y[:11], batch_size=4, verbose=0)
     model.fit_generator(Pieces(), epochs=2, shuffle=True, verbose=0)

@@ -22,6 +22,7 @@ from ...comm.failures import failing_together
 from ...comm.mpi import choose_ranks, mpi_communicator
 from ...comm.rank_0 import on_rank_0
 from ...compat import keras_versions
+from ...errors import RankError
 from ...options import Flags
 from ...runtime.state.random_states import random_states, set_random_states
 from ...utils import mpi_environment
@@ -106,7 +107,8 @@ class LoopCallbacks:
 
     While a Checkpoint replays finished batches, the other callbacks are not called; their part of `logs` is there all
     the same. With several processes, callbacks that only write are called on rank 0, and the other ranks wait; but
-    where the ranks have different names for a file, such as one in a temporary folder, each writes its own.
+    where the ranks have different names for a file, such as one in a temporary folder, each writes its own. So does a
+    rank that alone has a callback.
     """
 
     def __init__(self, callbacks: list[keras_callbacks.Callback], checkpoint: Checkpoint | None = None,
@@ -114,14 +116,22 @@ class LoopCallbacks:
         self._checkpoint, self._sync, self._ranks = checkpoint, sync, sync and sync.ranks
         self._first = [callback for callback in (sync, checkpoint) if callback is not None]
         self._others = [callback for callback in callbacks if callback is not checkpoint]
-        self._own_files = self._find_own_files() if sync else set()
+        self._common = self._find_common() if sync else set()
 
-    def _find_own_files(self):
-        """Return the positions of the callbacks whose files have different names on the ranks."""
-        paths = all_gather_object(self._ranks, [
-            tuple(os.path.abspath(str(getattr(callback, name))) for name in PATHS if getattr(callback, name, None))
-            for callback in self._others])
-        return {position for position, of_ranks in enumerate(zip(*paths), 1) if len(set(of_ranks)) > 1}
+    def _find_common(self):
+        """Return the positions of the callbacks that only write, to files of the same names on all ranks."""
+        own: dict[Any, int] = {}  # the position of each: of a class and files, and a number among those that are alike
+        for position, callback in enumerate(self._others, 1):
+            if isinstance(callback, WRITERS):
+                kind = (type(callback).__name__, *[os.path.abspath(str(getattr(callback, name))) for name in PATHS
+                                                   if getattr(callback, name, None)])
+                own[kind, sum(kind == other for other, _ in own)] = position
+        of_ranks = all_gather_object(self._ranks, list(own))
+        common = [key for key in of_ranks[0] if all(key in keys for keys in of_ranks)]
+        if any([key for key in keys if key in common] != common for keys in of_ranks):
+            raise RankError('the ranks have the same callbacks in different orders, %s on rank 0: give each rank the '
+                            'same list' % ', '.join(kind for (kind, *_), _ in common))
+        return {own[key] for key in common}
 
     def set_params(self, params: dict[str, Any]) -> None:
         for callback in self._first:
@@ -153,7 +163,7 @@ class LoopCallbacks:
         for callback in self._first:
             getattr(callback, hook)(*args)
         for position, callback in enumerate(self._others, 1):
-            if self._ranks is not None and isinstance(callback, WRITERS) and position not in self._own_files:
+            if position in self._common:
                 self._call_on_first_rank(position, callback, hook, args)
             else:
                 self._call_unless_replaying(position, callback, hook, args)
