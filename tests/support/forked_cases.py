@@ -295,6 +295,15 @@ def updates():
     os.read(finished[0], 1)
     train()
     assert os.waitpid(child, 0)[1] == 0 and len(children()) == 1
+    doubled = theano.function([], [], updates={large[0]: 2 * large[0]}, mode='FAST_RUN')  # in place
+    for _ in range(3):
+        expected = large[0].get_value()
+        child = os.fork()
+        if not child:
+            np.testing.assert_equal(large[0].get_value(), expected)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        doubled()
     assert_alike([loss for (loss, _), _ in kept], [loss for _, loss in kept])
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import itertools
 import mmap
 import os
 import threading
@@ -15,8 +14,7 @@ import numpy as np
 ALIGNED = 64  # bytes: a line of the cache
 SMALL = 4096  # bytes of an array that is sent within a message
 NO_RESERVE = 0x4000  # of mmap on Linux: pages that are never touched take no memory
-FIXED = 0x10         # of mmap: in place of what lies at the address
-POPULATE = getattr(mmap, 'MAP_POPULATE', 0)  # which costs less than a fault for each page
+MOVE_TO = 3          # of mremap: to an address, in place of what lies there
 
 
 class ArenaFull(MemoryError):
@@ -52,6 +50,7 @@ class Arena:
         # By the id of a weak reference to a block: the reference, the size, the beginning, and whether it lasts.
         self._blocks: dict[int, Any] = {}
         self._ended: collections.deque[Any] = collections.deque()  # references to blocks that no array has any more
+        self._saved = 0, 0  # the address and the size of a copy for forks of the script
         self._lock = threading.RLock()  # a collection may allocate within an allocation
 
     def empty(self, shape: Sequence[int], dtype: Any, lasts: bool = True) -> np.ndarray:
@@ -90,25 +89,31 @@ class Arena:
         """Return a large array as it is if it lies here, else a copy of it here; another value as it is."""
         return self.copied(value) if is_large(value) and self.place_of(value) is None else value
 
-    def saved(self) -> list[tuple[int, memoryview]]:
-        """Return copies of the arrays that last, as `leave` takes them."""
-        blocks = [(offset, size) for block, size, offset, lasts in list(self._blocks.values())
-                  if lasts and block() is not None]
-        sizes, memory = [size for _, size in blocks], memoryview(self._map)
-        copies = memoryview(mmap.mmap(-1, max(sum(sizes), 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | POPULATE))
-        parts = [copies[stop - size:stop] for size, stop in zip(sizes, itertools.accumulate(sizes))]
-        for (offset, size), part in zip(blocks, parts):
-            part[:] = memory[offset:offset + size]
-        return [(offset, part) for (offset, _), part in zip(blocks, parts)]
+    def save(self) -> None:
+        """Copy the arrays that last, for forks of the script; they share the copy until one writes to it."""
+        size = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
+        is_new = self._saved[1] != size
+        if is_new:
+            self.forget()
+            self._saved = _system('mmap', 0, size, mmap.PROT_READ | mmap.PROT_WRITE,
+                                  mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE, -1, 0) if size else 0, size
+        for block, size, offset, lasts in list(self._blocks.values()):
+            if lasts and block() is not None:
+                copy, value = [_words(address + offset, size) for address in (self._saved[0], self._begin)]
+                if is_new or not np.array_equal(copy, value):  # a page that is written is not shared any more
+                    copy[:] = value
 
-    def leave(self, saved: Sequence[tuple[int, memoryview]]) -> None:
-        """Have memory of this process alone at the same addresses, in a fork, with the arrays that were saved."""
-        self._lock, self.size = threading.RLock(), -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
+    def forget(self) -> None:
+        """Free the copy for forks of the script, if there is one."""
+        if self._saved[1]:
+            _system('munmap', *self._saved)
+        self._saved = 0, 0
+
+    def leave(self) -> None:
+        """Have the saved copy of the arrays at their addresses, in a fork of the script."""
+        self._lock, (address, self.size), self._saved = threading.RLock(), self._saved, (0, 0)
         if self.size:
-            _mmap(self._begin, self.size, mmap.PROT_READ | mmap.PROT_WRITE,
-                  mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED | POPULATE, -1, 0)
-        for offset, content in saved:
-            self._map[offset:offset + len(content)] = content
+            _system('mremap', address, self.size, self.size, MOVE_TO, self._begin)
 
     def place_of(self, array: np.ndarray) -> Place | None:
         """Return the place of an array; None if it lies elsewhere."""
@@ -120,14 +125,19 @@ class Arena:
         return np.ndarray(place.shape, place.dtype, self._map, place.offset, place.strides)
 
 
-def _mmap(*arguments):
-    """Call mmap of the C library, which takes an address."""
-    function = ctypes.CDLL(None, use_errno=True).mmap
-    function.restype = ctypes.c_void_p
-    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    if function(*arguments) == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), 'no memory for the arrays of this process: %s'
-                      % os.strerror(ctypes.get_errno()))
+def _words(address, size):
+    """Return an array of the memory at an address."""
+    return np.frombuffer((ctypes.c_char * size).from_address(address), 'uint64')
+
+
+def _system(name, *arguments):
+    """Call a function of the C library that changes the address space; Python's mmap can give no address."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_size_t] * len(arguments)
+    result = function(*arguments)
+    if result == ctypes.c_size_t(-1).value:
+        raise OSError(ctypes.get_errno(), '%s: %s' % (name, os.strerror(ctypes.get_errno())))
+    return result or 0
 
 
 def _mapped(size):

@@ -40,7 +40,7 @@ _functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary(
 _workers: dict[Context, Worker] = {}
 _made, _is_fork = 0, False
 _forking: int | None = None  # the thread that forks a process of a context
-_saved: Any = None           # while a script forks: the values in the arena, or the error of copying them
+_saved: Any = None           # while a script forks: whether the arena is saved, or the error of that
 _changing = threading.RLock()
 _warned: dict[Any, Any] = {}  # the warnings of processes that were shown, as of a module
 
@@ -69,7 +69,7 @@ def may_fork() -> bool:
     CUDA, OpenCL and OpenMP do not survive a fork; a fork of the script has one core. No process here uses MPI, which a
     fork of a rank may not.
     """
-    return hasattr(os, 'fork') and not (has_opened_gpu() or theano.config.openmp or _is_fork)
+    return sys.platform == 'linux' and not (has_opened_gpu() or theano.config.openmp or _is_fork)
 
 
 def add_function(function: Any) -> int:
@@ -88,6 +88,8 @@ def turn() -> Iterator[bool]:
     """
     are_free = not _changing._is_owned()  # type: ignore[attr-defined]  # as threading.Condition asks
     with _changing:
+        if are_free:
+            arena().forget()  # values change from now on
         yield are_free
 
 
@@ -343,8 +345,9 @@ def _before_fork() -> None:
     if arena.cache_info().currsize and not _is_fork and _forking != threading.get_ident():
         _changing.acquire()  # no call of a process is under way
         try:
-            _saved = arena().saved()
-        except (MemoryError, OSError) as error:
+            arena().save()
+            _saved = True
+        except OSError as error:
             _saved = error
 
 
@@ -367,8 +370,8 @@ def _begin_fork() -> None:
         try:
             if isinstance(_saved, Exception):
                 raise _saved
-            arena().leave(_saved)
-        except (MemoryError, OSError) as error:
+            arena().leave()
+        except OSError as error:
             note('process %d, a fork of %d, ends: it has no memory for the values that processes of contexts have '
                  'computed: %s' % (os.getpid(), os.getppid(), error))
             os._exit(1)
