@@ -68,6 +68,15 @@ def test_a_reader_that_has_enough_sees_no_traceback():
     process.stderr.close()
 
 
+@pytest.mark.parametrize('words', ['--help', 'run --help', 'rnu x.py', 'run --gpsu 2 x.py', 'run nowhere.py',
+                                   'predict nowhere.h5 x.npy y.npy', 'bench --model nowhere.h5'])
+def test_help_and_mistakes_import_neither_theano_nor_keras(words):
+    code = ('import sys; sys.argv = ["theano-mgpu", *sys.argv[1:]]\nfrom theano_mgpu.cli import main\n'
+            'try: sys.exit(main())\nfinally: print(sys.modules.keys() & {"theano", "keras", "scipy"}, file=sys.stderr)')
+    done = python('-c', code, *words.split(), expected=0 if '--help' in words else 2)
+    assert done.stderr.endswith('set()\n')
+
+
 # --- devices -------------------------------------------------------------------------------------
 
 def test_devices_are_listed_with_their_names_and_memory(capsys, opencl):

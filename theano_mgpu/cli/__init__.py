@@ -49,8 +49,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check_theano() -> None:
-    """Raise the error that kept Theano from being imported: some commands start without it."""
-    error = getattr(theano_mgpu, 'theano_error', None)
+    """Import Theano, or raise the error that keeps it from being imported."""
+    error = theano_mgpu.import_theano()
     if isinstance(error, MgpuError):
         raise error
     if error is not None:
@@ -73,6 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         if not hasattr(args, 'run'):
             overview.show()
             return 0
+        args.check(args)  # before Theano, whose import takes longer
         if not hasattr(args, 'works_without_theano') or getattr(args, 'old', None):  # `config --from` asks Theano
             check_theano()
         code = args.run(args)

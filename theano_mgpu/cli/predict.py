@@ -72,7 +72,6 @@ def gpus(text: str) -> int | list[int | str]:
 
 def run(args: argparse.Namespace) -> int:
     """Predict; return the exit code, 130 after Ctrl-C."""
-    check_paths(args)
     began = time.monotonic()
     if args.replicas_per_gpu > 1:
         note('--replicas-per-gpu has no effect any more, since a device is sent the next batch while it computes. '
@@ -153,7 +152,7 @@ def no_rows(model: Any) -> list[np.ndarray]:
             for tensor in model.outputs]
 
 
-def check_paths(args: argparse.Namespace) -> None:
+def check(args: argparse.Namespace) -> None:
     """Raise a MgpuError for files that cannot be used, before anything that takes time."""
     kind_of(args.input, 'input')
     kind_of(args.output, 'output')

@@ -87,14 +87,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Callable[[], None]:
     """Prepare the run; return a function that runs the script, so that `main` does not handle the script's errors."""
-    check(args)
     if args.processes != 0:
         note(NO_PROCESSES)
         if args.processes and not (args.gpus or args.contexts) and configured()[0].kind == 'cpu':
             args.gpus = args.processes
-    if args.verify and mpi_environment.trains_together():
-        raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
-                        'launch')
     from ..auto.enabling import enable  # imports Theano, which commands such as doctor do without
     from ..checks.ledger import use_ledger
     os.environ['KERAS_BACKEND'] = 'theano'
@@ -160,6 +156,9 @@ def check(args: argparse.Namespace) -> None:
         args.parser.error('--wait goes with --one')
     if args.one and mpi_environment.trains_together():
         args.parser.error('--one is for a script in one process')
+    if args.verify and mpi_environment.trains_together():
+        raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
+                        'launch')
 
 
 def open_contexts(args: argparse.Namespace) -> list[Context]:

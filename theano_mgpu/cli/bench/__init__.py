@@ -67,7 +67,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write; return the exit code, 130 after Ctrl-C."""
-    check(args)
     recipe, contexts = prepare(args)
     setting = describe_setting(args, recipe, contexts)
     try:

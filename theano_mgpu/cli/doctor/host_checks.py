@@ -61,7 +61,7 @@ class Setup:
     """
 
     def __init__(self) -> None:
-        self.theano_error: Exception | None = getattr(theano_mgpu, 'theano_error', None)
+        self.theano_error: Exception | None = theano_mgpu.import_theano()
         self.contexts: list[Context] = []
         self.map_error: Exception | None = None
         try:
