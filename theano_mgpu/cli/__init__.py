@@ -7,7 +7,8 @@ examples:
   theano-mgpu                                show the devices here, and the next commands
   theano-mgpu devices                        list contexts and devices
   theano-mgpu doctor                         check the set-up, and print remedies
-  theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
+  theano-mgpu config -n 2 --write            use two devices from now on
+  theano-mgpu flags                          list the package's flags, with their values
   theano-mgpu run train.py                   a Keras or Theano script, unchanged, on all devices
   theano-mgpu launch -n 2 run train.py       a Keras or Theano script in two processes
   theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
@@ -28,10 +29,10 @@ import theano_mgpu
 from ..compat import keras_names
 from ..errors import MgpuError, MissingError, exit_code_of
 from ..utils import rank_process
-from . import bench, compare, config, devices, doctor, launch, overview, predict, run
+from . import bench, compare, config, devices, doctor, flags, launch, overview, predict, run
 from .output import add_command, tell
 
-COMMANDS = (devices, doctor, config, run, launch, predict, bench, compare)
+COMMANDS = (devices, doctor, config, flags, run, launch, predict, bench, compare)
 
 
 def make_parser() -> argparse.ArgumentParser:

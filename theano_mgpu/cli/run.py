@@ -42,14 +42,13 @@ from .. import config
 from ..compat import import_hooks, keras_names, keras_versions, old_flags
 from ..devices import leases
 from ..devices.context_map import Context, describe
-from ..devices.contexts import choose_contexts, chosen, configured, contexts, flagged
+from ..devices.contexts import OPTION, choose_contexts, chosen, configured, contexts, flagged
 from ..errors import MgpuError, exit_code_of
 from ..utils import mpi_environment, rank_process
 from ..utils.files import whole_text
 from ..utils.flags import environment_flags, own_flag, set_environment_flags
 from ..utils.tables import table
-from .config import devices
-from .devices import context_map
+from .arguments import add_contexts, devices
 from .output import note, tell
 from .program import add_ledger, add_program, check_program, own_traceback, run_module, run_script
 
@@ -61,11 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.usage = 'theano-mgpu run [options] SCRIPT|-m MODULE [ARGS]'
     parser.epilog = '%s%s' % (parser.epilog, keras_names.about())
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument('--gpus', type=devices, metavar='N', help='use the first N contexts (default: all); '
-                       'without a GPU and a map, N contexts on the CPU')
-    which.add_argument('--contexts', metavar='MAP', type=context_map,
-                       help="contexts and their devices, e.g. 'dev0->cuda0;dev1->cuda1'")
+    add_contexts(parser)
     parser.add_argument('--one', action='store_true', help='on one device: the one that the fewest processes have')
     parser.add_argument('--wait', action='store_true', help='with --one: wait until no process has this device')
     parser.add_argument('--strict', action='store_true', help='raise an error instead of printing a note')
@@ -103,7 +98,7 @@ def run(args: argparse.Namespace) -> Callable[[], None]:
         flags['contexts'] = describe(args.contexts)
         set_environment_flags(flags)
     elif args.gpus and flagged():
-        choose_contexts(args.gpus)  # an error now
+        choose_contexts(args.gpus, OPTION)  # an error now
     leases.begin_run(args.one, args.wait, gpus=describe(args.contexts) if args.contexts else args.gpus,
                      strict=args.strict, always=args.always)
     # Devices are opened when the script first needs them. It may choose others later; forks have contexts of their own.
