@@ -330,6 +330,7 @@ def _read(path, own):
 
 def _write(path, content):
     """Write a file; remove those that were not used for the longest time, if all take too many bytes."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # Theano has removed it if empty
     with files.whole_file(path, flush=False) as unfinished, open(unfinished, 'wb') as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(hashlib.sha256(content).digest() + content)
