@@ -55,6 +55,8 @@ from .program import add_ledger, add_program, check_program, own_traceback, run_
 NO_PROCESSES = ('--processes is not needed: without a GPU, processes compute for the contexts. To have several run the '
                 'script, use theano-mgpu launch -n 2 run SCRIPT')
 
+ALL = 'all'  # of --explain-all
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
@@ -71,8 +73,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('-q', '--quiet', action='store_true',
                         help='no summary at exit, and no note if nothing is divided')
     parser.add_argument('--explain', action='store_true',
-                        help='at exit, show the plan of each function and model (stages, exchanges, memory, and why), '
-                        'and the time of each layer')
+                        help='at exit, show how each function and model was divided, and why, and the time of each '
+                        'layer of the longest function')
+    parser.add_argument('--explain-all', dest='explain', action='store_const', const=ALL,
+                        help='at exit, show each plan (instructions, exchanges, memory, and why), and the times of the '
+                        'layers of each function')
     parser.add_argument('--processes', type=lambda text: None if text == 'auto' else devices(text), default=0,
                         help=argparse.SUPPRESS)  # of version 0.2
     parser.add_argument('--json', metavar='FILE', type=os.path.abspath, help='write the plans to a file, for programs')
@@ -201,11 +206,18 @@ def take_flags(before: dict[str, str]) -> None:
              'by the flag contexts' % '; '.join(late))
 
 
+def has_failed() -> bool:
+    """Return whether the script has ended with an error, or an exit code, of its own, which are to be seen last."""
+    return isinstance(own_traceback.end, (Exception, SystemExit))
+
+
 def print_summary() -> None:
     """Print the reports of functions and models, also of an `enable` of the script's own, or that there were none.
 
-    A script that has failed says itself why there are none. One that has chosen contexts uses this package itself.
+    A script that has failed ends with its error. One that has chosen contexts uses this package itself.
     """
+    if has_failed():
+        return
     from ..auto.enabled import Enabled  # imports Theano, see `run`
     from ..auto.report import reports
     from ..plan.record import changes
@@ -215,7 +227,7 @@ def print_summary() -> None:
     for text in texts:
         tell(text)
     is_foreign = 'keras' in sys.modules and keras_versions.backend() != 'theano'
-    if not (texts or chosen() or own_traceback.failed or is_foreign) and Enabled.in_force:
+    if not (texts or chosen() or own_traceback.end or is_foreign) and Enabled.in_force:
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')
 
 
@@ -235,7 +247,7 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     if mpi_environment.rank() > 0:
         return
     from ..graph.layers import tables
-    from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without
+    from ..plan.explain import as_text, explanation, in_brief  # imports Theano, which the command itself does without
     from ..plan.memory import estimated
     explanations = [explanation(each.plan, each.changes(), estimated(each.plan, each.meter))
                     for each in recorded]
@@ -245,8 +257,14 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
                 json.dump(explanations, file, indent=1)
         except OSError as error:
             raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
-    if args.explain and sys.stderr is not None:
-        nothing = [] if own_traceback.failed else ['no function or model was divided, so there is no plan']
-        texts = list(map(as_text, explanations)) or nothing
-        for text in [*texts, *tables((each.plan.name, each.exchange_seconds()) for each in recorded)]:
-            print('\n' + text, file=sys.stderr)
+    if not args.explain or sys.stderr is None or has_failed():
+        return
+    texts = [as_text(each) for each in explanations] if args.explain == ALL else [in_brief(explanations)]
+    if not explanations:
+        texts = ['no function or model was divided, so there is no plan']
+    times = tables((each.plan.name, each.exchange_seconds()) for each in recorded)
+    for text in [*texts, *(times if args.explain == ALL else times[:1])]:
+        print('\n' + text, file=sys.stderr)
+    if args.explain != ALL:
+        print('--explain-all shows the instructions of a step, the memory, and the layers of each function',
+              file=sys.stderr)
