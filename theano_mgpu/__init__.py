@@ -44,7 +44,7 @@ def _keep(error):
 try:
     rank_process.install()
     rank_process.hints[1:] = [_keras_names.hint]
-    compat.before_theano(_of_comm.PATCHES, _of_devices.PATCHES)
+    compat.before_theano(_of_comm.PATCHES, _of_devices.PATCHES)  # they serve child processes, too
 except Exception as error:
     _keep(error)
 if _of_devices.COMMAND is None and import_theano() is None and _leases.run():

@@ -1,7 +1,7 @@
 """The functions and classes for users. The import of this module imports Theano, and applies the patches of it."""
 import gc
 
-from . import compat
+from . import compat, errors
 from .comm import patches as of_comm
 from .devices import patches as of_devices
 
@@ -15,19 +15,7 @@ from .compat.patch import apply  # noqa: E402
 from .devices.context_map import Context  # noqa: E402
 from .devices.contexts import contexts, init, lease, open_named  # noqa: E402
 from .devices.leases import run  # noqa: E402
-from .errors import (  # noqa: E402
-    BatchError,
-    ContextError,
-    DriftError,
-    ExchangeError,
-    GraphError,
-    MgpuError,
-    MgpuWarning,
-    NonFiniteError,
-    PredictionError,
-    RankError,
-    ReplicaError,
-)
+from .errors import *  # noqa: E402, F403
 from .graph.audit import audit  # noqa: E402
 from .graph.patches import time_layers  # noqa: E402
 from .parallel_function import function  # noqa: E402
@@ -39,10 +27,8 @@ from .utils.mpi_environment import rank, size  # noqa: E402
 from .utils.tensorboard.event_file import Summary  # noqa: E402
 from .utils.timeline import records, start, timeline  # noqa: E402
 
-__all__ = ['BatchError', 'Checkpoint', 'Context', 'ContextError', 'DriftError', 'ExchangeError', 'GraphError',
-           'MgpuError', 'MgpuWarning', 'NonFiniteError', 'PredictionError', 'Predictor', 'RankError', 'ReplicaError',
-           'Summary', 'audit', 'contexts', 'device', 'disable', 'enable', 'function', 'init', 'lease', 'place', 'rank',
-           'size', 'timeline', 'training_function']
+__all__ = [*errors.__all__, 'Checkpoint', 'Context', 'Predictor', 'Summary', 'audit', 'contexts', 'device', 'disable',
+           'enable', 'function', 'init', 'lease', 'place', 'rank', 'size', 'timeline', 'training_function']
 
 apply(of_devices.PATCHES, of_devices.WITH_CONTEXTS, open_named)
 if own_flag('mgpu.timeline') and not records():

@@ -263,8 +263,6 @@ def test_flags_are_listed(capsys, monkeypatch):
     assert main(['flags']) == 0
     lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
     assert ['mgpu.timeout', '5', '600'] in lines and len(lines) == 1 + len(flags.OWN_FLAGS)
-    assert main(['flags', 'mgpu.verify']) == 0 and 'computed on one device, too' in capsys.readouterr().out
-    assert main(['flags', 'mgpu.verfy']) == 2 and 'there is no flag mgpu.verfy' in capsys.readouterr().err
 
 
 def test_the_example_is_read_as_it_says(monkeypatch):

@@ -37,32 +37,28 @@ def devices(text: str) -> int:
 
 
 def add_contexts(parser: argparse.ArgumentParser, *short: str) -> None:
-    """Add ``--contexts`` and ``--gpus``, which may have a short name, to the parser of a command."""
+    """Add ``--contexts`` and ``--gpus``, which may have a short name, to the parser of a command.
+
+    Either sets `contexts`: a map as text, a number, a list of numbers and names, or None.
+    """
     which = parser.add_mutually_exclusive_group()
-    which.add_argument('--contexts', metavar='MAP', type=context_map, action=MapOrNumber,
+    which.add_argument('--contexts', metavar='MAP', type=context_map,
                        help="contexts and their devices, e.g. 'dev0->cuda0;dev1->cuda1', quoted (default: those of "
                        'THEANO_FLAGS or .theanorc, or else every GPU, or else every core)')
-    which.add_argument(*short, '--gpus', metavar='N|LIST', type=gpus,
+    which.add_argument(*short, '--gpus', metavar='N|LIST', type=gpus, dest='contexts',
                        help='how many of these default contexts, or their names or numbers, e.g. 2, or 0,2, or '
                        'dev0,dev2; without a GPU and a map, N contexts on the CPU')
 
 
-def context_map(text: str) -> int | list[Context]:
-    """Parse a context map that is an argument, or the number that `bench` and `config` once took."""
+def context_map(text: str) -> int | str:
+    """Return a context map that is an argument, or the number that `bench` and `config` once took."""
     if text.isdecimal():
         note('--contexts %s: a number of contexts is --gpus %s now; 0.4.0 removes it' % (text, text))
         return devices(text)
     try:
-        return parse_context_map(text)
+        return describe(parse_context_map(text))
     except MgpuError as error:  # argparse needs an error of its own type
         raise argparse.ArgumentTypeError(error) from error
-
-
-class MapOrNumber(argparse.Action):
-    """The effect of ``--contexts``: a number is one for ``--gpus``."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        setattr(namespace, 'gpus' if isinstance(values, int) else 'contexts', values)
 
 
 def gpus(text: str) -> int | list[int | str]:
@@ -83,7 +79,7 @@ def selected(args: argparse.Namespace) -> list[Context] | None:
 
     Raise a ContextError for contexts that are not there.
     """
-    return args.contexts or (choose_contexts(args.gpus, OPTION) if args.gpus else None)
+    return choose_contexts(args.contexts, OPTION) if args.contexts else None
 
 
 def use_contexts(args: argparse.Namespace) -> None:

@@ -51,11 +51,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the .theanorc; a note on stderr names devices that are not on this machine."""
     existing = discovery.discover(args.kind)[0] if args.kind else discovery.discover_best()
-    if args.contexts or isinstance(args.gpus, list):
+    if isinstance(args.contexts, (str, list)):
         map_ = describe(selected(args) or ())
     else:
         map_ = default_map(choose_devices(args.kind or str(discovery.kind_of(existing[0])), existing,
-                                          args.gpus or len(existing) or 1))
+                                          args.contexts or len(existing) or 1))
     absent = [context.device for context in parse_context_map(map_)
               if context.device not in discovery.discover(context.kind)[0]]
     if absent:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         note(order)
     kept = converted(args.old) if args.old else {'floatX': 'float32'}
     contexts = kept.pop('contexts', '')
-    if args.contexts or args.gpus or args.kind or not contexts and existing != ['cpu']:
+    if args.contexts or args.kind or not contexts and existing != ['cpu']:
         contexts = map_
     floatx, device = kept.pop('floatX', 'float64'), kept.pop('device', 'cpu')
     if device != 'cpu':

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
                         'once, such as in the batch script; or have %s start python %s'
                         % (size, launcher.name, launcher.name, ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
-    if args.gpus and not (start.on_this_host or flagged()):
+    if args.contexts and not (isinstance(args.contexts, str) or flagged() or start.on_this_host):
         raise MgpuError('--gpus chooses among the devices of this host, and the processes run on others, too: give '
                         "their contexts, such as --contexts 'dev0->cuda0;dev1->cuda1'")
     use_contexts(args)

@@ -54,8 +54,9 @@ from .program import add_ledger, add_program, check_program, own_traceback, run_
 
 NO_PROCESSES = ('--processes is not needed: without a GPU, processes compute for the contexts. To have several run the '
                 'script, use theano-mgpu launch -n 2 run SCRIPT')
-
 ALL = 'all'  # of --explain-all
+NO_PLAN = 'no function or model was divided, so there is no plan'
+HINT = '--explain-all shows the instructions of a step, the memory, and the layers of each function'
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -89,8 +90,8 @@ def run(args: argparse.Namespace) -> Callable[[], None]:
     """Prepare the run; return a function that runs the script, so that `main` does not handle the script's errors."""
     if args.processes != 0:
         note(NO_PROCESSES)
-        if args.processes and not (args.gpus or args.contexts) and configured()[0].kind == 'cpu':
-            args.gpus = args.processes
+        if args.processes and not args.contexts and configured()[0].kind == 'cpu':
+            args.contexts = args.processes
     from ..auto.enabling import enable  # imports Theano, which commands such as doctor do without
     from ..checks.ledger import use_ledger
     os.environ['KERAS_BACKEND'] = 'theano'
@@ -99,13 +100,12 @@ def run(args: argparse.Namespace) -> Callable[[], None]:
         set_environment_flags({**environment_flags(), 'mgpu.ledger': args.ledger})
         use_ledger(args.ledger)
     flags = environment_flags()
-    if args.contexts:
-        flags['contexts'] = describe(args.contexts)
+    if isinstance(args.contexts, str):
+        flags['contexts'] = args.contexts
         set_environment_flags(flags)
-    elif args.gpus and flagged():
-        choose_contexts(args.gpus, OPTION)  # an error now
-    leases.begin_run(args.one, args.wait, gpus=describe(args.contexts) if args.contexts else args.gpus,
-                     strict=args.strict, always=args.always)
+    elif args.contexts and flagged():
+        choose_contexts(args.contexts, OPTION)  # an error now
+    leases.begin_run(args.one, args.wait, gpus=args.contexts, strict=args.strict, always=args.always)
     # Devices are opened when the script first needs them. It may choose others later; forks have contexts of their own.
     opened, process = functools.lru_cache(None)(functools.partial(open_contexts, args)), os.getpid()
     # Notes instead of warnings: scripts often silence warnings, and some turn them into errors.
@@ -257,14 +257,9 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
                 json.dump(explanations, file, indent=1)
         except OSError as error:
             raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
-    if not args.explain or sys.stderr is None or has_failed():
-        return
-    texts = [as_text(each) for each in explanations] if args.explain == ALL else [in_brief(explanations)]
-    if not explanations:
-        texts = ['no function or model was divided, so there is no plan']
-    times = tables((each.plan.name, each.exchange_seconds()) for each in recorded)
-    for text in [*texts, *(times if args.explain == ALL else times[:1])]:
-        print('\n' + text, file=sys.stderr)
-    if args.explain != ALL:
-        print('--explain-all shows the instructions of a step, the memory, and the layers of each function',
-              file=sys.stderr)
+    if args.explain and sys.stderr is not None and not has_failed():
+        is_all = args.explain == ALL
+        texts = list(map(as_text, explanations)) if is_all else [in_brief(explanations)] * bool(explanations)
+        times = tables((each.plan.name, each.exchange_seconds()) for each in recorded)
+        for text in [*(texts or [NO_PLAN]), *(times if is_all else [*times[:1], HINT])]:
+            print('\n' + text, file=sys.stderr)

@@ -1,7 +1,7 @@
 """A plan explained: what runs where, the exchanges and their collectives, how much memory it takes, and why."""
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Any, Sequence
 
 import numpy as np
@@ -60,21 +60,15 @@ def as_text(data: dict[str, Any]) -> str:
 
 
 def in_brief(found: Sequence[dict[str, Any]]) -> str:
-    """Return the division and the choices of functions, each once, from the data of `explanation`, as text.
-
-    Where functions differ in a choice, it has their names.
-    """
-    titles, rows = defaultdict(list), defaultdict(list)
+    """Return the division and the choices of functions, each once, from the data of `explanation`, as text."""
+    titles = defaultdict(list)
     for data in found:
         name, _, rest = _title(data).partition(': ')
         titles[rest].append(name)
-        for each in data['choices']:
-            rows[each['what'], each['chosen'], each['reason']].append(name)
-    several = {what for what, n in Counter(what for what, *_ in rows).items() if n > 1}
-    lines = [[*row, shortened(names)] if row[0] in several else [*row, ''] for row, names in rows.items()]
+    choices = {(each['what'], each['chosen'], each['reason']) for data in found for each in data['choices']}
     return '\n'.join([*('%s: %s' % (shortened(names), rest) for rest, names in titles.items()), '',
-                      table([['CHOICE', 'CHOSEN', 'REASON', 'OF' * bool(several)], *lines]),
-                      *dict.fromkeys(each['fits'] for each in found if each['fits'])])
+                      table([('CHOICE', 'CHOSEN', 'REASON'), *sorted(choices)]),
+                      *dict.fromkeys(data['fits'] for data in found if data['fits'])])
 
 
 def largest_text(memory: MemoryEstimate, grows: bool) -> str:
