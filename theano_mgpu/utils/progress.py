@@ -24,7 +24,7 @@ _told: set[str] = set()      # names of functions whose compilation was noted
 
 @contextlib.contextmanager
 def note_if_long(text: Callable[[], str], patience: float | None = None) -> Iterator[None]:
-    """Print a note, on rank 0 only, if the ``with`` block takes longer than `PATIENCE`; ``text()`` returns it then."""
+    """Print a note, ``text()``, on rank 0 only, if the ``with`` block takes longer than some seconds, or `PATIENCE`."""
     timer = threading.Timer(PATIENCE if patience is None else patience, lambda: _note_beside_bars(text()))
     timer.daemon = True
     timer.start()
