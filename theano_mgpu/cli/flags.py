@@ -2,6 +2,10 @@
 
 They are Theano flags: set them in THEANO_FLAGS (THEANO_FLAGS=mgpu.verify=True), or in the section [mgpu] of .theanorc.
 docs/guide/contexts.md says where each is described.
+
+examples:
+  theano-mgpu flags
+  THEANO_FLAGS=mgpu.timeout=60 theano-mgpu flags
 """
 from __future__ import annotations
 
