@@ -18,7 +18,7 @@ or MICROSECONDS:GIGABYTES_PER_SECOND. With NVLink, transfers through the host us
 
 Examples:
 
-  python benchmarks/predict_scaling.py --model cnn --contexts 4 --batch-size 512 --plot cnn.png
+  python benchmarks/predict_scaling.py --model cnn --gpus 4 --batch-size 512 --plot cnn.png
   python benchmarks/predict_scaling.py --model mlp --ranks 2 --json mlp.json
   python benchmarks/predict_scaling.py --model my_model.h5 --link pcie4+100gbe --link 5:50+20:3 --devices-per-host 4
   python benchmarks/predict_scaling.py --model resnet50 --input-shape 96 96 3 --batch-size 32 --scaling weak
@@ -36,10 +36,10 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 import theano_mgpu
+from theano_mgpu.cli.arguments import positive
 from theano_mgpu.cli.bench import CORES, add_options, check, describe_setting, prepare
 from theano_mgpu.cli.bench.measure import Trainee, take_turns
 from theano_mgpu.cli.bench.models import Recipe
-from theano_mgpu.cli.config import positive
 from theano_mgpu.cli.job_command import THREADS
 from theano_mgpu.cli.output import note
 from theano_mgpu.devices.context_map import Context

@@ -30,7 +30,7 @@ import contextlib
 import os
 import sys
 
-from theano_mgpu.cli.config import positive
+from theano_mgpu.cli.arguments import positive
 from theano_mgpu.utils.tables import counted
 
 import contest

@@ -17,7 +17,7 @@ os.environ.update(COLUMNS='90', THEANO_FLAGS='', KERAS_BACKEND='theano')
 import theano_mgpu  # noqa: E402
 from theano_mgpu.cli import COMMANDS  # noqa: E402
 from theano_mgpu.cli.output import add_command  # noqa: E402
-from theano_mgpu.utils.flags import OWN_FLAGS, Number, Ratio  # noqa: E402
+from theano_mgpu.utils.flags import OWN_FLAGS, values_of  # noqa: E402
 
 project = html_title = 'theano_mgpu'
 version = release = theano_mgpu.__version__
@@ -83,11 +83,9 @@ def commands():
 def flags():
     """Return the package's own flags, in Markdown."""
     found = []
-    for name, (default, allowed, text) in OWN_FLAGS.items():
-        values = str(allowed) if isinstance(allowed, (Number, Ratio)) else \
-            allowed if isinstance(allowed, str) else ', '.join('`%s`' % value for value in allowed)
+    for name, (default, _, text) in OWN_FLAGS.items():
         found.append('## %s\n\n%s\n\nValues: %s. Default: %s.\n'
-                     % (name, text, values, '`%s`' % default if default != '' else 'none'))
+                     % (name, text, values_of(name), '`%s`' % default if default != '' else 'none'))
     return '\n'.join(found)
 
 

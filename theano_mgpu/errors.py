@@ -11,6 +11,9 @@ import traceback
 import warnings
 from typing import Any, TypeVar
 
+__all__ = ['BatchError', 'ContextError', 'DriftError', 'ExchangeError', 'GraphError', 'MgpuError', 'MgpuWarning',
+           'NonFiniteError', 'PredictionError', 'RankError', 'ReplicaError']  # for users
+
 AnyException = TypeVar('AnyException', bound=BaseException)
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 

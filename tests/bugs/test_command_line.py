@@ -64,7 +64,7 @@ NUMBER = 'is not a whole number of at least 1'
 
 
 @pytest.mark.parametrize('words,message', [
-    (['config', '-n', '999999999'], "argument -n/--contexts: '999999999' " + NUMBER),
+    (['config', '-n', '999999999'], "argument -n/--gpus: '999999999' " + NUMBER),
     (['config', '-n', '9' * 5000], NUMBER), (['launch', '-n', '999999999', __file__], NUMBER),
     (['run', '--gpus', '\u0663', __file__], NUMBER), (['launch', '-n', '2', '--timeout', '9' * 30, __file__], NUMBER),
     (['devices', '--contexts', 'a->opencl999999999:0'], "'opencl999999999:0' in the context map"),

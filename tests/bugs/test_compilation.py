@@ -27,6 +27,7 @@ def notes(monkeypatch):
     """Return the notes on long work, which is all work here; `heard` is set with the first one."""
     said = types.SimpleNamespace(texts=[], heard=threading.Event())
     monkeypatch.setattr(progress, 'PATIENCE', 0)
+    monkeypatch.setattr(progress, '_told', set())
     monkeypatch.setattr(rank_process, 'say', lambda text: (said.texts.append(text), said.heard.set()))
     return said
 
@@ -58,20 +59,21 @@ def test_waiting_for_compiled_code_is_one_note(tmp_path, monkeypatch, caplog, no
 
 
 def test_a_long_compilation_says_what_it_compiles_and_for_which_contexts(cpu2, monkeypatch, notes):
-    """A large model took a minute before its first step, without a word."""
+    """A large model took a minute before its first step, without a word; then each of its parts had a note."""
     compile_for = compiler.compile_for
 
     def slow(*args, **kwargs):
-        assert notes.heard.wait(20)
+        with progress.working():
+            assert notes.heard.wait(20)
         return compile_for(*args, **kwargs)
     monkeypatch.setattr(compiler, 'compile_for', slow)
     x = T.matrix('x')
-    mgpu.function([x], x * 2, mode=PYTHON, name='twice')
+    for _ in range(2):
+        mgpu.function([x], x * 2, mode=PYTHON, name='twice')
     notes.heard.clear()
     mgpu.Predictor([x], x * 2, mode=PYTHON).close()
-    for text, name in zip(notes.texts, ['twice', 'predict']):
-        assert text.startswith('note: compiling %s for host0, host1 takes a while' % name)
-    assert len(notes.texts) == 2
+    assert notes.texts == ['note: compiling %s for host0, host1 takes a while: its graph is being optimised' % name
+                           for name in ('twice', 'predict')]
 
 
 def test_a_long_compilation_by_plain_theano_is_noted(cpu2, notes):
@@ -85,7 +87,26 @@ def test_a_long_compilation_by_plain_theano_is_noted(cpu2, notes):
         theano.function([x], x * 2, mode=theano.Mode('py', Slow()), name='doubled')
     finally:
         mgpu.disable()
-    assert notes.texts == ['note: compiling doubled takes a while; the compiled code is kept for the next start']
+    assert notes.texts == ['note: compiling doubled takes a while: its graph is being optimised']
+
+
+@pytest.mark.needs_compiler
+def test_what_the_caches_have_is_not_noted_however_long_it_takes(tmp_path):
+    """A note came on each warm start of a busy machine: it told of the time, whatever the time was for."""
+    script = tmp_path / 'script.py'
+    script.write_text("""if True:
+        import time, theano_mgpu as mgpu, theano.tensor as T
+        from theano_mgpu.utils import progress
+        from theano.gof import cmodule
+        progress.PATIENCE, load = .1, cmodule.dlimport
+        cmodule.dlimport = lambda *args: time.sleep(.3) or load(*args)  # on a busy machine
+        x = T.matrix('x')
+        f = mgpu.function([x], T.nnet.softmax(T.tanh(x) + 2), contexts=mgpu.init('a->cpu'))
+        print(f([[1., 2.]]).shape)
+    """)
+    flags = 'floatX=float32,traceback.limit=8,mgpu.keep_graphs=True,base_compiledir=%s' % (tmp_path / 'compiled')
+    cold, warm = [python(script, flags=flags).stderr for _ in range(2)]
+    assert cold.count('takes a while') == 1 and 'compiling script.py:8 for a takes a while: ' in cold and not warm
 
 
 @pytest.mark.parametrize('make, is_divided', [
@@ -95,7 +116,8 @@ def test_a_long_compilation_by_plain_theano_is_noted(cpu2, notes):
 def test_a_function_without_a_name_is_named_after_the_line_of_the_script(make, is_divided, cpu2, monkeypatch):
     """A note said "compiling .../keras/backend/theano_backend.py:1417 for a, b takes a while"."""
     titles, x = [], T.matrix('x')
-    monkeypatch.setattr(progress, 'compiling', lambda title: titles.append(title) or contextlib.nullcontext())
+    monkeypatch.setattr(progress, 'compiling', lambda name, on='': titles.append('compiling ' + name + on)
+                        or contextlib.nullcontext())
     report = mgpu.enable(always=True)
     try:
         with change_flags(mode='FAST_COMPILE'):

@@ -29,7 +29,7 @@ def test_help_teaches(capsys):
         main(['--help'])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for words in ('devices', 'doctor', 'config', 'theano-mgpu config -n 2 > ~/.theanorc', "A context is Theano's name"):
+    for words in ('devices', 'doctor', 'config', 'theano-mgpu config -n 2 --write', "A context is Theano's name"):
         assert words in text
 
 
@@ -43,7 +43,6 @@ def test_version(capsys):
 @pytest.mark.parametrize('args,message', [
     (['nope'], "invalid choice: 'nope'"),
     (['config', '-n', '0'], "'0' is not a whole number of at least 1"),
-    (['config', '-n', 'two'], "'two' is not a whole number"),
     (['config', '--kind', 'gpu'], "invalid choice: 'gpu'"),
     (['config', '--executor', 'mpirun'], "invalid choice: 'mpirun'"),
     (['devices', '--contexts', 'a-cpu'], "malformed entry 'a-cpu' in the context map"),
@@ -66,6 +65,15 @@ def test_a_reader_that_has_enough_sees_no_traceback():
     assert 'Traceback' not in errors and 'BrokenPipe' not in errors
     assert process.wait() == 141
     process.stderr.close()
+
+
+@pytest.mark.parametrize('words', ['--help', 'run --help', 'rnu x.py', 'run --gpsu 2 x.py', 'run nowhere.py',
+                                   'predict nowhere.h5 x.npy y.npy', 'bench --model nowhere.h5'])
+def test_help_and_mistakes_import_neither_theano_nor_keras(words):
+    code = ('import sys; sys.argv = ["theano-mgpu", *sys.argv[1:]]\nfrom theano_mgpu.cli import main\n'
+            'try: sys.exit(main())\nfinally: print(sys.modules.keys() & {"theano", "keras", "scipy"}, file=sys.stderr)')
+    done = python('-c', code, *words.split(), expected=0 if '--help' in words else 2)
+    assert done.stderr.endswith('set()\n')
 
 
 # --- devices -------------------------------------------------------------------------------------
@@ -112,6 +120,26 @@ def test_devices_as_json(capsys, opencl):
     assert (good['context'], good['device'], good['kind'], good['error']) == ('cli_good', opencl[0], 'opencl', None)
     assert good['total_bytes'] == theano.gpuarray.type.get_context('cli_good').total_gmem
     assert 2**20 < good['free_bytes'] <= good['total_bytes'] and good['utilisation_percent'] is None
+
+
+@pytest.mark.parametrize('words, names', [
+    (['--gpus', '1'], 'a'), (['--gpus', 'cli_b'], 'b'), (['--gpus', '1,cli_a'], 'ba'), (['--contexts', '1'], 'a')])
+def test_contexts_are_chosen_by_number_or_name(words, names, capsys, cpu_only):
+    """The commands `bench` and `config` took a number after --contexts."""
+    assert main(['devices', *words]) == 0
+    captured = capsys.readouterr()
+    assert [line.split()[0] for line in captured.out.splitlines()[1:]] == ['cli_' + name for name in names]
+    assert ('a number of contexts is --gpus 1 now' in captured.err) == (words[0] == '--contexts')
+
+
+def test_contexts_mean_the_same_in_each_command(capsys):
+    texts = set()
+    for name in 'devices', 'config', 'run', 'launch', 'predict', 'bench':
+        with pytest.raises(SystemExit):
+            main([name, '--help'])
+        _, _, text = capsys.readouterr().out.partition('  --contexts MAP ')
+        texts.add(' '.join(text.partition('N contexts on the CPU')[0].replace('-n N|LIST, ', '').split()))
+    assert len(texts) == 1 and '--gpus N|LIST how many' in texts.pop()
 
 
 def test_devices_of_the_flags(capsys, cpu_only):
@@ -213,6 +241,28 @@ def test_config_converts_an_old_file(capsys, cpu_only, monkeypatch, tmp_path):
     assert again['global']['floatX'] == 'float64' and again['gpuarray']['preallocate'] == '0.5'
     code = 'import theano_mgpu, theano; c = theano.config; print(c.floatX, c.openmp, c.dnn.conv.algo_fwd)'
     assert python('-c', code, THEANORC=str(new)).stdout == 'float32 True small\n'
+
+
+def test_config_writes_a_file_and_keeps_the_old_one(capsys, cpu_only, monkeypatch, tmp_path):
+    path = tmp_path / 'theanorc'
+    monkeypatch.setenv('THEANORC', str(path))
+    assert main(['config', '--write', '--contexts', 'a->cpu']) == 0
+    first = path.read_text()
+    assert written(first)['global']['contexts'] == 'a->cpu'
+    assert capsys.readouterr() == ('', 'theano-mgpu: note: %s is written\n' % path)
+    assert main(['config', '--write', '-n', '2']) == 0
+    copy, = tmp_path.glob('theanorc.*')
+    assert copy.read_text() == first and 'contexts = dev0->cpu;dev1->cpu\n' in path.read_text()
+    assert '; %s is a copy of the old file' % copy in capsys.readouterr().err
+
+
+# --- flags ---------------------------------------------------------------------------------------
+
+def test_flags_are_listed(capsys, monkeypatch):
+    monkeypatch.setenv('THEANO_FLAGS', 'mgpu.timeout=5')
+    assert main(['flags']) == 0
+    lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    assert ['mgpu.timeout', '5', '600'] in lines and len(lines) == 1 + len(flags.OWN_FLAGS)
 
 
 def test_the_example_is_read_as_it_says(monkeypatch):

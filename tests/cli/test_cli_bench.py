@@ -87,7 +87,7 @@ def test_help_teaches(capsys):
 
 @pytest.mark.mpi
 def test_ranks(folder):
-    text, figures = bench(folder, 'small.h5', '--contexts', '1', '--ranks', '2', '--rounds', '2', '--steps', '2',
+    text, figures = bench(folder, 'small.h5', '--gpus', '1', '--ranks', '2', '--rounds', '2', '--steps', '2',
                           '--batch-size', '25', '--json', 'out.json')
     assert list(figures['rows']) == ['plain Keras', '1 context', '1 rank', '2 ranks']
     phases = figures['rows']['2 ranks']['phases']
@@ -111,7 +111,7 @@ def test_ranks_that_fail(folder, capfd):
     ('small.h5', ['--json', 'no/out.json'], 'no/out.json cannot be written: there is no folder'),
     ('small.h5', ['--json', 'small.h5'], 'small.h5 is the model itself: choose another name'),
     ('small.h5', ['--batch-size', '1'], '--batch-size 1: each of 2 devices needs a sample; give 2 or more'),
-    ('small.h5', ['--contexts', '3'], '3 contexts were asked for; there are 2: bench_a->cpu;bench_b->cpu'),
+    ('small.h5', ['--gpus', '3'], '3 contexts were asked for; there are 2: bench_a->cpu;bench_b->cpu'),
     ('small.h5', ['--input-shape', '9'], r'--input-shape 9 does not fit the input .* shape \(8,\)'),
     ('text.h5', [], 'Keras cannot load the model text.h5: .* measure training in your script'),
     ('cnn', ['--input-shape', '3'], r'the model cnn cannot be made for inputs of shape \(3,\).* --input-shape 28 28 1'),

@@ -64,7 +64,7 @@ def test_the_overview_lists_what_there_is(overview):
 @pytest.mark.parametrize('devices,flags,expected', [
     (['cuda0', 'cuda1', 'cpu'], '', [
         CHECK, ('theano-mgpu run train.py', SCRIPT + 'on dev0, dev1'),
-        ('theano-mgpu config > ~/.theanorc', 'use these devices, with float32, from now on')]),
+        ('theano-mgpu config --write', 'use these devices, with float32, from now on')]),
     (['cuda0', 'cuda1', 'cpu'], 'contexts=a->cuda0;b->cuda1', [
         CHECK, ('theano-mgpu run train.py', SCRIPT + 'on a, b'), BENCH]),
     (['opencl0:0', 'cpu'], 'contexts=a->opencl0:0', [

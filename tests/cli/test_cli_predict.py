@@ -244,9 +244,7 @@ def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
 @pytest.mark.slow
 def test_ranks(files):
     """Rank 0 alone reads and writes where there are several processes."""
-    with open('theano-mgpu', 'w') as script:  # as pip installs it
-        script.write('import sys\nfrom theano_mgpu.cli import main\nsys.exit(main())\n')
-    done = python('-m', 'theano_mgpu', 'launch', '-n', '2', 'theano-mgpu', 'predict', 'model.h5', 'x.npy', 'y.npy')
+    done = python('-m', 'theano_mgpu', 'launch', '-n', '2', 'predict', 'model.h5', 'x.npy', 'y.npy')
     assert done.stderr.count('300 of them computed now') == 1
     assert_close(np.load('y.npy'), files)
 
@@ -256,7 +254,7 @@ def test_ranks(files):
 @pytest.mark.parametrize('arguments,message', [
     (['x.txt', 'y.npy'], 'x.txt: the name of the input must end with one of .npy, .npz, .h5, .hdf5'),
     (['none.npy', 'y.npy'], 'there is no file none.npy'),
-    (['x.npy', 'y.npy', '--gpus', '3'], 'as many contexts must be mapped; there are 2'),
+    (['x.npy', 'y.npy', '--gpus', '3'], "there are 2: .* map more: give --contexts 'cli_a->"),
     (['x.npy', 'y.npy', '--gpus', 'dev7'], "context 'dev7' is not mapped"),
     (['objects.npy', 'y.npy'], 'the input objects.npy cannot be read: .*Python objects'),
     (['objects.npz', 'y.npy'], 'Object arrays cannot be loaded'),

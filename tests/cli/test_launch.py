@@ -98,6 +98,18 @@ def test_modules_and_scripts_that_run_unchanged(words, expected, fake_mpirun, sc
     assert capfd.readouterr().out.splitlines()[0].endswith('%s %s' % (sys.executable, expected))
 
 
+def test_predictions_by_several_processes(fake_mpirun, tmp_path, capfd, monkeypatch):
+    """The command of the console script had to be given, with its path."""
+    monkeypatch.chdir(tmp_path)
+    words = ['launch', '-n', '2', '--gpus', 'b', 'predict', 'model.h5', 'x.npy', 'y.npy']
+    (tmp_path / 'model.h5').touch()
+    assert main(words) == 2 and 'there is no file x.npy' in capfd.readouterr().err
+    (tmp_path / 'x.npy').touch()
+    assert main(words) == 0
+    command, environment = capfd.readouterr().out.splitlines()
+    assert command.endswith(COMMAND + ' predict model.h5 x.npy y.npy') and 'contexts=b->cuda1,' in environment
+
+
 def test_no_script(capsys):
     with pytest.raises(SystemExit) as caught:
         main(['launch', '-n', '2'])

@@ -5,7 +5,7 @@ import tempfile
 
 from theano_mgpu import config
 from theano_mgpu.cli import job_command
-from theano_mgpu.cli.config import devices, positive
+from theano_mgpu.cli.arguments import devices, positive
 from theano_mgpu.comm import mpi_library
 from theano_mgpu.comm.allocation import DEFAULT_HOSTFILE, allocation
 from theano_mgpu.devices.context_map import parse_context_map

@@ -2,6 +2,7 @@
 import platform
 
 import theano_mgpu as mgpu
+from theano_mgpu.devices import contexts as registry
 from theano_mgpu.errors import ContextError
 
 import numpy as np
@@ -34,7 +35,7 @@ def test_a_failed_init_changes_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize('asked,message', [
-    (0, '0 contexts were asked for; there are 2: a->cpu;b->cpu. Ask for 1 to 2'),
+    (0, '0 contexts were asked for; there are 2: a->cpu;b->cpu, by THEANO_FLAGS. Ask for 1 to 2'),
     (3, '3 contexts were asked for'),
     ([], 'empty list'),
     (['a', 'a'], 'named twice'),
@@ -45,6 +46,18 @@ def test_what_is_not_there(monkeypatch, asked, message):
     with pytest.raises(ContextError) as caught:
         mgpu.init(asked)
     assert message in str(caught.value)
+
+
+def test_more_contexts_than_a_map_has(monkeypatch, capsys):
+    """`init(2)` failed under the map of one context that `config --kind cpu` had written, and advised flags."""
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=a->cpu')
+    assert [context.name for context in mgpu.init(2)] == ['a', 'dev1']
+    assert 'THEANO_FLAGS maps the CPU alone: the 2 contexts are on the CPU' in capsys.readouterr().err
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=dev0->cuda1')
+    for way, start in (registry.FUNCTION, 'call theano_mgpu.init('), (registry.OPTION, 'give --contexts '):
+        with pytest.raises(ContextError) as caught:
+            registry.choose_contexts(2, way)
+        assert 'by THEANO_FLAGS. Ask for 1, or map more: %s\'dev0->cuda1;dev1->cuda0\'' % start in str(caught.value)
 
 
 def test_two_names_on_one_device_both_work(contexts):
@@ -134,6 +147,7 @@ def test_context_map_of_the_tests_is_real():
 KEPT = '''
 import ctypes, sys
 import theano_mgpu as mgpu
+from theano_mgpu.devices import contexts as registry
 import numpy as np
 if sys.argv[1] == 'open':
     mgpu.init('a->cpu')

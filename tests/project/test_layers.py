@@ -12,11 +12,12 @@ TopologicalSorter = pytest.importorskip('graphlib', reason='Python 3.8 has no gr
 PACKAGE = Path(theano_mgpu.__file__).parent
 # Modules and packages from the bottom up: each imports only from earlier ones.
 ORDER = ['errors', 'parsing', 'utils', 'compat', 'config', 'options', 'comm', 'devices', 'graph', 'exchange', 'plan',
-         'checks', 'runtime', 'parallel_function', 'training', 'placement', 'predict', 'auto', '__init__', 'keras',
-         'cli', '__main__']
+         'checks', 'runtime', 'parallel_function', 'training', 'placement', 'predict', 'auto', 'public', '__init__',
+         'keras', 'cli', '__main__']
 # The rooms of ARCHITECTURE.md that have several of them.
 ROOMS = {**dict.fromkeys(['errors', 'parsing', 'config', 'utils', 'options'], 'ground'),
-         **dict.fromkeys(['parallel_function', 'training', 'placement'], 'functions'), '__init__': '', '__main__': ''}
+         **dict.fromkeys(['parallel_function', 'training', 'placement'], 'functions'),
+         **dict.fromkeys(['public', '__init__', '__main__'], '')}
 FLOORS = 10
 
 

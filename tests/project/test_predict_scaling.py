@@ -85,7 +85,7 @@ def check_prediction(text, figures):
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_ranks(folder):
-    text, figures = predict(folder, 'small.h5', '--contexts', '1', '--ranks', '2', '--rounds', '2', '--steps', '2',
+    text, figures = predict(folder, 'small.h5', '--gpus', '1', '--ranks', '2', '--rounds', '2', '--steps', '2',
                             '--batch-size', '25', '--json', 'out.json')
     assert [(row['kind'], row['n']) for row in figures['rows']] == [('plain', 1), ('contexts', 1), ('ranks', 1),
                                                                     ('ranks', 2)]
@@ -214,7 +214,7 @@ def test_two_are_predicted_within_15_percent(tmp_path, kind):
     errors = []
     for _ in range(3):
         quiet = idle() > 0.9
-        ranks = ['--contexts', '1', '--ranks', '2'] if kind == 'ranks' else []
+        ranks = ['--gpus', '1', '--ranks', '2'] if kind == 'ranks' else []
         _, figures = predict(tmp_path, 'mlp', '--input-shape', '256', '--batch-size', '512', '--json', 'out.json',
                              *ranks)
         error, = [check['error'] for check in figures['checks'] if check['kind'] == kind]

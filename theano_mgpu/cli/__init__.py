@@ -7,7 +7,8 @@ examples:
   theano-mgpu                                show the devices here, and the next commands
   theano-mgpu devices                        list contexts and devices
   theano-mgpu doctor                         check the set-up, and print remedies
-  theano-mgpu config -n 2 > ~/.theanorc      use two devices from now on
+  theano-mgpu config -n 2 --write            use two devices from now on
+  theano-mgpu flags                          list the package's flags, with their values
   theano-mgpu run train.py                   a Keras or Theano script, unchanged, on all devices
   theano-mgpu launch -n 2 run train.py       a Keras or Theano script in two processes
   theano-mgpu predict model.h5 x.npy y.npy   predict, from file to file
@@ -28,10 +29,10 @@ import theano_mgpu
 from ..compat import keras_names
 from ..errors import MgpuError, MissingError, exit_code_of
 from ..utils import rank_process
-from . import bench, compare, config, devices, doctor, launch, overview, predict, run
+from . import bench, compare, config, devices, doctor, flags, launch, overview, predict, run
 from .output import add_command, tell
 
-COMMANDS = (devices, doctor, config, run, launch, predict, bench, compare)
+COMMANDS = (devices, doctor, config, flags, run, launch, predict, bench, compare)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -49,8 +50,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check_theano() -> None:
-    """Raise the error that kept Theano from being imported: some commands start without it."""
-    error = getattr(theano_mgpu, 'theano_error', None)
+    """Import Theano, or raise the error that keeps it from being imported."""
+    error = theano_mgpu.import_theano()
     if isinstance(error, MgpuError):
         raise error
     if error is not None:
@@ -73,6 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         if not hasattr(args, 'run'):
             overview.show()
             return 0
+        args.check(args)  # before Theano, whose import takes longer
         if not hasattr(args, 'works_without_theano') or getattr(args, 'old', None):  # `config --from` asks Theano
             check_theano()
         code = args.run(args)

@@ -1,4 +1,4 @@
-"""`theano-mgpu config`: print a .theanorc that maps contexts dev0, dev1, ... to devices.
+"""`theano-mgpu config`: print or write a .theanorc that maps contexts dev0, dev1, ... to devices.
 
 The devices are this machine's; with --kind the file can be for another machine. If there are
 more contexts than devices, the others get the next numbers (cuda2, cuda3), with a note on stderr;
@@ -8,34 +8,39 @@ With --from FILE, flags of an old .theanorc stay, as Theano 1.0 knows them: lib.
 example. Notes say which ones are left out, and why. A device, such as gpu0, is left to the contexts.
 
 examples:
-  theano-mgpu config > ~/.theanorc         a new file; add the lines to one that you have
-  theano-mgpu config --from ~/.theanorc > new && mv new ~/.theanorc      one of Theano 0.x, as it reads today
+  theano-mgpu config                                    look at it
+  theano-mgpu config --write                            a new ~/.theanorc
+  theano-mgpu config --from ~/.theanorc --write         one of Theano 0.x, as it reads today
   theano-mgpu config -n 4 --kind cuda > theanorc.cluster
   THEANORC=theanorc.cluster theano-mgpu doctor
 """
 from __future__ import annotations
 
 import argparse
-from typing import Sequence
+import os
+import shutil
+import time
 
 from .. import config
 from ..compat import old_flags
 from ..devices import cards, discovery
-from ..devices.context_map import default_map
-from ..parsing import MOST, MOST_DEVICES, shown, whole_number
-from ..utils.flags import OWN_FLAGS, read_theanorc
+from ..devices.context_map import choose_devices, default_map, describe, parse_context_map
+from ..utils.files import whole_text
+from ..utils.flags import OWN_FLAGS, read_theanorc, theanorc_files
+from .arguments import add_contexts, selected
 from .output import note
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument('-n', '--contexts', dest='n', type=devices, metavar='N',
-                        help="number of contexts (default: one for each GPU)")
+    add_contexts(parser, '-n')
     parser.add_argument('--kind', choices=discovery.KINDS,
                         help='kind of device (default: cuda if there is one here, else opencl if that is not the '
                         'CPU, else cpu)')
     parser.add_argument('--from', dest='old', metavar='FILE',
                         help='convert an old .theanorc: keep its flags, as Theano 1.0 knows them')
+    parser.add_argument('--write', action='store_true',
+                        help='write ~/.theanorc, or the file that THEANORC names, and keep a copy of the old one')
     parser.add_argument('--floatx', choices=('float16', 'float32', 'float64'),
                         help="Theano's floatX (default: float32, or as in the old file)")
     parser.add_argument('--executor', choices=OWN_FLAGS['mgpu.executor'][1], default='auto',
@@ -43,36 +48,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(works_without_theano=True)
 
 
-def positive(text: str, most: int = MOST) -> int:
-    """Return a whole number of at least 1 that is an argument.
-
-    Examples
-    --------
-    >>> positive('4')
-    4
-    """
-    number = whole_number(text, 1, most)
-    if number is None:
-        raise argparse.ArgumentTypeError('%s is not a whole number of at least 1, and at most %d' % (shown(text), most))
-    return number
-
-
-def devices(text: str) -> int:
-    """Return a number of contexts or processes that is an argument.
-
-    Examples
-    --------
-    >>> devices('4')
-    4
-    """
-    return positive(text, MOST_DEVICES)
-
-
 def run(args: argparse.Namespace) -> int:
-    """Print the .theanorc to stdout; a note on stderr names devices that are not on this machine."""
+    """Print or write the .theanorc; a note on stderr names devices that are not on this machine."""
     existing = discovery.discover(args.kind)[0] if args.kind else discovery.discover_best()
-    chosen = choose_devices(args.kind or str(discovery.kind_of(existing[0])), existing, args.n or len(existing) or 1)
-    absent = [device for device in chosen if device not in existing]
+    if isinstance(args.contexts, (str, list)):
+        map_ = describe(selected(args) or ())
+    else:
+        map_ = default_map(choose_devices(args.kind or str(discovery.kind_of(existing[0])), existing,
+                                          args.contexts or len(existing) or 1))
+    absent = [context.device for context in parse_context_map(map_)
+              if context.device not in discovery.discover(context.kind)[0]]
     if absent:
         note('not on this machine: %s' % ', '.join(absent))
     order = cards.order_note(cards.cards()) if 'cuda0' in existing else ''
@@ -80,14 +65,30 @@ def run(args: argparse.Namespace) -> int:
         note(order)
     kept = converted(args.old) if args.old else {'floatX': 'float32'}
     contexts = kept.pop('contexts', '')
-    if args.n or args.kind or not contexts and chosen != ['cpu']:
-        contexts = default_map(chosen)
+    if args.contexts or args.kind or not contexts and existing != ['cpu']:
+        contexts = map_
     floatx, device = kept.pop('floatX', 'float64'), kept.pop('device', 'cpu')
     if device != 'cpu':
         note('device = %s is left to the contexts, which are %s' % (device, contexts or 'the cores of the CPU'))
     executor = kept.pop('mgpu.executor', args.executor)
-    print(config.theanorc_text(contexts, args.floatx or floatx, executor, kept), end='')
+    text = config.theanorc_text(contexts, args.floatx or floatx, executor, kept)
+    if args.write:
+        write(theanorc_files()[-1], text)
+    else:
+        print(text, end='')
     return 0
+
+
+def write(path: str, text: str) -> None:
+    """Write a .theanorc, and keep a copy of the file that is there, whose name has the time."""
+    copy = path + time.strftime('.%Y%m%d-%H%M%S')
+    is_there = os.path.exists(path)
+    if is_there:
+        shutil.copy2(path, copy)
+    with whole_text(path) as file:
+        file.write(text)
+    note('%s is written%s' % (path, '; %s is a copy of the old file, whose flags --from %s keeps' % (copy, copy)
+                              if is_there else ''))
 
 
 def converted(path: str) -> dict[str, str]:
@@ -110,21 +111,3 @@ def converted(path: str) -> dict[str, str]:
         except Exception as error:  # of many kinds
             note('%s = %s is left out: %s' % (name, value, error))
     return {name: kept[name] for name in kept if kept[name] or not old.get(name)}
-
-
-def choose_devices(kind: str, existing: Sequence[str], n: int) -> list[str]:
-    """Return devices for `n` contexts: the existing ones, then the next numbers; ``cpu`` is shared by all contexts.
-
-    Examples
-    --------
-    >>> choose_devices('cuda', ['cuda0'], 3)
-    ['cuda0', 'cuda1', 'cuda2']
-    >>> choose_devices('opencl', ['opencl0:0', 'opencl1:0'], 3)
-    ['opencl0:0', 'opencl1:0', 'opencl0:1']
-    >>> choose_devices('cpu', ['cpu'], 2)
-    ['cpu', 'cpu']
-    """
-    if kind == 'cpu':
-        return ['cpu'] * n
-    numbered = [{'cuda': 'cuda%d', 'opencl': 'opencl0:%d'}[kind] % i for i in range(n)]
-    return [*existing, *(device for device in numbered if device not in existing)][:n]

@@ -26,10 +26,10 @@ from typing import Any, Sequence
 
 from ..devices import cards, leases
 from ..devices import discovery as hardware
-from ..devices.context_map import Context, describe, parse_context_map
+from ..devices.context_map import Context, describe
 from ..devices.contexts import configured, flagged, gpu_context, init
-from ..errors import MgpuError
 from ..utils.tables import bytes_text, table
+from .arguments import add_contexts, selected
 from .output import note, print_json, quietly, tell
 
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
@@ -41,20 +41,11 @@ CLEAR = '\x1b[H\x1b[J'  # to the first line, and clear the screen below
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument('--contexts', metavar='MAP', type=context_map,
-                        help="list these instead, e.g. 'dev0->cuda0;dev1->cuda1' (quoted: > and ; are the shell's)")
+    add_contexts(parser)
     parser.add_argument('--watch', metavar='SECONDS', type=seconds, nargs='?', const=1.0,
                         help='refresh the table each second, or after so many seconds, until Ctrl-C: memory and '
                         'utilisation of each device, and the contexts and ranks on it')
     parser.add_argument('--json', action='store_true', help='print JSON: bytes, percent, and null for what is unknown')
-
-
-def context_map(text: str) -> list[Context]:
-    """Parse a context map that is an argument; argparse needs an error of its own type for a malformed one."""
-    try:
-        return parse_context_map(text)
-    except MgpuError as error:
-        raise argparse.ArgumentTypeError(error) from error
 
 
 def seconds(text: str) -> float:
@@ -73,12 +64,13 @@ def seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table, or JSON; return 1 if a device could not be opened, else 0."""
-    contexts = args.contexts or configured()
+    chosen = selected(args)
+    contexts = chosen or configured()
     if args.watch:
         return watch(contexts, args.watch)
     all_cards = cards_of(contexts)
     entries = [look_at(context, all_cards.get(context.device)) for context in contexts]
-    if not args.contexts and not flagged():
+    if not chosen and not flagged():
         entries += [dict(look_at(Context('unused%d' % i, device, 'opencl')), context=None)
                     for i, device in enumerate(hardware.opencl_cpus())]
     if args.json:

@@ -28,6 +28,7 @@ without a password. `mpirun -n N python SCRIPT` works too; then every rank print
 examples:
   theano-mgpu launch -n 2 train.py --epochs 5
   theano-mgpu launch -n 2 run script.py           a plain Keras or Theano script, see run --help
+  theano-mgpu launch -n 2 predict model.h5 x.npy y.npy
   theano-mgpu launch -n 2 -m package.train
   theano-mgpu launch -n 8 --hosts node1,node2 train.py
   theano-mgpu launch -n 4 --gpus-per-process 2 train.py
@@ -45,16 +46,20 @@ import shlex
 
 from .. import config
 from ..comm.allocation import allocation
+from ..devices.contexts import flagged
 from ..errors import MgpuError
 from ..utils import mpi_environment
 from ..utils.files import check_folder
 from ..utils.flags import OWN_FLAGS, own_flag
+from . import predict
 from . import run as run_command
-from .config import devices, positive
+from .arguments import add_contexts, devices, positive, use_contexts
 from .job_command import CARRIED, COMMAND, choose_start, rank_environment
 from .output import add_command, note
 from .program import add_ledger, add_program, check_program, check_syntax
 from .supervise import run_with_restarts
+
+COMMANDS = {'run': run_command, 'predict': predict}  # which several processes can execute together
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         'before its first step, it is tried with one process fewer (default: N)')
     parser.add_argument('--hosts', metavar='A,B', help='hosts to divide them among, in equal parts, or as in A:3,B:1 '
                         '(default: this host; in an allocation its hosts, always)')
+    add_contexts(parser)
     parser.add_argument('--gpus-per-process', type=devices, metavar='K',
                         help="contexts that each process takes (default: an equal share of its host's)")
     parser.add_argument('--sharded', action='store_const', dest='data', const='sharded',
@@ -78,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         'for a restart, each of which takes as much memory as the job (default: %(default)s)')
     add_ledger(parser)
     parser.add_argument('--dry-run', action='store_true', help='print the command without running it')
-    add_program(parser, 'a Python script; or the word run, then the arguments of "theano-mgpu run"')
+    add_program(parser, 'a Python script; or the word run or predict, then the arguments of that command')
     parser.set_defaults(works_without_theano=True)
 
 
@@ -95,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
                         'once, such as in the batch script; or have %s start python %s'
                         % (size, launcher.name, launcher.name, ' '.join(program)))
     start = choose_start(args.ranks, args.hosts, allocation())
+    if args.contexts and not (isinstance(args.contexts, str) or flagged() or start.on_this_host):
+        raise MgpuError('--gpus chooses among the devices of this host, and the processes run on others, too: give '
+                        "their contexts, such as --contexts 'dev0->cuda0;dev1->cuda1'")
+    use_contexts(args)
     ledger = args.ledger or own_flag('mgpu.ledger')
     if ledger and start.on_this_host:
         check_folder(ledger)
@@ -133,25 +143,24 @@ def check_restarts(args: argparse.Namespace) -> None:
 
 
 def program_of(args: argparse.Namespace) -> list[str]:
-    """Return Python's arguments in each process: a module, a script, or a script under `theano-mgpu run`."""
+    """Return Python's arguments in each process: a module, a script, or one of `COMMANDS` with its arguments."""
     check_program(args)
     if args.module:
         return ['-m'] + args.module
-    if args.script == 'run' and not os.path.isfile('run'):
-        check_run(args.args)
-        return [COMMAND, 'run'] + args.args
+    if args.script in COMMANDS and not os.path.isfile(args.script):
+        check_command(args.script, args.args)
+        return [COMMAND, args.script] + args.args
     if os.path.isfile(args.script) or os.path.isfile(os.path.join(args.script, '__main__.py')):
         check_syntax(args.script)
         return [args.script] + args.args
     raise MgpuError('there is no script %s; give the path of a Python file, then its arguments' % args.script)
 
 
-def check_run(words: list[str]) -> None:
-    """End with a usage error for arguments that `theano-mgpu run` does not take, rather than in each process."""
+def check_command(name: str, words: list[str]) -> None:
+    """End with an error for arguments that a command of `COMMANDS` does not take, rather than in each process."""
     parser = argparse.ArgumentParser(prog='theano-mgpu launch')
-    add_command(parser.add_subparsers(), run_command)
-    args = parser.parse_args(['run'] + words)
-    run_command.check(args)
-    if args.script:
+    add_command(parser.add_subparsers(), COMMANDS[name])
+    args = parser.parse_args([name] + words)
+    args.check(args)
+    if getattr(args, 'script', None):
         check_syntax(args.script)
-

@@ -12,7 +12,7 @@ from ..errors import PREFIX
 
 
 def add_command(sub: Any, command: Any) -> None:
-    """Add a command to argparse's sub-parsers: a module with `add_options` and `run`.
+    """Add a command to argparse's sub-parsers: a module with `add_options`, `run` and, for its arguments, `check`.
 
     The help is its docstring: "`theano-mgpu NAME`: summary.", and the paragraphs after it, which follow the options.
     """
@@ -21,7 +21,7 @@ def add_command(sub: Any, command: Any) -> None:
     parser = sub.add_parser(command.__name__.rpartition('.')[2], help=summary.rstrip('.'), epilog=rest,
                             description=summary[:1].upper() + summary[1:],
                             formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(run=command.run)
+    parser.set_defaults(run=command.run, check=getattr(command, 'check', lambda args: None))
     command.add_options(parser)
 
 

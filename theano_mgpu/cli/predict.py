@@ -13,13 +13,13 @@ load, and how to install that.
 A model with Lambda layers has code of whoever wrote the file in it, and runs that when it is loaded. --safe refuses
 such models, and those with classes that are not of Keras, before anything in them is run.
 
-Each of the contexts of THEANO_FLAGS or .theanorc computes another batch (see "theano-mgpu devices").
+Each context computes another batch (see "theano-mgpu devices"). With launch, each process has a share of them.
 
 examples:
   theano-mgpu predict model.h5 images.npy outputs.npy
   theano-mgpu predict model.h5 images.npy outputs.npy --gpus 2 --batch-size 256
   theano-mgpu predict model.h5 pairs.npz answers.h5 --gpus dev0,dev2
-  theano-mgpu launch -n 4 "$(command -v theano-mgpu)" predict model.h5 images.npy outputs.npy
+  theano-mgpu launch -n 4 predict model.h5 images.npy outputs.npy
 """
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from typing import Any
 import numpy as np
 
 from ..compat import keras_versions
+from ..devices.contexts import init
 from ..errors import MgpuError, PredictionError
 from ..utils import mpi_environment, progress
+from .arguments import add_contexts, positive, use_contexts
 from .array_input import KINDS, InputError, kind_of, open_inputs, reading
 from .array_output import UnfinishedOutput, output_target, writing
-from .config import positive
 from .model_file import load_model
 from .output import note, quietly
 
@@ -48,8 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('output', help='file for the outputs: %s' % ', '.join(KINDS))
     parser.add_argument('--batch-size', type=positive, default=32, metavar='N',
                         help='samples that a device works on at a time (default: %(default)s)')
-    parser.add_argument('--gpus', type=gpus, metavar='N|A,B', help='how many contexts, or the names or numbers of '
-                        'those to use (default: all)')
+    add_contexts(parser)
     parser.add_argument('--replicas-per-gpu', type=positive, default=1, metavar='K',
                         help='deprecated, without effect')
     parser.add_argument('--safe', action='store_true', help='refuse a model that has code in its file (Lambda layers), '
@@ -57,22 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--quiet', action='store_true', help='no progress bar, and no summary')
 
 
-def gpus(text: str) -> int | list[int | str]:
-    """Return the argument of --gpus: a number, or a list of numbers and names.
-
-    Examples
-    --------
-    >>> gpus('2'), gpus('0,3'), gpus('dev1,dev0'), gpus('dev1')
-    (2, [0, 3], ['dev1', 'dev0'], ['dev1'])
-    """
-    if text.isdecimal():
-        return int(text)
-    return [int(part) if part.isdecimal() else part for part in text.split(',')]
-
-
 def run(args: argparse.Namespace) -> int:
     """Predict; return the exit code, 130 after Ctrl-C."""
-    check_paths(args)
     began = time.monotonic()
     if args.replicas_per_gpu > 1:
         note('--replicas-per-gpu has no effect any more, since a device is sent the next batch while it computes. '
@@ -153,7 +139,7 @@ def no_rows(model: Any) -> list[np.ndarray]:
             for tensor in model.outputs]
 
 
-def check_paths(args: argparse.Namespace) -> None:
+def check(args: argparse.Namespace) -> None:
     """Raise a MgpuError for files that cannot be used, before anything that takes time."""
     kind_of(args.input, 'input')
     kind_of(args.output, 'output')
@@ -170,13 +156,15 @@ def check_paths(args: argparse.Namespace) -> None:
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
     """Return the model and its Predictor."""
     os.environ['KERAS_BACKEND'] = 'theano'
+    use_contexts(args)
+    init()
     from ..keras import Predictor
     model = keras_versions.inner(load_model(args.model, args.safe))
     if len(model.outputs) > 1 and args.output.endswith('.npy'):
         raise MgpuError('%s is one array, but the model has the outputs %s: give a name that ends with .npz or .h5'
                         % (args.output, ', '.join(model.output_names)))
     try:
-        return model, Predictor(model, args.gpus)
+        return model, Predictor(model)
     except ValueError as error:
         raise MgpuError(str(error)) from error
 

@@ -107,10 +107,10 @@ class own_traceback(AbstractContextManager):
     The exception itself is not caught: Python also sets the exit code, and sends a signal after a KeyboardInterrupt.
     """
 
-    failed = False  # whether the script has ended with an error, or an exit code other than 0
+    end: BaseException | None = None  # the exception with which the script has ended, but for an exit with code 0
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        own_traceback.failed = error is not None and getattr(error, 'code', 1) not in (None, 0)
+        own_traceback.end = error if getattr(error, 'code', 1) not in (None, 0) else None
         if error is None or isinstance(error, SystemExit):
             return
         hook = sys.excepthook

@@ -42,30 +42,28 @@ from .. import config
 from ..compat import import_hooks, keras_names, keras_versions, old_flags
 from ..devices import leases
 from ..devices.context_map import Context, describe
-from ..devices.contexts import choose_contexts, chosen, configured, contexts, flagged
+from ..devices.contexts import OPTION, choose_contexts, chosen, configured, contexts, flagged
 from ..errors import MgpuError, exit_code_of
 from ..utils import mpi_environment, rank_process
 from ..utils.files import whole_text
 from ..utils.flags import environment_flags, own_flag, set_environment_flags
 from ..utils.tables import table
-from .config import devices
-from .devices import context_map
+from .arguments import add_contexts, devices
 from .output import note, tell
 from .program import add_ledger, add_program, check_program, own_traceback, run_module, run_script
 
 NO_PROCESSES = ('--processes is not needed: without a GPU, processes compute for the contexts. To have several run the '
                 'script, use theano-mgpu launch -n 2 run SCRIPT')
+ALL = 'all'  # of --explain-all
+NO_PLAN = 'no function or model was divided, so there is no plan'
+HINT = '--explain-all shows the instructions of a step, the memory, and the layers of each function'
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.usage = 'theano-mgpu run [options] SCRIPT|-m MODULE [ARGS]'
     parser.epilog = '%s%s' % (parser.epilog, keras_names.about())
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument('--gpus', type=devices, metavar='N', help='use the first N contexts (default: all); '
-                       'without a GPU and a map, N contexts on the CPU')
-    which.add_argument('--contexts', metavar='MAP', type=context_map,
-                       help="contexts and their devices, e.g. 'dev0->cuda0;dev1->cuda1'")
+    add_contexts(parser)
     parser.add_argument('--one', action='store_true', help='on one device: the one that the fewest processes have')
     parser.add_argument('--wait', action='store_true', help='with --one: wait until no process has this device')
     parser.add_argument('--strict', action='store_true', help='raise an error instead of printing a note')
@@ -76,8 +74,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('-q', '--quiet', action='store_true',
                         help='no summary at exit, and no note if nothing is divided')
     parser.add_argument('--explain', action='store_true',
-                        help='at exit, show the plan of each function and model (stages, exchanges, memory, and why), '
-                        'and the time of each layer')
+                        help='at exit, show how each function and model was divided, and why, and the time of each '
+                        'layer of the longest function')
+    parser.add_argument('--explain-all', dest='explain', action='store_const', const=ALL,
+                        help='at exit, show each plan (instructions, exchanges, memory, and why), and the times of the '
+                        'layers of each function')
     parser.add_argument('--processes', type=lambda text: None if text == 'auto' else devices(text), default=0,
                         help=argparse.SUPPRESS)  # of version 0.2
     parser.add_argument('--json', metavar='FILE', type=os.path.abspath, help='write the plans to a file, for programs')
@@ -87,14 +88,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Callable[[], None]:
     """Prepare the run; return a function that runs the script, so that `main` does not handle the script's errors."""
-    check(args)
     if args.processes != 0:
         note(NO_PROCESSES)
-        if args.processes and not (args.gpus or args.contexts) and configured()[0].kind == 'cpu':
-            args.gpus = args.processes
-    if args.verify and mpi_environment.trains_together():
-        raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
-                        'launch')
+        if args.processes and not args.contexts and configured()[0].kind == 'cpu':
+            args.contexts = args.processes
     from ..auto.enabling import enable  # imports Theano, which commands such as doctor do without
     from ..checks.ledger import use_ledger
     os.environ['KERAS_BACKEND'] = 'theano'
@@ -103,13 +100,12 @@ def run(args: argparse.Namespace) -> Callable[[], None]:
         set_environment_flags({**environment_flags(), 'mgpu.ledger': args.ledger})
         use_ledger(args.ledger)
     flags = environment_flags()
-    if args.contexts:
-        flags['contexts'] = describe(args.contexts)
+    if isinstance(args.contexts, str):
+        flags['contexts'] = args.contexts
         set_environment_flags(flags)
-    elif args.gpus and flagged():
-        choose_contexts(args.gpus)  # an error now
-    leases.begin_run(args.one, args.wait, gpus=describe(args.contexts) if args.contexts else args.gpus,
-                     strict=args.strict, always=args.always)
+    elif args.contexts and flagged():
+        choose_contexts(args.contexts, OPTION)  # an error now
+    leases.begin_run(args.one, args.wait, gpus=args.contexts, strict=args.strict, always=args.always)
     # Devices are opened when the script first needs them. It may choose others later; forks have contexts of their own.
     opened, process = functools.lru_cache(None)(functools.partial(open_contexts, args)), os.getpid()
     # Notes instead of warnings: scripts often silence warnings, and some turn them into errors.
@@ -160,6 +156,9 @@ def check(args: argparse.Namespace) -> None:
         args.parser.error('--wait goes with --one')
     if args.one and mpi_environment.trains_together():
         args.parser.error('--one is for a script in one process')
+    if args.verify and mpi_environment.trains_together():
+        raise MgpuError('--verify compares one device with the contexts of one process: leave it out, or run without '
+                        'launch')
 
 
 def open_contexts(args: argparse.Namespace) -> list[Context]:
@@ -207,11 +206,18 @@ def take_flags(before: dict[str, str]) -> None:
              'by the flag contexts' % '; '.join(late))
 
 
+def has_failed() -> bool:
+    """Return whether the script has ended with an error, or an exit code, of its own, which are to be seen last."""
+    return isinstance(own_traceback.end, (Exception, SystemExit))
+
+
 def print_summary() -> None:
     """Print the reports of functions and models, also of an `enable` of the script's own, or that there were none.
 
-    A script that has failed says itself why there are none. One that has chosen contexts uses this package itself.
+    A script that has failed ends with its error. One that has chosen contexts uses this package itself.
     """
+    if has_failed():
+        return
     from ..auto.enabled import Enabled  # imports Theano, see `run`
     from ..auto.report import reports
     from ..plan.record import changes
@@ -221,7 +227,7 @@ def print_summary() -> None:
     for text in texts:
         tell(text)
     is_foreign = 'keras' in sys.modules and keras_versions.backend() != 'theano'
-    if not (texts or chosen() or own_traceback.failed or is_foreign) and Enabled.in_force:
+    if not (texts or chosen() or own_traceback.end or is_foreign) and Enabled.in_force:
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')
 
 
@@ -241,7 +247,7 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
     if mpi_environment.rank() > 0:
         return
     from ..graph.layers import tables
-    from ..plan.explain import as_text, explanation  # imports Theano, which the command itself does without
+    from ..plan.explain import as_text, explanation, in_brief  # imports Theano, which the command itself does without
     from ..plan.memory import estimated
     explanations = [explanation(each.plan, each.changes(), estimated(each.plan, each.meter))
                     for each in recorded]
@@ -251,8 +257,9 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
                 json.dump(explanations, file, indent=1)
         except OSError as error:
             raise MgpuError('--json %s cannot be written: %s' % (args.json, error.strerror)) from error
-    if args.explain and sys.stderr is not None:
-        nothing = [] if own_traceback.failed else ['no function or model was divided, so there is no plan']
-        texts = list(map(as_text, explanations)) or nothing
-        for text in [*texts, *tables((each.plan.name, each.exchange_seconds()) for each in recorded)]:
+    if args.explain and sys.stderr is not None and not has_failed():
+        is_all = args.explain == ALL
+        texts = list(map(as_text, explanations)) if is_all else [in_brief(explanations)] * bool(explanations)
+        times = tables((each.plan.name, each.exchange_seconds()) for each in recorded)
+        for text in [*(texts or [NO_PLAN]), *(times if is_all else [*times[:1], HINT])]:
             print('\n' + text, file=sys.stderr)

@@ -64,7 +64,8 @@ def _optimise(fgraph, optimizer):
     """Optimise a graph, or take the result from the disk; return the optimiser's profile, if there is one."""
     from theano import config, configparser
     if not (_is_on() and optimizer and fgraph.apply_nodes):
-        return optimizer(fgraph)
+        with progress.working():
+            return optimizer(fgraph)
     obstacle: Exception | None = None
     try:
         features = [(type(feature), getattr(feature, 'protected', None)) for feature in fgraph._features]
@@ -80,7 +81,7 @@ def _optimise(fgraph, optimizer):
     if kept is not None:
         return _take(*kept, fgraph)
     began, messages = time.perf_counter(), []
-    with _recorded(messages):
+    with _recorded(messages), progress.working():
         profile = optimizer(fgraph)
     seconds = time.perf_counter() - began
     if obstacle is None and seconds > WORTH:
@@ -329,6 +330,7 @@ def _read(path, own):
 
 def _write(path, content):
     """Write a file; remove those that were not used for the longest time, if all take too many bytes."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # Theano has removed it if empty
     with files.whole_file(path, flush=False) as unfinished, open(unfinished, 'wb') as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(hashlib.sha256(content).digest() + content)

@@ -37,7 +37,8 @@ def compile_outside_the_lock() -> None:
             return find(self, key, lnk, keep_lock)
         if _thread.ahead is not None:
             _thread.ahead.begin(self, key)
-        with _module_locked(self.dirname, cmodule.get_module_hash(lnk.get_src_code(), key)) as _thread.has_lock:
+        with progress.working() if _thread.ahead is None else contextlib.nullcontext(), \
+                _module_locked(self.dirname, cmodule.get_module_hash(lnk.get_src_code(), key)) as _thread.has_lock:
             try:
                 module = find(self, key, lnk, keep_lock)
                 if _thread.ahead is not None:
@@ -120,6 +121,7 @@ class Ahead(contextlib.ExitStack):
         if self._has_begun:
             return
         self._has_begun = True
+        self.enter_context(progress.working())
         folder = self.enter_context(tempfile.TemporaryDirectory(prefix='theano_mgpu.'))
         threads = WorkerThreads([_compile] * self._jobs, 'theano_mgpu compile')
         self.callback(threads.close)

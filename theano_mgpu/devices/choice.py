@@ -5,9 +5,10 @@ from numbers import Integral
 from typing import Any
 
 from ..errors import ContextError
+from ..parsing import MOST_DEVICES
 from ..utils import mpi_environment
 from . import leases
-from .context_map import Context, describe
+from .context_map import Context, describe, longer_map
 from .contexts import contexts as active_contexts
 from .contexts import get as get_context
 from .contexts import host_contexts
@@ -64,11 +65,6 @@ def chosen_contexts(gpus: Any) -> list[Context]:
     # Others of this machine may have the other contexts, or the user may want no more.
     if gpus > len(there) * n_processes and not (leases.is_child() or leases.named()):
         raise ContextError('To run with `gpus=%d`, as many contexts must be mapped; there are %d: %s. Reduce `gpus`, '
-                           'or map more: call theano_mgpu.init(%d) before, or set, e.g., THEANO_FLAGS="contexts=%s"'
-                           % (gpus, len(there), describe(there), gpus, _longer_map(there, gpus)))
+                           "or map more: call theano_mgpu.init('%s') before, or set THEANO_FLAGS=\"contexts=%s\""
+                           % (gpus, len(there), describe(there), *[longer_map(there, min(gpus, MOST_DEVICES))] * 2))
     return there[:gpus]
-
-
-def _longer_map(there, n):
-    device = {'cuda': 'dev{0}->cuda{0}', 'opencl': 'dev{0}->opencl0:{0}', 'cpu': 'dev{0}->cpu'}[there[-1].kind]
-    return ';'.join([describe(there)] + [device.format(i) for i in range(len(there), n)])

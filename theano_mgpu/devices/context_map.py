@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from typing import Iterable, NamedTuple
+from typing import Iterable, NamedTuple, Sequence
 
 from ..errors import ContextError
 from ..parsing import bare, shown
@@ -59,6 +59,34 @@ def default_map(devices: Iterable[str]) -> str:
     'dev0->cuda0;dev1->cuda1'
     """
     return ';'.join('dev%d->%s' % pair for pair in enumerate(devices))
+
+
+def choose_devices(kind: str, existing: Sequence[str], n: int) -> list[str]:
+    """Return devices for `n` contexts: the existing ones, then the next numbers; ``cpu`` is shared by all contexts.
+
+    >>> choose_devices('cuda', ['cuda1'], 3)
+    ['cuda1', 'cuda0', 'cuda2']
+    >>> choose_devices('opencl', ['opencl0:0', 'opencl1:0'], 3)
+    ['opencl0:0', 'opencl1:0', 'opencl0:1']
+    >>> choose_devices('cpu', ['cpu'], 2)
+    ['cpu', 'cpu']
+    """
+    if kind == 'cpu':
+        return ['cpu'] * n
+    numbered = [{'cuda': 'cuda%d', 'opencl': 'opencl0:%d'}[kind] % i for i in range(n)]
+    return [*existing, *(device for device in numbered if device not in existing)][:n]
+
+
+def longer_map(contexts: Sequence[Context], n: int) -> str:
+    """Return the map of contexts and of further ones like the last, `n` in all.
+
+    >>> longer_map(parse_context_map('dev1->cuda1'), 2)
+    'dev1->cuda1;dev0->cuda0'
+    """
+    numbers = [*range(len(contexts), n), *range(len(contexts))]
+    names = [name for name in map('dev%d'.__mod__, numbers) if all(name != context.name for context in contexts)]
+    devices = choose_devices(contexts[-1].kind, [context.device for context in contexts], n)
+    return ';'.join([describe(contexts), *map('%s->%s'.__mod__, zip(names, devices[len(contexts):]))])
 
 
 def describe(contexts: Iterable[Context]) -> str:

@@ -11,9 +11,9 @@ from ..compat import cuda_libraries
 from ..errors import ContextError
 from ..parsing import MOST_DEVICES
 from ..utils import blas, mpi_environment, processor, rank_process
-from ..utils.flags import flag, own_flag
+from ..utils.flags import flag, own_flag, source_of
 from . import discovery, leases, opening
-from .context_map import EXAMPLE, Context, default_map, describe, parse_context_map
+from .context_map import Context, default_map, describe, longer_map, parse_context_map
 from .cuda_driver import load_driver
 
 _active: List[Context] = []   # the contexts over which functions of this process run
@@ -23,6 +23,7 @@ _all_are_mapped: List[bool] = []  # holds True if contexts of cores count as map
 _opened_in: List[int] = []    # the number of the process that opened a GPU, if one is open
 _before: List[Any] = []       # the contexts before each lease that is in force, on the host and of this process
 _changing = threading.RLock()
+FUNCTION, OPTION = 'call theano_mgpu.init(%r)', 'give --contexts %r'  # the ways in which callers map contexts
 ON_CPU = Context('host', 'cpu', 'cpu')
 TO_USE_GPUS = ('start processes with multiprocessing.set_start_method("spawn"), or fork before the first function over '
                'contexts is made')
@@ -73,14 +74,15 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     contexts : str, int, list of str, or None
         A context map (``'dev0->cuda0;dev1->cuda1'``); how many of the contexts of THEANO_FLAGS,
         .theanorc or this machine's devices to take (a machine without a GPU has any number of ``cpu``
-        contexts); their names; or None for all of them: without a GPU and a map, one for each core.
+        contexts); their names or numbers; or None for all of them: without a GPU and a map, one for each core.
 
     Returns
     -------
     list of Context
         In a process that mpirun started, its share of them: see `share`. In a process that a script of
         ``theano-mgpu run`` has started, one of them: see `lease`. Under ``theano-mgpu run`` the map of its
-        option ``--contexts`` counts, whatever the script asks for, and of others the first ``--gpus`` ones.
+        option ``--contexts``, or the list of ``--gpus``, counts, whatever the script asks for; of others, with a
+        number, the first ``--gpus`` ones.
 
     Raises
     ------
@@ -94,11 +96,12 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     [Context(name='dev0', device='cpu', kind='cpu')]
     """
     named, given = leases.named(), contexts
-    if given is None or isinstance(named, str):
+    if given is None or isinstance(named, (str, list)):
         contexts = named
     if leases.is_child():
         return _use(*_one_of(contexts))
-    chosen = choose_contexts(contexts)[:named if isinstance(named, int) else None]
+    way = FUNCTION if contexts is given else OPTION
+    chosen = choose_contexts(contexts, way)[:named if isinstance(named, int) else None]
     _cores[:] = [context for context in chosen if context.kind == 'cpu' and contexts is None and not flagged()]
     if given not in (None, contexts, len(chosen)):
         rank_process.note('the script chose the contexts %s; "theano-mgpu run" replaces them with %s'
@@ -201,37 +204,43 @@ def share(contexts: list[Context], rank: int, size: int) -> list[Context]:
     return contexts[n * rank // size:n * (rank + 1) // size]
 
 
-def choose_contexts(contexts: Any) -> list[Context]:
-    """Return the contexts of this host that the argument of `init` stands for; nothing is opened."""
+def choose_contexts(contexts: Any, way: str = FUNCTION) -> list[Context]:
+    """Return the contexts of this host that the argument of `init`, or of a command, stands for; nothing is opened.
+
+    An error says how to map more of them in the way of the caller.
+    """
     if isinstance(contexts, str):
         return parse_context_map(contexts)
     if contexts is None:
         return configured()
     if isinstance(contexts, int) and not isinstance(contexts, bool):
-        known = contexts <= MOST_DEVICES and _default_cpus(contexts) or configured()
+        known = contexts <= MOST_DEVICES and _more_cpus(contexts) or configured()
         if not 1 <= contexts <= len(known):
-            possible = '1 to %d' % len(known) if len(known) > 1 else '1'
-            more = EXAMPLE
-            if all(context.kind == 'cpu' for context in known) and 1 < contexts <= MOST_DEVICES:
-                more = 'contexts=' + default_map(['cpu'] * contexts)
-            raise ContextError('%d contexts were asked for; there are %d: %s. Ask for %s, or map more, e.g. %s'
-                               % (contexts, len(known), describe(known), possible, more))
+            raise ContextError('%d contexts were asked for; there are %d: %s%s. Ask for 1%s, or map more: %s' % (
+                contexts, len(known), describe(known), ', by ' + source_of('contexts') if flagged() else '',
+                ' to %d' % len(known) if len(known) > 1 else '',
+                way % longer_map(known, contexts if len(known) < contexts <= MOST_DEVICES else len(known) + 1)))
         return known[:contexts]
-    names = list(contexts)
+    known = configured()
+    by_number = dict(enumerate(context.name for context in known))
+    names = [by_number.get(each, each) for each in contexts]
     if not names:
-        raise ContextError('an empty list of contexts was given; name at least one of: %s' % describe(configured()))
+        raise ContextError('an empty list of contexts was given; name at least one of: %s' % describe(known))
     if len(set(names)) < len(names):
         raise ContextError('a context is named twice in %r; name each one once' % (names,))
-    return [_lookup(name, configured()) for name in names]
+    return [_lookup(name, known) for name in names]
 
 
-def _default_cpus(n):
-    """Return `n` contexts on the CPU, with a note, where none are mapped and there is no GPU; else an empty list."""
-    if n < 2 or flagged() or discovery.discover_best() != ['cpu']:
+def _more_cpus(n):
+    """Return `n` contexts on the CPU, with a note, where no GPU is there, and none or one is mapped."""
+    mapped = configured() if flagged() else []
+    if n < 2 or [context.kind for context in mapped] != ['cpu'] * bool(mapped) or \
+            not mapped and discovery.discover_best() != ['cpu']:
         return []
-    chosen = parse_context_map(default_map(['cpu'] * n))
-    rank_process.note('no usable GPU here: the %d contexts are on the CPU, and share its cores: %s. "theano-mgpu '
-                      'devices" lists what there is' % (n, describe(chosen)))
+    chosen = parse_context_map(longer_map(mapped, n) if mapped else default_map(['cpu'] * n))
+    why = source_of('contexts') + ' maps the CPU alone' if mapped else 'no usable GPU here'
+    rank_process.note('%s: the %d contexts are on the CPU, and share its cores: %s. "theano-mgpu devices" lists what '
+                      'there is' % (why, n, describe(chosen)))
     return chosen
 
 

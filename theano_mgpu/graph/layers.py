@@ -154,7 +154,7 @@ def timed(mode: Any, name: str | None, context: str | None = None) -> Any:
 
 
 def tables(exchanges: Iterable[tuple[Any, float]]) -> list[str]:
-    """Return a table for each name of functions, with the time of each layer on one device and divided.
+    """Return a table for each name of functions, the longest first: the time of each layer on one device and divided.
 
     Where a function is divided, the slowest context counts for a layer. `exchanges` are names with the seconds in which
     values are copied and added in a call.
@@ -163,7 +163,8 @@ def tables(exchanges: Iterable[tuple[Any, float]]) -> list[str]:
     for times in every:
         sums[times.name, times.context].update(times.a_call())
     least = LEAST * max((sum(each.values()) for each in sums.values()), default=0)
-    names = dict.fromkeys(name for (name, _), each in sums.items() if sum(each.values()) > least)
+    longest = sorted(sums.items(), key=lambda item: -sum(item[1].values()))
+    names = dict.fromkeys(name for (name, _), each in longest if sum(each.values()) > least)
     for name, seconds in exchanges:
         sums[name or UNNAMED, EXCHANGE][EXCHANGE] += seconds
     found = []

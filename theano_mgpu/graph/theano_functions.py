@@ -150,7 +150,7 @@ def hook_functions_once() -> None:
 
 def _made(original, arguments):
     name, began = _name_for_user(arguments['name']), time.perf_counter()
-    with plain_functions(), progress.compiling('compiling ' + name):
+    with plain_functions(), progress.compiling(name):
         function = original(**{**arguments, 'mode': timed(arguments['mode'], name)})
     function.mgpu_name, function.mgpu_seconds = name, time.perf_counter() - began
     return function

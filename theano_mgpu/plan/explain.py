@@ -1,6 +1,7 @@
 """A plan explained: what runs where, the exchanges and their collectives, how much memory it takes, and why."""
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import theano
 from ..devices.context_map import describe
 from ..graph.graph import bytes_of_all
 from ..utils.tables import bytes_text, counted, table
+from ..utils.values import shortened
 from .buckets import bytes_of_gradients
 from .listing import listed
 from .memory import MemoryEstimate, variables_on
@@ -55,6 +57,18 @@ def as_text(data: dict[str, Any]) -> str:
     fits = [data['fits']] if data['fits'] else []
     return '\n'.join([_title(data), '', table([['INSTRUCTION', 'WHERE', 'WHAT', 'BYTES'], *rows], right={3}), *unknown,
                       '', table(memory, right=set(range(1, 7))), *fits, '', table(choices)])
+
+
+def in_brief(found: Sequence[dict[str, Any]]) -> str:
+    """Return the division and the choices of functions, each once, from the data of `explanation`, as text."""
+    titles = defaultdict(list)
+    for data in found:
+        name, _, rest = _title(data).partition(': ')
+        titles[rest].append(name)
+    choices = {(each['what'], each['chosen'], each['reason']) for data in found for each in data['choices']}
+    return '\n'.join([*('%s: %s' % (shortened(names), rest) for rest, names in titles.items()), '',
+                      table([('CHOICE', 'CHOSEN', 'REASON'), *sorted(choices)]),
+                      *dict.fromkeys(data['fits'] for data in found if data['fits'])])
 
 
 def largest_text(memory: MemoryEstimate, grows: bool) -> str:

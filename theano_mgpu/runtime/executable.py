@@ -1,6 +1,7 @@
 """A plan, compiled: the functions of each part on each context, and the memory that its steps use again."""
 from __future__ import annotations
 
+import os
 from typing import Any, Collection, Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..devices.context_map import Context
 from ..devices.failures import FailureExplained
 from ..devices.launcher import Launcher
 from ..devices.transfers import DeviceBuffers
+from ..errors import user_frame
 from ..exchange.memory import Memories
 from ..exchange.over_ranks import OverRanks
 from ..graph import graph
@@ -50,7 +52,7 @@ class CompiledPart:
         graphs = [each for pair, whole in zip(factors, part.graphs) for each in pair or (whole,)]
         self._factors = factors
         compiled: dict[Context, Any] = {}
-        with compiling(part.name, part.inputs, part.contexts), first_compiler(communicator):
+        with compiling(part), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
                 with FailureExplained(i, context, 'copies of shared variables'):
                     local = {variable: graph.seen_on(context.name, replicas[variable].on(context))
@@ -192,11 +194,14 @@ def variables_of(part: Part) -> list[SharedVariable]:
     return graph.shared_variables([*part.graphs, *part.updates.values(), *part.updates])
 
 
-def compiling(name: str | None, inputs: Sequence[theano.Variable], contexts: Sequence[Context]) -> Any:
-    """Return a context manager that shows the progress of compiling a function for some contexts."""
-    names = [variable.name for variable in inputs if variable.name]
-    shown = 'a function' + ' of ' * bool(names) + ', '.join(names[:3]) + ', ...' * (len(names) > 3)
-    return progress.compiling('compiling %s for %s' % (name or shown, ', '.join(context.name for context in contexts)))
+def compiling(part: Part) -> Any:
+    """Return a context manager that shows the progress of compiling a part for its contexts.
+
+    A function without a name has the name of the line that has made its first output, as plain Theano's has.
+    """
+    frames = [frame for frame in map(user_frame, part.graphs) if frame]
+    name = part.name or ('%s:%d' % (os.path.basename(frames[0][0]), frames[0][1]) if frames else 'a function')
+    return progress.compiling(name, ' for ' + ', '.join(context.name for context in part.contexts))
 
 
 def _check_same_program(ranks: Communicator, program: Program, shared: Sequence[SharedVariable]) -> None:

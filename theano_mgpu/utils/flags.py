@@ -122,6 +122,19 @@ def flag(name: str, default: Any = None) -> Any:
     return read_theanorc().get(section + dot + option.lower(), default)
 
 
+def values_of(name: str) -> str:
+    """Return the values that one of theano_mgpu's own flags can have, as text."""
+    allowed = OWN_FLAGS[name][1]
+    return str(allowed) if isinstance(allowed, (Number, Ratio, str)) else ', '.join(allowed)
+
+
+def source_of(name: str) -> str:
+    """Return where a flag is set to a value that is not empty: THEANO_FLAGS, or the paths of .theanorc; '' if nowhere.
+    """
+    place = 'THEANO_FLAGS' if name in environment_flags() else ', '.join(theanorc_files())
+    return place if flag(name, '').strip() else ''
+
+
 def check_own_names() -> None:
     """Raise an MgpuError, with the nearest name, for a flag that begins with ``mgpu.`` and does not exist.
 
@@ -147,5 +160,5 @@ def own_flag(name: str) -> Any:
         return parsed
     if isinstance(allowed, tuple) and value not in allowed:
         raise MgpuError('flag %s=%s is not one of %s. Fix it in THEANO_FLAGS or .theanorc'
-                        % (name, value, ', '.join(allowed)))
+                        % (name, value, values_of(name)))
     return value

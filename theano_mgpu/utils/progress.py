@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import sys
 import threading
+import time
 from typing import Any, Callable, Iterator
 
 from ..errors import MgpuError
@@ -17,13 +18,14 @@ PATIENCE = 5.0  # seconds
 note: Any = None      # prints a line for the user to stderr
 is_first: Any = None  # returns whether this process prints
 
-_compiling = threading.local()  # title: names the function that this thread compiles
+_thread = threading.local()  # compilation: what this thread compiles
+_told: set[str] = set()      # names of functions whose compilation was noted
 
 
 @contextlib.contextmanager
-def note_if_long(text: Callable[[], str]) -> Iterator[None]:
-    """Print a note, on rank 0 only, if the ``with`` block takes longer than `PATIENCE`; ``text()`` returns it then."""
-    timer = threading.Timer(PATIENCE, lambda: _note_beside_bars(text()))
+def note_if_long(text: Callable[[], str], patience: float | None = None) -> Iterator[None]:
+    """Print a note, ``text()``, on rank 0 only, if the ``with`` block takes longer than some seconds, or `PATIENCE`."""
+    timer = threading.Timer(PATIENCE if patience is None else patience, lambda: _note_beside_bars(text()))
     timer.daemon = True
     timer.start()
     try:
@@ -33,18 +35,53 @@ def note_if_long(text: Callable[[], str]) -> Iterator[None]:
         timer.join()  # a process with a thread more than the script's own is not forked
 
 
+class _Compilation:
+    """A function that a thread compiles: its name, a title, and the bar of its modules of C code."""
+
+    def __init__(self, name: str, on: str):
+        self.name, self.title, self.bar = name, 'compiling %s%s' % (name, on), Silent()
+        self.is_working = False
+        self.patience = PATIENCE  # seconds of work that the caches do not save, until the note
+
+    def note(self) -> str:
+        """Return the note, which is the only one for this name."""
+        _told.add(self.name)
+        share = '%d of %d modules of C code are done, and are kept for the next start' % (self.bar.n, self.bar.total) \
+            if self.bar.total else 'its graph is being optimised'
+        return '%s takes a while: %s' % (self.title, share)
+
+
+def compiling(name: str, on: str = '') -> Any:
+    """Return a context manager: in it, this thread compiles a function, which bars and the note of `working` name.
+
+    `on` ends the name with its contexts. Within another one, what that one compiles counts.
+    """
+    now = getattr(_thread, 'compilation', None) or _Compilation(name, on)
+    return temporarily(_thread, 'compilation', now)
+
+
 @contextlib.contextmanager
-def compiling(title: str) -> Iterator[None]:
-    """Show the title on bars while this thread compiles in the ``with`` block, and after a while in a note."""
-    note = '%s takes a while; the compiled code is kept for the next start' % title
-    with temporarily(_compiling, 'title', title), note_if_long(lambda: note):
+def working() -> Iterator[None]:
+    """Count the time of the ``with`` block as work of `compiling` that no cache has saved; much of it is noted once."""
+    now = getattr(_thread, 'compilation', None)
+    if now is None or now.is_working or now.name in _told:
         yield
+        return
+    began = time.monotonic()
+    try:
+        with temporarily(now, 'is_working', True), note_if_long(now.note, max(0, now.patience)):
+            yield
+    finally:
+        now.patience -= time.monotonic() - began
 
 
 def modules_bar(total: int) -> Any:
     """Return a bar for modules of C code; silent if this thread compiles for Theano itself."""
-    title = getattr(_compiling, 'title', None)
-    return passing_bar(total, 'modules', title) if title else Silent()
+    now = getattr(_thread, 'compilation', None)
+    if now is None:
+        return Silent()
+    now.bar = passing_bar(total, 'modules', now.title)
+    return now.bar
 
 
 def _note_beside_bars(text):
@@ -85,7 +122,7 @@ def passing_bar(total: int, unit: str, title: str) -> Any:
         tqdm = _tqdm() if is_shown() else None
     except ImportError:
         tqdm = None
-    return Silent() if tqdm is None else tqdm(total=total, unit=' ' + unit, desc=title, leave=False)
+    return Silent(total) if tqdm is None else tqdm(total=total, unit=' ' + unit, desc=title, leave=False)
 
 
 def _tqdm():
@@ -98,9 +135,12 @@ def _in_notebook():
 
 
 class Silent:
-    """A bar that shows nothing."""
+    """A bar that shows nothing, and counts."""
 
-    total: Any = None
+    n = 0
+
+    def __init__(self, total: int | None = None):
+        self.total: Any = total
 
     def __enter__(self):
         return self
@@ -109,7 +149,8 @@ class Silent:
         pass
 
     def update(self, n: int) -> None:
-        """Do nothing."""
+        """Count units that are done."""
+        self.n += n
 
     def set_postfix_str(self, text: str) -> None:
         """Do nothing."""

@@ -1,6 +1,6 @@
 """`theano-mgpu bench`: measure how a model scales.
 
-A model trains on synthetic data on 1, 2, ... N contexts of THEANO_FLAGS or .theanorc (see "theano-mgpu devices"), and
+A model trains on synthetic data on 1, 2, ... all contexts (see "theano-mgpu devices"), and
 with --ranks on 1, 2, ... N processes; if contexts are CPUs, plain Keras takes part, too. All take turns, a few steps
 at a time; figures are medians of the rounds. The whole batch has the same size for all, as in a script that changes
 only the number of devices. The phases of a step: scatter (divide the batch) and host_to_device, launch (on GPUs) and
@@ -13,7 +13,7 @@ size on more devices pay, and predicts 2 to 1024 devices.
 
 examples:
   theano-mgpu bench --model mlp
-  theano-mgpu bench --model cnn --contexts 4 --batch-size 512
+  theano-mgpu bench --model cnn --gpus 4 --batch-size 512
   theano-mgpu bench --model mlp --ranks 2 --json mlp.json
   theano-mgpu bench --model my_model.h5 --batch-size 64
   theano-mgpu bench --model resnet50 --input-shape 96 96 3 --batch-size 32
@@ -40,7 +40,7 @@ from ...errors import MgpuError
 from ...utils import mpi_environment, processor, progress
 from ...utils.files import check_folder, check_writable, whole_text
 from ...utils.tables import bytes_text, counted, table
-from ..config import devices, positive
+from ..arguments import add_contexts, devices, positive, use_contexts
 from ..job_command import check_mpi
 from ..output import note, quietly
 from .measure import Block, Trainee, combined, start_ranks, take_turns
@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add('--model', default='cnn', metavar='NAME|FILE', help='%s, or a file written by keras.Model.save '
         '(default: %%(default)s)' % ', '.join(MODELS))
-    add('--contexts', type=devices, metavar='N', help='measure 1 to N (default: all that are mapped)')
+    add_contexts(parser)
     add('--ranks', type=devices, metavar='N', help='measure 1 to N processes, too; needs MPI')
     add('--batch-size', type=positive, metavar='B', help='samples in the whole batch (default: 16 to 128, by model)')
     add('--input-shape', type=positive, nargs='+', metavar='D',
@@ -67,7 +67,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write; return the exit code, 130 after Ctrl-C."""
-    check(args)
     recipe, contexts = prepare(args)
     setting = describe_setting(args, recipe, contexts)
     try:
@@ -110,7 +109,8 @@ def prepare(args: argparse.Namespace) -> tuple[Recipe, Sequence[Context]]:
     """Open the contexts, and set the size of the batch; return the recipe of the model, and the contexts."""
     os.environ['KERAS_BACKEND'] = 'theano'
     with quietly():
-        contexts = init(args.contexts)
+        use_contexts(args)
+        contexts = init()
     on_cpu = any(discovery.type_of(context.device) == 'CPU' for context in contexts)  # also by OpenCL (PoCL)
     recipe = Recipe(args.model, args.input_shape, args.optimizer, gpu=not on_cpu)
     args.batch_size = args.batch_size or recipe.batch_size

@@ -51,7 +51,7 @@ def next_steps(setup: Setup) -> list[Step]:
     wrong = problem(setup)
     check = ('theano-mgpu doctor', 'begin here: ' + wrong if wrong else 'check that each context computes')
     if setup.needs('cuda', 'opencl') and not flagged():
-        last = ('theano-mgpu config > ~/.theanorc', 'use these devices, with float32, from now on')
+        last = ('theano-mgpu config --write', 'use these devices, with float32, from now on')
         if any(map(os.path.exists, theanorc_files())):
             last = ('theano-mgpu config', 'lines for your .theanorc: these devices, with float32')
     else:

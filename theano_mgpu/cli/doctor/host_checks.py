@@ -19,7 +19,7 @@ from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
 from ...utils import blas
-from ...utils.flags import environment_flags, flag, theanorc_files
+from ...utils.flags import source_of
 from ...utils.installed import installed
 from ...utils.values import wrong
 from ..output import quietly
@@ -61,7 +61,7 @@ class Setup:
     """
 
     def __init__(self) -> None:
-        self.theano_error: Exception | None = getattr(theano_mgpu, 'theano_error', None)
+        self.theano_error: Exception | None = theano_mgpu.import_theano()
         self.contexts: list[Context] = []
         self.map_error: Exception | None = None
         try:
@@ -188,12 +188,8 @@ def check_map(setup: Setup) -> Finding:
 
 def source_of_map() -> str:
     """Return the source of the context map, as text."""
-    flags = environment_flags()
-    if flags.get('contexts', '').strip():
-        return 'from THEANO_FLAGS'
-    if 'contexts' not in flags and flag('contexts', '').strip():
-        return 'from ' + ', '.join(theanorc_files())
-    return "this machine's devices: THEANO_FLAGS and .theanorc map no contexts"
+    place = source_of('contexts')
+    return 'from ' + place if place else "this machine's devices: THEANO_FLAGS and .theanorc map no contexts"
 
 
 def check_keras(setup: Setup) -> Finding:

@@ -146,9 +146,9 @@ class Replicated:
         self.latest_in: tuple[Any, ...] = (variable,)  # the copies, and the variable, with the latest value
         watch(variable, self)
 
-    def __del__(self):
+    def __del__(self, is_finalizing=sys.is_finalizing):  # Python may have emptied this module by then
         # The last function over the variable is gone, and with it the copies: bring the value home.
-        if not sys.is_finalizing() and not is_fork():
+        if not is_finalizing() and not is_fork():
             self.refresh(self.variable)
 
     @property
