@@ -416,8 +416,9 @@ REFUSED, REFUSED_BATCHES, CONVOLUTIONS = refused(), refused_for_a_batch(), convo
 WITHOUT_GRADIENT = ['diff', 'alloc of rows', 'normalised by sample', 'cast', 'diagonals', 'diagonals, offset',
                     'of each pair', 'singular values', 'qr', 'unique sums', 'chosen sums', 'of an op of a user']
 # {name: reason} of expressions whose gradient cannot be cut.
-GRADIENT_REFUSED = dict.fromkeys(['sparse dot', 'sparse and transposed', 'sparse and more'],
-                                 'how CSMProperties depends')
+GRADIENT_REFUSED = {**dict.fromkeys(['sparse dot', 'sparse and transposed', 'sparse and more'],
+                                    'how CSMProperties depends'),
+                    'prod': 'it reduces over the samples: ProdWithoutZeros'}
 
 
 def check(outputs, mode=PLAIN):
