@@ -22,7 +22,8 @@ from .batch import Crew
 from .replicas.replicated import Replicated
 
 SHORTEST = 2e-3   # seconds; a step that takes less in one process stays there
-COUNTED = 4       # steps of which the fastest counts, of each crew: the first one compiles, or forks
+COUNTED = 4       # steps of which the fastest counts, of each crew, at least: the first one compiles, or forks
+MOST = 20         # and at most, while the last one is the fastest: a fork's memory is mapped as it is touched
 ATTEMPTS = 2      # to compute a part, if its process is killed
 
 
@@ -174,14 +175,15 @@ class ForkedParts:
         if self._is_timed(tried) and crew == self.crew(samples):
             tried[-1].append(seconds)
             loses = min(tried[-1]) >= min(tried[0]) if len(tried) > 1 else min(tried[0]) >= SHORTEST
-            if len(tried[-1]) == COUNTED and loses and len(tried) < len(self._crews):
+            if not self._is_timed(tried) and loses and len(tried) < len(self._crews):
                 tried.append([])
 
     def _may_fork(self):
         return self._forked and not self._is_full and may_fork()
 
     def _is_timed(self, tried):
-        return len(tried[-1]) < COUNTED
+        *before, last = tried[-1] or [0.]
+        return len(tried[-1]) < COUNTED or len(tried[-1]) < MOST and last < .98 * min(before)
 
     def changes(self) -> list[Choice]:
         """Return the crews that were chosen, for the plan."""
