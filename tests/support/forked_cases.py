@@ -687,7 +687,7 @@ def limits():
     models, batch = (dense_model(), dense_model()), data(600, 7)
     step, plain = step_of(models[1]), plain_step(models[0])
     assert_alike([step(*batch)[0]], [plain(*batch)])
-    assert len(children()) == 1 and 1 << 26 < processes.arena().size < 1 << 30
+    assert len(children()) == 1 and 1 << 24 < processes.arena().size < 1 << 28
 
     def fork():
         raise OSError(11, 'Resource temporarily unavailable')

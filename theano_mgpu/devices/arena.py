@@ -141,14 +141,22 @@ def _system(name, *arguments):
 
 
 def _mapped(size):
-    """Return new memory of a size, or of a half, a quarter and so on of it where the system grants no more."""
-    while True:
+    """Return new memory of a size; of an eighth of what the system grants, if that is less.
+
+    The process needs the rest: OpenBLAS tries for ever to get memory that a limit of the address space refuses.
+    """
+    granted = size
+    while granted:
         try:
-            return mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE)
+            memory = mmap.mmap(-1, granted, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE)
         except OSError as error:
-            size = size // 2 & -mmap.PAGESIZE
-            if not size:
-                raise ArenaFull('no memory can be shared by processes: %s' % error) from error
+            granted, why = granted // 2 & -mmap.PAGESIZE, error
+            continue
+        if granted == size:
+            return memory
+        memory.close()
+        granted = size = max(granted // 8 & -mmap.PAGESIZE, mmap.PAGESIZE)
+    raise ArenaFull('no memory can be shared by processes: %s' % why) from why
 
 
 def is_large(value: Any) -> bool:
