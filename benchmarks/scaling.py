@@ -156,7 +156,7 @@ def make_parser():
                         'of what runs in one worker (default 1 2)')
     parser.add_argument('--batch-size', type=positive, default=128, metavar='N', help='samples in the whole batch '
                         '(default %(default)s)')
-    parser.add_argument('--call', choices=CALLS, default='fit', help='what is timed (default %(default)s)')
+    parser.add_argument('--call', choices=CALLS, default='fit', help='the calls that are timed (default %(default)s)')
     parser.add_argument('--without', action='store_true', help='Keras on Theano without this package, too')
     parser.add_argument('--torch', metavar='PYTHON', help='an interpreter that has PyTorch, to compare with it')
     parser.add_argument('--tensorflow', metavar='PYTHON', help='one that has TensorFlow')

@@ -6,8 +6,8 @@ def express_no_length_by_itself() -> None:
     """Have Theano's optimiser express no length of a tensor by the tensor itself.
 
     A tensor that takes the place of another one gets the lengths of that one. But for ``T.fill(x[:y.shape[0]], y)``,
-    which becomes ``y``, these are made of the lengths of ``y``. They would take the place of what they read: nodes in a
-    circle, along which Theano goes until the memory is full.
+    which becomes ``y``, these are made of the lengths of ``y``. They would take the place of lengths that they read:
+    nodes in a circle, along which Theano goes until the memory is full.
     """
     from theano.tensor.opt import ShapeFeature
 

@@ -141,22 +141,27 @@ def _system(name, *arguments):
 
 
 def _mapped(size):
-    """Return new memory of a size; of an eighth of what the system grants, if that is less.
+    """Return new memory of a size, or an eighth of the memory that the system grants if that is less.
 
     The process needs the rest: OpenBLAS tries for ever to get memory that a limit of the address space refuses.
     """
-    granted = size
-    while granted:
+    memory = _granted(size)
+    if len(memory) == size:
+        return memory
+    size = max(len(memory) // 8 & -mmap.PAGESIZE, mmap.PAGESIZE)
+    memory.close()
+    return _granted(size)
+
+
+def _granted(size):
+    """Return new memory of a size, or of a half, a quarter and so on of it where the system grants no more."""
+    while True:
         try:
-            memory = mmap.mmap(-1, granted, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE)
+            return mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE)
         except OSError as error:
-            granted, why = granted // 2 & -mmap.PAGESIZE, error
-            continue
-        if granted == size:
-            return memory
-        memory.close()
-        granted = size = max(granted // 8 & -mmap.PAGESIZE, mmap.PAGESIZE)
-    raise ArenaFull('no memory can be shared by processes: %s' % why) from why
+            size = size // 2 & -mmap.PAGESIZE
+            if not size:
+                raise ArenaFull('no memory can be shared by processes: %s' % error) from error
 
 
 def is_large(value: Any) -> bool:

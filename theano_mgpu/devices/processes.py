@@ -108,7 +108,7 @@ class Worker:
         self._connection: Any = None
         self._file: Any = None  # the status of its file
         self._process = self._known = 0
-        self._lent: Any = None  # what the process reads and writes until it replies
+        self._lent: Any = None  # memory that the process reads and writes until it replies
         self._ended = ''  # how the process has ended
         children.add(self)
 
