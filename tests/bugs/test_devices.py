@@ -84,6 +84,21 @@ def test_a_product_into_memory_that_holds_nan_is_not_nan(gpu2, name, linker):
     np.testing.assert_array_equal(f(), like * 8)
 
 
+def test_the_last_row_of_an_id_remains(gpu2):
+    """Word vectors that a batch sets twice were those of any of its pairs: other costs in one run of ten."""
+    rng = np.random.RandomState(0)
+    ids = rng.randint(-4, 4, 900).astype('int32')
+    x, rows = rng.uniform(size=(4, 64)).astype('float32'), rng.uniform(size=(900, 64)).astype('float32')
+    expected = x.copy()
+    for i, row in zip(ids, rows):
+        expected[i] = row
+    with compiling_for(gpu2[0]):
+        table = theano.shared(x, target=gpu2[0].name)
+        set_rows = theano.function([], T.set_subtensor(table[ids], rows))
+    for _ in range(12):
+        np.testing.assert_array_equal(set_rows(), expected)
+
+
 @pytest.fixture
 def opencl_cpus(monkeypatch, contexts):
     """Return the OpenCL devices of a CPU, on a machine where nothing is mapped and CUDA has no device."""

@@ -159,6 +159,36 @@ def clear_before_gemv() -> None:
     _keep_code_of_opencl_apart(GpuGemv)
 
 
+def let_the_last_row_remain() -> None:
+    """Write the last of several rows that ``set_subtensor(x[ids], rows)`` sets at one id, as the CPU does.
+
+    The blocks of Theano 1.0.5's kernel write their rows in any order. Here a block first looks for its id among the
+    later ones, and leaves the row to the last block that has it.
+    """
+    from theano.gpuarray.subtensor import GpuAdvancedIncSubtensor1_dev20
+    write, every_id = 'if (set_instead_of_inc) {', 'for (ga_int i = GID_0; i < numIndices; i += GDIM_0)\n             {'
+    look = """
+                  ga_int is_last = 1;
+                  if (set_instead_of_inc) {
+                      ga_ssize row = indices_arr[i * stridesIndices];
+                      for (ga_int k = i + 1; k < numIndices && is_last; k++) {
+                          ga_ssize later = indices_arr[k * stridesIndices];
+                          is_last = later != row && later != row + (ga_ssize)numRowsX
+                                    && later != row - (ga_ssize)numRowsX;
+                      }
+                  }"""
+
+    @wrap(GpuAdvancedIncSubtensor1_dev20)
+    def gpu_kernels(original, self, node, nodename):
+        kernels = original(self, node, nodename)
+        for kernel in kernels:
+            kernel.code = kernel.code.replace(every_id, every_id + look)
+            kernel.code = kernel.code.replace(write, 'if (!is_last) {\n                        } else ' + write)
+        return kernels
+
+    mark_version(GpuAdvancedIncSubtensor1_dev20, lambda: (3,))
+
+
 def _is_on_opencl(node):
     return node.inputs[0].type.context.kind == b'opencl'
 
