@@ -246,7 +246,7 @@ def test_what_stays_plain_theano_and_why(cpu2, enabled):
     why = {usage.name: usage.why for usage in report.usages}
     assert not any(usage.contexts for usage in report.usages)
     assert why['empty'] == why['alone'] == 'no batch enters it' and 'too short' in why['short']
-    assert 'not called often enough to be timed' in why['once'] and 'checks each op' in why['checked']
+    assert 'too briefly to be tried' in why['once'] and 'checks each op' in why['checked']
     assert all(f.mgpu_divided is None for f in (alone, empty, checked))
     text = str(report)
     assert '0 of 5 functions ran on several contexts' in text and '  host  ' in text

@@ -107,6 +107,7 @@ class Dispatched:
         self.steps = Steps(self._compute, inner, account=account)
         self._lock = threading.RLock()
         self._last = Way.HOST  # what `last_way` returned last
+        self._why_whole = ''   # of the last step that has stayed whole
         self._quiet = 0  # calls to come on the host that are not timed, unless they are longer
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
@@ -134,6 +135,11 @@ class Dispatched:
     def why_closed(self) -> str:
         """Return the reasons why calls are not computed in some of the ways."""
         return '; '.join(dict.fromkeys(self.closed.values()))
+
+    def reason(self, chooser: Chooser, why_not_divided: str) -> str:
+        """Return why a way was chosen, see `LengthChooser.reason`; of the host, also that processes are slower."""
+        notes = why_not_divided, self._why_whole * (chooser.way is Way.HOST)
+        return self.choice.reason(chooser, '; '.join(filter(None, notes)))
 
     def last_way(self) -> Way:
         """Return the way with the most devices."""
@@ -188,7 +194,8 @@ class Dispatched:
         if isinstance(outcome, LeaveToPlain):
             return self._in_another_way(call, way, outcome), None if outcome.failure is None else False
         step = outcome.step
-        if step is not None and step.stays_whole:
+        if step is not None and step.why_whole:
+            self._why_whole = step.why_whole
             return outcome, None  # plain Theano computes it with less ado
         return outcome, self.source.counts(call) and (step is None or step.is_settled)
 

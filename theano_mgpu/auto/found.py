@@ -33,7 +33,7 @@ NO_BATCH = 'no batch enters it'
 PICKED = 'it picks rows of %s in a way that is not divided'
 NO_BATCH_YET = 'no call has shown a batch of more than one sample'
 FOR_BATCHES = 'one process calls it alone, to make batches'
-NOT_TIMED = 'it was not called often enough to be timed'
+NOT_TIMED = 'it ran too briefly to be tried on several contexts'
 PROFILED = 'it is profiled'
 NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
 
@@ -138,7 +138,7 @@ class Found(BatchSource):
     def chosen(self, chooser: Chooser) -> None:
         self._is_chosen = True
         step = {Way.HOST: None, Way.DEVICE: self._whole, Way.SEVERAL: self.step}[chooser.way]
-        self._how[chooser.way] = self.dispatched.choice.reason(chooser, self.dispatched.why_closed())
+        self._how[chooser.way] = self.dispatched.reason(chooser, self.dispatched.why_closed())
         self._usage.run_on(step.contexts if step else [], self._how[chooser.way])
         if chooser.way is Way.HOST:
             if self.dispatched.choice.is_all_on_host():

@@ -163,7 +163,7 @@ class ModelFunction(BatchSource):
 
     def chosen(self, chooser: Chooser) -> None:
         contexts = {Way.HOST: lambda: self._of_plain, Way.DEVICE: self._first, Way.SEVERAL: lambda: self.step.contexts}
-        self._usage.run_on(contexts[chooser.way](), self.dispatched.choice.reason(chooser, self._state.why))
+        self._usage.run_on(contexts[chooser.way](), self.dispatched.reason(chooser, self._state.why))
 
     def plain(self, call: Any) -> Computed:
         """Compute a batch by plain Theano in each process, and compare the results now and then.

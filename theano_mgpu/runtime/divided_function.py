@@ -135,11 +135,9 @@ class DividedFunction:
             (forked is None or forked.is_settled(self.samples))
 
     @property
-    def stays_whole(self) -> bool:
-        """Return whether batches as long as the last one stay whole, as processes do not compute their parts faster."""
-        forked = self.executable.forked
-        return forked is not None and forked.is_settled(self.samples) and forked.cores and \
-            not forked.crew(self.samples).are_forked
+    def why_whole(self) -> str:
+        """Return why batches as long as the last one stay whole: processes are slower; '' if they do not."""
+        return self.executable.forked.why_whole(self.samples) if self.executable.forked else ''
 
     def dividing(self) -> Any:
         """Return a context manager in which batches are divided, also those that are faster as a whole on one core."""

@@ -23,7 +23,8 @@ from .replicas.replicated import Replicated
 
 SHORTEST = 2e-3   # seconds; a step that takes less in one process stays there
 COUNTED = 4       # steps of which the fastest counts, of each crew, at least: the first one compiles, or forks
-MOST = 20         # and at most, while the last one is the fastest: a fork's memory is mapped as it is touched
+MOST = 20         # and at most, while steps get faster: a fork's memory is mapped as it is touched
+TRIAL = 1.        # seconds of steps after which a crew that is slower has lost
 ATTEMPTS = 2      # to compute a part, if its process is killed
 
 
@@ -169,6 +170,14 @@ class ForkedParts:
         """Return whether the fastest crew is known for a number of samples."""
         return not (self._may_fork() and self._is_timed(self._seconds.get(samples.bit_length(), [[]])))
 
+    def why_whole(self, samples: int) -> str:
+        """Return the times of the processes of cores that are slower than this one alone; '' where they compute."""
+        if not self.cores or not self.is_settled(samples) or self.crew(samples).are_forked:
+            return ''
+        tried = self._seconds.get(samples.bit_length(), [])
+        return ', '.join('%d processes %.3g ms' % (crew.n, 1e3 * min(seconds))
+                         for seconds, crew in zip(tried[1:], self._forked)) or 'too short for processes'
+
     def note(self, samples: int, seconds: float, crew: Crew) -> None:
         """Note the seconds that a step of a crew has taken."""
         tried = self._seconds.setdefault(samples.bit_length(), [[]])
@@ -182,8 +191,11 @@ class ForkedParts:
         return self._forked and not self._is_full and may_fork()
 
     def _is_timed(self, tried):
+        """Return whether more steps of the last crew are timed: while they still get faster, or may yet win."""
         *before, last = tried[-1] or [0.]
-        return len(tried[-1]) < COUNTED or len(tried[-1]) < MOST and last < .98 * min(before)
+        fastest = min(map(min, tried[:-1]), default=0.)
+        may_win = fastest <= min(tried[-1], default=0.) < 2 * fastest and sum(tried[-1]) < TRIAL
+        return len(tried[-1]) < COUNTED or len(tried[-1]) < MOST and (may_win or last < .98 * min(before))
 
     def changes(self) -> list[Choice]:
         """Return the crews that were chosen, for the plan."""
