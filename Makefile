@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test one cover test-slow test-cuda test-gpu test-keras test-kerases test-keras-examples test-libraries test-theano test-nvrtc test-nccl test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
+.PHONY: help setup demo demo-devices test one cover test-slow test-cuda test-gpu test-keras test-kerases test-keras-examples test-libraries test-theano test-nvrtc test-nccl test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install their requirements: no other command has to run first.'
@@ -11,11 +11,12 @@ help: ## list the targets
 setup: ## install missing packages: of Debian (as root or with sudo), then in .venv
 	@.ci/setup
 
-demo: setup ## train a small CNN on two contexts and on one, and compare; without pygpu also in two processes
+demo: ## run a script of plain Theano as it is, and on all devices: times, and whether the answer is the same
+	@.ci/setup demo
+	@$(PY) .ci/demo $(ARGS)
+
+demo-devices: setup ## train a small CNN over two devices, without a GPU over OpenCL, and over one, and compare
 	@$(PY) examples/theano_cnn.py --opencl-cpus $(ARGS)
-	$(if $(ARGS),,@$(PY) -c 'import pygpu' 2>/dev/null || ! $(PY) -c 'import mpi4py' 2>/dev/null || \
-	    { printf '\nno pygpu here: the same network in two processes, each with a context of the CPU\n'; \
-	      $(PY) -m theano_mgpu launch -n 2 examples/theano_cnn.py --contexts 'dev0->cpu' --epochs 3; })
 
 test: setup ## lint, then the tests and doctests, with mypy among them
 	@$(PY) -m ruff check .
