@@ -1,4 +1,6 @@
-"""Train a small CNN, written in Theano, over two contexts and over one, and compare the two. `make demo` runs it.
+"""Train a small CNN, written in Theano, over two contexts and over one, and compare the two.
+
+`make demo-devices` runs it.
 
 The network has a convolution of 32 3x3 filters with ReLU, 2x2 max-pooling and a dense softmax layer. It is trained with
 Adam on scikit-learn's 1,797 scanned digits, scaled to 28x28. Both runs start from the same weights and see the same

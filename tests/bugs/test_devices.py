@@ -85,7 +85,7 @@ def test_a_product_into_memory_that_holds_nan_is_not_nan(gpu2, name, linker):
 
 
 def test_the_last_row_of_an_id_remains(gpu2):
-    """Word vectors that a batch sets twice were those of any of its pairs: other costs in one run of ten."""
+    """A batch that sets a word vector twice left any of the two: one run of ten had other costs."""
     rng = np.random.RandomState(0)
     ids = rng.randint(-4, 4, 900).astype('int32')
     x, rows = rng.uniform(size=(4, 64)).astype('float32'), rng.uniform(size=(900, 64)).astype('float32')

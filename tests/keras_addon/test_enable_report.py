@@ -237,7 +237,7 @@ def test_verify_prints_a_report_of_each_model_and_changes_nothing(capsys):
             history = each.fit(X, Y, batch_size=10, epochs=1, shuffle=False, verbose=0).history
             states.append((values(each.weights + each.optimizer.weights), history))
     text = capsys.readouterr().err
-    assert text.count('one step on one device and on 2 contexts') == 2 == text.count('same answer')
+    assert text.count('one step on one device and 2 contexts') == 2 == text.count('same answer')
     assert model.name.rpartition('_')[0] in text
     for (found, history), (expected, expected_history) in zip(states[:2], states[2:]):
         assert_equal(found, expected, 0)
@@ -266,7 +266,7 @@ def test_models_that_do_not_train_get_a_report_of_what_they_do(capsys):
     expected = generator.predict_on_batch(X)
     generator.predict(X, batch_size=10)
     first = capsys.readouterr().err
-    assert first.count('one prediction on one device and on 2 contexts') == 1 and 'output  ' in first
+    assert first.count('one prediction on one device and 2 contexts') == 1 and 'output  ' in first
     assert 'same answer' in first
     np.testing.assert_allclose(generator.predict_on_batch(X), expected, rtol=1e-6)
     tested.evaluate(X, Y, verbose=0)

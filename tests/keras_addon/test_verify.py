@@ -30,7 +30,7 @@ def test_an_exact_model_passes_and_is_left_as_it_was(contexts):
     assert max(row.difference for row in report.rows) < 1e-5
     assert_equal(everything_of(model), before, 0)
     text = str(report)
-    assert text.startswith('one step on one device and on 3 contexts (host0->cpu;host1->cpu;host2->cpu)')
+    assert text.startswith('one step on one device and 3 contexts (host0->cpu;host1->cpu;host2->cpu)')
     assert 'same answer: the largest difference is' in text and 'dense' in text
     model.train_on_batch(X, Y)  # goes on
 

@@ -1,7 +1,10 @@
 """The examples run as their README says, on one device where nothing divides them; frameworks are optional."""
 import importlib.util
 import itertools
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from support.parameters import slow_but
 from support.processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDS = {'lasagne_mnist': 'lasagne', 'blocks_main_loop': None, 'pymc3_minibatch': 'pymc3'}
+NEEDS = {'lasagne_mnist': 'lasagne', 'blocks_main_loop': None, 'pymc3_minibatch': 'pymc3', 'train': None}
 PLACED = {'two_towers': (), 'two_towers_keras': ('--float64',)}  # with the option for float64
 WATCHED = ['autoencoder', 'autoencoder_keras']  # in TensorBoard
 SCRIPTS = ['mnist_cnn', 'theano_cnn', 'predict_batches', 'resume_after_kill']
@@ -27,7 +30,8 @@ SHORT = {  # for each example short arguments, and flags
     'predict_batches': (TWO + '--samples 3000', INTERPRETED), 'resume_after_kill': (TWO, INTERPRETED),
     'two_towers': (TWO + '--steps 3', INTERPRETED.replace('32', '64')),
     'two_towers_keras': (TWO + '--steps 3 --float64', INTERPRETED.replace('32', '64')),
-    'lasagne_mnist': ('mlp --epochs 1', INTERPRETED), 'blocks_main_loop': ('--epochs 1', INTERPRETED),
+    'train': ('1', COMPILED), 'lasagne_mnist': ('mlp --epochs 1', INTERPRETED),
+    'blocks_main_loop': ('--epochs 1', INTERPRETED),
     'pymc3_minibatch': ('--steps 100 --draws 5', 'floatX=float64,optimizer=fast_compile')}
 
 
@@ -70,6 +74,23 @@ def test_each_example_runs_under_run(case, tmp_path):
                   folder=tmp_path, flags=flags, expected=1 if lacks_one else 0)
     assert ('a process needs two contexts' in done.stderr) == lacks_one
     assert 'nothing was divided' not in done.stderr and 'did not work together' not in done.stderr, done.stderr
+
+
+@pytest.mark.needs_compiler  # convolutions
+def test_the_demo_ends_with_three_lines():
+    """It ended with a table of 14 columns, on devices that were slower together than one is."""
+    environment = {**os.environ, 'THEANO_FLAGS': 'optimizer=fast_compile'}
+    environment.pop('OMP_NUM_THREADS', None)  # every core
+    done = subprocess.run([sys.executable, '.ci/demo', '--epochs', '2'], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                          env=environment)
+    time, answer, command = done.stdout.splitlines()[-3:]
+    assert re.search(r'an epoch as it is, \S+ s on all devices: \S+ times as fast$', time)
+    same = 'answer  the same: a step differs by '
+    assert answer.startswith(same if len(os.sched_getaffinity(0)) > 1 else 'answer  nothing to compare')
+    assert command.endswith('theano-mgpu run your_script.py')
+    losses = re.findall('loss (.*),', done.stdout)
+    assert len(losses) == 4 and losses[:2] == losses[2:]
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if 'note:' not in line)
 
 
 def test_blocks(tmp_path):

@@ -36,7 +36,7 @@ def planned_training(inputs, loss, params, updates, **options):
 
 
 def demo_cnn():
-    """Return the plan of the CNN of `make demo` on two devices."""
+    """Return the plan of the CNN of examples/theano_cnn.py on two devices."""
     path = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'theano_cnn.py')
     spec = importlib.util.spec_from_file_location('theano_cnn', path)
     demo = importlib.util.module_from_spec(spec)

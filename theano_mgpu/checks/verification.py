@@ -73,7 +73,7 @@ class VerificationReport(Printed):
             row.difference, '' if row.difference <= self.tolerance else '  <-- differs')] for row in self.rows]
         kinds = {row.kind for row in self.rows}
         computation = 'prediction' if kinds <= {'output'} else 'evaluation' if kinds <= {'loss', 'metric'} else 'step'
-        lines = ['one %s on one device and on %s (%s)'
+        lines = ['one %s on one device and %s (%s)'
                  % (computation, counted(len(self.contexts), 'context'), describe(self.contexts)),
                  table([['', '', 'numbers', 'largest relative difference'], *rows], right={2})]
         if self.arbitrary:

@@ -231,7 +231,7 @@ PATCHES = [
           AFTER_THEANO, theano_gpu.spell_for_opencl, 'test_kernels_that_ended_the_process_on_opencl_build'),
     Patch('Theano', '1.0.5 on OpenCL', 'a product of matrix and vector is NaN where its memory held NaN',
           AFTER_THEANO, theano_gpu.clear_before_gemv, 'test_a_product_into_memory_that_holds_nan_is_not_nan'),
-    Patch('Theano', '1.0.5', 'a GPU leaves any of the rows that set_subtensor(x[ids], rows) sets at one id, not the last',
+    Patch('Theano', '1.0.5', 'set_subtensor(x[ids], rows) on a GPU leaves any of the rows of one id, not the last',
           AFTER_THEANO, theano_gpu.let_the_last_row_remain, 'test_the_last_row_of_an_id_remains'),
     Patch('Theano', '1.0.5 with cuDNN', 'a scale that is a view: wrong gradients of batch normalisation',
           AFTER_THEANO, cudnn.give_contiguous_parameters, 'test_cudnn_and_cpu_agree'),

@@ -171,12 +171,11 @@ class ForkedParts:
         return not (self._may_fork() and self._is_timed(self._seconds.get(samples.bit_length(), [[]])))
 
     def why_whole(self, samples: int) -> str:
-        """Return the times of the processes of cores that are slower than this one alone; '' where they compute."""
+        """Return the times that keep steps of cores in this process; '' where processes compute."""
+        tried = self._seconds.get(samples.bit_length(), [[]])
         if not self.cores or not self.is_settled(samples) or self.crew(samples).are_forked:
             return ''
-        tried = self._seconds.get(samples.bit_length(), [])
-        return ', '.join('%d processes %.3g ms' % (crew.n, 1e3 * min(seconds))
-                         for seconds, crew in zip(tried[1:], self._forked)) or 'too short for processes'
+        return 'processes: %s' % (self._times(tried) or 'none can be forked')
 
     def note(self, samples: int, seconds: float, crew: Crew) -> None:
         """Note the seconds that a step of a crew has taken."""
@@ -202,12 +201,14 @@ class ForkedParts:
         chosen = []
         for digits, tried in sorted(self._seconds.items()):
             if not self._is_timed(tried) and (self.cores or len(tried) > 1):
-                times = ', '.join('%.3g ms in %s' % (1e3 * min(seconds), _processes(crew))
-                                  for seconds, crew in zip(tried, self._crews))
                 chosen.append(Choice('processes', _processes(self.crew((1 << digits) - 1)),
                                      '%s, for batches of %d to %d samples'
-                                     % (times, 1 << max(digits - 1, 0), (1 << digits) - 1)))
+                                     % (self._times(tried), 1 << max(digits - 1, 0), (1 << digits) - 1)))
         return chosen
+
+    def _times(self, tried):
+        return ', '.join('%.3g ms in %s' % (1e3 * min(seconds), _processes(crew))
+                         for seconds, crew in zip(tried, self._crews) if seconds)
 
     @contextlib.contextmanager
     def computing(self, works: Sequence[PartOnContext], slots: Sequence[Any]) -> Iterator[dict[int, Any]]:
