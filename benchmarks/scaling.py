@@ -9,8 +9,9 @@ round; the others sleep.
   mlp   784-1024-1024-10, relu and softmax
   lstm  LSTM 64 over 20 steps of 32 values, Dense 10 softmax
   autoencoder  Conv2D 16, 32, 64 3x3 with stride 2, Conv2DTranspose 32, 16, 1 with stride 2, on 32x32x1
-  all   Adam, float32, sparse categorical cross-entropy (the autoencoder: mean squared error); the batch is the whole
-        one, divided among the workers
+  words Embedding of 200,000 words, 64, the mean of 10 words, Dense 10 softmax; SGD
+  all   Adam (words: SGD), float32, sparse categorical cross-entropy (the autoencoder: mean squared error); the batch is
+        the whole one, divided among the workers
 
 "Under run" is plain Keras under theano_mgpu.enable(), with as many cores as threads, each of them a context.
 "Sharded update" is theano_mgpu with mgpu.update_on=sharded: each worker updates a share of the parameters. PyTorch runs

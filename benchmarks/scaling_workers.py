@@ -17,7 +17,8 @@ SETTLED = 12      # epochs in which the way of a function does not change: it is
 WARM_UP = 2       # epochs of a worker before it says that it is ready
 NAP = 0.005       # seconds between two polls of an idle MPI rank for a command
 CALLS = 'fit', 'step', 'predict'
-SHAPES = {'cnn': (28, 28, 1), 'mlp': (784,), 'lstm': (20, 32), 'autoencoder': (32, 32, 1)}
+SHAPES = {'cnn': (28, 28, 1), 'mlp': (784,), 'lstm': (20, 32), 'autoencoder': (32, 32, 1), 'words': (10,)}
+WORDS, EMBEDDED = 200000, 64  # of the table of words, which is trained by SGD; the others by Adam
 UNITS = 64              # of the LSTM
 FILTERS = (16, 32, 64)  # of the autoencoder's encoder
 
@@ -25,7 +26,8 @@ FILTERS = (16, 32, 64)  # of the autoencoder's encoder
 def data(model, samples=SAMPLES):
     """Return samples, and labels, or the images that an autoencoder has to reproduce; the same in every process."""
     rng = np.random.RandomState(0)
-    x = rng.rand(samples, *SHAPES[model]).astype('float32')
+    x = rng.randint(0, WORDS, (samples, *SHAPES[model])) if model == 'words' else \
+        rng.rand(samples, *SHAPES[model]).astype('float32')
     return x, x if model == 'autoencoder' else rng.randint(0, 10, (samples, 1))
 
 
@@ -104,6 +106,9 @@ def layers_of(keras, model):
     if model == 'mlp':
         return keras.Sequential([layers.Dense(1024, activation='relu', input_shape=SHAPES[model]),
                                  layers.Dense(1024, activation='relu'), layers.Dense(10, activation='softmax')])
+    if model == 'words':
+        return keras.Sequential([layers.Embedding(WORDS, EMBEDDED, input_length=SHAPES[model][0]),
+                                 layers.GlobalAveragePooling1D(), layers.Dense(10, activation='softmax')])
     if model == 'lstm':
         return keras.Sequential([layers.LSTM(UNITS, input_shape=SHAPES[model]), layers.Dense(10, activation='softmax')])
     if model == 'autoencoder':
@@ -122,9 +127,14 @@ def loss_of(model):
     return 'mse' if model == 'autoencoder' else 'sparse_categorical_crossentropy'
 
 
+def optimizer_of(model):
+    """Return the optimizer of the model, by Keras's name."""
+    return 'sgd' if model == 'words' else 'adam'
+
+
 def epoch_of(model, arguments):
     """Return one epoch of a Keras model on Theano, as a callable."""
-    model.compile('adam', loss_of(arguments.model))
+    model.compile(optimizer_of(arguments.model), loss_of(arguments.model))
     x, y = data(arguments.model)
     size = arguments.batch_size
     slices = [slice(start, start + size) for start in range(0, SAMPLES, size)]
@@ -222,6 +232,11 @@ def work_torch(arguments):
 def torch_model(torch, model):
     """Return the model in PyTorch; the softmax is in the loss."""
     nn = torch.nn
+    if model == 'words':
+        class Mean(nn.Module):
+            def forward(self, x):
+                return x.mean(dim=1)
+        return nn.Sequential(nn.Embedding(WORDS, EMBEDDED), Mean(), nn.Linear(EMBEDDED, 10))
     if model == 'lstm':
         class LastState(nn.LSTM):
             def forward(self, x):
@@ -245,7 +260,8 @@ def torch_epoch(torch, model, arguments):
     x = x.movedim(-1, 1).contiguous() if x.ndim == 4 else x
     y = x if arguments.model == 'autoencoder' else y[:, 0]
     loss = torch.nn.MSELoss() if arguments.model == 'autoencoder' else torch.nn.CrossEntropyLoss()
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizers = {'adam': torch.optim.Adam, 'sgd': lambda params: torch.optim.SGD(params, lr=.01)}
+    optimizer = optimizers[optimizer_of(arguments.model)](model.parameters())
     order = torch.Generator().manual_seed(0)  # the same on each worker
 
     def predict():
@@ -277,7 +293,7 @@ def work_tensorflow(arguments):
         strategy = tf.distribute.MirroredStrategy(['CPU:%d' % i for i in range(workers)]).scope()
     with strategy:
         model = layers_of(tf.keras, arguments.model)
-        model.compile('adam', loss_of(arguments.model))
+        model.compile(optimizer_of(arguments.model), loss_of(arguments.model))
     # Not shuffled, since tf.data would do that sample by sample: to its advantage.
     batches = tf.data.Dataset.from_tensor_slices(data(arguments.model)).batch(arguments.batch_size).prefetch(2)
     serve(lambda: model.fit(batches, epochs=1, verbose=0), Alone())

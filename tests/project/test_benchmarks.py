@@ -1,6 +1,7 @@
 """The benchmarks run, and show the promised results."""
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -293,3 +294,11 @@ OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scal
 @pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')
+
+
+@pytest.mark.mpi
+def test_tables():
+    """The step that exchanges rows is compared with the step that exchanges the table."""
+    out = run('tables.py', '--words', '20000', '--size', '16', '--batch', '4', '--length', '2', '--rounds', '2',
+              flags='cxx=,optimizer=fast_compile', launcher=['-m', 'theano_mgpu', 'launch', '-n', '2'])
+    assert re.findall(r'^(\S+)', out, re.M) == ['table', 'by', 'ratio']

@@ -13,6 +13,7 @@ from theano.tensor.basic import AllocEmpty
 from .analysis import CONSTANT, PARTIAL, ROWS, SAME, Gather, Reduction, Shards
 from .analysis.known import is_scalar_op, number, number_everywhere
 from .analysis.rules.batch_norm import TRAINING, elementary
+from .analysis.touched_rows import most_bytes_of_rows
 from .random_streams import DRAWS
 from .rewrites import inlined, merged, rebuilt, substitute
 from .saved_values import SavedValues
@@ -79,6 +80,8 @@ class Program(NamedTuple):
         Why each replica computes some op whole, of the samples of all; empty where none does.
     n_whole : int
         Costly ops, such as products, that have no samples to divide.
+    tables : dict of SharedVariable to int
+        Those whose gradients are exchanged by rows where these are fewer bytes; at most as many.
     """
 
     inputs: list[theano.Variable]
@@ -91,6 +94,7 @@ class Program(NamedTuple):
     updated: Sequence[SharedVariable] = ()
     whole: str = ''
     n_whole: int = 0
+    tables: Mapping[SharedVariable, int] = {}
 
     @property
     def is_divided(self) -> bool:
@@ -258,8 +262,10 @@ def _program(shards: Shards, inputs: Sequence[theano.Variable]) -> Program:
         want([exchange.source for exchange in exchanges] + list(values.saved.values()))
         stages.insert(0, Stage(exchanges, values.saved, of_stage))
     early = {exchange.variable for stage in stages for exchange in stage.exchanges}
-    return Program(list(inputs), shards.numbers, stages, [each for each in last if each.variable not in early],
-                   outputs, whole=next(map(str, shards.refusals), ''), n_whole=shards.n_whole).renamed(new)
+    last = [each for each in last if each.variable not in early]
+    sources = [each.source for each in [*last, *(each for stage in stages for each in stage.exchanges)]]
+    return Program(list(inputs), shards.numbers, stages, last, outputs, whole=next(map(str, shards.refusals), ''),
+                   n_whole=shards.n_whole, tables=most_bytes_of_rows(shards, sources)).renamed(new)
 
 
 def _outputs(shards: Shards, inputs: Sequence[theano.Variable]) -> tuple[list[Output], list[Exchange]]:
@@ -269,7 +275,7 @@ def _outputs(shards: Shards, inputs: Sequence[theano.Variable]) -> tuple[list[Ou
         if value.kind == ROWS and value.state.outer is not None:
             values[i] = shards.gathered(value)
         elif value.kind == PARTIAL:
-            values[i] = shards.exchange(value, value.state.reduction)
+            values[i] = shards.whole(value)
     constants = _Constants(shards, inputs, [value.variable for value in values if value.kind == CONSTANT])
     outputs = []
     for value in values:

@@ -11,11 +11,21 @@ from theano.gof.graph import ancestors
 from ..comm.tree import Tree
 from ..devices.context_map import HOST, Context
 from ..devices.mesh import CPU, Mesh
+from ..errors import named
 from ..graph.analysis import SAME, SUM
-from ..graph.graph import by_depth, bytes_of_all, fits_gpu, parts_by_bytes, shared_ancestors, shared_variables
+from ..graph.graph import (
+    by_depth,
+    bytes_of_all,
+    bytes_of_shared,
+    fits_gpu,
+    parts_by_bytes,
+    shared_ancestors,
+    shared_variables,
+)
 from ..graph.partition import Exchange, Program, Stage
 from ..graph.random_streams import is_random_state
 from ..options import AUTO, UPDATE_ON, Options
+from ..utils.tables import bytes_text
 from .buckets import buckets, bytes_of_gradients
 from .parts import Boundary, DeviceBroadcast, DividedUpdate, Part, StagePlan, SumGroup, Way
 from .pieces import Piece, Places, cut
@@ -68,6 +78,10 @@ class _Planner:
         if self._options.strategy.data_sets_on_host:
             self._choose('data sets', 'on the host: their slices are sent with each batch',
                          'a device had too little memory')
+        for table, most in self._program.tables.items():
+            texts = bytes_text(most), bytes_text(bytes_of_shared(table))
+            self._choose('table %s' % named(table), 'the rows of a batch, or all', 'the rows that a batch looks up, '
+                         'where they are at most %s; else all: %s' % texts)
         overlaps, where, by_nccl = self._overlaps(), self._where(), self._by_nccl(n)
         sizes = bytes_of_gradients(self._program, self._params) if overlaps else {}
         stages = [(stage, self._parts_of(i, stage, buckets(stage.outputs, sizes) if overlaps else ()))

@@ -20,6 +20,7 @@ from ...errors import NOT_DIVISIBLE, named
 from ..placement.tags import place_of_node, placed_on
 from ..repeatable import unrepeatable
 from ..traces import keep_trace_above, line_of
+from . import touched_rows
 from .reductions import Gather
 from .shard_graph import CannotCut, ShardGraph, merge_axis, split_axis, turned
 from .states import BACKWARDS, CONSTANT, LAST, PARTIAL, REFUSED, ROWS, WHOLE, State, Value, has_rows, rows
@@ -109,6 +110,9 @@ class Shards(ShardGraph):
         self._divides = False                   # whether replicas divide the work of a costly op
         self.n_whole = 0                        # costly ops that each replica computes whole
         self.compared: set[Any] = set()         # variables that other ones are compared with, bit by bit
+        self.scatters: dict[Any, Any] = {}      # large tables of which samples touch some rows, see `touched_rows`
+        self.tables: dict[Any, Any] = {}        # partial values, to the sums of such tables
+        self.in_place_of: dict[Any, Any] = {}   # exchanged tables, to the partial values that they stand for
         self._given: dict[Any, Any] = {}        # variables, to the variables of the given graph
         known = {**known, **{variable: Value(variable, rows()) for variable in inputs}}
         for variable, value in known.items():
@@ -170,7 +174,7 @@ class Shards(ShardGraph):
                 if len(shares) == 1 and isinstance(variable.owner.op, (Elemwise, DimShuffle)):
                     share, = shares
                     copied[variable] = copied.get(share, share)
-        given = {self._given.get(source) for source, _ in self.exchanges.values()}
+        given = {self._given.get(self.in_place_of.get(source, source)) for source, _ in self.exchanges.values()}
         exchanged = {v for v in given if v is not None and self.value(v).kind == PARTIAL}
         originals = Counter(copied.get(v, v) for v in exchanged)
         return used & exchanged | {v for v, count in originals.items() if count > 1}
@@ -234,7 +238,9 @@ class Shards(ShardGraph):
 
     def whole(self, value: Value) -> Value:
         """Return a partial value as a CONSTANT, reduced over all replicas. Any other value stays as it is."""
-        return self.exchange(value, value.state.reduction) if value.kind == PARTIAL else value
+        if value.kind != PARTIAL:
+            return value
+        return touched_rows.whole(self, value) or self.exchange(value, value.state.reduction)
 
     def gathered(self, value: Value) -> Value:
         """Return rows as a CONSTANT: the rows of all replicas. Any other value stays as it is."""

@@ -8,6 +8,7 @@ from theano.scalar import basic as scalar
 from theano.tensor import basic, elemwise, extra_ops, subtensor
 from theano.tensor.type_other import NoneTypeT, SliceType
 
+from .. import touched_rows
 from ..known import are_numbers, entries_of, entry_at, is_scalar_op, is_whole, is_zero, number, slice_of, sliced_axes
 from ..reductions import SUM
 from ..rows import has_row_each, is_made_for_each, is_total, is_uniform, rows_of_each, takes_all
@@ -365,7 +366,8 @@ def _advanced_inc_subtensor(shards, node, values):
         return [output._replace(state=x.state) if node.outputs[0].dtype.startswith('float') else output]
     # Rows are added into zeros, at places that the samples name: a share of a sum, such as an embedding's gradient.
     index, state = indexed.rows(index)
-    return shards.apply(node, [x, indexed.beside(y, state.axis, index)] + index, partial())
+    given = [x, indexed.beside(y, state.axis, index)] + index
+    return [touched_rows.noted(shards, node, given, *shards.apply(node, given, partial()))]
 
 
 # --- Joining and splitting -----------------------------------------------------------------------

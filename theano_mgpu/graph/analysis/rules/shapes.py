@@ -86,11 +86,13 @@ def _layout(shards, variable, axis, outer=1):
 
 def _resolved(shards, node, before, after, sizes, axis, merges):
     """Return the blocks of samples along an axis of new sizes, and the rows of each sample in a block, both checked."""
-    rest = -_product(sizes)
+    rest = T.maximum(-_product(sizes), 1)
     sizes = [T.switch(T.lt(size, 0), before * shards.total * after // rest, size) for size in sizes]
     outside, inside = _product(sizes[:axis]), _product(sizes[axis + 1:])
-    blocks, each = before // outside, after // inside
-    right = [T.eq(blocks * outside, before), T.eq(each * inside, after),
+    is_empty = T.eq(before * after, 0)  # then only the new sizes tell the rows of a sample
+    blocks = T.switch(is_empty, 1, before // T.maximum(outside, 1))
+    each = T.switch(is_empty, sizes[axis] // shards.total, after // T.maximum(inside, 1))
+    right = [T.or_(is_empty, T.eq(blocks * outside, before)), T.or_(is_empty, T.eq(each * inside, after)),
              T.eq(sizes[axis], blocks * each * shards.total)] + ([] if merges else [T.eq(blocks, 1)])
     return shards.check(node, UNKNOWN, blocks, *right), shards.check(node, UNKNOWN, each, *right)
 
