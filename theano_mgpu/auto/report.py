@@ -69,7 +69,7 @@ class Usage:
         self.contexts, self.why, self._is_placed = list(contexts), why, True
 
     def numbers(self) -> tuple[float | None, ...]:
-        """Return the calls, their samples, and samples per second; None for what is not known."""
+        """Return the calls, their samples, and samples per second; None for an unknown number."""
         if not (self.contexts or self.counts_all):
             return None, None, None
         samples = self.samples - self._first  # none before the second call

@@ -114,9 +114,10 @@ class LineFeature(Feature):
             keep_trace([new_r], r)
         op = new_r.owner and new_r.owner.op
         if layer_of(new_r) is None and isinstance(getattr(op, 'scalar_op', None), Composite):
-            trace = LayerTrace(*traces_of(r)[:1])
-            trace.fused = nearest_layer([r], new_r.owner.inputs)
-            new_r.tag.trace = [*traces_of(r)[:0:-1], trace]
+            fused = nearest_layer([r], new_r.owner.inputs)  # the last layer, say, whose op is part of the loss's now
+            if fused is not None:
+                trace = LayerTrace(*traces_of(r)[:1])
+                trace.fused, new_r.tag.trace = fused, [*traces_of(r)[:0:-1], trace]
 
 
 KEEP_LINES = AddFeatureOptimizer(LineFeature()), -1  # for `Mode.register`: before all other optimisations
