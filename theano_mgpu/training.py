@@ -214,8 +214,9 @@ class TrainingFunction(DividedFunction):
             if not np.isfinite(value).all():
                 name = 'the loss' if param is None else 'the gradient of %s' % param
                 raise NonFiniteError('%s is not finite (loss %s): no parameter was changed. Lower the learning rate, '
-                                     'clip the gradients, or look for a division by zero or a log of zero in the '
-                                     'model; mgpu.check=1 names the op and the samples' % (name, outputs[0]))
+                                     'clip the gradients, or look for a division by zero, or a log of zero or of a '
+                                     'negative number, in the model; mgpu.check=1 names the op and the samples' % (
+                                         name, outputs[0]))
 
     def variables(self) -> list[Replicated]:
         """Return the variables that make up the training state, each once, in an order that the graph gives."""

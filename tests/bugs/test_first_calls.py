@@ -205,6 +205,22 @@ def test_calls_that_grow_are_timed_anew(enabled, monkeypatch):
     assert usage.contexts and usage.samples >= 9
 
 
+def test_the_summary_of_a_function_that_is_timed(enabled, monkeypatch):
+    """A function on the host had the batches that were timed over the contexts, as if there were no others."""
+    report = enabled(always=False)
+    clock = Clock(divided=2., whole=1.)
+    clock.install(monkeypatch.setattr)
+    inputs, output, _ = sum_of_rows()
+    f = theano.function(inputs, output, mode=PYTHON)
+    row, whys = '', set()
+    for _ in range(60):
+        f(rows(9, 3))
+        row = report.without_notes().splitlines()[2]
+        whys.add(report.usages[0].why)
+    assert 'divided, still being timed' in whys and report.usages[0].calls, whys
+    assert row.split()[1:6] == ['host', '-', '-', '-', 'host,'] and '(divided 2e+03 ms' in row, row
+
+
 def test_a_placed_function_that_is_first_called_with_one_sample(enabled):
     """The function ran on the devices of its first replica for ever."""
     report = enabled(always=False)

@@ -275,7 +275,7 @@ def test_plans_are_explained(tmp_path):
             step(np.ones((8, 3), 'float32'))
     ''')
     code, _, err = run(*TWO, '--always', '--explain', '--json', 'plans.json', script, folder=tmp_path)
-    assert code == 0 and 'step: each batch in 2 parts; here on left->cpu | right->cpu' in err
+    assert code == 0 and ' says which.\nstep: each batch in 2 parts; here on left->cpu | right->cpu' in err
     assert re.search('update +on the host +the contexts are on the CPU', err) and 'MEMORY' not in err
     lines = err[re.search(TITLE, err).start():].splitlines()
     assert len(lines) < 24 and max(map(len, lines)) < 100, err  # a screen

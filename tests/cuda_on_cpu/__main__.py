@@ -9,19 +9,22 @@ from cuda_on_cpu import Unavailable, build, environment
 
 EPILOG = """\
 examples:
-  python tests/cuda_on_cpu run theano-mgpu devices
+  python tests/cuda_on_cpu run .venv/bin/theano-mgpu devices
       lists two devices, cuda0 and cuda1
-  python tests/cuda_on_cpu run --devices 4 theano-mgpu doctor
+  python tests/cuda_on_cpu run --devices 4 .venv/bin/theano-mgpu doctor
+  python tests/cuda_on_cpu run .venv/bin/theano-mgpu run --always --verify train.py
+      divides each batch of a script, and compares the first one with one device
   python tests/cuda_on_cpu run --set MEMORY=256M --set FAIL=1:100 python train.py
       each device has 256 MiB, and device 1 fails for good after 100 kernels
   python tests/cuda_on_cpu run --set TRACE=- python -c "import pygpu; pygpu.init('cuda0')"
       prints every allocation, copy and kernel
-  python tests/cuda_on_cpu run --cudnn 9 --set CC=12.0 theano-mgpu doctor
-      Theano finds cuDNN 9, on devices of compute capability 12.0
+  python tests/cuda_on_cpu run --cudnn 9 --set CC=12.0 .venv/bin/theano-mgpu doctor
+      Theano finds cuDNN 9, on devices of compute capability 12.0; without --cudnn, a note says that there is none
   python tests/cuda_on_cpu build --versioned
       makes libcuda.so.1, libnvrtc.so.12 and libcublas.so.12 and prints their folder
 
-Theano uses the devices when its flags name them: THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1'.
+theano-mgpu run takes all devices. Other programs use those of Theano's flags:
+THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1'.
 README.md beside this program lists the settings, and says what a test on the stand-in proves.
 """
 
@@ -50,7 +53,7 @@ def parse(arguments):
         if options.command[:1] == ['--']:
             del options.command[0]
         if not options.command:
-            run.error('a COMMAND is missing, such as: theano-mgpu devices')
+            run.error('a COMMAND is missing, such as: .venv/bin/theano-mgpu devices')
     return options
 
 
@@ -83,7 +86,7 @@ def main(arguments=None):
     except Unavailable as exc:
         print(exc, file=sys.stderr)
     except OSError as exc:
-        print('cannot run %s: %s' % (options.command[0], exc.strerror), file=sys.stderr)
+        tell('cannot run %s: %s. Give its path, as in .venv/bin/theano-mgpu' % (options.command[0], exc.strerror))
     return 1
 
 

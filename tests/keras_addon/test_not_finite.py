@@ -5,6 +5,7 @@ from theano_mgpu.keras import multi_gpu_model
 import keras
 import numpy as np
 import pytest
+import theano
 from keras import backend as K
 from keras.layers import Dense, Lambda
 from keras.models import Sequential
@@ -38,13 +39,23 @@ def error_of(layers, data=(), targets=(), weight=None):
 def test_a_layer(cpu2):
     """A Lambda was reported as "near inner/kernel and inner/bias"."""
     text = error_of([Lambda(lambda values: K.log(values - 1000), output_shape=(4,), name='mylog')])
-    assert ', in layer mylog, near inner' in text, text
+    assert ', in layer mylog, near inner' in text and '. Samples are numbered from 0' in text, text
     assert __file__ in text and 'K.log(values - 1000)' in text
 
 
 def test_a_layer_of_keras(cpu2):
     text = error_of([keras.layers.Activation('exponential', name='grow')], [(slice(None), 0), (3, 1)], weight=1e30)
     assert ', in layer grow, near ' in text and 'in sample 3 of the batch' in text and __file__ in text, text
+
+
+def test_the_last_layer(cpu2):
+    """Theano fuses it with the loss, and the layer before it was named in its place."""
+    model = Sequential([Dense(1, input_shape=(3,), name='inner'), Lambda(K.log, output_shape=(1,), name='mylog')])
+    model.set_weights([np.ones((3, 1)), [-9]])
+    parallel = multi_gpu_model(model)
+    parallel.compile('sgd', 'mse', mode=theano.Mode('py', 'fast_run'))
+    with pytest.raises(mgpu.NonFiniteError, match=r'Log\(-6.0\) = nan in .*, near layer mylog and .* or of a negative'):
+        parallel.train_on_batch(np.ones((8, 3)), np.ones((8, 1)))
 
 
 def test_a_loss_is_near_a_layer(cpu2):

@@ -3,6 +3,7 @@ import importlib.util
 import itertools
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -84,13 +85,23 @@ def test_the_demo_ends_with_three_lines():
     done = subprocess.run([sys.executable, '.ci/demo', '--epochs', '2'], cwd=ROOT, stdout=subprocess.PIPE, text=True,
                           env=environment)
     time, answer, command = done.stdout.splitlines()[-3:]
-    assert re.search(r'an epoch as it is, \S+ s on all devices: \S+ times as fast$', time)
+    assert re.search(r'an epoch as it is, \S+ s (on all devices: \S+ times as fast|under run, kept .* WHY)$', time)
     same = 'answer  the same: a step differs by '
     assert answer.startswith(same if len(os.sched_getaffinity(0)) > 1 else 'answer  nothing to compare')
     assert command.endswith('theano-mgpu run your_script.py')
     losses = re.findall('loss (.*),', done.stdout)
     assert len(losses) == 4 and losses[:2] == losses[2:]
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if 'note:' not in line)
+
+
+@pytest.mark.parametrize('summary, end', [
+    ('1 of 1 function on 2 contexts (dev0->cpu;dev1->cpu)', 'on all devices: 2.0 times as fast'),
+    ('1 of 1 function on 1 context (dev0->cuda0)', 'under run, kept on one device: see WHY'),
+    ('0 of 1 function ran on several contexts', 'under run, kept on the host: see WHY')])
+def test_the_demo_says_where_the_script_ran(summary, end):
+    """It said "on all devices" of a script that stayed on the host."""
+    line = runpy.run_path(str(ROOT / '.ci' / 'demo'))['speed'](10.5, 5.25, 'epoch 1\ntheano-mgpu: %s\n' % summary)
+    assert line == '10.50 s an epoch as it is, 5.25 s ' + end and len('time    ' + line) <= 80
 
 
 def test_blocks(tmp_path):

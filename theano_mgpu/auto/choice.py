@@ -18,6 +18,7 @@ SHORTEST = 0.5e-3  # seconds; a call that takes less on the host stays there: a 
 LONGEST = 10e-3    # seconds; for a call that takes more over contexts, no function is compiled for the host
 GROWN = 4          # times the seconds of a call on the host, after which the choice is made anew
 PATIENCE = 2.0     # seconds of calls in one way, after which fewer than COUNTED do
+STILL_TIMED = ', still being timed'  # for the user, of calls that are divided
 
 
 class Way(enum.Enum):
@@ -212,6 +213,10 @@ class LengthChooser:
         """Return the Chooser of the longest batches for which a way was chosen; None if there are none."""
         chosen = [digits for digits, each in self._choosers.items() if each.state is not State.TIMES]
         return self._choosers[max(chosen)] if chosen else None
+
+    def has_chosen(self) -> bool:
+        """Return whether a way was chosen for batches of some length."""
+        return self.of_longest() is not None or self._several_from < math.inf
 
     def reason(self, chooser: Chooser, why_not_divided: str = '') -> str:
         """Return why a Chooser has its way, see `Chooser.reason`, and how shorter batches are computed."""

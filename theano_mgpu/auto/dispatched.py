@@ -9,7 +9,7 @@ from ..checks.ledger import Account
 from ..comm.alone import is_alone
 from ..comm.communicator import Communicator
 from ..runtime.steps import Computed, Steps
-from .choice import Chooser, LengthChooser, State, Way
+from .choice import STILL_TIMED, Chooser, LengthChooser, State, Way
 from .fallback import by_plain
 
 
@@ -140,6 +140,10 @@ class Dispatched:
         """Return why a way was chosen, see `LengthChooser.reason`; of the host, also that processes are slower."""
         notes = why_not_divided, self._why_whole * (chooser.way is Way.HOST)
         return self.choice.reason(chooser, '; '.join(filter(None, notes)))
+
+    def so_far(self, how: str) -> str:
+        """Return how calls are computed, in words, with a note that they are still being timed if no way is chosen."""
+        return how if self.always or self.choice.has_chosen() else how + STILL_TIMED
 
     def last_way(self) -> Way:
         """Return the way with the most devices."""

@@ -50,6 +50,7 @@ class Found(BatchSource):
                  definition: Definition | None = None, placed: bool = False) -> None:
         super().__init__(function.plain_call)
         self._enabled, self._function, self._usage = enabled, function, usage
+        usage.counts_all = False
         self._definition, self._in_place = definition or Definition(function), InPlaceUpdates(function)
         self.has_samples, self._placed = has_samples, placed
         # Without a batch, processes need not make the same calls.
@@ -243,7 +244,7 @@ class Found(BatchSource):
         self._in_place.write(lent)
         self._usage.add(step.samples if way is Way.SEVERAL or self._placed else self.length((values, {})))
         if not self._is_chosen:
-            self._usage.run_on(step.contexts, self._how[way])
+            self._usage.run_on(step.contexts, self.dispatched.so_far(self._how[way]))
         return results
 
     def _cannot_run(self, error, way=None):

@@ -304,7 +304,7 @@ class ModelFunction(BatchSource):
         step = self._program_for(length_of(inputs))
         computed = self._by(step, inputs)
         self._has_divided = self._has_divided or self._divides(step, length_of(inputs))
-        self._usage.explain(Way.SEVERAL.value)
+        self._usage.explain(self.dispatched.so_far(Way.SEVERAL.value))
         return computed
 
     def _by(self, step, inputs):

@@ -6,12 +6,12 @@ from typing import Iterable, Sequence
 from ..devices.context_map import HOST, Context, describe
 from ..utils import mpi_environment
 from ..utils.tables import Printed, counted, table
-from .choice import Way, word
+from .choice import STILL_TIMED, Way, word
 
 SHOWN = 20  # lines of the table
 NEVER_CALLED = 'it was never called'
 NO_SUCCESS = 'no call of it has succeeded'
-NO_REASONS = NEVER_CALLED, NO_SUCCESS, '', Way.SEVERAL.value
+NO_REASONS = NEVER_CALLED, NO_SUCCESS, '', Way.SEVERAL.value, Way.SEVERAL.value + STILL_TIMED
 reports: list[Report] = []  # of each `enable` in this process
 
 
@@ -28,12 +28,15 @@ class Usage:
         Why it runs there.
     calls, samples : int
         Calls over the contexts, and their samples. Of a Keras model, all calls are counted.
+    counts_all : bool
+        Whether calls of plain Theano are counted, too.
     """
 
     def __init__(self, name: str) -> None:
         self.name, self.why = name, NEVER_CALLED
         self.contexts: list[Context] = []
         self.calls = self.samples = 0
+        self.counts_all = True
         self._first = 0  # samples of the first call, which builds kernels
         self._seconds = 0.0  # of the other calls
         self._is_placed = False
@@ -65,10 +68,13 @@ class Usage:
         """Note where it runs from now on: on contexts, or by plain Theano if there are none."""
         self.contexts, self.why, self._is_placed = list(contexts), why, True
 
-    def rate(self) -> float | None:
-        """Return samples per second; None before the second call."""
-        samples = self.samples - self._first
-        return samples / self._seconds if samples and self._seconds else None
+    def numbers(self) -> tuple[float | None, ...]:
+        """Return the calls, their samples, and samples per second; None for an unknown number."""
+        if not (self.contexts or self.counts_all):
+            return None, None, None
+        samples = self.samples - self._first  # none before the second call
+        rate = samples / self._seconds if samples and self._seconds else None
+        return self.calls or None, self.samples or None, rate
 
 
 class Report(Printed):
@@ -106,8 +112,7 @@ class Report(Printed):
         title = '%d of %s %s' % (len(ran), counted(len(self.usages), 'function'),
                                  _on_contexts(ran) if ran else 'ran on several contexts')
         rows = [[usage.name, ' '.join(context.name for context in usage.contexts) or word(Way.HOST),
-                 *map(_cell, (usage.calls or None, usage.samples or None, usage.rate())), usage.why]
-                for usage in self.usages[:SHOWN]]
+                 *map(_cell, usage.numbers()), usage.why] for usage in self.usages[:SHOWN]]
         lines = [title, table([['FUNCTION', 'WHERE', 'BATCHES', 'SAMPLES', 'SAMPLES/S', 'WHY'], *rows], {2, 3, 4})]
         more = len(self.usages) - SHOWN
         return '\n'.join(lines + ['and %s' % counted(more, 'more function')] * (more > 0))

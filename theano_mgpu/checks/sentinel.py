@@ -247,8 +247,8 @@ def inspected(subject: str, ranks: Communicator, work: Any, function: Any, argum
         where = samples_of(found.mask, shard, [container.storage[0] for container in
                                                function.input_storage[len(arguments):]])
         cause = '%s%s, on %s%s%s' % (found.how, where, place, _near(found.node), line_of(found.node))
-        advice = 'Look for a division by zero or a log of zero in the model, and for such numbers in the data; ' \
-            'lower the learning rate, or clip the gradients'
+        advice = 'Look for a division by zero, or a log of zero or of a negative number, in the model, and for such ' \
+            'numbers in the data; lower the learning rate, or clip the gradients'
     else:
         position = function.maker.fgraph.inputs.index(found.variable)
         given = work.part.given[position] if position < len(arguments) else None
@@ -259,7 +259,8 @@ def inspected(subject: str, ranks: Communicator, work: Any, function: Any, argum
             named(found.variable if given is None else given), found.how, where, place)
         advice = 'Look for such numbers in the data' if has_samples else \
             'Set it to finite values, or go on from a checkpoint'
-    raise NonFiniteError('%s: %s. No value was changed. %s' % (subject, cause, advice))
+    raise NonFiniteError('%s: %s. No value was changed. %s%s' % (
+        subject, cause, advice, '. Samples are numbered from 0' * where.startswith(' in sample')))
 
 
 def samples_of(mask: np.ndarray, shard: Shard | None, variables: Sequence[Any] = ()) -> str:
@@ -286,6 +287,7 @@ def _near(node):
         elif variable.owner is not None:
             pending += [v for v in variable.owner.inputs if v not in pending]
     names, layer = list(dict.fromkeys(names))[:NAMES], layer_of(node.outputs[0])
-    if layer is None and nearest_layer(node) is not None:
-        names.insert(0, 'layer %s' % nearest_layer(node))
+    nearest = nearest_layer(node.outputs) if layer is None else None
+    if nearest is not None:
+        names.insert(0, 'layer %s' % nearest)
     return (', in layer %s' % layer if layer else '') + (', near %s' % ' and '.join(names) if names else '')

@@ -16,6 +16,7 @@ from .listing import listed
 from .memory import MemoryEstimate, variables_on
 
 MOST = 30  # instructions that are shown at the beginning, and at the end
+BRIEFLY = 'How batches are divided, or were in trials: WHY in the summary says which.'
 NOT_KNOWN = '?: depends on the shapes of a batch'
 
 
@@ -66,7 +67,7 @@ def in_brief(found: Sequence[dict[str, Any]]) -> str:
         name, _, rest = _title(data).partition(': ')
         titles[rest].append(name)
     choices = {(each['what'], each['chosen'], each['reason']) for data in found for each in data['choices']}
-    return '\n'.join([*('%s: %s' % (shortened(names), rest) for rest, names in titles.items()), '',
+    return '\n'.join([BRIEFLY, *('%s: %s' % (shortened(names), rest) for rest, names in titles.items()), '',
                       table([('CHOICE', 'CHOSEN', 'REASON'), *sorted(choices)]),
                       *dict.fromkeys(data['fits'] for data in found if data['fits'])])
 
