@@ -43,6 +43,7 @@ def test_version(capsys):
 @pytest.mark.parametrize('args,message', [
     (['nope'], "invalid choice: 'nope'"),
     (['config', '-n', '0'], "'0' is not a whole number of at least 1"),
+    (['devices', '--gpus', '0'], "'0' is not a whole number of at least 1; the first context alone: --gpus dev0"),
     (['config', '--kind', 'gpu'], "invalid choice: 'gpu'"),
     (['config', '--executor', 'mpirun'], "invalid choice: 'mpirun'"),
     (['devices', '--contexts', 'a-cpu'], "malformed entry 'a-cpu' in the context map"),
