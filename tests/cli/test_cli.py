@@ -48,7 +48,7 @@ def test_version(capsys):
     (['run', '--gpsu=2', 'x.py'], 'theano-mgpu run: error: there is no option --gpsu; the nearest is --gpus'),
     (['predict', 'a', 'b', 'c', 'd'], 'theano-mgpu predict: error: unrecognized arguments: d'),
     (['config', '-n', '0'], "'0' is not a whole number of at least 1"),
-    (['devices', '--gpus', '0'], "'0' is not a whole number of at least 1; the first context alone: --gpus dev0"),
+    (['devices', '--gpus', '0'], "'0' is not a whole number of at least 1; for the first context alone: --gpus dev0"),
     (['config', '--kind', 'gpu'], "invalid choice: 'gpu'"),
     (['config', '--executor', 'mpirun'], "invalid choice: 'mpirun'"),
     (['devices', '--contexts', 'a-cpu'], "malformed entry 'a-cpu' in the context map"),

@@ -245,7 +245,8 @@ def _more_cpus(n, way):
     if n < 2 or [context.kind for context in mapped] != ['cpu'] * bool(mapped) or \
             not mapped and discovery.discover_best() != ['cpu']:
         return []
-    text, cores = longer_map(mapped, n) if mapped else default_map(['cpu'] * n), max(_n_cores(), len(processor.usable()))
+    text = longer_map(mapped, n) if mapped else default_map(['cpu'] * n)
+    cores = max(_n_cores(), len(processor.usable()))
     why = source_of('contexts') + ' maps the CPU alone' if mapped else 'no usable GPU here'
     if way == OPTION and n > cores:
         raise ContextError('--gpus %d: %s, and %s. Ask for at most %d, or map more: %s' % (
