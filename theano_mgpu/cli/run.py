@@ -173,7 +173,7 @@ def open_contexts(args: argparse.Namespace) -> list[Context]:
         sys.exit(exit_code_of(error))
     if args.one:  # processes that the script starts from now on share its device
         set_environment_flags({**environment_flags(), 'contexts': describe(opened)})
-    elif has_one_cpu(opened) and not args.quiet:
+    elif has_one_cpu(opened) and not (args.quiet or args.contexts):
         note(NOTHING_DIVIDED)
     return opened
 
