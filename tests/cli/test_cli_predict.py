@@ -256,7 +256,7 @@ def test_ranks(files):
     (['x.txt', 'y.npy'], 'x.txt: the name of the input must end with one of .npy, .npz, .h5, .hdf5'),
     (['none.npy', 'y.npy'], 'there is no file none.npy'),
     (['x.npy', 'y.npy', '--gpus', '3'], "there are 2: .* map more: give --contexts 'cli_a->"),
-    (['x.npy', 'y.npy', '--gpus', 'dev7'], "--gpus dev7: there is no context dev7: give a number"),
+    (['x.npy', 'y.npy', '--gpus', 'dev7'], "--gpus dev7: give a number, or names of cli_a, cli_b"),
     (['objects.npy', 'y.npy'], 'the input objects.npy cannot be read: .*Python objects'),
     (['objects.npz', 'y.npy'], 'Object arrays cannot be loaded'),
     (['wide.npy', 'y.npy'], r'samples 0 to 31: batch 0 failed: ValueError: Error when checking input.*shape \(6,\)'),

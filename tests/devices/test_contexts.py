@@ -73,8 +73,8 @@ def test_an_option_asks_for_more_contexts_than_cores(monkeypatch, capsys):
     assert len(registry.choose_contexts(99)) == 99
     assert 'share its cores: dev0->cpu;...;dev98->cpu. "theano' in capsys.readouterr().err
     monkeypatch.setenv('THEANO_FLAGS', 'contexts=a->cpu;b->cpu')
-    for asked, unknown in (['zero'], 'zero'), ([0, 5], '5'):
-        with pytest.raises(ContextError, match='there is no context %s: give a number, or names of a, b' % unknown):
+    for asked, text in (['zero'], 'zero'), ([0, 5], '0,5'):
+        with pytest.raises(ContextError, match='--gpus %s: give a number, or names of a, b' % text):
             registry.choose_contexts(asked, registry.OPTION)
 
 

@@ -59,8 +59,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     args, unknown = parser.parse_known_args(words)
     option = next((word.partition('=')[0] for word in unknown if word.startswith('--')), None)
     if unknown:
-        args.parser.error('there is no option %s; %s' % (option, nearest(option, args.parser._option_string_actions))
-                          if option else 'unrecognized arguments: ' + ' '.join(unknown))
+        owner = args.parser if words[0] in names else parser
+        owner.error('there is no option %s; %s' % (option, nearest(option, owner._option_string_actions)) if option else
+                    'unrecognized arguments: ' + ' '.join(unknown))
     return args
 
 

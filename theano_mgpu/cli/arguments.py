@@ -70,8 +70,7 @@ def gpus(text: str) -> int | list[int | str]:
     (2, [0, 3], ['dev1', 'dev0'], ['dev1'])
     """
     if text == '0':
-        raise argparse.ArgumentTypeError("'0' is not a whole number of at least 1; for the first context alone: "
-                                         '--gpus dev0')
+        raise argparse.ArgumentTypeError("'0' is not a whole number of at least 1; for the first alone: --gpus dev0")
     if text.isdecimal():
         return devices(text)
     return [int(part) if part.isdecimal() else part for part in text.split(',')]

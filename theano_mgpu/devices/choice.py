@@ -65,7 +65,7 @@ def chosen_contexts(gpus: Any) -> list[Context]:
     # Others of this machine may have the other contexts, or the user may want no more.
     if gpus > len(there) * n_processes and not (leases.is_child() or leases.named()):
         raise ContextError('To run with `gpus=%d`, as many contexts must be mapped; there are %d: %s. Reduce `gpus`, '
-                           'or start the script by "theano-mgpu run --gpus %d", which does; or map more: call '
+                           'or start the script by "theano-mgpu run --gpus %d", which reduces it; or map more: call '
                            "theano_mgpu.init('%s') before" % (gpus, len(there), describe(there), len(there),
                                                               brief(longer_map(there, min(gpus, MOST_DEVICES)))))
     return there[:gpus]

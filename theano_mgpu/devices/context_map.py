@@ -21,7 +21,6 @@ class Context(NamedTuple):
 HOST = Context('the host', 'cpu', 'cpu')  # values that belong to no replica are computed there
 EXAMPLE = 'dev0->cuda0;dev1->cuda1'
 UNQUOTED = '; quote the map: the shell took > as a redirection'
-LONGEST = 8  # entries of a map in a message
 
 
 def parse_context_map(text: str) -> list[Context]:
@@ -95,13 +94,13 @@ def longer_map(contexts: Sequence[Context], n: int) -> str:
 
 
 def brief(map_: str) -> str:
-    """Return a context map for messages: of a long one, the first and the last entry.
+    """Return a context map for messages: of more than eight entries, the first and the last one.
 
     >>> brief(default_map(['cpu'] * 99))
     'dev0->cpu;...;dev98->cpu'
     """
     entries = map_.split(';')
-    return map_ if len(entries) <= LONGEST else '%s;...;%s' % (entries[0], entries[-1])
+    return map_ if len(entries) <= 8 else '%s;...;%s' % (entries[0], entries[-1])
 
 
 def describe(contexts: Iterable[Context]) -> str:

@@ -229,10 +229,9 @@ def choose_contexts(contexts: Any, way: str = FUNCTION) -> list[Context]:
         raise ContextError('an empty list of contexts was given; name at least one of: %s' % describe(known))
     if len(set(names)) < len(names):
         raise ContextError('a context is named twice in %r; name each one once' % (names,))
-    unknown = [str(name) for name in names if name not in by_number.values()]
-    if unknown and way == OPTION:
-        raise ContextError('--gpus %s: there is no context %s: give a number, or names of %s' % (
-            ','.join(map(str, contexts)), ', '.join(unknown), ', '.join(by_number.values())))
+    if way == OPTION and not set(names) <= set(by_number.values()):
+        raise ContextError('--gpus %s: give a number, or names of %s' % (','.join(map(str, contexts)),
+                                                                         ', '.join(by_number.values())))
     return [_lookup(name, known) for name in names]
 
 
@@ -251,7 +250,7 @@ def _more_cpus(n, way):
     if way == OPTION and n > cores:
         raise ContextError('--gpus %d: %s, and %s. Ask for at most %d, or map more: %s' % (
             n, why, counted(cores, 'core'), cores, way % brief(text)))
-    if not leases.is_child():  # its parent has said so
+    if not leases.is_child():  # which takes one of them, as its parent has said
         rank_process.note('%s: the %d contexts are on the CPU, and share its cores: %s. "theano-mgpu devices" lists '
                           'what there is' % (why, n, brief(text)))
     return parse_context_map(text)

@@ -119,11 +119,10 @@ class Checkpoint(Callback):
             train.steps.record(train.open_account(ledger_at(self.ledger, self.every, train.step.ranks)))
 
     def _not_ours(self):
-        size = mpi_environment.size()
-        return MgpuError('Checkpoint is for a model that runs over contexts, even if over one: one of '
-                         'multi_gpu_model, or any after enable(). %s is left to plain Keras, or has a train function of '
-                         'your own. Start the script by "theano-mgpu %srun SCRIPT", which calls enable()'
-                         % (self.model.name, 'launch -n %d ' % size if size > 1 else ''))
+        launch = 'launch -n %d ' % mpi_environment.size() * mpi_environment.is_rank()
+        return MgpuError('Checkpoint is for a model that runs over contexts, even if over one: of multi_gpu_model, or '
+                         'any after enable(). %s is left to plain Keras, or has a train function of your own. Start '
+                         'the script by "theano-mgpu %srun SCRIPT", which calls enable()' % (self.model.name, launch))
 
     def replay_or_compute(self, function: Any, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
         """Return the Computed of a call of the train or test function: replay it, or go on to the next step.

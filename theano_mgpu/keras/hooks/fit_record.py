@@ -42,7 +42,7 @@ class FitRecord(Record):
     def __init__(self, params: dict[str, Any], model: Any = None, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__()
         self._model, self._callbacks = model, callbacks
-        self.fit = {name: params.get(name) for name in ARGUMENTS}  # they determine the batches
+        self.fit: dict[str, Any] = {name: params.get(name) for name in ARGUMENTS}  # they determine the batches
         self.epochs: list[dict[str, Any]] = []                     # the logs of each finished one
         self.lengths: list[int] = []                               # of each finished epoch, in batches
         self.batches: list[list[Any]] = []                         # results of each batch of the unfinished epoch
