@@ -113,8 +113,7 @@ class Checkpoint:
                                      steps=each, completes=bool(source.updates))
             each.surround([call])  # a Checkpoint from before records no more
         if self.replaying:
-            rank_process.note('%s: %d calls are done, and are not computed again; remove it to begin anew'
-                              % (self._replay.path, self._replay.saved.completed))
+            rank_process.note('%s: continues after the calls that it has; remove it to begin anew' % self._replay.path)
         self._replay.finish()
 
     @property
