@@ -1,4 +1,4 @@
-"""Numbers and names of hosts in what users and schedulers give as text: options, flags, variables and files."""
+"""Numbers and names in what users and schedulers give as text: options, flags, variables and files."""
 from __future__ import annotations
 
 import difflib
