@@ -1,7 +1,9 @@
-"""Numbers and names of hosts in what users and schedulers give as text: options, flags, variables and files."""
+"""Numbers and names in what users and schedulers give as text: options, flags, variables and files."""
 from __future__ import annotations
 
+import difflib
 import re
+from typing import Collection
 
 MOST = 10 ** 9          # of all things that are counted
 MOST_DEVICES = 4096     # of contexts, and of processes
@@ -50,6 +52,18 @@ def shown(text: str, longest: int = LONGEST) -> str:
 def bare(text: str, longest: int = LONGEST) -> str:
     """Return a text for an error as `shown` does, without the quotes."""
     return shown(text, longest)[1:-1]
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """Return the nearest of some names for an error about one that does not exist, or all of them.
+
+    Examples
+    --------
+    >>> nearest('runn', ['run', 'predict']), nearest('x', ['run', 'predict'])
+    ('the nearest is run', 'there are: run, predict')
+    """
+    found = difflib.get_close_matches(name, names, n=1)
+    return 'the nearest is ' + found[0] if found else 'there are: ' + ', '.join(names)
 
 
 def is_host(name: str) -> bool:

@@ -90,6 +90,36 @@ def test_a_long_compilation_by_plain_theano_is_noted(cpu2, notes):
     assert notes.texts == ['note: compiling doubled takes a while: its graph is being optimised']
 
 
+def test_no_note_says_that_all_modules_are_done(notes):
+    """Notes said "3 of 3 modules of C code are done", and "6 of 5"."""
+    with progress.compiling('part'), progress.modules_bar(2) as bar:
+        for said in 'note: compiling part takes a while: 1 of 2 modules of C code are done, and are kept for the ' \
+                'next start', None:
+            bar.update(1)
+            with progress.working():
+                assert said is None or notes.heard.wait(20)
+            progress._told.clear()
+            assert notes.texts == [said] * bool(said)
+            notes.texts.clear()
+
+
+@pytest.mark.needs_compiler
+def test_no_more_modules_are_done_than_there_are(tmp_path):
+    """A module that was not foreseen was counted, too."""
+    code = """if True:
+        import theano_mgpu as mgpu, theano.tensor as T
+        from theano_mgpu.compat.theano_compilation import Ahead
+        from theano_mgpu.utils import progress
+        bars, make, Ahead._missing = [], progress.passing_bar, lambda *args: []
+        progress.passing_bar = lambda *args: bars.append(make(*args)) or bars[-1]
+        x = T.vector('x')
+        mgpu.function([x], T.nnet.sigmoid(x).sum() + 2, contexts=mgpu.init('a->cpu'))
+        print([(bar.n, bar.total) for bar in bars])
+    """
+    flags = 'compile.wait=1,mgpu.compile_jobs=2,cxx=g++,base_compiledir=%s' % tmp_path
+    assert python('-c', code, flags=flags).stdout == '[(1, 1)]\n'
+
+
 @pytest.mark.needs_compiler
 def test_what_the_caches_have_is_not_noted_however_long_it_takes(tmp_path):
     """A note came on each warm start of a busy machine: it told of the time, whatever the time was for."""

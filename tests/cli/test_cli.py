@@ -41,8 +41,15 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize('args,message', [
-    (['nope'], "invalid choice: 'nope'"),
+    (['nope'], 'theano-mgpu: error: there is no command nope; there are: devices, doctor, '),
+    (['doctr'], 'theano-mgpu: error: there is no command doctr; the nearest is doctor'),
+    ([__file__, '3'], 'theano-mgpu: error: to run a script: theano-mgpu run ' + __file__),
+    (['run', '--verfy', 'x.py'], 'theano-mgpu run: error: there is no option --verfy; the nearest is --verify'),
+    (['run', '--gpsu=2', 'x.py'], 'theano-mgpu run: error: there is no option --gpsu; the nearest is --gpus'),
+    (['--verify', 'run', 'x.py'], 'theano-mgpu: error: there is no option --verify; the nearest is --version'),
+    (['predict', 'a', 'b', 'c', 'd'], 'theano-mgpu predict: error: unrecognized arguments: d'),
     (['config', '-n', '0'], "'0' is not a whole number of at least 1"),
+    (['devices', '--gpus', '0'], "'0' is not a whole number of at least 1; for the first alone: --gpus dev0"),
     (['config', '--kind', 'gpu'], "invalid choice: 'gpu'"),
     (['config', '--executor', 'mpirun'], "invalid choice: 'mpirun'"),
     (['devices', '--contexts', 'a-cpu'], "malformed entry 'a-cpu' in the context map"),

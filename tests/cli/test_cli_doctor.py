@@ -275,3 +275,13 @@ def test_a_theano_that_cannot_be_imported_is_a_finding(tmp_path):
     (tmp_path / 'theano' / '__init__.py').write_text("raise AttributeError('not today')")
     done = command('doctor', environment={'PYTHONPATH': search_path(tmp_path)})
     assert done.returncode == 1 and 'Theano          FAIL  cannot be imported: not today' in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize('command', ['doctor', 'flags'])
+def test_a_misspelled_flag_of_the_package(command):
+    """The doctor advised another Theano, and `flags` listed the flags without a word."""
+    done = python('-m', 'theano_mgpu', command, THEANO_FLAGS='mgpu.verfy=True', expected=None)
+    text = done.stdout + done.stderr
+    assert 'there is no flag mgpu.verfy, which THEANO_FLAGS sets to True; the nearest is mgpu.verify' in text
+    assert ('remedy: Fix this flag' in text) == (command == 'doctor') and 'mgpu.verify' in done.stdout
+    assert done.returncode == {'doctor': 1, 'flags': 2}[command]

@@ -76,7 +76,8 @@ def test_npy(files, capfd):
     assert_close(np.load('y.npy', mmap_mode='r'), files)
     out, err = capfd.readouterr()
     assert not out
-    assert re.fullmatch(r'theano-mgpu: note: y.npy: 300 samples, 300 of them computed now, in [\d.]+ s .*\n', err)
+    assert re.fullmatch(r'theano-mgpu: note: y.npy: 300 samples on 2 contexts \(cli_a->cpu;cli_b->cpu\), in [\d.]+ s '
+                        r'with the loading of the model\n', err)
     assert sorted(os.listdir('.')) == ['model.h5', 'x.npy', 'y.npy']
     assert predict('x.npy', 'y.npy', '--quiet', '--gpus', 'cli_b', '--batch-size', 7) == 0
     assert_close(np.load('y.npy'), files)
@@ -173,7 +174,7 @@ def test_kill_and_resume(files, kills, capfd):
     assert predict('x.npy', 'y.npy') == 0
     error = capfd.readouterr().err
     assert 'y.npy: resuming after %d of %d samples' % (saved, 100 * N) in error
-    assert '%d samples, %d of them computed now' % (100 * N, 100 * N - saved) in error
+    assert 'y.npy: 30,000 samples, {:,} of them by an earlier call, on 2 contexts'.format(saved) in error
     y = np.load('y.npy')
     assert (y[:saved] == 7).all() and not os.path.exists('y.npy.unfinished')
     assert_close(y[saved:], np.tile(files, (100, 1))[saved:])
@@ -245,7 +246,7 @@ def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
 def test_ranks(files):
     """Rank 0 alone reads and writes where there are several processes."""
     done = python('-m', 'theano_mgpu', 'launch', '-n', '2', 'predict', 'model.h5', 'x.npy', 'y.npy')
-    assert done.stderr.count('300 of them computed now') == 1
+    assert done.stderr.count('300 samples on 2 contexts of this host (cli_a->cpu;cli_b->cpu)') == 1
     assert_close(np.load('y.npy'), files)
 
 
@@ -255,7 +256,7 @@ def test_ranks(files):
     (['x.txt', 'y.npy'], 'x.txt: the name of the input must end with one of .npy, .npz, .h5, .hdf5'),
     (['none.npy', 'y.npy'], 'there is no file none.npy'),
     (['x.npy', 'y.npy', '--gpus', '3'], "there are 2: .* map more: give --contexts 'cli_a->"),
-    (['x.npy', 'y.npy', '--gpus', 'dev7'], "context 'dev7' is not mapped"),
+    (['x.npy', 'y.npy', '--gpus', 'dev7'], "--gpus dev7: give a number, or names of cli_a, cli_b"),
     (['objects.npy', 'y.npy'], 'the input objects.npy cannot be read: .*Python objects'),
     (['objects.npz', 'y.npy'], 'Object arrays cannot be loaded'),
     (['wide.npy', 'y.npy'], r'samples 0 to 31: batch 0 failed: ValueError: Error when checking input.*shape \(6,\)'),
@@ -271,6 +272,11 @@ def test_errors(files, arguments, message, capfd):
     error = capfd.readouterr().err
     assert re.search(message, error) and 'Traceback' not in error
     assert not [name for name in os.listdir('.') if name.startswith('y.npy')]
+
+
+def test_files_in_another_order(files, capfd):
+    assert main(['predict', 'x.npy', 'model.h5', 'y.npy']) == 2
+    assert 'x.npy has arrays, and no model. The order is MODEL INPUT OUTPUT' in capfd.readouterr().err
 
 
 def test_models_that_cannot_be_used(files, capfd):

@@ -145,6 +145,7 @@ def test_one_context_on_the_cpu_is_noted(tmp_path, options):
     code, out, err = run(*options, script, folder=tmp_path, flags=QUICK + ',contexts=one->cpu')
     assert code == 0 and err.count('theano-mgpu: note: there is one context, on the CPU: nothing is divided.') == 1, err
     assert err.count('there is one context, on the CPU\n') == (0 if options else 2)  # in the summary
+    assert 'nothing is divided.' not in run(*options, '--gpus', '1', script, folder=tmp_path)[2]  # it was asked for
 
 
 def test_modules_folders_and_archives_run_as_under_python(tmp_path):

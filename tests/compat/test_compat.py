@@ -195,8 +195,8 @@ def test_theano_opens_no_context_by_itself():
     assert done.stdout == 'dev0->opencl9:9\n' and 'ERROR' not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize('flag, nearest', [('mgpu.microbatches=3', 'The nearest is mgpu.micro_batches'),
-                                           ('mgpu.zzz=1', 'The flags are: mgpu.executor, ')])
+@pytest.mark.parametrize('flag, nearest', [('mgpu.microbatches=3', 'the nearest is mgpu.micro_batches'),
+                                           ('mgpu.zzz=1', 'there are: mgpu.executor, ')])
 def test_a_flag_that_does_not_exist_is_an_error(flag, nearest, monkeypatch, tmp_path):
     """Theano only warned, and ignored the line of a .theanorc; the script then ran without the flag's effect."""
     name, value = flag.split('=')
@@ -205,7 +205,7 @@ def test_a_flag_that_does_not_exist_is_an_error(flag, nearest, monkeypatch, tmp_
     for _ in range(2):
         with pytest.raises(MgpuError) as raised:
             flags.check_own_names()
-        assert str(raised.value).startswith('there is no flag %s, which %s sets to %s. %s' % (
+        assert str(raised.value).startswith('there is no flag %s, which %s sets to %s; %s' % (
             name, where, value, nearest))
         where = str(tmp_path / 'theanorc')
         monkeypatch.setenv('THEANORC', where)

@@ -29,6 +29,8 @@ def test_two_names_on_one_device():
     ('dev0->cuda0;dev0->cuda1', 'mapped twice'),
     ('dev0->gpu0', "'gpu0' in the context map .* is no device: use cuda0"),
     ('dev0->opencl0', 'is no device'),
+    ('dev0->cpu,dev1->cpu', "'cpu,dev1->cpu' in .* is no device: separate entries by ';', e.g. dev0->cuda0;dev1"),
+    ('dev0-', "e.g. dev0->cuda0;dev1->cuda1; quote the map: the shell took > as a redirection"),
     ('dev0->cudax', 'is no device'),
     ('a b->cuda0', 'cannot name a context'),
 ])

@@ -39,7 +39,8 @@ def test_a_failed_init_changes_nothing(monkeypatch):
     (3, '3 contexts were asked for'),
     ([], 'empty list'),
     (['a', 'a'], 'named twice'),
-    (['dev2'], "context 'dev2' is not mapped; known contexts: a, b. Add it to THEANO_FLAGS, e.g. contexts=a->cpu"),
+    (['dev2'], "context 'dev2' is not mapped; known contexts: a, b. Add it to THEANO_FLAGS, e.g. "
+               'contexts=a->cpu;b->cpu;dev2->cpu'),
 ])
 def test_what_is_not_there(monkeypatch, asked, message):
     monkeypatch.setenv('THEANO_FLAGS', 'contexts=a->cpu;b->cpu')
@@ -57,7 +58,24 @@ def test_more_contexts_than_a_map_has(monkeypatch, capsys):
     for way, start in (registry.FUNCTION, 'call theano_mgpu.init('), (registry.OPTION, 'give --contexts '):
         with pytest.raises(ContextError) as caught:
             registry.choose_contexts(2, way)
-        assert 'by THEANO_FLAGS. Ask for 1, or map more: %s\'dev0->cuda1;dev1->cuda0\'' % start in str(caught.value)
+        assert 'by THEANO_FLAGS. Ask for 1, or map more: %s\'dev0->cuda1;dev1->cuda1\'' % start in str(caught.value)
+
+
+def test_an_option_asks_for_more_contexts_than_cores(monkeypatch, capsys):
+    """It ran, on 99 contexts; a call in a script still does."""
+    monkeypatch.setattr(registry.discovery, 'discover_best', lambda: ['cpu'])
+    monkeypatch.setattr(registry.processor, 'usable', lambda: {0, 1})
+    monkeypatch.setenv('THEANO_FLAGS', '')
+    with pytest.raises(ContextError) as caught:
+        registry.choose_contexts(99, registry.OPTION)
+    assert str(caught.value) == ("--gpus 99: no usable GPU here, and 2 cores. Ask for at most 2, or map more: "
+                                 "give --contexts 'dev0->cpu;...;dev98->cpu'")
+    assert len(registry.choose_contexts(99)) == 99
+    assert 'share its cores: dev0->cpu;...;dev98->cpu. "theano' in capsys.readouterr().err
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=a->cpu;b->cpu')
+    for asked, text in (['zero'], 'zero'), ([0, 5], '0,5'):
+        with pytest.raises(ContextError, match='--gpus %s: give a number, or names of a, b' % text):
+            registry.choose_contexts(asked, registry.OPTION)
 
 
 def test_two_names_on_one_device_both_work(contexts):

@@ -11,6 +11,7 @@ import theano_mgpu as mgpu
 from theano_mgpu.devices import contexts, discovery, leases
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.errors import MgpuError
+from theano_mgpu.utils import rank_process
 
 import pytest
 from support.search_path import search_path
@@ -214,6 +215,16 @@ def test_the_last_thread_that_leaves_its_block_gives_all_contexts_back(contexts)
         assert mgpu.contexts() == [device]
         other.submit(second.__exit__, None, None, None).result()
     assert mgpu.contexts() == before
+
+
+def test_a_process_of_a_run_does_not_repeat_its_note(monkeypatch, capfd):
+    """Each worker printed that there is no GPU."""
+    monkeypatch.setenv('THEANO_FLAGS', 'contexts=x->cpu')
+    for process in os.getpid(), 1:
+        monkeypatch.setenv(leases.RUN, json.dumps({'process': process, 'file': None, 'gpus': 2}))
+        rank_process.note.cache_clear()
+        assert len(contexts.choose_contexts(2)) == 2
+        assert ('the 2 contexts are on the CPU' in capfd.readouterr().err) == (process == os.getpid())
 
 
 def test_init_in_a_process_of_a_run_takes_one(monkeypatch):

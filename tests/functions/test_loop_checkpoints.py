@@ -60,13 +60,14 @@ def counting():
     return make
 
 
-def test_finished_calls_return_their_results_and_compute_nothing(counting, tmp_path):
+def test_finished_calls_return_their_results_and_compute_nothing(counting, tmp_path, capfd):
     step, count = counting()
     mgpu.Checkpoint(str(tmp_path), [step], every=2)
     assert [float(step(i)) for i in (1, 2, 3, 4, 5)] == [0, 2, 9, 24, 50]
     step, count = counting()
     begin_again()
     made = mgpu.Checkpoint(str(tmp_path), [step], every=2)
+    assert 'checkpoint.npz: continues after the calls that it has; remove it' in capfd.readouterr().err
     assert made.replaying and [float(step(i)) for i in (1, 2, 3)] == [0, 2, 9] and made.replaying
     with pytest.warns(mgpu.MgpuWarning, match='count is read while finished calls are replayed'):
         assert count.get_value() == 0

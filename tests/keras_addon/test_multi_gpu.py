@@ -26,8 +26,8 @@ def test_gpus(gpus, names, contexts):
 @pytest.mark.parametrize('gpus,message', [
     (0, 'gpus=0: a model needs at least one context; there are 2: host0->cpu;host1->cpu'),
     (-1, 'gpus=-1'),
-    (4, r'with `gpus=4`, as many contexts must be mapped; there are 2: .*THEANO_FLAGS="contexts=host0->cpu;host1->cpu;'
-        'dev2->cpu;dev3->cpu"'),
+    (4, r'with `gpus=4`, as many contexts must be mapped; there are 2: .*"theano-mgpu run --gpus 2", which .*'
+        r"init\('host0->cpu;host1->cpu;dev2->cpu;dev3->cpu'\)"),
     ([0, 5], 'context 5 is not mapped; known contexts: host0, host1'), ([True], 'context True is not mapped'),
     (['host0', 'dev7'], "context 'dev7' is not mapped"),
     ([1, 'host1'], 'each named once'), ([], 'at least one context'), ('2', "gpus='2' is neither"),

@@ -125,6 +125,12 @@ def test_a_note_on_another_back_end(version, end, name, back_end, tmp_path):
     stderr = end_of(version, tmp_path, end)
     assert "theano-mgpu: note: this script uses %s, of another back end: Keras runs on Theano" % name in stderr, stderr
     assert "if keras.backend.backend() == '%s'" % back_end in stderr
+    assert ('"with tf.device(...):" (or write "if True:" in its place)' in stderr) == (name == 'tensorflow')
+
+
+@pytest.mark.parametrize('end', ['from tensorflow.keras.layers import Dense', 'from tensorflow import keras'])
+def test_a_note_on_tf_keras(end, tmp_path):
+    assert 'theano-mgpu: note: tf.keras is not Keras: write' in end_of('2.3.1', tmp_path, end)
 
 
 OLD, NEW = ('2.3.1', 'val_acc', 'val_accuracy', '2.2.4'), ('2.2.4', 'val_accuracy', 'val_acc', '2.3.1')

@@ -16,6 +16,7 @@ from ..runtime.divided_function import DividedFunction
 from ..runtime.replicas.replicated import replicated
 from ..runtime.state.recorded_calls import RecordedCalls
 from ..runtime.state.replay import Replay, check_every
+from ..utils import rank_process
 from ..utils.values import sampled_checksum
 from .function_steps import divide_always, source_of, steps_of
 
@@ -111,6 +112,8 @@ class Checkpoint:
             call = functools.partial(self._replay.call, number, checksum=functools.partial(_checksum, number),
                                      steps=each, completes=bool(source.updates))
             each.surround([call])  # a Checkpoint from before records no more
+        if self.replaying:
+            rank_process.note('%s: continues after the calls that it has; remove it to begin anew' % self._replay.path)
         self._replay.finish()
 
     @property

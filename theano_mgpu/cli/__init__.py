@@ -28,6 +28,7 @@ import theano_mgpu
 
 from ..compat import keras_names
 from ..errors import MgpuError, MissingError, exit_code_of
+from ..parsing import nearest
 from ..utils import rank_process
 from . import bench, compare, config, devices, doctor, flags, launch, overview, predict, run
 from .output import add_command, tell
@@ -49,6 +50,21 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse(words: list[str]) -> argparse.Namespace:
+    """Parse arguments; a usage error names the nearest command or option for one that does not exist."""
+    parser, names = make_parser(), [command.__name__.rpartition('.')[2] for command in COMMANDS]
+    if words and words[0] not in names and not words[0].startswith('-'):
+        parser.error('to run a script: theano-mgpu run ' + words[0] if os.path.exists(words[0]) else
+                     'there is no command %s; %s' % (words[0], nearest(words[0], names)))
+    args, unknown = parser.parse_known_args(words)
+    option = next((word.partition('=')[0] for word in unknown if word.startswith('--')), None)
+    if unknown:
+        owner = args.parser if words[0] in names else parser
+        owner.error('there is no option %s; %s' % (option, nearest(option, owner._option_string_actions)) if option else
+                    'unrecognized arguments: ' + ' '.join(unknown))
+    return args
+
+
 def check_theano() -> None:
     """Import Theano, or raise the error that keeps it from being imported."""
     error = theano_mgpu.import_theano()
@@ -67,8 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     streams = sys.stdin, sys.stdout, sys.stderr
     open_closed_streams()
-    parser = make_parser()
-    args = parser.parse_args(argv)
+    args = parse(sys.argv[1:] if argv is None else argv)
     code: Any = 0  # or a function that runs a script
     try:
         if not hasattr(args, 'run'):

@@ -69,6 +69,8 @@ def gpus(text: str) -> int | list[int | str]:
     >>> gpus('2'), gpus('0,3'), gpus('dev1,dev0'), gpus('dev1')
     (2, [0, 3], ['dev1', 'dev0'], ['dev1'])
     """
+    if text == '0':
+        raise argparse.ArgumentTypeError("'0' is not a whole number of at least 1; for the first alone: --gpus dev0")
     if text.isdecimal():
         return devices(text)
     return [int(part) if part.isdecimal() else part for part in text.split(',')]

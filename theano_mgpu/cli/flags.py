@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..utils.flags import OWN_FLAGS, own_flag, values_of
+from ..utils.flags import OWN_FLAGS, check_own_names, own_flag, values_of
 from ..utils.tables import table
 
 
@@ -21,7 +21,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; the exit code is 0."""
+    """Print the table; the exit code is 0. Raise an MgpuError for a flag that is set and does not exist."""
     rows = [[name, str(own_flag(name)) or '-', str(OWN_FLAGS[name][0]) or '-', values_of(name)] for name in OWN_FLAGS]
     print(table([['FLAG', 'VALUE', 'DEFAULT', 'VALUES'], *rows]))
+    check_own_names()
     return 0

@@ -21,7 +21,7 @@ def add_command(sub: Any, command: Any) -> None:
     parser = sub.add_parser(command.__name__.rpartition('.')[2], help=summary.rstrip('.'), epilog=rest,
                             description=summary[:1].upper() + summary[1:],
                             formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(run=command.run, check=getattr(command, 'check', lambda args: None))
+    parser.set_defaults(run=command.run, check=getattr(command, 'check', lambda args: None), parser=parser)
     command.add_options(parser)
 
 

@@ -32,9 +32,11 @@ from typing import Any
 import numpy as np
 
 from ..compat import keras_versions
-from ..devices.contexts import init
+from ..devices.context_map import brief, describe
+from ..devices.contexts import host_contexts, init
 from ..errors import MgpuError, PredictionError
 from ..utils import mpi_environment, progress
+from ..utils.tables import counted
 from .arguments import add_contexts, positive, use_contexts
 from .array_input import KINDS, InputError, kind_of, open_inputs, reading
 from .array_output import UnfinishedOutput, output_target, writing
@@ -89,8 +91,11 @@ def run(args: argparse.Namespace) -> int:
                 note('interrupted. ' + output.state())
                 return 130
             if not args.quiet:
-                note('%s: %d samples, %d of them computed now, in %.1f s including the loading of the model'
-                     % (args.output, output.length, output.length - first, time.monotonic() - began))
+                note('%s: %s%s on %s%s (%s), in %.1f s with the loading of the model' % (
+                    args.output, counted(output.length, 'sample'),
+                    ', {:,} of them by an earlier call,'.format(first) if first else '',
+                    counted(len(host_contexts()), 'context'), ' of this host' * mpi_environment.trains_together(),
+                    brief(describe(host_contexts())), time.monotonic() - began))
     return 0
 
 
@@ -141,6 +146,8 @@ def no_rows(model: Any) -> list[np.ndarray]:
 
 def check(args: argparse.Namespace) -> None:
     """Raise a MgpuError for files that cannot be used, before anything that takes time."""
+    if args.model.endswith(('.npy', '.npz')):
+        raise MgpuError('%s has arrays, and no model. The order is MODEL INPUT OUTPUT' % args.model)
     kind_of(args.input, 'input')
     kind_of(args.output, 'output')
     target = output_target(args.output)

@@ -25,7 +25,6 @@ def add_program(parser: argparse.ArgumentParser, script_help: str) -> None:
                         help='run a module, as python -m does')
     parser.add_argument('script', nargs='?', metavar='SCRIPT', help=script_help)
     parser.add_argument('args', nargs=argparse.REMAINDER, metavar='ARGS', help='its arguments')
-    parser.set_defaults(parser=parser)
 
 
 def add_ledger(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ Every Keras model that the script compiles trains, tests and predicts on the con
 theano.function that takes a batch, where the result is exact and it is faster. The contexts come from
 --contexts, or from mgpu.init in the script, or from THEANO_FLAGS or .theanorc, or are every GPU; without one, every
 core of the CPU. The script needs no change. Its arguments, its standard input, its exit code and its tracebacks are
-the same as under python.
+the same as under python. Options of run stand before the script: what stands behind it is the script's.
 
 The summary (on stderr, at exit) lists each model and each function: where it ran, for how many samples, and why.
 The first calls of a function or model are measured, on one device and on the contexts; then it uses the faster of
@@ -173,7 +173,7 @@ def open_contexts(args: argparse.Namespace) -> list[Context]:
         sys.exit(exit_code_of(error))
     if args.one:  # processes that the script starts from now on share its device
         set_environment_flags({**environment_flags(), 'contexts': describe(opened)})
-    elif has_one_cpu(opened) and not args.quiet:
+    elif has_one_cpu(opened) and not (args.quiet or args.contexts):
         note(NOTHING_DIVIDED)
     return opened
 

@@ -22,6 +22,8 @@ _MISSING = re.compile(r"(?:import name|module named|no attribute|keyword argumen
                       r"keyword arguments:|Invalid argument|property (?='\w+' of)|can't set attribute)\W+([\w.]+)")
 BACK_END = ("this script uses %s, of another back end: Keras runs on Theano here, and needs nothing of it. Leave out "
             "what uses it, or put that under: if keras.backend.backend() == '%s'")
+FOR_COPIES = ('. Where it is for multi_gpu_model, delete the import and "with tf.device(...):" (or write "if True:" in '
+              'its place): weights have a copy on each device')
 _metrics: set[str] = set()  # of all models that this process has trained
 
 
@@ -34,7 +36,10 @@ def hint(error: BaseException) -> str:
     """Return what to do if an error names a thing that only another Keras has, or another back end of it; else ''."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and error.name in ('tensorflow', 'cntk'):
-        return BACK_END % (error.name, error.name)
+        line = traceback.extract_tb(error.__traceback__)[-1].line or ''
+        if re.search(r'tensorflow(\.| import )(python\.)?keras', line):
+            return 'tf.keras is not Keras: write "from keras ..." in place of "from tensorflow.keras ..."'
+        return BACK_END % (error.name, error.name) + FOR_COPIES * (error.name == 'tensorflow')
     if isinstance(error, KeyError) or 'keras' not in sys.modules:
         return _other_name(text.strip('\'"'), _metrics)
     missing = [word.rpartition('.') for word in _MISSING.findall(text)]  # a module has its package before the dot

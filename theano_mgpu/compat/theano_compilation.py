@@ -41,8 +41,8 @@ def compile_outside_the_lock() -> None:
                 _module_locked(self.dirname, cmodule.get_module_hash(lnk.get_src_code(), key)) as _thread.has_lock:
             try:
                 module = find(self, key, lnk, keep_lock)
-                if _thread.ahead is not None:
-                    _thread.ahead.bar.update(1)
+                if _thread.ahead is not None and _thread.ahead.bar.n != _thread.ahead.bar.total:
+                    _thread.ahead.bar.update(1)  # not for a module that `begin` has not foreseen
                 return module
             except BaseException:
                 while compilelock.get_lock.n_lock:  # Theano would keep it, and other processes would wait for minutes

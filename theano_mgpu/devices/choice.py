@@ -8,7 +8,7 @@ from ..errors import ContextError
 from ..parsing import MOST_DEVICES
 from ..utils import mpi_environment
 from . import leases
-from .context_map import Context, describe, longer_map
+from .context_map import Context, brief, describe, longer_map
 from .contexts import contexts as active_contexts
 from .contexts import get as get_context
 from .contexts import host_contexts
@@ -65,6 +65,7 @@ def chosen_contexts(gpus: Any) -> list[Context]:
     # Others of this machine may have the other contexts, or the user may want no more.
     if gpus > len(there) * n_processes and not (leases.is_child() or leases.named()):
         raise ContextError('To run with `gpus=%d`, as many contexts must be mapped; there are %d: %s. Reduce `gpus`, '
-                           "or map more: call theano_mgpu.init('%s') before, or set THEANO_FLAGS=\"contexts=%s\""
-                           % (gpus, len(there), describe(there), *[longer_map(there, min(gpus, MOST_DEVICES))] * 2))
+                           'or start the script by "theano-mgpu run --gpus %d", which reduces it; or map more: call '
+                           "theano_mgpu.init('%s') before" % (gpus, len(there), describe(there), len(there),
+                                                              brief(longer_map(there, min(gpus, MOST_DEVICES)))))
     return there[:gpus]

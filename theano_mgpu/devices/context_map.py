@@ -1,6 +1,7 @@
 """Context maps, such as ``dev0->cuda0;dev1->cuda1``, as text and as lists."""
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Iterable, NamedTuple, Sequence
 
@@ -18,7 +19,8 @@ class Context(NamedTuple):
 
 
 HOST = Context('the host', 'cpu', 'cpu')  # values that belong to no replica are computed there
-EXAMPLE = 'contexts=dev0->cuda0;dev1->cuda1'
+EXAMPLE = 'dev0->cuda0;dev1->cuda1'
+UNQUOTED = '; quote the map: the shell took > as a redirection'
 
 
 def parse_context_map(text: str) -> list[Context]:
@@ -34,8 +36,8 @@ def parse_context_map(text: str) -> list[Context]:
     for entry in text.split(';'):
         name, arrow, device = (part.strip() for part in entry.partition('->'))
         if not (name and arrow and device):
-            raise ContextError("malformed entry %s in the context map %s: each entry reads "
-                               "name->device, separated by ';', e.g. %s" % (shown(entry), shown(text), EXAMPLE))
+            raise ContextError("malformed entry %s in the context map %s: each entry reads name->device, separated by "
+                               "';', e.g. %s%s" % (shown(entry), shown(text), EXAMPLE, UNQUOTED * entry.endswith('-')))
         if name == 'cpu' or name.startswith(('cuda', 'opencl')):
             raise ContextError("%s cannot name a context, since it looks like a device; "
                                "call it dev0, say: dev0->%s" % (shown(name), bare(device)))
@@ -46,8 +48,9 @@ def parse_context_map(text: str) -> list[Context]:
                                % (shown(name), shown(text)))
         kind = discovery.kind_of(device)
         if kind is None:
-            raise ContextError("%s in the context map %s is no device: use cuda0, opencl0:0 "
-                               "(platform:device) or cpu" % (shown(device), shown(text)))
+            raise ContextError('%s in the context map %s is no device: %s' % (
+                shown(device), shown(text), "separate entries by ';', e.g. %s" % EXAMPLE if ',' in device else
+                'use cuda0, opencl0:0 (platform:device) or cpu'))
         contexts.append(Context(name, device, kind))
     return contexts
 
@@ -78,15 +81,26 @@ def choose_devices(kind: str, existing: Sequence[str], n: int) -> list[str]:
 
 
 def longer_map(contexts: Sequence[Context], n: int) -> str:
-    """Return the map of contexts and of further ones like the last, `n` in all.
+    """Return the map of contexts and of further ones, `n` in all: on devices of the same kind, then on the same ones.
 
-    >>> longer_map(parse_context_map('dev1->cuda1'), 2)
-    'dev1->cuda1;dev0->cuda0'
+    >>> longer_map(parse_context_map('dev1->cpu'), 3)
+    'dev1->cpu;dev2->cpu;dev0->cpu'
     """
-    numbers = [*range(len(contexts), n), *range(len(contexts))]
+    numbers, mapped = [*range(len(contexts), n), *range(len(contexts))], [context.device for context in contexts]
     names = [name for name in map('dev%d'.__mod__, numbers) if all(name != context.name for context in contexts)]
-    devices = choose_devices(contexts[-1].kind, [context.device for context in contexts], n)
-    return ';'.join([describe(contexts), *map('%s->%s'.__mod__, zip(names, devices[len(contexts):]))])
+    free = [device for device in discovery.discover(contexts[-1].kind)[0] if device not in mapped]
+    further = itertools.islice(zip(names, itertools.cycle(free + mapped)), n - len(contexts))
+    return ';'.join([describe(contexts), *map('%s->%s'.__mod__, further)])
+
+
+def brief(map_: str) -> str:
+    """Return a context map for messages: of more than eight entries, the first and the last one.
+
+    >>> brief(default_map(['cpu'] * 99))
+    'dev0->cpu;...;dev98->cpu'
+    """
+    entries = map_.split(';')
+    return map_ if len(entries) <= 8 else '%s;...;%s' % (entries[0], entries[-1])
 
 
 def describe(contexts: Iterable[Context]) -> str:

@@ -12,8 +12,9 @@ from ..errors import ContextError
 from ..parsing import MOST_DEVICES
 from ..utils import blas, mpi_environment, processor, rank_process
 from ..utils.flags import flag, own_flag, source_of
+from ..utils.tables import counted
 from . import discovery, leases, opening
-from .context_map import Context, default_map, describe, longer_map, parse_context_map
+from .context_map import Context, brief, default_map, describe, longer_map, parse_context_map
 from .cuda_driver import load_driver
 
 _active: List[Context] = []   # the contexts over which functions of this process run
@@ -214,12 +215,12 @@ def choose_contexts(contexts: Any, way: str = FUNCTION) -> list[Context]:
     if contexts is None:
         return configured()
     if isinstance(contexts, int) and not isinstance(contexts, bool):
-        known = contexts <= MOST_DEVICES and _more_cpus(contexts) or configured()
+        known = contexts <= MOST_DEVICES and _more_cpus(contexts, way) or configured()
         if not 1 <= contexts <= len(known):
             raise ContextError('%d contexts were asked for; there are %d: %s%s. Ask for 1%s, or map more: %s' % (
-                contexts, len(known), describe(known), ', by ' + source_of('contexts') if flagged() else '',
+                contexts, len(known), brief(describe(known)), ', by ' + source_of('contexts') if flagged() else '',
                 ' to %d' % len(known) if len(known) > 1 else '',
-                way % longer_map(known, contexts if len(known) < contexts <= MOST_DEVICES else len(known) + 1)))
+                way % brief(longer_map(known, contexts if len(known) < contexts <= MOST_DEVICES else len(known) + 1))))
         return known[:contexts]
     known = configured()
     by_number = dict(enumerate(context.name for context in known))
@@ -228,20 +229,31 @@ def choose_contexts(contexts: Any, way: str = FUNCTION) -> list[Context]:
         raise ContextError('an empty list of contexts was given; name at least one of: %s' % describe(known))
     if len(set(names)) < len(names):
         raise ContextError('a context is named twice in %r; name each one once' % (names,))
+    if way == OPTION and not set(names) <= set(by_number.values()):
+        raise ContextError('--gpus %s: give a number, or names of %s' % (','.join(map(str, contexts)),
+                                                                         ', '.join(by_number.values())))
     return [_lookup(name, known) for name in names]
 
 
-def _more_cpus(n):
-    """Return `n` contexts on the CPU, with a note, where no GPU is there, and none or one is mapped."""
+def _more_cpus(n, way):
+    """Return `n` contexts on the CPU, with a note, where no GPU is there, and none or one is mapped.
+
+    Raise a ContextError for an option that asks for more contexts than cores.
+    """
     mapped = configured() if flagged() else []
     if n < 2 or [context.kind for context in mapped] != ['cpu'] * bool(mapped) or \
             not mapped and discovery.discover_best() != ['cpu']:
         return []
-    chosen = parse_context_map(longer_map(mapped, n) if mapped else default_map(['cpu'] * n))
+    text = longer_map(mapped, n) if mapped else default_map(['cpu'] * n)
+    cores = max(_n_cores(), len(processor.usable()))
     why = source_of('contexts') + ' maps the CPU alone' if mapped else 'no usable GPU here'
-    rank_process.note('%s: the %d contexts are on the CPU, and share its cores: %s. "theano-mgpu devices" lists what '
-                      'there is' % (why, n, describe(chosen)))
-    return chosen
+    if way == OPTION and n > cores:
+        raise ContextError('--gpus %d: %s, and %s. Ask for at most %d, or map more: %s' % (
+            n, why, counted(cores, 'core'), cores, way % brief(text)))
+    if not leases.is_child():  # which takes one of them, as its parent has said
+        rank_process.note('%s: the %d contexts are on the CPU, and share its cores: %s. "theano-mgpu devices" lists '
+                          'what there is' % (why, n, brief(text)))
+    return parse_context_map(text)
 
 
 def known_as_cpu() -> bool:
@@ -305,9 +317,8 @@ def _lookup(name, known):
     for context in known:
         if context.name == name:
             return context
-    raise ContextError('context %r is not mapped; known contexts: %s. Add it to THEANO_FLAGS, e.g. '
-                       'contexts=%s;dev%d->cuda%d' % (name, ', '.join(c.name for c in known), describe(known),
-                                                      len(known), len(known)))
+    raise ContextError('context %r is not mapped; known contexts: %s. Add it to THEANO_FLAGS, e.g. contexts=%s'
+                       % (name, ', '.join(c.name for c in known), brief(longer_map(known, len(known) + 1))))
 
 
 def _open(context):

@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 import configparser
-import difflib
 import os
 import re
 import shlex
 from typing import Any, Mapping, NamedTuple
 
 from ..errors import MgpuError
-from ..parsing import bare, ratio, shown, whole_number
+from ..parsing import bare, nearest, ratio, shown, whole_number
 
 
 class Number(NamedTuple):
@@ -143,9 +142,8 @@ def check_own_names() -> None:
     for flags, where in ((environment_flags(), 'THEANO_FLAGS'), (read_theanorc(), ' or '.join(theanorc_files()))):
         for name, value in flags.items():
             if name.startswith('mgpu.') and name not in {**OWN_FLAGS, **GONE}:
-                nearest = difflib.get_close_matches(name, OWN_FLAGS, n=1)
-                hint = 'The nearest is %s' % nearest[0] if nearest else 'The flags are: %s' % ', '.join(OWN_FLAGS)
-                raise MgpuError('there is no flag %s, which %s sets to %s. %s' % (name, where, value, hint))
+                raise MgpuError('there is no flag %s, which %s sets to %s; %s'
+                                % (name, where, value, nearest(name, OWN_FLAGS)))
 
 
 def own_flag(name: str) -> Any:

@@ -44,7 +44,9 @@ class _Compilation:
         self.patience = PATIENCE  # seconds of work that the caches do not save, until the note
 
     def note(self) -> str:
-        """Return the note, which is the only one for this name."""
+        """Return the note, which is the only one for this name; '' where all modules are done."""
+        if self.bar.n == self.bar.total:
+            return ''
         _told.add(self.name)
         share = '%d of %d modules of C code are done, and are kept for the next start' % (self.bar.n, self.bar.total) \
             if self.bar.total else 'its graph is being optimised'
@@ -75,20 +77,20 @@ def working() -> Iterator[None]:
         now.patience -= time.monotonic() - began
 
 
-def modules_bar(total: int) -> Any:
-    """Return a bar for modules of C code; silent if this thread compiles for Theano itself."""
-    now = getattr(_thread, 'compilation', None)
-    if now is None:
-        return Silent()
-    now.bar = passing_bar(total, 'modules', now.title)
-    return now.bar
+@contextlib.contextmanager
+def modules_bar(total: int) -> Iterator[Any]:
+    """Yield a bar for modules of C code; silent if this thread compiles for Theano itself."""
+    now = getattr(_thread, 'compilation', None) or _Compilation('', '')
+    with passing_bar(total, 'modules', now.title) if now.name else Silent() as bar, temporarily(now, 'bar', bar):
+        yield bar
 
 
 def _note_beside_bars(text):
-    """Print a note, not into the line of a bar."""
+    """Print a note, unless it is empty, not into the line of a bar."""
     tqdm = getattr(sys.modules.get('tqdm'), 'tqdm', None)
     with tqdm.external_write_mode(sys.stderr) if tqdm else contextlib.nullcontext():
-        note(text)
+        if text:
+            note(text)
 
 
 def is_shown() -> bool:

@@ -115,7 +115,8 @@ def theano_remedy() -> str:
 def check_theano(setup: Setup) -> Finding:
     """Check that Theano 1.0.5 can be imported."""
     if setup.theano_error is not None:
-        return Finding(FAIL, 'cannot be imported: ' + first_line(setup.theano_error),
+        text = first_line(setup.theano_error)
+        return Finding(FAIL, 'cannot be imported: ' + text, 'Fix this flag' if 'flag mgpu.' in text else
                        'See Python, NumPy and mpi4py here, and THEANO_FLAGS and .theanorc; or else: '
                        + theano_remedy())
     import theano

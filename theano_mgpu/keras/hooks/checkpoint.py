@@ -10,9 +10,10 @@ from keras.callbacks import Callback
 
 from ...auto.parallel_state import parallel_state_of
 from ...checks.ledger import ledger_at
-from ...errors import MgpuError, named
+from ...errors import MgpuError
 from ...runtime.state.replay import check_every
 from ...runtime.steps import Computed
+from ...utils import mpi_environment, rank_process
 from ...utils.values import sampled_checksum
 from .fit_record import FitRecord, OtherFit
 
@@ -118,10 +119,10 @@ class Checkpoint(Callback):
             train.steps.record(train.open_account(ledger_at(self.ledger, self.every, train.step.ranks)))
 
     def _not_ours(self):
-        return MgpuError('Checkpoint is for a model that runs over contexts, even if over one: one of '
-                         'multi_gpu_model, or any after enable(), as in theano-mgpu run. %s is left to plain Keras, '
-                         'or has a train function of your own, %s'
-                         % (self.model.name, named(getattr(self.model, 'train_function', None))))
+        launch = 'launch -n %d ' % mpi_environment.size() * mpi_environment.is_rank()
+        return MgpuError('Checkpoint is for a model that runs over contexts, even if over one: of multi_gpu_model, or '
+                         'any after enable(). %s is left to plain Keras, or has a train function of your own. Start '
+                         'the script by "theano-mgpu %srun SCRIPT", which calls enable()' % (self.model.name, launch))
 
     def replay_or_compute(self, function: Any, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
         """Return the Computed of a call of the train or test function: replay it, or go on to the next step.
@@ -139,6 +140,8 @@ class Checkpoint(Callback):
         if 'initial_epoch' not in self._record.fit:
             self._record.fit['initial_epoch'] = epoch
             self._compare()
+            if self.replaying:
+                rank_process.note(self._replay.saved.progress(self._replay.path))
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._in_batch = True

@@ -42,7 +42,7 @@ class FitRecord(Record):
     def __init__(self, params: dict[str, Any], model: Any = None, callbacks: Sequence[Callback] = ()) -> None:
         super().__init__()
         self._model, self._callbacks = model, callbacks
-        self.fit = {name: params.get(name) for name in ARGUMENTS}  # they determine the batches
+        self.fit: dict[str, Any] = {name: params.get(name) for name in ARGUMENTS}  # they determine the batches
         self.epochs: list[dict[str, Any]] = []                     # the logs of each finished one
         self.lengths: list[int] = []                               # of each finished epoch, in batches
         self.batches: list[list[Any]] = []                         # results of each batch of the unfinished epoch
@@ -74,9 +74,10 @@ class FitRecord(Record):
 
     def check(self, path: str, saved: FitRecord) -> None:
         """Raise a ValueError if a file has a fit with other arguments or epochs."""
-        if any(saved.fit.get(name) != value for name, value in self.fit.items()):
-            raise OtherFit(path, 'was written by a fit with %s, but this one has %s'
-                           % (saved.arguments(), self.arguments()))
+        other = ['%s=%s, here %s' % (name, saved.fit.get(name), value)
+                 for name, value in self.fit.items() if saved.fit.get(name) != value]
+        if other:
+            raise OtherFit(path, 'was written by a fit with ' + '; '.join(other))
         if saved.lengths[:len(self.lengths)] != self.lengths:
             raise OtherFit(path, 'holds epochs of %s batches, but those of this fit have %s'
                            % (saved.lengths, self.lengths))
@@ -89,9 +90,13 @@ class FitRecord(Record):
                  'the training continues from its state, but the result is not that of an uninterrupted one. Do not '
                  'draw random numbers in callbacks, which are not called in a replay, or without a seed' % path)
 
-    def arguments(self) -> str:
-        """Return the arguments of the fit, as text."""
-        return ', '.join('%s=%s' % (name, self.fit[name]) for name in sorted(self.fit))
+    def progress(self, path: str) -> str:
+        """Return how far the fit of a file has come, as text."""
+        epochs, steps = self.fit['epochs'] - self.fit['initial_epoch'], self.fit['steps']
+        total = epochs * (steps or -(-self.fit['samples'] // self.fit['batch_size']))
+        if self.stopped or self.completed == total:
+            return '%s: all %d batches are done; remove it to train again' % (path, self.completed)
+        return '%s: continues after batch %d of %d' % (path, self.completed, total)
 
     def end(self) -> None:
         """Note that the fit is over: the random numbers from now on are the script's."""
