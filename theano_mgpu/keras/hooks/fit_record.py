@@ -92,7 +92,7 @@ class FitRecord(Record):
 
     def progress(self, path: str) -> str:
         """Return how far the fit of a file has come, as text."""
-        epochs, steps = self.fit['epochs'] - self.fit['initial_epoch'], self.fit['steps']
+        epochs, steps = self.fit['epochs'] - (self.fit.get('initial_epoch') or 0), self.fit.get('steps')
         total = epochs * (steps or -(-self.fit['samples'] // self.fit['batch_size']))
         if self.stopped or self.completed == total:
             return '%s: all %d batches are done; remove it to train again' % (path, self.completed)
