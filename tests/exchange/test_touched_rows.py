@@ -110,6 +110,12 @@ def test_ranks(flags):
     launch(2, flags=flags + 'floatX=float64,optimizer=fast_compile', job=touched_tables.__file__)
 
 
+@pytest.mark.mpi
+def test_ranks_with_samples_of_their_own():
+    """Each would choose by the length of its own samples: they exchange the table."""
+    launch(2, 'own', flags='mgpu.data=sharded,cxx=,floatX=float64,optimizer=fast_compile', job=touched_tables.__file__)
+
+
 @pytest.mark.slow
 def test_processes_of_cores():
     python('-c', 'from support import forked_cases, touched_tables\nforked_cases.begin(3)\ntouched_tables.check()',

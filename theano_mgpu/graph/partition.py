@@ -176,7 +176,7 @@ def drawn_once(program: Program) -> Program:
     return program._replace(stages=stages)
 
 
-def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable]) -> Program:
+def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable], by_rows: bool = True) -> Program:
     """Cut a graph where samples meet.
 
     Parameters
@@ -185,6 +185,9 @@ def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable])
         Those with samples along axis 0; everything else that the graph reads is the same on every replica.
     outputs : list of theano.Variable
         Of host variables, not yet optimised.
+    by_rows : bool
+        Whether the rows that samples touch may be exchanged in place of a table. Processes with samples of their own,
+        which may be longer than those of others, would choose differently.
 
     Raises
     ------
@@ -200,7 +203,7 @@ def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable])
     of_graph = set(ancestors(outputs))
     exchanged: set[theano.Variable] = set()
     while True:
-        shards = Shards(inputs, outputs, exchanged)
+        shards = Shards(inputs, outputs, exchanged, by_rows=by_rows)
         twice = shards.exchanged_twice() & of_graph - exchanged
         if not twice:
             return _program(shards, inputs)

@@ -83,6 +83,8 @@ class Shards(ShardGraph):
         `known`. `sources` maps a leaf to the variable around the loop that holds it, and to the number of axes which
         this variable has ahead. `recurrences` maps a state to the variable around it that it begins with, and to its
         next values.
+    by_rows : bool
+        Whether the rows of large tables that samples touch may be exchanged in place of the tables.
 
     Attributes
     ----------
@@ -94,9 +96,11 @@ class Shards(ShardGraph):
                  exchanged: Collection[theano.Variable] = (), around: Shards | None = None,
                  known: Mapping[theano.Variable, Value] = {},
                  sources: Mapping[theano.Variable, tuple[theano.Variable, int]] = {},
-                 recurrences: Mapping[theano.Variable, tuple[theano.Variable, list[theano.Variable]]] = {}) -> None:
+                 recurrences: Mapping[theano.Variable, tuple[theano.Variable, list[theano.Variable]]] = {},
+                 by_rows: bool = False) -> None:
         super().__init__(around.numbers if around else None)
         self.inputs, self.around, self.sources, self.recurrences = set(inputs), around, sources, recurrences
+        self.by_rows = by_rows
         # Of the given graph.
         self._values: dict[Any, Value] = {}
         self._at_once = set(exchanged)

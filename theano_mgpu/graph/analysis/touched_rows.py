@@ -37,7 +37,7 @@ class Scatter(NamedTuple):
 
 def noted(shards: Any, node: theano.Apply, values: list[Value], table: Value) -> Value:
     """Return the partial table of a node that adds rows of samples into zeros; note it if it is large."""
-    if shards.around is None and values[1].kind == ROWS and not table.variable.broadcastable[0] and _is_large(node):
+    if shards.by_rows and values[1].kind == ROWS and not table.variable.broadcastable[0] and _is_large(node):
         shards.scatters[table.variable] = Scatter(node, values[0], values[1], values[2:])
     return table
 

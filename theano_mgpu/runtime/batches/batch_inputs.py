@@ -106,7 +106,7 @@ class BatchInputs:
             return {v: output.reduction.axis for v, output in new if output.has_rows and v in read}
 
         def with_rows(rows):
-            return partition(inputs + list(rows.values()), substitute(outputs, rows))
+            return partition(inputs + list(rows.values()), substitute(outputs, rows), not self._sharded)
 
         # Chains that go on without the batch, as in persistent contrastive divergence.
         chains = {v: stand_in(v, 'rows of ' + named(v)) for v, new in zip(updated, outputs[n_outputs:])
@@ -119,7 +119,7 @@ class BatchInputs:
                     return program, chains
             except CannotCut:
                 pass  # they have as many rows by chance
-        first = program = partition(inputs, outputs)
+        first = program = partition(inputs, outputs, not self._sharded)
         rows = {}
         try:
             while not states(program).keys() <= rows.keys():
