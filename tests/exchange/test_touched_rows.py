@@ -1,4 +1,6 @@
 """The exchange of tables of which a batch touches a few rows: the weights and the state of plain Theano."""
+from theano_mgpu.graph.analysis import touched_rows
+
 import numpy as np
 import pytest
 import theano
@@ -26,6 +28,12 @@ from support.touched_tables import (
 )
 from test_combinations import ON_STANDIN
 from theano.configparser import change_flags
+
+
+@pytest.fixture(autouse=True)
+def _begin(monkeypatch):
+    monkeypatch.setattr(touched_rows, 'LARGE', 0)
+
 
 QUICK = [(mean_of_words, adam), (two_lookups, sgd)]
 
@@ -66,7 +74,7 @@ def test_a_table_that_is_used_as_a_matrix_too_is_exchanged_whole(cpu2):
 
 def test_a_small_table_is_exchanged_whole(cpu2, monkeypatch):
     """The decision costs more than the exchange of a small table."""
-    monkeypatch.setattr(touched_tables.touched_rows, 'LARGE', 1 << 20)
+    monkeypatch.setattr(touched_rows, 'LARGE', 1 << 20)
     with change_flags(mode=PYTHON):
         step, _ = made(two_lookups, sgd, True)
         step(*sentences(4, np.random.RandomState(0)))
@@ -118,13 +126,15 @@ def test_ranks_with_samples_of_their_own():
 
 @pytest.mark.slow
 def test_processes_of_cores():
-    python('-c', 'from support import forked_cases, touched_tables\nforked_cases.begin(3)\ntouched_tables.check()',
+    python('-c', 'from support import forked_cases, touched_tables\nforked_cases.begin(3)\n'
+           'touched_tables.begin()\ntouched_tables.check()',
            flags='floatX=float64', PYTHONPATH=search_path(ROOT / 'tests', ROOT / 'benchmarks'), OMP_NUM_THREADS=None)
 
 
 ON_DEVICES = '''
 from support import touched_tables
 mgpu.init(2)
+touched_tables.begin()
 touched_tables.check(touched_tables.MODELS[:2], touched_tables.OPTIMIZERS[:2])
 '''
 
