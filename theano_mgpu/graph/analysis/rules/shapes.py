@@ -92,7 +92,7 @@ def _resolved(shards, node, before, after, sizes, axis, merges):
     is_empty = T.eq(before * after, 0)  # then only the new sizes tell the rows of a sample
     blocks = T.switch(is_empty, 1, before // T.maximum(outside, 1))
     each = T.switch(is_empty, sizes[axis] // shards.total, after // T.maximum(inside, 1))
-    right = [T.or_(is_empty, T.eq(blocks * outside, before)), T.or_(is_empty, T.eq(each * inside, after)),
+    right = [T.or_(is_empty, T.and_(T.eq(blocks * outside, before), T.eq(each * inside, after))),
              T.eq(sizes[axis], blocks * each * shards.total)] + ([] if merges else [T.eq(blocks, 1)])
     return shards.check(node, UNKNOWN, blocks, *right), shards.check(node, UNKNOWN, each, *right)
 
