@@ -148,6 +148,19 @@ def test_one_context_on_the_cpu_is_noted(tmp_path, options):
     assert 'nothing is divided.' not in run(*options, '--gpus', '1', script, folder=tmp_path)[2]  # it was asked for
 
 
+@pytest.mark.parametrize('options, compares', [([], False), (['--always'], True)])
+def test_a_run_that_has_verified_nothing_says_so(options, compares, tmp_path):
+    """A user took the silence of `--verify` for an equal answer."""
+    script = write(tmp_path / 'script.py', """
+        import numpy as np, theano, theano.tensor as T
+        x = T.fmatrix('x')
+        theano.function([x], T.tanh(x).sum(axis=1))(np.ones((4, 3), 'float32'))
+        """)
+    code, _, err = run(*TWO, '--verify', *options, script, folder=tmp_path)
+    assert code == 0 and ('same answer' in err) == compares, err
+    assert ('--verify has compared nothing' in err) != compares, err
+
+
 def test_modules_folders_and_archives_run_as_under_python(tmp_path):
     package = tmp_path / 'package'
     package.mkdir()

@@ -824,7 +824,7 @@ def left():
         assert (report.usages[-1].contexts == mgpu.contexts()) == faster, report
         assert calls[-1] == ('divided' if faster else 'whole') and 'divided' in calls
         assert report.usages[-1].why == ('divided, 1 ms (host 2 ms)' if faster else
-                                         'host, 2 ms (processes: 30 ms in one, 35 ms in 2)')
+                                         'host, 2 ms (processes at best: 30 ms in one, 35 ms in 2)')
 
 
 if __name__ == '__main__':

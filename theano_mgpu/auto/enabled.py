@@ -27,6 +27,7 @@ class Enabled:
     def __init__(self, contexts: Callable[[], Sequence[Any]], strict: bool, verify: bool, always: bool,
                  tell: Callable[[str], object]) -> None:
         self.contexts, self.strict, self.verifies, self._always, self.tell = contexts, strict, verify, always, tell
+        self.compares = False  # whether a batch was compared, as `verifies` asks
         self.tell_once = functools.lru_cache(None)(tell)
         self.report = Report()
         self._told: set[tuple[str, str]] = set()
@@ -57,4 +58,5 @@ class Enabled:
         except Exception as error:  # of any class: ops raise their own
             self.notify(name, 'cannot be verified: %s' % in_one_line(error))
             return
+        self.compares = True
         report.show(name, self.strict)

@@ -171,6 +171,7 @@ class ModelFunction(BatchSource):
         A batch that was sent ahead is dropped.
         """
         self.forget_prepared()
+        self._usage.explain(self.dispatched.so_far(Way.HOST.value))
         return Computed((self._by_theano if self.is_whole else self._plain)(call), length_of(call), self._of_plain)
 
     @functools.cached_property

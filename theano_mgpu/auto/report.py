@@ -11,7 +11,8 @@ from .choice import STILL_TIMED, Way, word
 SHOWN = 20  # lines of the table
 NEVER_CALLED = 'it was never called'
 NO_SUCCESS = 'no call of it has succeeded'
-NO_REASONS = NEVER_CALLED, NO_SUCCESS, '', Way.SEVERAL.value, Way.SEVERAL.value + STILL_TIMED
+NO_REASONS = NEVER_CALLED, NO_SUCCESS, '', *(way.value + text for way in (Way.HOST, Way.SEVERAL)
+                                            for text in ('', STILL_TIMED))
 reports: list[Report] = []  # of each `enable` in this process
 
 

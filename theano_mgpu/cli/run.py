@@ -229,6 +229,9 @@ def print_summary() -> None:
     is_foreign = 'keras' in sys.modules and keras_versions.backend() != 'theano'
     if not (texts or chosen() or own_traceback.end or is_foreign) and Enabled.in_force:
         note('no Keras model ran, and no Theano function was compiled: nothing was divided')
+    elif Enabled.in_force and Enabled.in_force.verifies and not Enabled.in_force.compares:
+        note('--verify has compared nothing, since no batch was divided by enable(): try --always; of a model of the '
+             "script's own multi_gpu_model, theano_mgpu.keras.verify compares a batch")
 
 
 def children() -> str:

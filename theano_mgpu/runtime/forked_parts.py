@@ -175,7 +175,8 @@ class ForkedParts:
         tried = self._seconds.get(samples.bit_length(), [[]])
         if not self.cores or not self.is_settled(samples) or self.crew(samples).are_forked:
             return ''
-        return 'processes: %s' % (self._times(tried) or 'none can be forked')
+        times = self._times(tried)
+        return 'processes at best: ' + times if times else 'processes: none can be forked'
 
     def note(self, samples: int, seconds: float, crew: Crew) -> None:
         """Note the seconds that a step of a crew has taken."""
