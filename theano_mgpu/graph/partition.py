@@ -187,7 +187,7 @@ def partition(inputs: list[theano.Variable], outputs: Sequence[theano.Variable],
         Of host variables, not yet optimised.
     by_rows : bool
         Whether the rows that samples touch may be exchanged in place of a table. Processes with samples of their own,
-        which may be longer than those of others, would choose differently.
+        which may have other lengths, would choose differently.
 
     Raises
     ------
