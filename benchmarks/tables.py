@@ -2,7 +2,9 @@
 """Time of a training step with a table of words, whose gradient is exchanged by rows, against the whole table.
 
 The model looks words up in a table, and has the mean of their vectors and a softmax layer. The words are drawn at
-random. The sides take turns: a step that exchanges what is smaller, and one that exchanges the table. Examples:
+random. The sides take turns: one step exchanges the rows or the table, by their bytes; the other exchanges the table.
+
+Examples:
 
   theano-mgpu launch -n 2 benchmarks/tables.py
   theano-mgpu launch -n 2 benchmarks/tables.py --words 2000      a small table, which is exchanged whole
@@ -41,7 +43,7 @@ def main():
     parser.add_argument('--batch', type=int, default=32, help='samples of a batch (default %(default)s)')
     parser.add_argument('--length', type=int, default=10, help='words of a sample (default %(default)s)')
     parser.add_argument('--optimizer', choices=['sgd', 'adam'], default='sgd', help='(default %(default)s)')
-    parser.add_argument('--contexts', metavar='MAP', help='default: those of THEANO_FLAGS, or one of the CPU')
+    parser.add_argument('--contexts', metavar='MAP', help='default: the contexts of THEANO_FLAGS, or one of the CPU')
     args = parser.parse_args()
     if args.contexts:
         mgpu.init(args.contexts)

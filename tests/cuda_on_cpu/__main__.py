@@ -23,7 +23,7 @@ examples:
   python tests/cuda_on_cpu build --versioned
       makes libcuda.so.1, libnvrtc.so.12 and libcublas.so.12 and prints their folder
 
-theano-mgpu run takes all devices. Other programs use those of Theano's flags:
+theano-mgpu run takes all devices. Other programs use the contexts in Theano's flags:
 THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1'.
 README.md beside this program lists the settings, and says what a test on the stand-in proves.
 """

@@ -4,7 +4,7 @@ Every Keras model that the script compiles trains, tests and predicts on the con
 theano.function that takes a batch, where the result is exact and it is faster. The contexts come from
 --contexts, or from mgpu.init in the script, or from THEANO_FLAGS or .theanorc, or are every GPU; without one, every
 core of the CPU. The script needs no change. Its arguments, its standard input, its exit code and its tracebacks are
-the same as under python. Options of run stand before the script: what stands behind it is the script's.
+the same as under python. Options of run stand before the script; the words behind it are its arguments.
 
 The summary (on stderr, at exit) lists each model and each function: where it ran, for how many samples, and why.
 The first calls of a function or model are measured, on one device and on the contexts; then it uses the faster of

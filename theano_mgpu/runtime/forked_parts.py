@@ -172,10 +172,9 @@ class ForkedParts:
 
     def why_whole(self, samples: int) -> str:
         """Return the times that keep steps of cores in this process; '' where processes compute."""
-        tried = self._seconds.get(samples.bit_length(), [[]])
         if not self.cores or not self.is_settled(samples) or self.crew(samples).are_forked:
             return ''
-        times = self._times(tried)
+        times = self._times(self._seconds.get(samples.bit_length(), []))
         return 'processes at best: ' + times if times else 'processes: none can be forked'
 
     def note(self, samples: int, seconds: float, crew: Crew) -> None:
@@ -192,10 +191,12 @@ class ForkedParts:
 
     def _is_timed(self, tried):
         """Return whether more steps of the last crew are timed: while they still get faster, or may yet win."""
-        *before, last = tried[-1] or [0.]
+        if not COUNTED <= len(tried[-1]) < MOST:
+            return len(tried[-1]) < COUNTED
+        *before, last = tried[-1]
         fastest = min(map(min, tried[:-1]), default=0.)
-        may_win = fastest <= min(tried[-1], default=0.) < 2 * fastest and sum(tried[-1]) < TRIAL
-        return len(tried[-1]) < COUNTED or len(tried[-1]) < MOST and (may_win or last < .98 * min(before))
+        may_win = fastest <= min(tried[-1]) < 2 * fastest and sum(tried[-1]) < TRIAL
+        return may_win or last < .98 * min(before)
 
     def changes(self) -> list[Choice]:
         """Return the crews that were chosen, for the plan."""

@@ -17,6 +17,7 @@ from theano.ifelse import ifelse
 from theano.tensor.elemwise import Elemwise
 
 from ..graph import bytes_of_shared
+from ..rewrites import substitute
 from .reductions import SUM
 from .states import DEPENDENT, ROWS, WHOLE, Value
 
@@ -102,13 +103,16 @@ def _exchanged(shards, value):
         return shards.gathered(shards.make(lambda v, *sizes: ifelse(few(*sizes), v, v[none]), [each, *sizes],
                                            each.state, like=each.variable))
 
+    def added(scatter):
+        values = [scatter.zeros, *map(gathered, [scatter.rows, *scatter.places])]
+        return shards.apply(scatter.node, values, DEPENDENT)[0]
+
     def summed(tables, *parts):
-        return ifelse(T.eq(tables.shape[0], 0), _with(value.variable, dict(zip(leaves, parts))), tables)
+        return ifelse(T.eq(tables.shape[0], 0), *substitute([value.variable], dict(zip(leaves, parts))), tables)
     tables = shards.make(lambda v, *sizes: ifelse(few(*sizes), v[:0], v), [value, *sizes], value.state,
                          like=value.variable)
     shards.in_place_of[tables.variable] = value.variable
-    parts = [_added(shards, shards.scatters[each], gathered) if each in shards.scatters else Value(each, WHOLE)
-             for each in leaves]
+    parts = [added(shards.scatters[each]) if each in shards.scatters else Value(each, WHOLE) for each in leaves]
     return shards.make(summed, [shards.exchange(tables, SUM), *parts], DEPENDENT, like=value.variable)
 
 
@@ -119,15 +123,3 @@ def _leaves(shards, variable):
     else:
         for each in variable.owner.inputs:
             yield from _leaves(shards, each)
-
-
-def _added(shards, scatter, gathered):
-    """Return the rows of all samples, added into zeros by the op of the given graph."""
-    values = [scatter.zeros, *map(gathered, [scatter.rows, *scatter.places])]
-    return shards.apply(scatter.node, values, DEPENDENT)[0]
-
-
-def _with(variable, parts):
-    """Return a sum with other parts in place of its leaves."""
-    return parts[variable] if variable in parts else \
-        variable.owner.op(*[_with(each, parts) for each in variable.owner.inputs])
