@@ -3,6 +3,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 
@@ -14,9 +15,11 @@ from cuda_on_cpu.driver import (
     NOT_INITIALIZED,
     NOT_READY,
     OUT_OF_MEMORY,
+    Calls,
     Device,
     Hold,
     call,
+    calls,
     fails_with,
     load,
     out,
@@ -105,6 +108,33 @@ def test_random_delays_keep_the_order_of_a_stream():
         device.call('cuMemcpyDtoDAsync_v2', source, address, ctypes.c_size_t(256), device.stream)
         device.launch(device.kernel('block_sum'), 64, total, source, shared=256)
         assert device.read(total, 1)[0] == 64 * value
+
+
+# What a host does
+
+@on_standin()
+def test_calls_are_counted_from_the_last_time():
+    first, second = Device(0), Device(1)
+    assert calls(0) == calls(1) == Calls(0, 0, 0, 0, 0, 0, 0)
+    source, target, poke = first.upload(np.ones(4, 'float32')), second.allocate(16), first.kernel('poke')
+    for _ in range(3):
+        first.launch(poke, 1, source, ctypes.c_long(0))
+    first.call('cuMemcpyDtoDAsync_v2', source, source, ctypes.c_size_t(4), first.stream)
+    second.call('cuMemcpyPeerAsync', target, second.context, source, first.context, ctypes.c_size_t(4), second.stream)
+    first.read(source, 4)
+    assert calls(0) == Calls(3, 0, 0, to_device=1, to_host=1, on_device=1, between_devices=0)
+    assert calls(1) == Calls(0, 0, 0, 0, 0, 0, between_devices=1)
+    assert calls(0) == Calls(0, 0, 0, 0, 0, 0, 0)
+
+
+@on_standin(launch_us=20000)
+def test_a_launch_takes_time_of_its_caller():
+    device = Device(0)
+    address, poke = device.allocate(4), device.kernel('poke')
+    began = time.monotonic()
+    for _ in range(2):
+        device.launch(poke, 1, address, ctypes.c_long(0))
+    assert time.monotonic() - began >= .04
 
 
 # Handles and contexts

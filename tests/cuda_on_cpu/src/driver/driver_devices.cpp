@@ -237,3 +237,11 @@ API CUresult cudaOnCpuPeakMemory(size_t *bytes, int ordinal) {
   device->peak = device->used;
   return SUCCESS;
 }
+
+// Sets CALL_KINDS numbers: how often this process has called for each kind of work of `device` since the last call. A copy
+// between devices counts for the device of its stream.
+API CUresult cudaOnCpuCalls(unsigned long *numbers, int ordinal) {
+  REQUIRE_DEVICE(ordinal);
+  for (int kind = 0; kind < CALL_KINDS; kind++) numbers[kind] = device->calls[kind].exchange(0);
+  return SUCCESS;
+}

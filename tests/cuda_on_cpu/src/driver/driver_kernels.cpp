@@ -2,6 +2,7 @@
 #include "fibres.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -219,9 +220,17 @@ static int run(Launch &launch) {
   });
 }
 
+// The time that a call of a launch takes on the host, and its count.
+static void spend_launch(Device *device, CallKind kind) {
+  device->calls[kind]++;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(settings.launch_us);
+  while (std::chrono::steady_clock::now() < end) {}  // a driver computes, too: the caller has nothing of the core
+}
+
 // An operation, or the failure that was injected for it. The failure shows at a later call, as on a GPU.
 static void enqueue_launch(const StreamRef &stream, const char *what, std::function<int()> operation,
                            bool may_block = true) {
+  spend_launch(stream->device, may_block ? LAUNCHES : COLLECTIVES);
   if (int code = stream->device->launch_fault.next()) operation = [code] { return code; };
   enqueue(stream, what, std::move(operation), {}, may_block);
 }

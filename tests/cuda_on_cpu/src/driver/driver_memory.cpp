@@ -91,6 +91,7 @@ static int copy_over_bus(const char *what, void *to, bool to_device, const void 
 static CUresult copy_to_device(CUdeviceptr to, const void *from, size_t bytes, CUstream stream, bool synchronous) {
   REQUIRE_COPY(bytes, stream);
   if (owner(from)) return INVALID_VALUE;
+  queue->device->calls[TO_DEVICE]++;
   trace("HtoD dev%d %zu", queue->device->ordinal, bytes);
   std::shared_ptr<char> staged;
   if (!is_pinned(from, bytes)) {
@@ -109,6 +110,7 @@ static CUresult copy_to_device(CUdeviceptr to, const void *from, size_t bytes, C
 static CUresult copy_to_host(void *to, CUdeviceptr from, size_t bytes, CUstream stream, bool synchronous) {
   REQUIRE_COPY(bytes, stream);
   if (owner(to)) return INVALID_VALUE;
+  queue->device->calls[TO_HOST]++;
   trace("DtoH dev%d %zu", queue->device->ordinal, bytes);
   Position end = enqueue(queue, "cuMemcpyDtoH", [=] {
     return copy_over_bus("cuMemcpyDtoH", to, false, (void *)from, bytes);
@@ -136,6 +138,7 @@ API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
 
 API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   REQUIRE_COPY(bytes, stream);
+  queue->device->calls[ON_DEVICE]++;
   trace("DtoD dev%d %zu", queue->device->ordinal, bytes);
   enqueue(queue, "cuMemcpyDtoD", [=] {
     return copy("cuMemcpyDtoD", (void *)to, true, (void *)from, true, bytes);
@@ -166,6 +169,7 @@ API CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr
   REQUIRE_COPY(bytes, stream);
   if (!to_context || !from_context) return INVALID_HANDLE;
   Device *to_device = to_context->device, *from_device = from_context->device;
+  queue->device->calls[BETWEEN_DEVICES]++;
   trace("peer dev%d -> dev%d %zu", from_device->ordinal, to_device->ordinal, bytes);
   enqueue(queue, "cuMemcpyPeer", [=] {
     return copy_between(to_device, (void *)to, from_device, (void *)from, bytes);

@@ -2,6 +2,7 @@
 #pragma once
 #include "settings.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -18,6 +19,9 @@ inline size_t round_up(size_t number, size_t multiple) { return (number + multip
 struct Block {
   size_t bytes, span;
 };
+
+// Kinds of calls that are counted. driver.py has the same order, in `Calls`.
+enum CallKind { LAUNCHES, COLLECTIVES, GRAPH_LAUNCHES, TO_DEVICE, TO_HOST, ON_DEVICE, BETWEEN_DEVICES, CALL_KINDS };
 
 // Counts down to a fault. It may be set while the program runs.
 class Countdown {
@@ -36,6 +40,7 @@ struct Device {
   int physical;  // among all devices
   size_t limit;  // bytes that can be allocated
   Countdown launch_fault, allocation_fault;
+  std::atomic<unsigned long> calls[CALL_KINDS] = {};
 
   // The primary context. init_mutex guards it.
   CUctx_st *primary = nullptr;

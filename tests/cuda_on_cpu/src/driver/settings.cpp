@@ -113,6 +113,7 @@ void read_settings() {
   settings.guard = number("GUARD", 1) != 0;
   settings.protection_keys = number("PKEYS", 1) != 0;
   settings.delay_us = number("DELAY_US", 0);
+  settings.launch_us = number("LAUNCH_US", 0);
   settings.copy_rate = number("COPY_RATE", 0);
   settings.seed = (unsigned)number("SEED", getpid());
   settings.order = order();

@@ -27,7 +27,7 @@ struct Settings {
   int devices, capability_major, capability_minor, version, multiprocessors, max_threads;
   size_t memory;  // bytes of each device
   bool synchronous, poison, guard, protection_keys;
-  long delay_us;
+  long delay_us, launch_us;
   long copy_rate;
   unsigned seed;
   Order order;
