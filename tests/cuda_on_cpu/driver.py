@@ -9,6 +9,7 @@ import numpy as np
 # Codes of CUresult that the tests expect.
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, INVALID_HANDLE, NOT_READY, ILLEGAL_ADDRESS, LAUNCH_FAILED = \
     1, 2, 3, 400, 600, 700, 719
+PEER_ACCESS_UNSUPPORTED, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED = 217, 704, 705
 
 KERNELS = r'''
 // Holds its stream until the host sets the flag.

@@ -124,7 +124,7 @@ API CUresult cuModuleLoadData(CUmodule *out, const void *image) {
 API CUresult cuModuleUnload(CUmodule module) {
   REQUIRE_INITIALIZED();
   if (!module || module->tag != LIVE_MODULE) return INVALID_HANDLE;
-  wait_until_idle(module->context);
+  wait_for_coupled(module->context);
   module->tag = 0;
   dlclose(module->library);
   delete module;
@@ -140,13 +140,15 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *n
   return SUCCESS;
 }
 
+static int capability(const Device *device) { return device->capability_major * 10 + device->capability_minor; }
+
 API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function) {
   REQUIRE_INITIALIZED();
   if (!function) return INVALID_HANDLE;
   switch (attribute) {
   case 0: *value = settings.max_threads; break;  // threads of a block
   case 4: *value = 32; break;                    // registers
-  case 5: case 6: *value = settings.capability_major * 10 + settings.capability_minor; break;  // of PTX and binary
+  case 5: case 6: *value = capability(function->module->context->device); break;  // of PTX and binary
   default: *value = 0;
   }
   return SUCCESS;
