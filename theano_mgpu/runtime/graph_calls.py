@@ -11,22 +11,21 @@ place: new values of variables alternate between two sets, and each set has grap
 """
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 import theano
-from theano.gof.link import gc_helper, raise_with_op
-from theano.gpuarray.basic_ops import GpuFromHost
-from theano.gpuarray.type import GpuArrayType
+from theano.gof.link import raise_with_op
 
 from ..devices.context_map import Context
 from ..devices.cuda_graphs import Arena, CannotCapture, Graph, Results, arena_of
-from ..errors import named
+from ..plan import Choice
+from ..utils.tables import counted
+from .graph_order import AFTER, BEFORE, DEVICE, Order, on_device
 
 WARM_UP = 2  # calls of the same shapes before one is recorded: kernels are built, and algorithms chosen
 MOST_GRAPHS, MOST_SETS, MOST_SHAPES = 8, 3, 32
-BEFORE, DEVICE, AFTER = 'before', 'device', 'after'  # when a node runs
 
 
 class Recorded(NamedTuple):
@@ -52,71 +51,8 @@ class Recorded(NamedTuple):
     fixed: list[tuple[list[Any], Any]]
 
 
-class Order:
-    """The nodes of a function, by when they run; `why_not` says why that cannot be.
-
-    Attributes
-    ----------
-    nodes : dict of str to list of (node, thunk)
-        `BEFORE`, `DEVICE` and `AFTER` are nodes that compute values of the host, which may differ from call to call; those of the device, with the nodes
-        of the host that depend on shapes alone; and those that read from the device.
-    copies : set of Apply
-        Nodes that copy values of `before`, or arguments, to the device.
-    kept : list of Variable
-        Values on the device that are outputs, or that nodes of `after` take.
-    fixed : list of Variable
-        Values of the host that depend on shapes alone, and are outputs, or taken by nodes of `before` and `after`.
-    ended : list of list of Variable
-        Values that no node of `device` takes after the one of the same number.
-    """
-
-    def __init__(self, function: Any, changing: set[theano.Variable]) -> None:
-        self.nodes: dict[str, list[tuple[Any, Any]]] = {BEFORE: [], DEVICE: [], AFTER: []}
-        self.copies, self.why_not = set(), ''
-        when: dict[Any, str] = {variable: BEFORE for variable in changing}
-        for node, thunk in zip(function.fn.nodes, function.fn.thunks):
-            time = self._time(node, thunk, {when.get(variable) for variable in node.inputs} - {None, DEVICE})
-            self.nodes[time].append((node, thunk))
-            when.update((output, time if _on_device(output) or time != DEVICE else None) for output in node.outputs)
-        self._check_destroyed(when)
-        outputs = function.maker.fgraph.outputs
-        taken = [variable for node, _ in self.nodes[AFTER] for variable in node.inputs]
-        self.kept = [variable for variable in dict.fromkeys([*outputs, *taken])
-                     if _on_device(variable) and variable.owner is not None]
-        taken += [*outputs, *(variable for node, _ in self.nodes[BEFORE] for variable in node.inputs)]
-        self.fixed = [variable for variable in dict.fromkeys(taken)
-                      if not _on_device(variable) and variable.owner is not None and when[variable] is None]
-        made, last = gc_helper([node for node, _ in self.nodes[DEVICE]])
-        stays = {*self.kept, *self.fixed, *outputs}
-        self.ended = [[variable for variable in {*node.inputs, *node.outputs} if variable in made
-                       and variable not in stays and last.get(variable, node) is node]
-                      for node, _ in self.nodes[DEVICE]]
-
-    def _time(self, node, thunk, inputs):
-        if getattr(thunk, 'lazy', False):
-            self._refuse('%s computes one of several values' % node.op)
-        if any(map(_on_device, node.outputs)):
-            if AFTER in inputs:
-                self._refuse('%s takes a value that the host has read from the device' % named(node.op))
-            if BEFORE in inputs:
-                if isinstance(node.op, GpuFromHost):
-                    self.copies.add(node)
-                else:
-                    self._refuse('%s takes a value of the host that may differ in each call' % named(node.op))
-            return DEVICE
-        reads = any(map(_on_device, node.inputs)) and not type(node.op).__name__.startswith('Shape')
-        return AFTER if reads or AFTER in inputs else BEFORE if BEFORE in inputs else DEVICE
-
-    def _refuse(self, why):
-        self.why_not = self.why_not or why
-
-    def _check_destroyed(self, when):
-        """Refuse ops of the host that work in place on a value which another part, or the next call, needs."""
-        for time in BEFORE, AFTER:
-            for node, _ in self.nodes[time]:
-                for destroyed in getattr(node.op, 'destroy_map', {}).values():
-                    if any(when.get(node.inputs[i]) != time or node.inputs[i].owner is None for i in destroyed):
-                        self._refuse('%s works in place on a value that is needed again' % named(node.op))
+class _OpByOp(Exception):
+    """A call that is no graph; the text says why that holds for all calls, and is '' if it does not."""
 
 
 class GraphCalls:
@@ -139,17 +75,18 @@ class GraphCalls:
     """
 
     def __init__(self, function: Any, call: Callable[..., list[Any]], context: Context, n_inputs: int) -> None:
-        self._function, self._call, self._context = function, call, context
+        # The function itself has this object, and its memory should be freed at once when nobody has it.
+        self._vm, self._outputs, self._call, self._context = function.fn, function.maker.fgraph.outputs, call, context
         self.why_not, self.launches = '', 0
         inputs = function.maker.fgraph.inputs
         cells = [container.storage for container in function.input_storage]
         self._given = cells[:n_inputs]
-        self._on_device = [cell for cell, variable in zip(cells, inputs) if _on_device(variable)]
+        self._on_device = [cell for cell, variable in zip(cells, inputs) if on_device(variable)]
         numbers = [getattr(variable, 'ndim', None) == 0 and variable.dtype.startswith(('int', 'uint', 'bool'))
                    for variable in inputs[:n_inputs]]
         self._numbers = [cell for cell, is_number in zip(cells, numbers) if is_number]
         of_host = [(cell, variable) for i, (cell, variable) in enumerate(zip(cells, inputs))
-                   if not _on_device(variable) and not (i < n_inputs and numbers[i])]
+                   if not on_device(variable) and not (i < n_inputs and numbers[i])]
         self._of_host = [cell for cell, _ in of_host]
         self._changing = {variable for _, variable in of_host}
         self._arena: Arena | None = None
@@ -167,82 +104,96 @@ class GraphCalls:
             cell[0] = value
         shapes = tuple([(cell[0].shape, cell[0].strides) for cell in self._on_device] +
                        [np.shape(cell[0]) for cell in self._of_host] + [int(cell[0]) for cell in self._numbers])
-        key = shapes, tuple([cell[0].gpudata for cell in self._on_device])
-        free = [number for number, results in enumerate(self._sets.get(shapes, ())) if results.are_free()]
-        for number in free:
-            recorded = self._graphs.get((*key, number))
-            if recorded is not None and recorded.age == self._arena.age:
-                self._graphs.move_to_end((*key, number))
-                self.launches += 1
-                return self._finish(recorded)
-        if self._is_worth_recording(shapes):
-            try:
-                return self._finish(self._record(key, free), is_computed=True)
-            except Exception as error:
-                self._forget()
-                results = self._call(*values)  # raises an error of the function itself
-                self.why_not = str(error).strip().partition('\n')[0] or type(error).__name__
-                return results
-        return self._call(*values)
+        if not self._is_warm(shapes):
+            return self._call(*values)
+        try:
+            return self._computed(shapes)
+        except _OpByOp as refused:
+            results = self._call(*values)  # raises an error of the function itself
+            self.why_not = str(refused)  # '' for this call alone
+            return results
+        finally:
+            self._empty()
 
-    def _is_worth_recording(self, shapes):
-        seen = self._seen[shapes] = self._seen.pop(shapes, 0) + 1
+    def _is_warm(self, shapes):
+        calls = self._seen[shapes] = self._seen.pop(shapes, 0) + 1
         if len(self._seen) > MOST_SHAPES:
             self._seen.popitem(last=False)
-        changes = self._recordings > MOST_GRAPHS and self._recordings * 4 > self.launches
-        return seen > WARM_UP and not changes and len(self._sets.get(shapes, ())) < MOST_SETS
+        return calls > WARM_UP
 
-    def _finish(self, recorded, is_computed=False):
-        """Return the results of a graph, which is launched here unless its results are computed."""
-        order, cells = self._order, self._function.fn.storage_map
+    def _computed(self, shapes):
+        """Return the results by a graph, which may be recorded now."""
+        order = self._order = self._order or Order(self._vm.nodes, self._vm.thunks, self._outputs, self._changing)
+        arena = self._arena = self._arena or arena_of(self._context)
+        if order.why_not or isinstance(arena, str):
+            raise _OpByOp(order.why_not or arena)
+        self._run_before()
+        key = (shapes, tuple([cell[0].gpudata for cell in self._on_device]),
+               tuple([self._vm.storage_map[variable][0].tobytes() for variable in order.numbers]))
+        sets = self._sets.get(shapes, [])
+        free = [number for number, results in enumerate(sets) if results.are_free()]
+        for number in free:
+            recorded = self._graphs.get((*key, number))
+            if recorded is not None and recorded.age == arena.age:
+                self._graphs.move_to_end((*key, number))
+                self.launches += 1
+                self._launch(recorded)
+                return self._results(recorded)
+        if not free and len(sets) == MOST_SETS:
+            raise _OpByOp
+        if self._recordings > MOST_GRAPHS and self._recordings * 4 > self.launches:
+            raise _OpByOp('' if self.launches else 'its values lie elsewhere, or are other numbers, in each call')
         try:
-            if not is_computed:
-                for cell, value in recorded.fixed:
-                    cell[0] = value
-                self._run(order.nodes[BEFORE])
-                if recorded.copied:
-                    recorded.graph.wait()
-                for cell, memory in recorded.copied:
-                    memory[...] = cell[0]
-                recorded.graph.launch()
-            for variable, array in zip(order.kept, recorded.results.arrays):
-                cells[variable][0] = array.view()
-            self._run(order.nodes[AFTER])
-            own = {id(cell) for cell, _ in recorded.fixed}
-            results = [cells[variable] for variable in self._function.maker.fgraph.outputs]
-            return [np.array(cell[0]) if id(cell) in own else cell[0] for cell in results]
-        finally:
-            self._empty(BEFORE, DEVICE, AFTER)
+            recorded = self._record(key, free)
+        except Exception as error:
+            self._forget()
+            raise _OpByOp(str(error).strip().partition('\n')[0] or type(error).__name__) from error
+        return self._results(recorded)
+
+    def _launch(self, recorded):
+        for cell, value in recorded.fixed:
+            cell[0] = value
+        if recorded.copied:
+            recorded.graph.wait()  # for its last launch, which has copied from this memory
+        for cell, memory in recorded.copied:
+            memory[...] = cell[0]
+        recorded.graph.launch()
+
+    def _results(self, recorded):
+        """Return the function's results, once those of a graph are computed, or will be."""
+        cells = self._vm.storage_map
+        for variable, array in zip(self._order.kept, recorded.results.arrays):
+            cells[variable][0] = array.view()  # which is counted as a reference, as long as somebody has it
+        self._run(self._order.nodes[AFTER])
+        fixed = {id(cell) for cell, _ in recorded.fixed}
+        results = [cells[variable] for variable in self._outputs]
+        return [np.array(cell[0]) if id(cell) in fixed else cell[0] for cell in results]
 
     def _record(self, key, free):
         """Record a graph of the present arguments, whose results are computed, and return it."""
-        order = self._order = self._order or Order(self._function, self._changing)
-        arena = arena_of(self._context)
-        if order.why_not or isinstance(arena, str):
-            raise CannotCapture(order.why_not or arena)
         self._recordings += 1
-        self._arena, n_arrays, shapes = arena, arena.n_arrays(), key[0]
-        self._run(order.nodes[BEFORE])
-        self._empty(DEVICE)
-        sets = self._sets.setdefault(shapes, [])
+        order, arena, sets = self._order, self._arena, self._sets.setdefault(key[0], [])
+        self._empty_device()
+        n_arrays = arena.n_arrays()
         if not free:
             self._run_device()
             sets.append(Results(self._context, [cell[0] for cell in self._kept()]))
-            self._empty(DEVICE)
+            self._empty_device()
             free = [len(sets) - 1]
         results, copied = sets[free[0]], []
         staging = arena.page_locked(max(arena.compute(lambda: self._run_device(results)), 1))
         expected = [np.asarray(array) for array in results.arrays]
-        fixed = [(cell, cell[0]) for cell in (self._function.fn.storage_map[variable] for variable in order.fixed)]
-        self._empty(DEVICE)
+        fixed = [(cell, cell[0]) for cell in (self._vm.storage_map[variable] for variable in order.fixed)]
+        self._empty_device()
         if arena.n_arrays() == n_arrays:
             recorded = Recorded(arena.capture(lambda: self._run_device(results, staging, copied), staging), arena.age,
                                 results, copied, fixed)
-            self._empty(DEVICE)
+            self._empty_device()
         if arena.n_arrays() != n_arrays:
             raise CannotCapture('it keeps memory on the device from call to call')
         for array, value in zip(results.arrays, expected):  # the launch has to write each byte
-            array.write(np.frombuffer(bytes(~np.frombuffer(value.tobytes('A'), 'uint8')), value.dtype))
+            if value.size:
+                array.write(np.frombuffer((~np.frombuffer(value.tobytes('A'), 'uint8')).tobytes(), value.dtype))
         recorded.graph.launch()
         if any(np.asarray(array).tobytes() != value.tobytes() for array, value in zip(results.arrays, expected)):
             raise CannotCapture('its first launch had another result than the call')
@@ -257,12 +208,24 @@ class GraphCalls:
             try:
                 thunk()
             except Exception:
-                raise_with_op(node, thunk, storage_map=self._function.fn.storage_map)
+                raise_with_op(node, thunk, storage_map=self._vm.storage_map)
             after_each(i)
+
+    def _run_before(self):
+        order, cells = self._order, self._vm.storage_map
+        saved = {}
+
+        def after_each(i):
+            saved.update((variable, cells[variable][0].copy()) for variable in order.nodes[BEFORE][i][0].outputs
+                         if variable in order.saved)
+
+        self._run(order.nodes[BEFORE], after_each)
+        for variable, value in saved.items():
+            cells[variable][0] = value
 
     def _run_device(self, results=None, staging=None, copied=None):
         """Compute the nodes of the device, into the arrays of results; while a graph is recorded, note its copies."""
-        order, cells = self._order, self._function.fn.storage_map
+        order, cells = self._order, self._vm.storage_map
         for cell, array in zip(self._kept(), results.arrays if results else ()):
             cell[0] = array.view()
         place = 0
@@ -289,18 +252,24 @@ class GraphCalls:
                 array[...] = made
 
     def _kept(self):
-        return [self._function.fn.storage_map[variable] for variable in self._order.kept]
+        return [self._vm.storage_map[variable] for variable in self._order.kept]
 
-    def _empty(self, *times):
-        """Empty the storage of what nodes have made, and of the inner functions of loops; of all, that of arguments."""
-        for time in times:
-            for node, _ in self._order.nodes[time]:
+    def _empty(self):
+        """Empty the storage of arguments, and of all that the nodes have made."""
+        for cell in self._given:
+            cell[0] = None
+        if self._order:
+            self._empty_device()
+            for node, _ in self._order.nodes[BEFORE] + self._order.nodes[AFTER]:
                 for variable in node.outputs:
-                    self._function.fn.storage_map[variable][0] = None
-                _empty_inner(node.op)
-        if len(times) > 1:
-            for cell in self._given:
-                cell[0] = None
+                    self._vm.storage_map[variable][0] = None
+
+    def _empty_device(self):
+        """Empty the storage of what nodes of the device have made, and that of the inner functions of loops."""
+        for node, _ in self._order.nodes[DEVICE]:
+            for variable in node.outputs:
+                self._vm.storage_map[variable][0] = None
+            _empty_inner(node.op)
 
     def _forget(self, n_kept=0):
         """Drop the graphs that were not launched for the longest time, and sets of results without a graph."""
@@ -310,10 +279,6 @@ class GraphCalls:
         self._sets = {key: sets for key, sets in self._sets.items() if key in shapes}
 
 
-def _on_device(variable):
-    return isinstance(variable.type, GpuArrayType)
-
-
 def _empty_inner(op):
     """Empty the storage of an op's inner function, which may keep arrays from call to call."""
     inner = getattr(getattr(op, 'fn', None), 'fn', None)
@@ -321,3 +286,13 @@ def _empty_inner(op):
         if variable.owner is not None:
             cell[0] = None
             _empty_inner(variable.owner.op)
+
+
+def changes(functions: Sequence[Any]) -> list[Choice]:
+    """Return the choices of functions that calls have made: whether graphs are launched, and why not."""
+    calls = [function.mgpu_call for function in functions if isinstance(function.mgpu_call, GraphCalls)]
+    chosen = Counter((False, each.why_not) if each.why_not else (True, 'the first launch had the same bits as a call')
+                     for each in calls if each.why_not or each.launches)
+    return [Choice('CUDA graphs', '%d of %s %s' % (count, counted(len(calls), 'part'),
+                                                  'in one launch each' if is_graph else 'op by op'), why)
+            for (is_graph, why), count in sorted(chosen.items(), reverse=True)]
