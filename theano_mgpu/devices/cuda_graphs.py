@@ -25,7 +25,7 @@ import ctypes
 import functools
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 import numpy as np
 import theano
@@ -172,23 +172,33 @@ def arena_of(context: Context) -> Arena | str:
         return str(error)
 
 
-class Results:
-    """New arrays on a context's device, for the results of graphs."""
+class Result:
+    """A new array on a context's device, for a result of graphs, of a `layout`."""
 
-    def __init__(self, context: Context, like: Sequence[Any]) -> None:
+    def __init__(self, context: Context, layout: tuple[Any, ...]) -> None:
         from pygpu import gpuarray
-        self.arrays = [gpuarray.empty(each.shape, each.dtype, order='F' if _is_fortran(each) else 'C',
-                                      context=gpu_context(context)) for each in like]
-        self._structs = (ADDRESS * len(self.arrays))(*map(_struct_of, self.arrays))
+        shape, dtype, order = layout
+        self.array = gpuarray.empty(shape, dtype, order=order, context=gpu_context(context))
+        self._struct = (ADDRESS * 1)(_struct_of(self.array))
 
-    def are_free(self) -> bool:
-        """Return whether nobody else holds one of them, or a view of one."""
-        return not _library().n_held(self._structs, len(self._structs))
+    def is_free(self) -> bool:
+        """Return whether nobody else holds the array, or a view of it."""
+        return not _library().n_held(self._struct, 1)
+
+    def fill(self, value: Any) -> None:
+        """Copy another array of the context to it, unless it is the same one."""
+        array = self.array
+        if (value.gpudata, value.shape, value.strides) != (array.gpudata, array.shape, array.strides):
+            if not value.ndim:
+                array, value = array.reshape((1,)), value.reshape((1,))  # pygpu assigns no array without axes
+            array[...] = value
 
 
-def _is_fortran(array):
-    """Return whether cuBLAS would take a matrix as transposed: its products may round otherwise then."""
-    return array.flags.f_contiguous and not array.flags.c_contiguous
+def layout(array: Any) -> tuple[Any, ...]:
+    """Return the shape, the dtype and the order of an array: cuBLAS takes a matrix in 'F' as transposed, and may round
+    otherwise.
+    """
+    return array.shape, array.dtype, 'F' if array.flags.f_contiguous and not array.flags.c_contiguous else 'C'
 
 
 def _struct_of(array):

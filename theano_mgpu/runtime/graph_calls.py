@@ -19,13 +19,13 @@ import theano
 from theano.gof.link import raise_with_op
 
 from ..devices.context_map import Context
-from ..devices.cuda_graphs import Arena, CannotCapture, Graph, Results, arena_of
+from ..devices.cuda_graphs import Arena, CannotCapture, Graph, Result, arena_of, layout
 from ..plan import Choice
 from ..utils.tables import counted
 from .graph_order import AFTER, BEFORE, DEVICE, Order, on_device
 
-WARM_UP = 2  # calls of the same shapes before one is recorded: kernels are built, and algorithms chosen
-MOST_GRAPHS, MOST_SETS, MOST_SHAPES = 8, 3, 32
+MOST_GRAPHS, MOST_ARRAYS, MOST_LAYOUTS = 8, 3, 4  # of a function; for a result of one layout; for a result
+MOST_SEEN, IN_VAIN = 64, 32  # arguments that are remembered; calls without a graph after which none is looked for
 
 
 class Recorded(NamedTuple):
@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
     graph : Graph
     age : int
         The arena's, see `Arena.age`.
-    results : Results
+    results : list of Result
         The arrays that it writes: the values of `Order.kept`.
     copied : list of (cell, array)
         Values of the host, and the memory that the graph copies them from.
@@ -46,7 +46,7 @@ class Recorded(NamedTuple):
 
     graph: Graph
     age: int
-    results: Results
+    results: Sequence[Result]
     copied: list[tuple[list[Any], np.ndarray]]
     fixed: list[tuple[list[Any], Any]]
 
@@ -90,10 +90,11 @@ class GraphCalls:
         self._of_host = [cell for cell, _ in of_host]
         self._changing = {variable for _, variable in of_host}
         self._arena: Arena | None = None
-        self._seen: OrderedDict[Any, int] = OrderedDict()  # calls, by shapes
-        self._graphs: OrderedDict[Any, Recorded] = OrderedDict()  # by addresses, shapes, and the set of results
-        self._sets: dict[Any, list[Results]] = {}  # sets of results, by shapes
-        self._recordings = 0
+        self._seen: OrderedDict[Any, None] = OrderedDict()  # shapes, and arguments, of calls
+        self._graphs: OrderedDict[Any, Recorded] = OrderedDict()  # by arguments and the arrays of results
+        self._layouts: dict[Any, Any] = {}  # of the values that are kept, by shapes
+        self._arrays: list[OrderedDict[Any, list[Result]]] = []  # for each value that is kept, by layout
+        self._calls = self._recordings = 0
         self._order: Order | None = None
 
     def __call__(self, *values: Any, into: Any = ()) -> list[Any]:
@@ -104,51 +105,91 @@ class GraphCalls:
             cell[0] = value
         shapes = tuple([(cell[0].shape, cell[0].strides) for cell in self._on_device] +
                        [np.shape(cell[0]) for cell in self._of_host] + [int(cell[0]) for cell in self._numbers])
-        if not self._is_warm(shapes):
-            return self._call(*values)
+        if not self._has_seen(shapes):
+            return self._call(*values)  # kernels are built, and algorithms chosen
         try:
-            return self._computed(shapes)
+            return self._computed(shapes, values)
         except _OpByOp as refused:
             results = self._call(*values)  # raises an error of the function itself
-            self.why_not = str(refused)  # '' for this call alone
+            self.why_not = str(refused)
+            self._forget()
             return results
         finally:
             self._empty()
 
-    def _is_warm(self, shapes):
-        calls = self._seen[shapes] = self._seen.pop(shapes, 0) + 1
-        if len(self._seen) > MOST_SHAPES:
+    def _has_seen(self, arguments):
+        has = arguments in self._seen
+        self._seen[arguments] = self._seen.pop(arguments, None)
+        if len(self._seen) > MOST_SEEN:
             self._seen.popitem(last=False)
-        return calls > WARM_UP
+        return has
 
-    def _computed(self, shapes):
-        """Return the results by a graph, which may be recorded now."""
+    def _computed(self, shapes, values):
+        """Return the results, by a graph where there is one, or one can be recorded."""
         order = self._order = self._order or Order(self._vm.nodes, self._vm.thunks, self._outputs, self._changing)
         arena = self._arena = self._arena or arena_of(self._context)
         if order.why_not or isinstance(arena, str):
             raise _OpByOp(order.why_not or arena)
+        self._calls += 1
         self._run_before()
         key = (shapes, tuple([cell[0].gpudata for cell in self._on_device]),
                tuple([self._vm.storage_map[variable][0].tobytes() for variable in order.numbers]))
-        sets = self._sets.get(shapes, [])
-        free = [number for number, results in enumerate(sets) if results.are_free()]
-        for number in free:
-            recorded = self._graphs.get((*key, number))
-            if recorded is not None and recorded.age == arena.age:
-                self._graphs.move_to_end((*key, number))
-                self.launches += 1
-                self._launch(recorded)
-                return self._results(recorded)
-        if not free and len(sets) == MOST_SETS:
-            raise _OpByOp
-        if self._recordings > MOST_GRAPHS and self._recordings * 4 > self.launches:
-            raise _OpByOp('' if self.launches else 'its values lie elsewhere, or are other numbers, in each call')
+        if shapes not in self._layouts:
+            self._learn(shapes)
+        results = self._free_arrays(self._layouts[shapes])
+        recorded = self._graphs.get((key, *map(id, results))) if results else None
+        if recorded is not None and recorded.age == arena.age:
+            self._graphs.move_to_end((key, *map(id, results)))
+            self.launches += 1
+            self._launch(recorded)
+            return self._results(recorded)
+        if self._calls > IN_VAIN and not self.launches:
+            raise _OpByOp('its values lie elsewhere, or are other numbers, in each call')
+        may_record = self._recordings <= MOST_GRAPHS or self._recordings * 4 <= self.launches
+        if not self._has_seen(key) or not results or not may_record:
+            return self._moved(self._call(*values), results)
         try:
-            recorded = self._record(key, free)
+            return self._results(self._record(key, results))
         except Exception as error:
-            self._forget()
             raise _OpByOp(str(error).strip().partition('\n')[0] or type(error).__name__) from error
-        return self._results(recorded)
+
+    def _free_arrays(self, layouts):
+        """Return an array for each result that is kept, which nobody holds; none if all are held."""
+        chosen = []
+        for arrays, wanted in zip(self._arrays, layouts):
+            of_layout = arrays.setdefault(wanted, [])
+            arrays.move_to_end(wanted)
+            free = next((each for each in of_layout if each.is_free()), None)
+            if free is None:
+                if len(of_layout) == MOST_ARRAYS:
+                    return []
+                free = Result(self._context, wanted)
+                of_layout.append(free)
+                while len(arrays) > MOST_LAYOUTS:
+                    arrays.popitem(last=False)
+            chosen.append(free)
+        return chosen
+
+    def _moved(self, values, results):
+        """Return the results of a call op by op, in arrays that nobody holds: the next call may be a graph then.
+
+        Without this, new values of variables would lie elsewhere after each such call.
+        """
+        moved = dict(zip(self._order.kept, results))
+        for i, variable in enumerate(self._outputs):
+            if variable in moved:
+                moved[variable].fill(values[i])
+                values[i] = moved[variable].array.view()
+        return values
+
+    def _learn(self, shapes):
+        """Learn the layouts of the values that are kept."""
+        self._run_device()
+        self._layouts[shapes] = [layout(cell[0]) for cell in self._kept()]
+        self._arrays = self._arrays or [OrderedDict() for _ in self._order.kept]
+        while len(self._layouts) > MOST_SEEN:
+            del self._layouts[next(iter(self._layouts))]
+        self._empty_device()
 
     def _launch(self, recorded):
         for cell, value in recorded.fixed:
@@ -162,45 +203,39 @@ class GraphCalls:
     def _results(self, recorded):
         """Return the function's results, once those of a graph are computed, or will be."""
         cells = self._vm.storage_map
-        for variable, array in zip(self._order.kept, recorded.results.arrays):
-            cells[variable][0] = array.view()  # which is counted as a reference, as long as somebody has it
+        for variable, result in zip(self._order.kept, recorded.results):
+            cells[variable][0] = result.array.view()  # which is counted as a reference, as long as somebody has it
         self._run(self._order.nodes[AFTER])
         fixed = {id(cell) for cell, _ in recorded.fixed}
         results = [cells[variable] for variable in self._outputs]
         return [np.array(cell[0]) if id(cell) in fixed else cell[0] for cell in results]
 
-    def _record(self, key, free):
-        """Record a graph of the present arguments, whose results are computed, and return it."""
+    def _record(self, key, results):
+        """Record a graph of the present arguments, which writes to some arrays, and return it, once it is launched."""
         self._recordings += 1
-        order, arena, sets = self._order, self._arena, self._sets.setdefault(key[0], [])
+        order, arena, copied = self._order, self._arena, []
         self._empty_device()
         n_arrays = arena.n_arrays()
-        if not free:
-            self._run_device()
-            sets.append(Results(self._context, [cell[0] for cell in self._kept()]))
-            self._empty_device()
-            free = [len(sets) - 1]
-        results, copied = sets[free[0]], []
         staging = arena.page_locked(max(arena.compute(lambda: self._run_device(results)), 1))
-        expected = [np.asarray(array) for array in results.arrays]
+        expected = [np.asarray(result.array) for result in results]
         fixed = [(cell, cell[0]) for cell in (self._vm.storage_map[variable] for variable in order.fixed)]
         self._empty_device()
         if arena.n_arrays() == n_arrays:
-            recorded = Recorded(arena.capture(lambda: self._run_device(results, staging, copied), staging), arena.age,
-                                results, copied, fixed)
+            graph = arena.capture(lambda: self._run_device(results, staging, copied), staging)
             self._empty_device()
         if arena.n_arrays() != n_arrays:
             raise CannotCapture('it keeps memory on the device from call to call')
-        for array, value in zip(results.arrays, expected):  # the launch has to write each byte
+        for result, value in zip(results, expected):  # the launch has to write each byte
             if value.size:
-                array.write(np.frombuffer((~np.frombuffer(value.tobytes('A'), 'uint8')).tobytes(), value.dtype))
-        recorded.graph.launch()
-        if any(np.asarray(array).tobytes() != value.tobytes() for array, value in zip(results.arrays, expected)):
+                others = ~np.frombuffer(value.tobytes('A'), 'uint8')
+                result.array.write(np.frombuffer(others.tobytes(), value.dtype))
+        recorded = Recorded(graph, arena.age, results, copied, fixed)
+        self._launch(recorded)
+        if any(np.asarray(result.array).tobytes() != value.tobytes() for result, value in zip(results, expected)):
             raise CannotCapture('its first launch had another result than the call')
-        self._graphs[(*key, free[0])] = recorded
-        self._forget(MOST_GRAPHS)
-        for cell, value in fixed:
-            cell[0] = value
+        self._graphs[(key, *map(id, results))] = recorded
+        if len(self._graphs) > MOST_GRAPHS:
+            self._graphs.popitem(last=False)
         return recorded
 
     def _run(self, nodes, after_each=lambda i: None):
@@ -223,11 +258,11 @@ class GraphCalls:
         for variable, value in saved.items():
             cells[variable][0] = value
 
-    def _run_device(self, results=None, staging=None, copied=None):
+    def _run_device(self, results=(), staging=None, copied=None):
         """Compute the nodes of the device, into the arrays of results; while a graph is recorded, note its copies."""
         order, cells = self._order, self._vm.storage_map
-        for cell, array in zip(self._kept(), results.arrays if results else ()):
-            cell[0] = array.view()
+        for cell, result in zip(self._kept(), results):
+            cell[0] = result.array.view()
         place = 0
 
         def after_each(i):
@@ -244,12 +279,8 @@ class GraphCalls:
                 cells[variable][0] = None
 
         self._run(order.nodes[DEVICE], after_each)
-        for cell, array in zip(self._kept(), results.arrays if results else ()):
-            made = cell[0]
-            if (made.gpudata, made.shape, made.strides) != (array.gpudata, array.shape, array.strides):
-                if not made.ndim:
-                    array, made = array.reshape((1,)), made.reshape((1,))  # pygpu assigns no array without axes
-                array[...] = made
+        for cell, result in zip(self._kept(), results):
+            result.fill(cell[0])
 
     def _kept(self):
         return [self._vm.storage_map[variable] for variable in self._order.kept]
@@ -271,12 +302,12 @@ class GraphCalls:
                 self._vm.storage_map[variable][0] = None
             _empty_inner(node.op)
 
-    def _forget(self, n_kept=0):
-        """Drop the graphs that were not launched for the longest time, and sets of results without a graph."""
-        while len(self._graphs) > n_kept:
-            self._graphs.popitem(last=False)
-        shapes = {key[0] for key in self._graphs}
-        self._sets = {key: sets for key, sets in self._sets.items() if key in shapes}
+    def _forget(self):
+        """Free the memory of a function that is computed op by op for good."""
+        if self.why_not:
+            self._graphs.clear()
+            self._seen.clear()
+            self._layouts, self._arrays = {}, []
 
 
 def _empty_inner(op):
