@@ -51,3 +51,63 @@ def test_a_step_is_few_launches(name, devices):
     assert {(n, *call) for _, n, calls in found[-3:] for call in calls} == {(12, 0, devices), (6, 0, devices)}
     assert chosen == ['%d of %d part%s in one launch each' % (devices ** 2, devices ** 2, 's' * (devices > 1))]
     assert none == []
+
+RANDOM = '''
+import collections, logging, random
+import theano
+from support.random_graphs import RandomGraph, statistics
+from theano_mgpu.devices.transfers import DeviceBuffers
+from theano_mgpu.graph import graph as graphs
+from theano_mgpu.runtime import compiler
+from theano_mgpu.runtime.replicas.replicated import copy_on
+logging.getLogger('theano').setLevel(logging.CRITICAL)
+theano.config.floatX, statistics.PYTHON = 'float64', None  # ops on a GPU have no Python
+context, = mgpu.init()
+told, launches = collections.Counter(), 0
+for seed in SEEDS:
+    graph, draw = RandomGraph(random.Random(seed)), random.Random(seed)
+    state = theano.shared(np.zeros(3), 'state')
+    update = 0.5 * state + graph.outputs[0]
+    copies = {each: copy_on(context, each, each.get_value())
+              for each in graphs.shared_variables([*graph.outputs, update])}
+    function = compiler.compile_for(context, graph.inputs, graph.outputs, {state: update}, copies)
+    calls, buffers, held = function.mgpu_call, DeviceBuffers(context), []
+    for number in range(32):
+        n = 3 if number % 3 == 2 else 7
+        values = [value * (1 + number % 2) if value.dtype == 'float64' else value for value in graph.data(n)]
+        given = [buffers.send((i, n), value) if on_device else value
+                 for i, (value, on_device) in enumerate(zip(values, function.mgpu_takes))]
+        expected = [np.asarray(value).tobytes() for value in calls._call(*given)]
+        results = calls(*given)
+        assert [np.asarray(value).tobytes() for value in results] == expected, (seed, number, calls.launches)
+        copies[state].container.storage[0] = results[function.mgpu_order.index(len(graph.outputs))]
+        # A result may be an argument, whose memory is that of the next one; set_value writes to the last new value.
+        places = [array.gpudata for array in [*given, copies[state].container.storage[0]] if hasattr(array, 'gpudata')]
+        if draw.random() < .05:
+            held += [(result, bits) for result, bits in zip(results, expected)
+                     if hasattr(result, 'gpudata') and result.gpudata not in places]
+        if draw.random() < .05:
+            copies[state].set_value(np.ones(3))
+    assert all(np.asarray(result).tobytes() == bits for result, bits in held), (seed, 'held')
+    told[calls.why_not or 'a graph' * (calls.launches > 0)] += 1
+    launches += calls.launches
+for why, count in told.most_common():
+    print(count, why)
+print(launches)
+'''
+
+
+def check_random_programs(seeds):
+    """Compare drawn graphs, in one launch and op by op, with batches of two lengths, held results and set values."""
+    *told, launches = run('SEEDS = range(%d, %d)\n' % seeds + RANDOM, 1, quiet=1)
+    print('\n'.join(told))
+    assert int(launches) > 2 * (seeds[1] - seeds[0]), told
+
+
+def test_random_programs():
+    check_random_programs((0, 6))
+
+
+@pytest.mark.slow
+def test_200_random_programs():
+    check_random_programs((0, 200))
