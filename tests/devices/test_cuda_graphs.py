@@ -111,3 +111,40 @@ def test_random_programs():
 @pytest.mark.slow
 def test_200_random_programs():
     check_random_programs((0, 200))
+
+
+ROWS = '''
+import theano, theano.tensor as T
+from cuda_on_cpu import driver
+table = theano.shared(np.random.RandomState(0).rand(20, 4).astype('float32'), 'table')
+ids, wanted = T.imatrix('ids'), T.fvector('wanted')
+loss = T.sqr(table[ids].sum(axis=(1, 2)) - wanted).mean()
+step = mgpu.training_function([ids, wanted], loss, [table], lambda gradients, params: {
+    params[0]: params[0] - np.float32(0.01) * gradients[0]}, contexts=mgpu.init())
+random = np.random.RandomState(1)
+for number in range(16):
+    batch = random.randint(0, 20, (8, 3)).astype('int32'), random.rand(8).astype('float32')
+    if number in (13, 14):
+        before = table.get_value()
+        batch[0][7, 1] = 20
+        try:
+            step(*batch)
+        except IndexError as error:
+            print('error', str(error).splitlines()[0], error.__notes__, (table.get_value() == before).all())
+    else:
+        driver.calls()
+        step(*batch)
+        print(driver.calls().launches, table.get_value().sum())
+print([choice.chosen for choice in step.executable.changes()])
+'''
+
+
+@pytest.mark.parametrize('devices', [1, 2])
+def test_an_index_out_of_bounds_is_an_error(devices):
+    """A graph looks up rows of a table; a wrong row is the error that it is op by op, and nothing changes."""
+    found, plain = [run(ROWS, devices, flags=flags, quiet=1) for flags in (ON, OFF)]
+    assert found[13] == found[14] == plain[13] == plain[14]
+    assert plain[13].startswith('error') and 'samples' in plain[13] and plain[13].endswith('True')
+    assert [line.split()[1] for line in found[:13] + found[15:-1]] == \
+        [line.split()[1] for line in plain[:13] + plain[15:-1]]
+    assert found[12].startswith('0 ') and 'in one launch' in found[-1]

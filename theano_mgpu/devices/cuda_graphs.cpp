@@ -13,7 +13,7 @@
 namespace {
 
 const size_t UNIT = 256;  // bytes; cuBLAS and cuDNN are fastest with such addresses
-const int INITIALISED = 1, BUFFER_REFERENCES = 513, REFUSED = 9;  // libgpuarray's numbers
+const int INITIALISED = 1, ERRORS = 8, BUFFER_REFERENCES = 513, REFUSED = 9;  // libgpuarray's numbers
 enum Mode { OFF, COMPUTED, CAPTURED };
 
 size_t rounded(size_t size) { return (size + UNIT - 1) / UNIT * UNIT; }
@@ -35,6 +35,7 @@ struct Arena {
     char *staging = nullptr;                 // page-locked memory, for what is copied to the device
     size_t room = 0, staged = 0;             // bytes of it, and those that this call has taken
     const char *why = nullptr;               // why the call cannot be a graph
+    bool finds_errors = false;               // the call reads whether a kernel has found an index out of bounds
     long times_given = 0;                    // how often the blocks were given back: no older graph may be launched
 
     bool is_mine() const { return mode != OFF && thread == std::this_thread::get_id(); }
@@ -197,9 +198,22 @@ int refuse(Context *context, const char *why) {
     return REFUSED;
 }
 
+// The word in which kernels note an index out of bounds: libgpuarray has it in page-locked memory.
+Array *errors_of(Context *context) {
+    Array *errors = nullptr;
+    lower->property(context, nullptr, nullptr, ERRORS, &errors);
+    return errors;
+}
+
 int read(void *to, Array *from, size_t offset, size_t size) {
-    return find(from->context)->captures() ? refuse(from->context, "it reads a value from the device")
-                                           : lower->read(to, from, offset, size);
+    Arena *arena = find(from->context);
+    if (!arena->captures())
+        return lower->read(to, from, offset, size);
+    if (from != errors_of(from->context))
+        return refuse(from->context, "it reads a value from the device");
+    arena->finds_errors = true;
+    std::memset(to, 0, size);
+    return 0;
 }
 
 int sync(Array *array) {
@@ -241,6 +255,7 @@ extern "C" void begin(Context *context, int mode, char *staging, size_t room) {
     Arena *arena = find(context);
     arena->thread = std::this_thread::get_id();
     arena->staged = 0;
+    arena->finds_errors = false;
     arena->staging = staging;
     arena->room = room;
     arena->why = nullptr;
@@ -255,6 +270,16 @@ extern "C" const char *end(Context *context) {
 
 // The bytes of page-locked memory that the call takes for copies, so far.
 extern "C" size_t staged(Context *context) { return find(context)->staged; }
+
+// Whether launches of the graph have to look for an index out of bounds.
+extern "C" int finds_errors(Context *context) { return find(context)->finds_errors; }
+
+// Return whether kernels that have run found an index out of bounds, and forget it.
+extern "C" int take_error(Context *context) {
+    int *error = (int *)errors_of(context)->address, found = *error;
+    *error = 0;
+    return found;
+}
 
 // The number of arrays in the arena.
 extern "C" size_t n_used(Context *context) {

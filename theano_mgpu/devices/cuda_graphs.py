@@ -13,7 +13,8 @@ its recording for good. What libgpuarray 0.7 does meanwhile (``src/gpuarray_buff
 - A copy to the device would read the host's memory at each launch, when it has other content, or none: also where
   ``GA_BUFFER_INIT`` has an array filled, as for the pointers of batched products. What is copied lies in page-locked
   memory of the graph instead, where a caller can change it.
-- A read from the device, a wait and a copy between devices cannot be recorded. They fail, with the reason.
+- A read from the device, a wait and a copy between devices cannot be recorded. They fail, with the reason. But after a
+  look-up of rows, libgpuarray reads whether an index was out of bounds: that may be read after the launch.
 
 cuda_graphs.cpp does this by a table of functions over that of `cuda_contexts`. Other threads wait meanwhile
 (`cuda_contexts.alone`): what they enqueue on the stream would become a part of the graph.
@@ -100,6 +101,14 @@ class Arena:
         """Return the bytes of page-locked memory that a call takes for copies, so far."""
         return int(self._library.staged(self._gpu.ptr))
 
+    def finds_errors(self) -> bool:
+        """Return whether a call has read if an index was out of bounds."""
+        return bool(self._library.finds_errors(self._gpu.ptr))
+
+    def take_error(self) -> bool:
+        """Return whether kernels that have run found an index out of bounds, and forget it."""
+        return bool(self._library.take_error(self._gpu.ptr))
+
     def n_arrays(self) -> int:
         """Return the number of arrays in the arena."""
         return int(self._library.n_used(self._gpu.ptr))
@@ -149,6 +158,7 @@ class Graph:
     def __init__(self, arena: Arena, captured: Any, staging: np.ndarray) -> None:
         self._arena, self.staging = arena, staging
         self._executable, self._event = arena.made(captured)
+        self.finds_errors = arena.finds_errors()
         weakref.finalize(self, arena.destroy, self._executable, self._event).atexit = False
 
     def launch(self) -> None:
@@ -221,6 +231,7 @@ def _library():
     for function, types, result in (
             (library.add_arena, [ADDRESS, ADDRESS], INTEGER), (library.begin, [ADDRESS, INTEGER, ADDRESS, SIZE], None),
             (library.end, [ADDRESS], ctypes.c_char_p), (library.staged, [ADDRESS], SIZE),
+            (library.finds_errors, [ADDRESS], INTEGER), (library.take_error, [ADDRESS], INTEGER),
             (library.n_used, [ADDRESS], SIZE), (library.n_held, [ADDRESS, INTEGER], INTEGER),
             (library.times_given, [ADDRESS], ctypes.POINTER(ctypes.c_long))):
         function.argtypes, function.restype = types, result

@@ -72,6 +72,10 @@ class GraphCalls:
     ----------
     why_not : str
         Why its calls are no graphs; '' as long as they may be.
+    launches : int
+        Of graphs.
+    unchecked : list of (Graph, sequence)
+        Launches, with their arguments, that have not been asked whether an index was out of bounds; see `check`.
     """
 
     def __init__(self, function: Any, call: Callable[..., list[Any]], context: Context, n_inputs: int) -> None:
@@ -94,6 +98,7 @@ class GraphCalls:
         self._graphs: OrderedDict[Any, Recorded] = OrderedDict()  # by arguments and the arrays of results
         self._layouts: dict[Any, Any] = {}  # of the values that are kept, by shapes
         self._arrays: list[OrderedDict[Any, list[Result]]] = []  # for each value that is kept, by layout
+        self.unchecked: list[tuple[Graph, Sequence[Any]]] = []
         self._calls = self._recordings = 0
         self._order: Order | None = None
 
@@ -116,6 +121,15 @@ class GraphCalls:
             return results
         finally:
             self._empty()
+
+    def check(self) -> None:
+        """Raise the error of an index that was out of bounds in a launch since the last check; wait for it."""
+        unchecked, self.unchecked = self.unchecked, []
+        for graph, _ in unchecked:
+            graph.wait()
+        if unchecked and self._arena.take_error():
+            for _, values in unchecked:
+                self._call(*values)
 
     def _has_seen(self, arguments):
         has = arguments in self._seen
@@ -142,6 +156,8 @@ class GraphCalls:
             self._graphs.move_to_end((key, *map(id, results)))
             self.launches += 1
             self._launch(recorded)
+            if recorded.graph.finds_errors:
+                self.unchecked.append((recorded.graph, values))
             return self._results(recorded)
         if self._calls > IN_VAIN and not self.launches:
             raise _OpByOp('its values lie elsewhere, or are other numbers, in each call')
