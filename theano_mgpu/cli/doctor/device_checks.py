@@ -114,15 +114,15 @@ def check_library(setup: Setup, name: str) -> Finding:
 
 
 def check_nvrtc(setup: Setup) -> Finding:
-    """Check that the driver loads code of NVRTC, and that NVRTC supports the architecture of every device."""
+    """Check that the libraries support every device, and tell for which architectures NVRTC compiles."""
     survey = cuda_libraries.survey()
     nvrtc, driver = survey.libraries.get('libnvrtc.so'), survey.libraries.get('libcuda.so')
     if nvrtc is None or driver is None or nvrtc.problem or not survey.architectures:
         return Finding(SKIP, 'needs libcuda.so and libnvrtc.so')
-    problem = cuda_libraries.nvrtc_problem(nvrtc.path, nvrtc.version, survey.architectures, driver.version,
-                                           survey.capabilities)
-    if problem:
-        return broken(setup.needs('cuda'), problem, cuda_libraries.remedy(driver.version))
+    for device in map('cuda%d'.__mod__, range(len(survey.capabilities))):
+        problem = cuda_libraries.why_not(device)
+        if problem:
+            return Finding(WARN, '%s is left out: %s' % (device, problem), cuda_libraries.remedy(driver.version))
     compiled = ['compute_%d for compute capability %s' % (
         cuda_libraries.architecture_for(capability, survey.architectures), cuda_libraries.dotted(capability))
         for capability in sorted(set(survey.capabilities))]

@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 from ...errors import ContextError
 from . import cudnn, nvrtc, search, shims
 from .search import Library, candidates
-from .versions import architecture_for, as_number, cublas_problem, dotted, nccl_version, nvrtc_problem, remedy
+from .versions import architecture_for, cublas_problem, dotted, nccl_version, nvrtc_problem, remedy
 
 LIBRARIES = ('libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so')
 REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for sums between devices
@@ -31,7 +31,7 @@ def provide() -> None:
     """Make NVIDIA's libraries known by the names that libgpuarray opens; call it before libgpuarray uses CUDA.
 
     Without a driver it does nothing, and libgpuarray gives its own reason. Raise a ContextError if the driver has no
-    device, or NVRTC or cuBLAS is missing or does not suit.
+    device, or NVRTC or cuBLAS is missing or suits none.
     """
     for name in REQUIRED:
         library = survey().libraries.get(name)
@@ -40,18 +40,27 @@ def provide() -> None:
 
 
 def require(device: str) -> None:
-    """Provide the libraries, and raise a ContextError if NVRTC does not support a device any more.
+    """Provide the libraries, and raise a ContextError if they do not support a device any more.
 
     It is left for libgpuarray to report that a device does not exist.
     """
     provide()
+    problem = why_not(device)
+    if problem:
+        raise ContextError('%s: %s. %s' % (device, problem, remedy(survey().libraries['libcuda.so'].version)))
+
+
+def why_not(device: str) -> str:
+    """Return why NVRTC or cuBLAS, which suit other devices, do not support a device; '' if they do, or it is not there.
+    """
     capabilities, architectures, libraries = survey()
     number = int(device[len('cuda'):] or 0)
     own = capabilities[number:number + 1]
-    if 'libnvrtc.so' in libraries and own and as_number(own[0]) < min(architectures):
-        driver, library = libraries['libcuda.so'].version, libraries['libnvrtc.so']
-        problem = nvrtc_problem(library.path, library.version, architectures, driver, own)
-        raise ContextError('%s: %s. %s' % (device, problem, remedy(driver)))
+    if not (own and architectures):
+        return ''
+    driver, nvrtc, cublas = (libraries[name] for name in REQUIRED)
+    return nvrtc_problem(nvrtc.path, nvrtc.version, architectures, driver.version, own) or \
+        cublas_problem(cublas.path or '', driver.version, own)
 
 
 @functools.lru_cache(maxsize=None)
@@ -120,7 +129,7 @@ def _devices(driver):
 
 def _provide_cublas(driver, capabilities):
     def rank(candidate):
-        return (not cublas_problem(candidate.path, driver, capabilities), candidate.by_user,
+        return (sum(not cublas_problem(candidate.path, driver, [each]) for each in capabilities), candidate.by_user,
                 search.file_version(candidate.path))
 
     problems, path = [], None
@@ -173,5 +182,5 @@ def _named(name, path, version, library, function):
     return Library(path, version, shim)
 
 
-__all__ = ['LIBRARIES', 'Library', 'Survey', 'architecture_for', 'candidates', 'dotted', 'find_cudnn', 'nvrtc_problem',
-           'provide', 'remedy', 'require', 'survey']
+__all__ = ['LIBRARIES', 'Library', 'Survey', 'architecture_for', 'candidates', 'dotted', 'find_cudnn', 'provide',
+           'remedy', 'require', 'survey', 'why_not']
