@@ -79,6 +79,10 @@ Position last_position(const StreamRef &stream);
 bool is_idle(CUctx_st *context);
 void wait_until_idle(CUctx_st *context);
 
+// Waits until the device of a context is idle, and so are all devices that have to do with it: its peers, and those that
+// NCCL has connected. Nothing is enqueued on any device meanwhile. This is what a driver may do before it frees memory.
+void wait_for_coupled(CUctx_st *context);
+
 // The calling thread's stack of contexts.
 extern thread_local std::vector<CUctx_st *> context_stack;
 inline CUctx_st *current_context() { return context_stack.empty() ? nullptr : context_stack.back(); }
