@@ -140,7 +140,7 @@ def test_a_driver_without_a_device(machine):
                                   'supports CUDA 12.4', 'devices: 8.6', "'nvidia-cuda-nvrtc-cu12<12.5'"]),
     pytest.param('8.6', (12, 9), NVRTC_13_5, ['NVRTC 13.5', 'supports CUDA 12.9', "pip install 'theano_mgpu[cuda12]'"],
                  marks=pytest.mark.slow),
-    ('6.1', (13, 5), NVRTC_13_5, ['NVRTC 13.5', 'for compute capability 7.5 and above', 'a device has 6.1',
+    ('6.1', (13, 5), NVRTC_13_5, ['NVRTC 13.5', 'for compute capability 7.5 and above', 'not for 6.1',
                                   'supports CUDA 13.5', "pip install 'theano_mgpu[cuda12]'"]),
     ('8.6', (13, 0), None, ['NVRTC, which compiles the kernels for CUDA devices, is not installed',
                             "pip install 'theano_mgpu[cuda12]'"]),
@@ -166,6 +166,31 @@ print(caught[-1].category.__name__, caught[-1].message)
     # Where no contexts are configured others are used, and a warning says why.
     assert 'cuda' not in best and warning.startswith("MgpuWarning this machine's CUDA devices are not used: ")
     assert words[0] in warning
+
+
+def test_one_old_card_beside_a_new_one(machine):
+    """All cards were refused, for the sake of one that cuBLAS 13 does not support. A library for all goes first."""
+    machine.install_nvrtc(*NVRTC_13_5)
+    machine.cublas.rename(machine.cublas.with_name('libcublas.so.13'))
+    code = HEAD + """
+from theano_mgpu.devices.contexts import configured, describe
+print(describe(configured()))
+try:
+    mgpu.init('dev0->cuda1')
+except mgpu.ContextError as error:
+    print(error)
+"""
+    cards = dict(cc='8.6;6.1', driver=(13, 5))
+    one, error = machine.run(code, **cards).splitlines()
+    assert one == 'dev0->cuda0'
+    assert error.startswith('cuda1: NVRTC 13.5') and 'not for 6.1' in error and 'python -m pip install' in error
+    assert machine.run(ADD, **cards).endswith('[0.0, 2.0, 4.0, 6.0, 8.0]')
+    found = json.loads(machine.run(DOCTOR, **cards))['architecture']
+    assert found[:2] == ['warn', error.partition('. python')[0].replace(': ', ' is left out: ', 1)]
+    machine.install_nvrtc(*NVRTC_12_9)
+    assert '/lib/libcublas.so.13 supports compute capability 7.5 and above, not 6.1' in machine.run(code, **cards)
+    machine.cublas.with_name('libcublas.so.13').rename(machine.cublas)
+    assert machine.run(code, **cards) == 'dev0->cuda0;dev1->cuda1'
 
 
 def test_missing_cublas(machine):

@@ -80,9 +80,10 @@ def check_cuda(setup: Setup) -> Finding:
     """Check that there is a CUDA device, if that is wanted."""
     devices, why_none = discovery.discover('cuda')
     if devices:
-        all_cards = cards.cards()
+        all_cards, out = cards.cards(), cards.left_out(tuple(devices), for_good=False)
         if not cards.differ(all_cards):
-            return Finding(OK, ', '.join(devices))
+            left_out = map('; %s is left out by default: %s'.__mod__, out.items())
+            return Finding(OK, ', '.join(devices) + ''.join(left_out))
         return Finding(OK, cards.order_note(all_cards) or ', '.join(
             '%s is %s' % (card.device, cards.in_smi(card)) for card in all_cards))
     if cuda_is_wanted(setup):
@@ -136,9 +137,10 @@ def check_libgpuarray(setup: Setup) -> Finding:
     if not devices:  # or there is no pygpu
         return Finding(SKIP, 'no CUDA device here')
     import pygpu
-    used = (devices * 2)[:2]
+    out = list(cards.left_out(tuple(devices), for_good=False))
+    used = ([device for device in devices if device not in out] or out[:1]) * 2
     with quietly():
-        contexts = [pygpu.init(device) for device in used]
+        contexts = [pygpu.init(device) for device in used[:2]]
         leaked = cuda_contexts.entries_left(contexts[0])
         for context in contexts:
             cuda_contexts.protect(context)
@@ -149,7 +151,7 @@ def check_libgpuarray(setup: Setup) -> Finding:
                        'process will fail' % version, 'Use one process for each device: theano-mgpu launch')
     found = 'leaves a context current when it has a kernel already; with the patch of theano_mgpu it does not' \
         if leaked else 'leaves contexts as they were'
-    return Finding(OK, '%s %s, on %s and %s' % (version, found, *used))
+    return Finding(OK, '%s %s, on %s and %s' % (version, found, *used[:2]))
 
 
 def check_cudnn(setup: Setup) -> Finding:
