@@ -98,7 +98,8 @@ def check_library(setup: Setup, name: str) -> Finding:
         version = cuda_libraries.dotted(library.version) or 'unknown version'
         if name == 'libcuda.so':
             version = 'the driver, for CUDA ' + version
-        return Finding(OK, '%s: %s%s' % (version, library.path, ', through ' + library.shim if library.shim else ''))
+        return Finding(OK, '%s: %s%s%s' % (version, library.path, ', through ' + library.shim if library.shim else '',
+                                           library.detail and '; ' + library.detail))
     if library:
         problem, remedy = library.problem, library.remedy
     # The driver is missing or has no device: then no other library is opened.

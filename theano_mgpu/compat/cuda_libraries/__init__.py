@@ -11,11 +11,14 @@ import sys
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ...errors import ContextError
+from ...utils import progress
+from ...utils.flags import own_flag
 from . import cudnn, nvrtc, search, shims
 from .search import Library, candidates
 from .versions import architecture_for, cublas_problem, dotted, nccl_version, nvrtc_problem, remedy
 
 LIBRARIES = ('libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so')
+TF32 = (11, 0)  # the first version of cuBLAS that has it
 REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for sums between devices
 
 
@@ -139,8 +142,10 @@ def _provide_cublas(driver, capabilities):
         if not problem:
             try:
                 cublas = ctypes.CDLL(candidate.path)
-                return _named('libcublas.so', candidate.path, _cublas_version(cublas, candidate.path), cublas,
-                              'cublasCreate_v2')
+                version = _cublas_version(cublas, candidate.path)
+                if own_flag('mgpu.tf32') == 'True':
+                    return _with_tf32(candidate.path, version, cublas)
+                return _named('libcublas.so', candidate.path, version, cublas, 'cublasCreate_v2')
             except (OSError, AttributeError) as error:
                 problem = str(error)
         problems.append(problem)
@@ -156,6 +161,22 @@ def _cublas_version(cublas, path):
         return tuple(numbers)
     except AttributeError:  # before CUDA 8
         return search.file_version(path)
+
+
+def _with_tf32(path, version, cublas):
+    """Name cuBLAS, and have its handles compute products of float32 as TF32; a note says why, where that is not so."""
+    if version < TF32:
+        why = '%s is cuBLAS %s, and %s or later has TF32' % (path, dotted(version), dotted(TF32))
+    else:
+        shim = shims.build('libcublas.so', shims.CUBLAS.read_text(encoding='utf-8'), linked_with=path)
+        library = ctypes.CDLL(shim)
+        shims.connect_cublas(library, cublas)
+        known = search.loaded('libcublas.so')  # asked for now: it would make this the name of a file that has it
+        if known and search.address(known, 'cublasCreate_v2') == search.address(library, 'cublasCreate_v2'):
+            return Library(path, version, shim, detail='products of float32 as TF32, by mgpu.tf32')
+        why = 'another libcublas.so was loaded before'
+    progress.note('mgpu.tf32=True: products of matrices stay in float32, since %s' % why)
+    return _named('libcublas.so', path, version, cublas, 'cublasCreate_v2')
 
 
 def _provide_nccl():
