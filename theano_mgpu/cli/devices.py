@@ -1,6 +1,8 @@
 """`theano-mgpu devices`: list contexts, with device, name, memory and utilisation.
 
-The contexts come from THEANO_FLAGS or .theanorc; if there are none, this machine's devices are listed.
+The contexts come from THEANO_FLAGS or .theanorc; if there are none, this machine's devices are listed. Left out, with
+a note, are CUDA devices on which other users compute, as far as nvidia-ml-py tells, that have less than a quarter of the
+largest one's memory, or half if they drive a display, or that no library supports; --contexts takes them.
 BUSY is an NVIDIA device's utilisation, if nvidia-ml-py is installed. OpenCL does not report free
 memory: for its devices FREE is the largest single array that fits. A device without a context is a
 CPU that OpenCL offers: `cpu` is faster, so it is used only if a context is mapped to it.
