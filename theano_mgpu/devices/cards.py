@@ -100,9 +100,9 @@ def is_of_another_user(process: int) -> bool:
 
 
 def left_out_note(out: Dict[str, str], taken: Collection[str], every: str) -> str:
-    """Return a note about cards that are left out, and those of them that are taken all the same; '' if there are none.
+    """Return a note about the cards of `left_out`; '' if there are none.
 
-    `every` is the map of all devices.
+    `taken` has the cards that are taken all the same; `every` is the map of all devices.
     """
     said = ', '.join('%s is %s (%s)' % (device, 'taken all the same' if device in taken else 'left out', out[device])
                      for device in out)
