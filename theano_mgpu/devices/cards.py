@@ -92,10 +92,8 @@ def is_of_another_user(process: int) -> bool:
     except OSError:
         try:
             os.kill(process, 0)  # sends no signal
-        except PermissionError:  # there is one, which /proc hides
-            return True
-        except ProcessLookupError:
-            return False
+        except OSError as error:
+            return isinstance(error, PermissionError)  # there is one, which /proc hides
         return False
 
 

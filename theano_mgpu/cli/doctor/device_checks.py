@@ -139,9 +139,9 @@ def check_libgpuarray(setup: Setup) -> Finding:
         return Finding(SKIP, 'no CUDA device here')
     import pygpu
     out = list(cards.left_out(tuple(devices), for_good=False))
-    used = ([device for device in devices if device not in out] or out[:1]) * 2
+    used = (([device for device in devices if device not in out] or out[:1]) * 2)[:2]
     with quietly():
-        contexts = [pygpu.init(device) for device in used[:2]]
+        contexts = [pygpu.init(device) for device in used]
         leaked = cuda_contexts.entries_left(contexts[0])
         for context in contexts:
             cuda_contexts.protect(context)
@@ -152,7 +152,7 @@ def check_libgpuarray(setup: Setup) -> Finding:
                        'process will fail' % version, 'Use one process for each device: theano-mgpu launch')
     found = 'leaves a context current when it has a kernel already; with the patch of theano_mgpu it does not' \
         if leaked else 'leaves contexts as they were'
-    return Finding(OK, '%s %s, on %s and %s' % (version, found, *used[:2]))
+    return Finding(OK, '%s %s, on %s and %s' % (version, found, *used))
 
 
 def check_cudnn(setup: Setup) -> Finding:
