@@ -148,3 +148,99 @@ def test_an_index_out_of_bounds_is_an_error(devices):
     assert [line.split()[1] for line in found[:13] + found[15:-1]] == \
         [line.split()[1] for line in plain[:13] + plain[15:-1]]
     assert found[12].startswith('0 ') and 'in one launch' in found[-1]
+
+
+PREPARED = '''
+import threading, theano, theano.tensor as T
+from pygpu import gpuarray
+from theano.gpuarray.type import get_context
+from theano_mgpu.runtime import compiler
+from theano_mgpu.runtime.graph_calls import GraphCalls
+context = mgpu.init()[0]
+x, y = T.fmatrix('x'), T.ivector('y')
+function = compiler.compile_for(context, [x, y], [T.tanh(T.dot(x, x.T)).sum(axis=1) + y, T.sqr(x).sum()], {}, {})
+array = gpuarray.array(np.random.RandomState(0).rand(6, 6).astype('float32'), context=get_context(context.name))
+labels = np.arange(6, dtype='int32')
+expected = [np.asarray(value).tobytes() for value in function.mgpu_call._call(array, labels)]
+
+def recorded():
+    """Calls that have just become a graph."""
+    calls = GraphCalls(function, function.mgpu_call._call, context, 2)
+    for _ in range(5):
+        assert [np.asarray(value).tobytes() for value in calls(array, labels)] == expected
+    return calls
+'''
+
+THREADS = PREPARED + '''
+import sys
+sys.setswitchinterval(1e-5)
+done, failures, copies = threading.Event(), [], 0
+
+def copy():
+    global copies
+    try:
+        while not done.is_set():
+            fresh = gpuarray.array(np.full(1000, copies % 7, 'float32'), context=get_context(context.name))
+            assert (np.asarray(fresh) == copies % 7).all()
+            copies += 1
+    except BaseException as error:
+        failures.append(error)
+
+thread = threading.Thread(target=copy)
+thread.start()
+found = [recorded() for _ in range(40)]
+done.set()
+thread.join()
+print([calls.why_not for calls in found if not calls.launches], failures, copies > 100)
+'''
+
+
+def test_another_thread_uses_the_device_meanwhile():
+    """What another thread does on the stream while a graph is recorded is no part of the graph, and has its result."""
+    assert run(THREADS, 1, quiet=1, delay_us=20) == ['[] [] True']
+
+
+REFUSALS = PREPARED + '''
+from theano_mgpu.devices import cuda_graphs
+from theano_mgpu.runtime import graph_calls
+launch, write = cuda_graphs.Graph.launch, cuda_graphs.Arena.page_locked
+print(recorded().why_not or 'a graph')
+cuda_graphs.Graph.launch = lambda graph: None  # it computes nothing, as a driver with a fault might
+print(recorded().why_not)
+cuda_graphs.Graph.launch = launch
+cuda_graphs.Arena.page_locked = lambda arena, size: write(arena, 1)
+print(recorded().why_not)
+cuda_graphs.Arena.page_locked = write
+fill, kept = graph_calls.Result.fill, []
+graph_calls.Result.fill = lambda *given: kept.append(gpuarray.empty(9, context=get_context(context.name))) or fill(*given)
+print(recorded().why_not)
+'''
+
+
+def test_a_call_that_is_no_graph_goes_on_op_by_op():
+    """Its results are right, and it says why."""
+    assert run(REFUSALS, 1, quiet=1) == ['a graph', 'its first launch had another result than the call',
+                                         'it copies more to the device than before',
+                                         'it keeps memory on the device from call to call']
+
+
+SHORT = PREPARED + '''
+from cuda_on_cpu import driver
+calls = recorded()
+arena, before = calls._arena, calls.launches
+held = []
+try:
+    while True:
+        held.append(gpuarray.empty(1 << 16, context=get_context(context.name)))
+except gpuarray.GpuArrayException:
+    print(arena.age, arena.n_arrays())
+held.clear()
+for _ in range(4):
+    assert [np.asarray(value).tobytes() for value in calls(array, labels)] == expected
+print(calls.why_not, calls.launches > before)
+'''
+
+
+def test_memory_of_graphs_is_given_back():
+    """Where memory is short, arrays get that of graphs, which are recorded again later."""
+    assert run(SHORT, 1, quiet=1, memory='24M') == ['1 0', ' True']

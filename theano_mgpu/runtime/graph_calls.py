@@ -158,16 +158,21 @@ class GraphCalls:
             self._launch(recorded)
             if recorded.graph.finds_errors:
                 self.unchecked.append((recorded.graph, values))
-            return self._results(recorded)
+            return self._results(results, recorded.fixed)
         if self._calls > IN_VAIN and not self.launches:
             raise _OpByOp('its values lie elsewhere, or are other numbers, in each call')
         may_record = self._recordings <= MOST_GRAPHS or self._recordings * 4 <= self.launches
-        if not self._has_seen(key) or not results or not may_record:
-            return self._moved(self._call(*values), results)
-        try:
-            return self._results(self._record(key, results))
-        except Exception as error:
-            raise _OpByOp(str(error).strip().partition('\n')[0] or type(error).__name__) from error
+        if not results:
+            raise _OpByOp
+        if self._has_seen(key) and may_record:
+            try:
+                fixed = self._record(key, results).fixed
+            except Exception as error:
+                raise _OpByOp(str(error).strip().partition('\n')[0] or type(error).__name__) from error
+        else:  # into arrays that a graph has, or may have: new values of variables lie where it reads them
+            self._run_device(results)
+            fixed = []
+        return self._results(results, fixed)
 
     def _free_arrays(self, layouts):
         """Return an array for each result that is kept, which nobody holds; none if all are held."""
@@ -185,18 +190,6 @@ class GraphCalls:
                     arrays.popitem(last=False)
             chosen.append(free)
         return chosen
-
-    def _moved(self, values, results):
-        """Return the results of a call op by op, in arrays that nobody holds: the next call may be a graph then.
-
-        Without this, new values of variables would lie elsewhere after each such call.
-        """
-        moved = dict(zip(self._order.kept, results))
-        for i, variable in enumerate(self._outputs):
-            if variable in moved:
-                moved[variable].fill(values[i])
-                values[i] = moved[variable].array.view()
-        return values
 
     def _learn(self, shapes):
         """Learn the layouts of the values that are kept."""
@@ -216,15 +209,15 @@ class GraphCalls:
             memory[...] = cell[0]
         recorded.graph.launch()
 
-    def _results(self, recorded):
-        """Return the function's results, once those of a graph are computed, or will be."""
+    def _results(self, results, fixed):
+        """Return the function's results, once the nodes of the device are computed, or will be."""
         cells = self._vm.storage_map
-        for variable, result in zip(self._order.kept, recorded.results):
+        for variable, result in zip(self._order.kept, results):
             cells[variable][0] = result.array.view()  # which is counted as a reference, as long as somebody has it
         self._run(self._order.nodes[AFTER])
-        fixed = {id(cell) for cell, _ in recorded.fixed}
-        results = [cells[variable] for variable in self._outputs]
-        return [np.array(cell[0]) if id(cell) in fixed else cell[0] for cell in results]
+        of_graph = {id(cell) for cell, _ in fixed}
+        outputs = [cells[variable] for variable in self._outputs]
+        return [np.array(cell[0]) if id(cell) in of_graph else cell[0] for cell in outputs]
 
     def _record(self, key, results):
         """Record a graph of the present arguments, which writes to some arrays, and return it, once it is launched."""
