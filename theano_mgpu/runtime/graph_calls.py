@@ -19,7 +19,7 @@ import theano
 from theano.gof.link import raise_with_op
 
 from ..devices.context_map import Context
-from ..devices.cuda_graphs import Arena, CannotCapture, Graph, Result, arena_of, layout
+from ..devices.cuda_graphs import Arena, CannotCapture, Choices, Graph, Result, arena_of, layout
 from ..plan import Choice
 from ..utils.tables import counted
 from .graph_order import AFTER, BEFORE, DEVICE, Order, on_device
@@ -99,6 +99,8 @@ class GraphCalls:
         self._layouts: dict[Any, Any] = {}  # of the values that are kept, by shapes
         self._arrays: list[OrderedDict[Any, list[Result]]] = []  # for each value that is kept, by layout
         self.unchecked: list[tuple[Graph, Sequence[Any]]] = []
+        self._choices: dict[Any, Choices] = {}  # of the same, by shapes
+        self._emptied = list(self._given)  # storage that is emptied after each call
         self._calls = self._recordings = 0
         self._order: Order | None = None
 
@@ -120,7 +122,8 @@ class GraphCalls:
             self._forget()
             return results
         finally:
-            self._empty()
+            for cell in self._emptied:
+                cell[0] = None
 
     def check(self) -> None:
         """Raise the error of an index that was out of bounds in a launch since the last check; wait for it."""
@@ -140,7 +143,7 @@ class GraphCalls:
 
     def _computed(self, shapes, values):
         """Return the results, by a graph where there is one, or one can be recorded."""
-        order = self._order = self._order or Order(self._vm.nodes, self._vm.thunks, self._outputs, self._changing)
+        order = self._order = self._order or self._ordered()
         arena = self._arena = self._arena or arena_of(self._context)
         if order.why_not or isinstance(arena, str):
             raise _OpByOp(order.why_not or arena)
@@ -150,7 +153,7 @@ class GraphCalls:
                tuple([self._vm.storage_map[variable][0].tobytes() for variable in order.numbers]))
         if shapes not in self._layouts:
             self._learn(shapes)
-        results = self._free_arrays(self._layouts[shapes])
+        results = self._free_arrays(shapes)
         recorded = self._graphs.get((key, *map(id, results))) if results else None
         if recorded is not None and recorded.age == arena.age:
             self._graphs.move_to_end((key, *map(id, results)))
@@ -174,28 +177,36 @@ class GraphCalls:
             fixed = []
         return self._results(results, fixed)
 
-    def _free_arrays(self, layouts):
+    def _ordered(self):
+        order = Order(self._vm.nodes, self._vm.thunks, self._outputs, self._changing)
+        made = [each for time in (BEFORE, AFTER) for node, _ in order.nodes[time] for each in node.outputs]
+        self._emptied += [self._vm.storage_map[variable] for variable in {*made, *order.kept, *order.fixed}]
+        self._arrays = [OrderedDict() for _ in order.kept]
+        return order
+
+    def _free_arrays(self, shapes):
         """Return an array for each result that is kept, which nobody holds; none if all are held."""
-        chosen = []
-        for arrays, wanted in zip(self._arrays, layouts):
-            of_layout = arrays.setdefault(wanted, [])
-            arrays.move_to_end(wanted)
-            free = next((each for each in of_layout if each.is_free()), None)
-            if free is None:
-                if len(of_layout) == MOST_ARRAYS:
+        if shapes not in self._choices:
+            arrays = [each.setdefault(wanted, []) for each, wanted in zip(self._arrays, self._layouts[shapes])]
+            self._choices[shapes] = Choices(arrays)
+        free = self._choices[shapes].free()
+        if None not in free:
+            return free
+        for arrays, wanted, chosen in zip(self._arrays, self._layouts[shapes], free):
+            if chosen is None:
+                if len(arrays[wanted]) == MOST_ARRAYS:
                     return []
-                free = Result(self._context, wanted)
-                of_layout.append(free)
-                while len(arrays) > MOST_LAYOUTS:
+                arrays[wanted].append(Result(self._context, wanted))
+                arrays.move_to_end(wanted)
+                if len(arrays) > MOST_LAYOUTS:
                     arrays.popitem(last=False)
-            chosen.append(free)
-        return chosen
+        self._choices.clear()
+        return self._free_arrays(shapes)
 
     def _learn(self, shapes):
         """Learn the layouts of the values that are kept."""
         self._run_device()
         self._layouts[shapes] = [layout(cell[0]) for cell in self._kept()]
-        self._arrays = self._arrays or [OrderedDict() for _ in self._order.kept]
         while len(self._layouts) > MOST_SEEN:
             del self._layouts[next(iter(self._layouts))]
         self._empty_device()
@@ -294,16 +305,6 @@ class GraphCalls:
     def _kept(self):
         return [self._vm.storage_map[variable] for variable in self._order.kept]
 
-    def _empty(self):
-        """Empty the storage of arguments, and of all that the nodes have made."""
-        for cell in self._given:
-            cell[0] = None
-        if self._order:
-            self._empty_device()
-            for node, _ in self._order.nodes[BEFORE] + self._order.nodes[AFTER]:
-                for variable in node.outputs:
-                    self._vm.storage_map[variable][0] = None
-
     def _empty_device(self):
         """Empty the storage of what nodes of the device have made, and that of the inner functions of loops."""
         for node, _ in self._order.nodes[DEVICE]:
@@ -316,7 +317,7 @@ class GraphCalls:
         if self.why_not:
             self._graphs.clear()
             self._seen.clear()
-            self._layouts, self._arrays = {}, []
+            self._layouts, self._arrays, self._choices = {}, [], {}
 
 
 def _empty_inner(op):
