@@ -70,6 +70,8 @@ class GraphCalls:
 
     Attributes
     ----------
+    op_by_op : callable
+        The `call`.
     why_not : str
         Why its calls are no graphs; '' as long as they may be.
     launches : int
@@ -80,7 +82,7 @@ class GraphCalls:
 
     def __init__(self, function: Any, call: Callable[..., list[Any]], context: Context, n_inputs: int) -> None:
         # The function itself has this object, and its memory should be freed at once when nobody has it.
-        self._vm, self._outputs, self._call, self._context = function.fn, function.maker.fgraph.outputs, call, context
+        self._vm, self._outputs, self.op_by_op, self._context = function.fn, function.maker.fgraph.outputs, call, context
         self.why_not, self.launches = '', 0
         inputs = function.maker.fgraph.inputs
         cells = [container.storage for container in function.input_storage]
@@ -107,17 +109,17 @@ class GraphCalls:
     def __call__(self, *values: Any, into: Any = ()) -> list[Any]:
         """Compute the function; return its results, as `call` does."""
         if self.why_not:
-            return self._call(*values)
+            return self.op_by_op(*values)
         for cell, value in zip(self._given, values):
             cell[0] = value
         shapes = tuple([(cell[0].shape, cell[0].strides) for cell in self._on_device] +
                        [np.shape(cell[0]) for cell in self._of_host] + [int(cell[0]) for cell in self._numbers])
         if not self._has_seen(shapes):
-            return self._call(*values)  # kernels are built, and algorithms chosen
+            return self.op_by_op(*values)  # kernels are built, and algorithms chosen
         try:
             return self._computed(shapes, values)
         except _OpByOp as refused:
-            results = self._call(*values)  # raises an error of the function itself
+            results = self.op_by_op(*values)  # raises an error of the function itself
             self.why_not = str(refused)
             self._forget()
             return results
@@ -132,7 +134,7 @@ class GraphCalls:
             graph.wait()
         if unchecked and self._arena.take_error():
             for _, values in unchecked:
-                self._call(*values)
+                self.op_by_op(*values)
 
     def _has_seen(self, arguments):
         has = arguments in self._seen
