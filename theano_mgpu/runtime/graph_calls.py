@@ -238,7 +238,6 @@ class GraphCalls:
         self._recordings += 1
         expected = [_bits(each) for each in self.op_by_op(*values)]
         self._take(values)
-        self._run_before()
         recorded = self._record(results)
         for result in results:  # the launch has to write each byte
             value = np.asarray(result.array)
@@ -292,6 +291,7 @@ class GraphCalls:
     def _run_device(self, results=(), staging=None, copied=None):
         """Compute the nodes of the device, into the arrays of results; while a graph is recorded, note its copies."""
         order, cells = self._order, self._vm.storage_map
+        self._run_before()  # nodes of the device may work in place on its values
         for cell, result in zip(self._kept(), results):
             cell[0] = result.array.view()
         place = 0
