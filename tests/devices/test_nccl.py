@@ -279,7 +279,7 @@ def lost(self, copies, collectives):
         elemwise2(array, '+', array, array).sync()
     except gpuarray.GpuArrayException:
         raise mgpu.ExchangeError('cuda1 failed before the devices had exchanged their values', self.contexts[1])
-NcclCommunicator.exchange = lost
+NcclCommunicator.begin = lost
 print(fails(lambda: step(*next(batches(1))))[0])
 print(all((a == b).all() for a, b in zip(before, values(params))))
 '''
@@ -317,7 +317,7 @@ for batch in batches(2):
 began = time.time()
 # A device that does not come: its part of the exchange is left out.
 from theano_mgpu.devices import nccl as module
-exchange = module.NcclCommunicator.exchange
+begin = module.NcclCommunicator.begin
 def without_one(self, copies, reductions):
     library = self._library
     original = ctypes.cast(nccl.ncclAllReduce, ctypes.c_void_p).value
@@ -330,8 +330,8 @@ def without_one(self, copies, reductions):
     addresses[module.FUNCTIONS.index('ncclAllReduce')] = ctypes.cast(call, ctypes.c_void_p).value
     library.mgpu_use(module.pointers(addresses))
     self.kept = call
-    exchange(self, copies, reductions)
-module.NcclCommunicator.exchange = without_one
+    return begin(self, copies, reductions)
+module.NcclCommunicator.begin = without_one
 print(fails(lambda: step(*next(batches(1)))))
 print(time.time() - began < 20)
 other, others = trained('host', 2, normalise=False)
@@ -343,6 +343,121 @@ print(all(np.allclose(a, b, 1e-3, 1e-4) for a, b in zip(values(params), values(o
 @pytest.mark.slow
 def test_a_device_that_does_not_come_is_not_waited_for_beyond_the_timeout():
     assert run(HANGS, flags='mgpu.timeout=2') == ["('', [])", 'True', 'True']
+
+
+HANGING = TRAINING + '''
+import signal, threading
+step, params = trained('auto', 2, normalise=False)
+for batch in batches(2):
+    step(*batch)
+before = values(params)
+nccl.ncclOnCpuFailAfter(ctypes.c_long(0), 101)  # it does not end, although all devices come
+threading.Timer(SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    step(*list(batches(3))[2])
+except KeyboardInterrupt:
+    print('interrupted')
+'''
+
+
+def test_ctrl_c_ends_a_step_while_an_abort_does_not_return():
+    """The main thread waited with it, in C."""
+    assert run(HANGING.replace('SECONDS', '3'), flags='mgpu.timeout=1', nccl_abort_ms=600000) == ['interrupted']
+
+
+INTERRUPTED = HANGING.replace('SECONDS', '1') + '''
+print(all((a == b).all() for a, b in zip(before, values(params))))
+losses = [step(*batch) for batch in list(batches(6))[2:]]
+other, others = trained('host', 2, normalise=False)
+expected = [other(*batch) for batch in batches(6)]
+print(np.allclose(losses, expected[2:], 1e-4), all(np.allclose(*each, 1e-3, 1e-4) for each in zip(
+    values(params), values(others))))
+'''
+
+
+def test_ctrl_c_ends_an_exchange_that_hangs_and_the_next_steps_are_right():
+    assert run(INTERRUPTED, flags='mgpu.timeout=4', delay_us=200) == ['interrupted', 'True', 'True True']
+
+
+LONELY = '''
+import subprocess, sys
+from theano_mgpu.devices import nccl as module
+from theano_mgpu.devices.collectives import EVERY, NO_COPIES, Collectives
+from theano_mgpu.devices.contexts import primary_context
+from theano_mgpu.devices.transfers import DeviceMemory
+if len(sys.argv) == 1:
+    contexts, first = mgpu.init('a->cuda0;b->cuda1'), 0
+else:
+    contexts, first = mgpu.init('c->cuda2;d->cuda3'), 2
+nccl = module.load(module.cuda_libraries.survey().libraries['libnccl.so'].path)
+primary = list(map(primary_context, contexts))
+unique = bytes.fromhex(sys.argv[1]) if first else nccl.unique_id(primary[0])
+if not first:
+    subprocess.Popen([sys.executable, '-c', open('/proc/self/cmdline').read().split(chr(0))[2], unique.hex()])
+communicator = module.NcclCommunicator(contexts, nccl, nccl.connect(primary, first, 4, unique), first, 4)
+if first:
+    sys.exit()
+arrays = [DeviceMemory(context).zeros((8,), 'float32') for context in contexts]
+addresses, one = np.array([[array.gpudata] for array in arrays], 'uint64'), np.zeros(1, 'int32')
+try:
+    communicator.exchange(NO_COPIES, Collectives(addresses, addresses, np.array([8], 'uint64'), one + 7, one,
+                                                 one + EVERY), 1)
+except mgpu.ExchangeError as error:
+    print(error)
+print(communicator.has_failed)
+'''
+
+
+def test_nothing_is_freed_beside_a_call_that_waits_for_another_process():
+    """The call waits within NCCL for ranks of a process that has ended, and uses what the last abort frees."""
+    error, failed = run(LONELY, 4, nccl_abort_ms=0)
+    assert 'the devices have not exchanged their values within 1 s' in error and failed == 'True'
+
+
+BESIDE = '''
+import ctypes
+from pygpu.elemwise import elemwise2
+from theano_mgpu.comm.communicator import Communicator
+from theano_mgpu.devices.collectives import EVERY, NO_COPIES, Collectives
+from theano_mgpu.devices.nccl import communicator_of, connect
+from theano_mgpu.devices.transfers import DeviceMemory
+contexts = mgpu.init(2)
+assert connect(contexts, Communicator()) == ''
+communicator = communicator_of(contexts, 1)
+n = 200000
+
+def on_all(value):
+    return [DeviceMemory(context).contiguous(np.full(n, value, 'float32')) for context in contexts]
+
+def doubled(arrays):
+    return [elemwise2(array, '+', array, array) for array in arrays]
+
+def begin(arrays, out):
+    send, receive = [np.array([[each.gpudata] for each in each_of], 'uint64') for each_of in (arrays, out)]
+    one = np.zeros(1, 'int32')
+    return communicator.begin(NO_COPIES, Collectives(send, receive, np.array([n], 'uint64'), one + 7, one, one + EVERY))
+
+for i in range(20):  # what is computed before is sent; what is computed after `join` has it
+    parts = doubled(doubled(on_all(i)))
+    out = on_all(-1)
+    number = begin(parts, out)
+    others = doubled(doubled(on_all(-1)))
+    communicator.join(number)
+    totals = doubled(out)
+    del parts, out  # their memory is used again, in the order of what the devices compute
+    again = doubled(on_all(-9))
+    assert all((np.asarray(total) == 16 * i).all() for total in totals), i
+    assert all((np.asarray(each) == -4).all() for each in others)
+ctypes.CDLL('libnccl.so.2').ncclOnCpuFailAfter(ctypes.c_long(0), 101)
+one, two = on_all(1), on_all(2)
+number = begin(one, two)
+print([float(np.asarray(each)[0]) for each in doubled(one)])  # beside an exchange that does not end
+communicator.give_up()
+'''
+
+
+def test_devices_compute_beside_an_exchange_and_in_its_order():
+    assert run(BESIDE, 2, delay_us=300, nccl_delay_us=300) == ['[2.0, 2.0]']
 
 
 REFUSED = TRAINING + '''

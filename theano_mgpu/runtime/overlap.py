@@ -13,16 +13,18 @@ NOTICEABLE = 15      # percent of a step: less is hardly worth a step in several
 
 
 class ExchangeWatch:
-    """A watch over the part of its time in which a step exchanges gradients with other hosts.
+    """A watch over the part of its time in which a step exchanges gradients: by NCCL, or with other hosts.
 
-    Within a host, the exchange takes the same cores as the computation, so that nothing is gained.
+    An exchange within the memory of a host takes the same cores as the computation, so that nothing is gained. What one
+    by NCCL takes is planned, from the rate that was measured when the devices were connected.
     """
 
     def __init__(self, executable: Executable, options: Options) -> None:
         ranks, plan = executable.communicator, executable.plan
         self._ranks, self._over_ranks = ranks, executable.over_ranks
         self._steps, self._exchange, self._seconds = 0, 0.0, 0.0
-        self._is_over = ranks.on_one_host or options.recomputes or not plan.params or \
+        self._planned = plan.exchange
+        self._is_over = ranks.on_one_host and not plan.exchange or options.recomputes or not plan.params or \
             plan.shares.logical_shards > 0 or set(plan.machine.overlap) != {AUTO}
 
     def note(self, seconds: float) -> int:
@@ -40,6 +42,7 @@ class ExchangeWatch:
         if self._steps < LAST:
             return 0
         self._is_over = True
-        own = math.ceil(100 * (self._over_ranks.seconds - self._exchange) / self._seconds)
+        exchange = self._planned * (LAST - FIRST + 1) or self._over_ranks.seconds - self._exchange
+        own = math.ceil(100 * exchange / self._seconds)
         least = min(all_gather_int(self._ranks, own))
         return least if least >= NOTICEABLE else 0

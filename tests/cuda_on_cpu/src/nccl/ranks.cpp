@@ -2,9 +2,11 @@
 #include "nccl/ranks.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <fcntl.h>
 #include <mutex>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -59,7 +61,7 @@ int leave(const Comm &comm) {
       if (!each->left) return ncclSuccess;
   }
   static const size_t abort_ms = bytes("CUDA_ON_CPU_NCCL_ABORT_MS", 10);
-  if (comm->aborted) usleep((unsigned)abort_ms * 1000);
+  if (comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(abort_ms));  // no signal ends it
   for (auto &each : all) {
     if (each->calls) end_process("a communicator is freed while a call uses it", each->rank);
     Current current(each->context);
