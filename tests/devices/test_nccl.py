@@ -1,4 +1,5 @@
 """Sums between CUDA devices by NCCL: the answers of one device, and errors; each in a process on the stand-in."""
+import re
 import subprocess
 
 from theano_mgpu.devices.nccl_library import Nccl
@@ -458,6 +459,55 @@ communicator.give_up()
 
 def test_devices_compute_beside_an_exchange_and_in_its_order():
     assert run(BESIDE, 2, delay_us=300, nccl_delay_us=300) == ['[2.0, 2.0]']
+
+
+OVERLAPPED = TRAINING.replace(INIT, 'mgpu.init(CONTEXTS)') + '''
+from theano_mgpu.plan import buckets
+buckets.LEAST, results = 1, []
+for overlaps in ('True', 'False'):
+    with theano.configparser.change_flags(**{'mgpu.overlap': overlaps}):
+        step, params = trained('nccl', N, sizes=(6, 120, 100, 90, 4), **OPTIONS)
+    results.append([step(*batch) for batch in batches(20)] + values(params))
+    print(by(step), step.plan.overlaps, len(step.plan.stages[-1].parts) > 1)
+print(all((a == b).all() for a, b in zip(*results)))
+'''
+OVERLAPS = ['NCCL True True', 'NCCL False False', 'True']
+
+
+def overlapped(n, contexts, **options):
+    return OVERLAPPED.replace('N,', '%d,' % n, 1).replace('CONTEXTS', contexts).replace('OPTIONS', repr(options))
+
+
+@pytest.mark.parametrize('n,options', [(2, {}), *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+    (4, {}), (2, {'micro_batches': 2, 'normalise': False}), (4, {'executor': 'threads', 'update_on': 'sharded'})))])
+def test_sums_beside_the_next_gradients_have_the_same_bits(n, options):
+    """Batches are ragged, and each sum of batch normalisation is beside the gradients of others, too."""
+    assert run(overlapped(n, str(n), **options), n, delay_us=300, nccl_delay_us=300) == OVERLAPS
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_sums_over_two_processes_beside_the_next_gradients_have_the_same_bits(tmp_path):
+    assert launched(2, overlapped(4, ''), tmp_path, 4, delay_us=300, nccl_delay_us=300) == OVERLAPS
+
+
+DECIDED = TRAINING + '''
+step, params = trained('auto', 2, sizes=(6, 900, 900, 4), normalise=False)
+def exchange():
+    return next(choice for choice in step.plan.choices if choice.what == 'exchange')
+print(exchange().chosen, '|', exchange().reason)
+losses = [step(*batch) for batch in batches(14)]
+print(exchange().chosen, '|', exchange().reason, '|', len(step.plan.stages[0].parts))
+other, others = trained('host', 2, sizes=(6, 900, 900, 4), normalise=False)
+print(np.allclose(losses, [other(*batch) for batch in batches(14)], 1e-4))
+'''
+
+
+def test_an_exchange_that_takes_long_is_cut_into_pieces_once_steps_are_timed():
+    before, after, same = run(DECIDED, nccl_rate=50)
+    assert re.match(r'once all are computed \| mgpu.overlap=auto: it takes .* ms at 0.0\d+ GB/s, and the times', before)
+    assert re.match(r'while the next gradients are computed \| mgpu.overlap=auto: it took \d+ % of a step, .* \| 2',
+                    after) and same == 'True'
 
 
 REFUSED = TRAINING + '''

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import theano_mgpu as mgpu
 from theano_mgpu.errors import MgpuError, MgpuWarning
+from theano_mgpu.plan import buckets
+from theano_mgpu.utils.attributes import temporarily
 
 import numpy as np
 import theano
@@ -43,6 +45,8 @@ class Case(NamedTuple):
         Whether the parts of the model are on two contexts in place of this: one replica alone.
     micro_batches : int
     executor : {'serial', 'threads'}
+    overlaps : bool
+        Whether the backward pass is cut, and devices exchange the gradients of a piece beside the next one.
     sizes : list of int
         Samples of each batch.
     fault : {'none', 'op', 'interrupt', 'memory'}
@@ -63,6 +67,7 @@ class Case(NamedTuple):
     placed: bool
     micro_batches: int
     executor: str
+    overlaps: bool
     sizes: list
     fault: str
     step: int
@@ -79,10 +84,11 @@ def cases(draw, on_devices=False):
     sizes = draw(st.lists(st.integers(1, 11), min_size=3, max_size=5))
     fault = draw(st.sampled_from(['none', 'op', 'interrupt', 'memory']))
     when = draw(st.integers(0, 40) if fault == 'memory' and on_devices else st.integers(-4, 5))
-    return Case(order, draw(st.sampled_from(['device', 'sharded', 'host'])),
+    case = Case(order, draw(st.sampled_from(['device', 'sharded', 'host'])),
                 draw(st.sampled_from(['host', 'blocks', 'nccl'])) if on_devices and n > 1 else 'host', n, placed,
-                1 if order == 'tree' else draw(st.integers(1, 3)), draw(st.sampled_from(['serial', 'threads'])), sizes,
-                fault, draw(st.integers(1, len(sizes) - 1)), when, draw(st.integers(0, n - 1)))
+                1 if order == 'tree' else draw(st.integers(1, 3)), draw(st.sampled_from(['serial', 'threads'])), False,
+                sizes, fault, draw(st.integers(1, len(sizes) - 1)), when, draw(st.integers(0, n - 1)))
+    return case._replace(overlaps=case.channel == 'nccl' and order == 'any' and draw(st.booleans()))
 
 
 class Model:
@@ -138,18 +144,20 @@ def plain():
 
 
 @functools.lru_cache(maxsize=None)
-def made(order, owner, channel, n, placed, micro_batches, executor):
+def made(order, owner, channel, n, placed, micro_batches, executor, overlaps=False):
     """Return a model, its step over contexts, and the executor that injects faults."""
     names = [context.name for context in mgpu.contexts()]
     on_cpu = mgpu.contexts()[0].kind == 'cpu'
     model = Model(names[:2] if placed else None)
     mode = PYTHON if on_cpu else host_indexing()
     with change_flags(**{'mgpu.logical_shards': SHARDS if order == 'tree' else 0, 'mgpu.shares': 'equal',
-                         'mgpu.collectives': 'nccl' if channel == 'nccl' else 'host'}):
+                         'mgpu.collectives': 'nccl' if channel == 'nccl' else 'host', 'mgpu.overlap': str(overlaps)}), \
+            temporarily(buckets, 'LEAST', 1):
         step = mgpu.training_function(
             model.inputs, model.loss, model.params, model.updates, update_on=owner, executor=executor, mode=mode,
             contexts=None if placed else names[:n], micro_batches=micro_batches)  # 'auto' would take other ways
     assert not step.refused, step.refused
+    assert step.plan.overlaps == overlaps == (len(step.plan.stages[-1].parts) > 1 and not placed)
     if channel == 'blocks':
         for _, each in step.executable.exchanges.values():
             each._memories.block = 3000
@@ -187,7 +195,7 @@ EXPECTED = {'op': (IndexError, MgpuError), 'interrupt': (KeyboardInterrupt,), 'm
 
 def check(case):
     """Train over contexts and on one device, and compare; after a fault all variables are as they were."""
-    model, step, faults = made(*case[:7])
+    model, step, faults = made(*case[:8])
     reference, on_one = plain()
     model.reset(), reference.reset()
     for number, size in enumerate(case.sizes):
