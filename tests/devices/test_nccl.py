@@ -184,6 +184,13 @@ def test_the_host_adds_once_nccl_has_failed_on_one_of_two_ranks(after, kind, sha
     check_of_failure(launched(2, code, tmp_path, 2, flags='mgpu.timeout=20'), kind)
 
 
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_an_exchange_beside_the_next_gradients_fails_on_one_of_two_ranks(tmp_path):
+    code = 'from theano_mgpu.plan import buckets\nbuckets.LEAST = 1\n' + failing(3, 2, True, '', 1)
+    check_of_failure(launched(2, code, tmp_path, 2, flags='mgpu.timeout=20,mgpu.overlap=True'), 2)
+
+
 TRIAL = TRAINING + """
 from theano_mgpu.utils import rank_process
 told = []
@@ -198,6 +205,14 @@ print(by(step), *[line for line in told if 'NCCL' in line])
     6, 'a sum of 1048576 of float32')])
 def test_a_wrong_result_in_the_trial_is_named(groups, text):
     line, = run(TRIAL.replace('GROUPS', str(groups)))
+    assert line.startswith('the host ') and text in line
+
+
+@pytest.mark.parametrize('settings, text', [
+    ({'nccl_hang': True}, 'the devices have not exchanged their values within 1 s'),
+    ({'memory': '64M', 'nccl_memory': '80M'}, 'error 1, unhandled cuda error')])
+def test_the_host_adds_where_the_first_exchange_hangs_or_has_too_little_memory(settings, text):
+    line, = run(TRIAL.replace('GROUPS', '-1'), flags='mgpu.timeout=1', **settings)
     assert line.startswith('the host ') and text in line
 
 
