@@ -27,6 +27,11 @@ class ExchangeWatch:
         self._is_over = ranks.on_one_host and not plan.exchange or options.recomputes or not plan.params or \
             plan.shares.logical_shards > 0 or set(plan.machine.overlap) != {AUTO}
 
+    @property
+    def is_settled(self) -> bool:
+        """Return whether an exchange by NCCL will stay as it is, so that the time of a step counts for a choice."""
+        return self._is_over or not self._planned
+
     def note(self, seconds: float) -> int:
         """Note the duration of a step; return the percentage of the exchange after the last one, if it is noticeable.
 
