@@ -157,7 +157,7 @@ def test_the_times_of_steps_decide_where_nccl_exchanges_enough_for_several_piece
     assert known.exchange == chosen_by_flag.exchange == 2.56e-3 and unknown.exchange == 0
     assert not known.overlaps and chosen(known, 'exchange') == (
         'once all are computed',
-        'mgpu.overlap=auto: it takes 2.6 ms at 1 GB/s, and the times of the first steps decide')
+        'mgpu.overlap=auto: it takes 2.56 ms at 1 GB/s, and the times of the first steps decide')
     assert chosen(unknown, 'exchange')[1] == chosen(chosen_by_flag, 'exchange')[1] == 'mgpu.overlap=auto'
 
 

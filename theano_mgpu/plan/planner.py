@@ -130,8 +130,8 @@ class _Planner:
             reason = 'mgpu.overlap=True on the ranks %s alone' % ', '.join(map(str, on))
         elif took:
             reason += ': it took %d %% of a step, which it now may hide' % took
-        elif exchange and set(machine.overlap) == {AUTO}:
-            reason += ': it takes %.2g ms at %.2g GB/s, and the times of the first steps decide' % (
+        elif exchange and set(machine.overlap) == {AUTO} and not recompute:
+            reason += ': it takes %.3g ms at %.3g GB/s, and the times of the first steps decide' % (
                 1e3 * exchange, machine.rate / 1e9)
         reason = 'mgpu.logical_shards' if self._logical_shards else 'recompute=True' if on and recompute else reason
         self._choose('exchange', 'while the next gradients are computed' if overlaps else 'once all are computed',
