@@ -2,12 +2,15 @@
 import contextlib
 import ctypes
 import functools
+import typing
 
 import numpy as np
 
 # Codes of CUresult that the tests expect.
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, INVALID_HANDLE, NOT_READY, ILLEGAL_ADDRESS, LAUNCH_FAILED = \
     1, 2, 3, 400, 600, 700, 719
+PEER_ACCESS_UNSUPPORTED, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED = 217, 704, 705
+CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 900, 901
 
 KERNELS = r'''
 // Holds its stream until the host sets the flag.
@@ -34,6 +37,18 @@ extern "C" __global__ void warp_sum(float *out) {
 // A race between the threads of a block: the last one to run wins.
 extern "C" __global__ void last_thread(float *out) { __syncthreads(); out[0] = threadIdx.x; }
 '''
+
+
+class Calls(typing.NamedTuple):
+    """How often a process called for each kind of work of a device."""
+
+    launches: int  # of kernels, and of functions of cuBLAS and cuDNN
+    collectives: int  # of NCCL; all messages of a group are one
+    graph_launches: int
+    to_device: int  # copies from the host
+    to_host: int
+    on_device: int  # copies from the device's own memory
+    between_devices: int  # copies, of the device with their stream
 
 
 class CudaError(Exception):
@@ -76,6 +91,13 @@ def out(kind, name, *arguments):
     result = kind()
     call(name, ctypes.byref(result), *arguments)
     return result
+
+
+def calls(ordinal=0):
+    """Return the `Calls` of this process for a device since the last call of this function, or the process's start."""
+    numbers = (ctypes.c_ulong * len(Calls._fields))()
+    call('cudaOnCpuCalls', numbers, ordinal)
+    return Calls(*numbers)
 
 
 def compile_source(source, *options):

@@ -3,20 +3,31 @@ import ctypes
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 
-from cuda_on_cpu.child import on_standin, run
+from cuda_on_cpu.child import clean_environment, on_standin, run
 from cuda_on_cpu.driver import (
+    CAPTURE_INVALIDATED,
+    CAPTURE_UNSUPPORTED,
     ILLEGAL_ADDRESS,
     INVALID_HANDLE,
+    KERNELS,
     LAUNCH_FAILED,
     NOT_INITIALIZED,
     NOT_READY,
     OUT_OF_MEMORY,
+    PEER_ACCESS_ALREADY_ENABLED,
+    PEER_ACCESS_NOT_ENABLED,
+    PEER_ACCESS_UNSUPPORTED,
+    Calls,
+    CudaError,
     Device,
     Hold,
     call,
+    calls,
+    compile_source,
     fails_with,
     load,
     out,
@@ -105,6 +116,161 @@ def test_random_delays_keep_the_order_of_a_stream():
         device.call('cuMemcpyDtoDAsync_v2', source, address, ctypes.c_size_t(256), device.stream)
         device.launch(device.kernel('block_sum'), 64, total, source, shared=256)
         assert device.read(total, 1)[0] == 64 * value
+
+
+# What waits
+
+def pinned(device, nbytes=4):
+    return device.out(ctypes.c_void_p, 'cuMemAllocHost_v2', ctypes.c_size_t(nbytes))
+
+
+def waits_for(hold, call, *arguments):
+    """Return whether a call ends only after a kernel that the host holds."""
+    hold.flag.value = 0
+    threading.Timer(.1, hold.release).start()
+    call(*arguments)
+    return hold.flag.value == 1
+
+
+def waits_of_frees():
+    """Print which calls of device 0 wait for a kernel of device 1."""
+    first, second = Device(0), Device(1)
+    memory, locked = first.allocate(4), pinned(first)
+    module = first.out(ctypes.c_void_p, 'cuModuleLoadData', compile_source(KERNELS))
+    if out(ctypes.c_int, 'cuDeviceCanAccessPeer', 0, 1).value:
+        first.call('cuCtxEnablePeerAccess', second.context, 0)
+    address = second.allocate(4)
+    for name, *arguments in (('cuMemFree_v2', memory), ('cuMemFreeHost', locked), ('cuModuleUnload', module),
+                             ('cuMemAllocHost_v2', ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4))):
+        print(int(waits_for(Hold(second, address), first.call, name, *arguments)), end='')
+
+
+def test_a_free_waits_for_the_peers_of_a_device():
+    assert run(waits_of_frees).stdout == '0000'
+    assert run(waits_of_frees, peer='all').stdout == '1111'
+    assert run(waits_of_frees, peer='all', strict_free=0).stdout == '0000'
+
+
+@on_standin()
+def test_a_launch_waits_for_a_free_of_another_device():
+    first, second = Device(0), Device(1)
+    memory, target, poke = first.allocate(4), second.allocate(4), second.kernel('poke')
+    hold = Hold(first, first.allocate(4))
+    frees = threading.Thread(target=first.free, args=(memory,))
+    frees.start()
+    time.sleep(.1)  # it waits for the kernel by now
+    launches = threading.Thread(target=second.launch, args=(poke, 1, target, ctypes.c_long(0)))
+    launches.start()
+    launches.join(.3)
+    assert launches.is_alive() and frees.is_alive()
+    hold.release()
+    launches.join()
+    assert second.read(target, 1)[0] == 1
+
+
+@on_standin()
+def test_a_large_copy_from_pageable_memory_waits_for_its_stream():
+    device = Device(0)
+    address, locked = device.allocate(4), pinned(device, 1 << 17)
+    target = device.allocate(1 << 17)
+    hold = Hold(device, address)
+    for source, size in ((np.empty(1 << 16, 'int8').ctypes.data, 1 << 16), (locked.value, 1 << 17)):
+        device.call('cuMemcpyHtoDAsync_v2', target, ctypes.c_void_p(source), ctypes.c_size_t(size), device.stream)
+    assert waits_for(hold, device.upload, np.empty(1 << 17, 'int8'))
+
+
+@on_standin(pageable_rate=10, copy_rate=1000000)
+def test_copies_of_pageable_memory_have_a_rate_of_their_own():
+    device, values = Device(0), np.zeros(200000, 'int8')
+    began = time.monotonic()
+    address = device.upload(values)
+    assert time.monotonic() - began >= .02
+    began = time.monotonic()
+    device.read(address, 200000, 'int8')
+    assert time.monotonic() - began >= .02
+
+
+# What a host does
+
+@on_standin()
+def test_calls_are_counted_from_the_last_time():
+    first, second = Device(0), Device(1)
+    assert calls(0) == calls(1) == Calls(0, 0, 0, 0, 0, 0, 0)
+    source, target, poke = first.upload(np.ones(4, 'float32')), second.allocate(16), first.kernel('poke')
+    for _ in range(3):
+        first.launch(poke, 1, source, ctypes.c_long(0))
+    first.call('cuMemcpyDtoDAsync_v2', source, source, ctypes.c_size_t(4), first.stream)
+    second.call('cuMemcpyPeerAsync', target, second.context, source, first.context, ctypes.c_size_t(4), second.stream)
+    first.read(source, 4)
+    assert calls(0) == Calls(3, 0, 0, to_device=1, to_host=1, on_device=1, between_devices=0)
+    assert calls(1) == Calls(0, 0, 0, 0, 0, 0, between_devices=1)
+    assert calls(0) == Calls(0, 0, 0, 0, 0, 0, 0)
+
+
+@on_standin(launch_us=20000)
+def test_a_launch_takes_time_of_its_caller():
+    device = Device(0)
+    address, poke = device.allocate(4), device.kernel('poke')
+    began = time.monotonic()
+    for _ in range(2):
+        device.launch(poke, 1, address, ctypes.c_long(0))
+    assert time.monotonic() - began >= .04
+
+
+# Access to other devices
+
+def copied(first, second, values):
+    """Return values that were sent to the first device, and copied to the second one."""
+    source, target = first.upload(values), second.allocate(values.nbytes)
+    first.synchronize()
+    second.call('cuMemcpyPeerAsync', target, second.context, source, first.context, ctypes.c_size_t(values.nbytes),
+                second.stream)
+    return second.read(target, len(values))
+
+
+@on_standin(staged_rate=10)
+def test_without_peer_access_a_copy_is_staged():
+    first, second = Device(0), Device(1)
+    assert out(ctypes.c_int, 'cuDeviceCanAccessPeer', 0, 1).value == 0
+    with fails_with(PEER_ACCESS_UNSUPPORTED):
+        second.call('cuCtxEnablePeerAccess', first.context, 0)
+    values, began = np.arange(50000, dtype='float32'), time.monotonic()
+    assert (copied(first, second, values) == values).all()
+    assert time.monotonic() - began >= .02
+
+
+@on_standin(peer='all')
+def test_a_kernel_touches_the_memory_of_a_peer():
+    first, second = Device(0), Device(1)
+    assert out(ctypes.c_int, 'cuDeviceCanAccessPeer', 0, 1).value == 1
+    assert out(ctypes.c_int, 'cuDeviceCanAccessPeer', 0, 0).value == 0
+    first.call('cuCtxEnablePeerAccess', second.context, 0)
+    with fails_with(PEER_ACCESS_ALREADY_ENABLED):
+        first.call('cuCtxEnablePeerAccess', second.context, 0)
+    address, mine, poke = second.allocate(4), first.allocate(4), first.kernel('poke')
+    first.launch(poke, 1, address, ctypes.c_long(0))
+    first.synchronize()
+    assert second.read(address, 1)[0] == 1
+    first.call('cuCtxDisablePeerAccess', second.context)
+    with fails_with(PEER_ACCESS_NOT_ENABLED):
+        first.call('cuCtxDisablePeerAccess', second.context)
+    second.launch(second.kernel('poke'), 1, mine, ctypes.c_long(0))  # access has one direction
+    with fails_with(ILLEGAL_ADDRESS):
+        second.synchronize()
+    first.launch(poke, 1, address, ctypes.c_long(0))
+    with fails_with(ILLEGAL_ADDRESS):
+        first.synchronize()
+
+
+@on_standin(peer='broken')
+def test_a_broken_path_between_peers_gives_wrong_bytes():
+    first, second = Device(0), Device(1)
+    values = np.arange(50000, dtype='float32')
+    assert (copied(first, second, values) == values).all()  # staged
+    second.call('cuCtxEnablePeerAccess', first.context, 0)
+    assert (copied(first, second, values) != values).any()
+    second.call('cuCtxDisablePeerAccess', first.context)
+    assert (copied(first, second, values) == values).all()
 
 
 # Handles and contexts
@@ -297,3 +463,113 @@ def test_number_capability_and_version():
     attributes = [out(ctypes.c_int, 'cuDeviceGetAttribute', attribute, 0).value for attribute in (75, 76)]
     assert attributes == [12, 1]
     assert out(ctypes.c_int, 'cuDriverGetVersion').value == 12080
+
+
+@on_standin(devices=3, cc='7.5;9.0', memory='64M;;128M', sms='10')
+def test_devices_differ():
+    found = [[out(ctypes.c_int, 'cuDeviceGetAttribute', attribute, i).value for attribute in (75, 76, 16)]
+             for i in range(3)]
+    assert found == [[7, 5, 10], [9, 0, 10], [7, 0, 10]]
+    assert [out(ctypes.c_size_t, 'cuDeviceTotalMem_v2', i).value >> 20 for i in range(3)] == [64, 2048, 128]
+
+
+def print_buses_and_numbers():
+    for i in range(out(ctypes.c_int, 'cuDeviceGetCount').value):
+        bus, uuids = ctypes.create_string_buffer(32), [ctypes.create_string_buffer(16) for _ in range(2)]
+        call('cuDeviceGetPCIBusId', bus, 32, i)
+        for name, uuid in zip(('cuDeviceGetUuid', 'cuDeviceGetUuid_v2'), uuids):
+            call(name, uuid, i)
+        print(bus.value[5:7].decode(), *(uuid.raw.hex().strip('0') for uuid in uuids))
+
+
+def test_devices_are_chosen_by_uuid():
+    def chosen(devices):
+        base = dict(clean_environment(), CUDA_VISIBLE_DEVICES=devices)
+        return run(print_buses_and_numbers, 4, base=base, buses='5;;9;9', slices='0;0;1;1').stdout.splitlines()
+    card, first, second = ('%s-000000%02d-0000-0000-0000-0000000000%02d' % each
+                           for each in (('GPU', 5, 0), ('MIG', 9, 3), ('MIG', 9, 4)))
+    assert chosen('%s,1,%s' % (second, card)) == ['09 9 900000000000000000000000' + '4', '02 2 2', '05 5 5']
+    assert chosen('GPU-00000005, ' + first) == ['05 5 5', '09 9 900000000000000000000000' + '3']
+    assert chosen('GPU-00000005,MIG-00000009,1') == ['05 5 5']  # the beginning of two: nothing after it
+
+
+# Graphs
+
+def captured(device, *work, mode=1):
+    """Return a graph of calls on a device's stream, which are captured instead of run."""
+    device.call('cuStreamBeginCapture_v2', device.stream, mode)
+    for each in work:
+        each()
+    graph = ctypes.c_void_p()
+    call('cuStreamEndCapture', device.stream, ctypes.byref(graph))
+    executable = device.out(ctypes.c_void_p, 'cuGraphInstantiateWithFlags', graph, ctypes.c_ulonglong(0))
+    call('cuGraphDestroy', graph)
+    return executable
+
+
+@on_standin(delay_us=300)
+def test_a_graph_runs_at_each_launch():
+    device = Device(0)
+    poke = device.kernel('poke')
+    array = device.upload(np.zeros(4, 'float32'))
+    pinned = device.out(ctypes.c_void_p, 'cuMemAllocHost_v2', ctypes.c_size_t(8))
+    numbers = np.frombuffer((ctypes.c_char * 8).from_address(pinned.value), 'float32')
+    numbers[:] = 7, 8
+    graph = captured(device, lambda: device.launch(poke, 1, array, ctypes.c_long(3)),
+                     lambda: device.call('cuMemcpyHtoDAsync_v2', array, pinned, ctypes.c_size_t(8), device.stream))
+    assert device.read(array, 4).tolist() == [0, 0, 0, 0]
+    calls()
+    for first in 1, 2:
+        numbers[0] = first  # read at the launch
+        device.call('cuGraphLaunch', graph, device.stream)
+        assert device.read(array, 4).tolist() == [first, 8, 0, 1]
+    assert calls()[:4] == (0, 0, 2, 0)
+    device.call('cuGraphExecDestroy', graph)
+    with fails_with(INVALID_HANDLE):
+        device.call('cuGraphLaunch', graph, device.stream)
+
+
+@on_standin()
+def test_a_capture_refuses_calls_that_wait_or_change_memory():
+    device, graph, results = Device(0), ctypes.c_void_p(), []
+    event = device.out(ctypes.c_void_p, 'cuEventCreate', 2)
+    array = device.allocate(4)
+    for refused in (lambda: device.allocate(4), lambda: device.free(array), device.synchronize,
+                    lambda: device.call('cuEventQuery', event), lambda: device.call('cuCtxSynchronize')):
+        with fails_with(CAPTURE_INVALIDATED):
+            captured(device, lambda: check_refused(refused))
+    # In another thread they are not refused, unless the capture is global.
+    for mode, expected in (1, None), (0, CAPTURE_UNSUPPORTED):
+        def allocate():
+            try:
+                device.allocate(4)
+            except CudaError as error:
+                results.append(error.code)
+        def in_a_thread():
+            thread = threading.Thread(target=allocate)
+            thread.start()
+            thread.join()
+        if expected:
+            with fails_with(CAPTURE_INVALIDATED):
+                captured(device, in_a_thread, mode=mode)
+        else:
+            captured(device, in_a_thread, mode=mode)
+    assert results == [CAPTURE_UNSUPPORTED]
+
+
+def check_refused(function):
+    with fails_with(CAPTURE_UNSUPPORTED):
+        function()
+
+
+@on_standin(fail='0:2')
+def test_a_kernel_of_a_graph_fails_at_a_launch():
+    device = Device(0)
+    poke, array = device.kernel('poke'), device.upload(np.zeros(1, 'float32'))
+    graph = captured(device, lambda: device.launch(poke, 1, array, ctypes.c_long(0)))
+    for _ in range(2):
+        device.call('cuGraphLaunch', graph, device.stream)
+        device.synchronize()
+    device.call('cuGraphLaunch', graph, device.stream)
+    with fails_with(LAUNCH_FAILED):
+        device.synchronize()

@@ -197,6 +197,29 @@ def test_a_message_from_memory_of_another_device_is_an_error():
 
 
 @on_standin()
+def test_a_free_between_the_parts_of_a_collective_blocks_it():
+    """The free waits for the first device, which waits for the second one, whose launch waits for the free."""
+    clique = Clique()
+    parts = [device.upload(np.ones(5, 'float32')) for device in clique.devices]
+    memory = clique.devices[1].allocate(4)
+
+    def reduce(rank):
+        call('ncclAllReduce', parts[rank], parts[rank], ctypes.c_size_t(5), 7, 0, ctypes.c_void_p(clique.comms[rank]),
+             clique.devices[rank].stream)
+    reduce(0)
+    threads = [threading.Thread(target=clique.devices[1].free, args=(memory,)),
+               threading.Thread(target=reduce, args=(1,))]
+    for thread in threads:
+        thread.start()
+        time.sleep(.1)
+    assert all(thread.is_alive() for thread in threads)
+    call('ncclCommAbort', ctypes.c_void_p(clique.comms[0]))
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@on_standin()
 def test_a_collective_is_in_the_order_of_the_streams():
     """The call returns while a device still computes what it is to send."""
     clique = Clique()

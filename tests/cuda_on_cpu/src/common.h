@@ -76,4 +76,6 @@ CUresult standin_enqueue_collective(CUstream stream, int (*run)(void *), void *d
 // Whether [address, address + bytes) is memory that the worker's device can reach. Call it on the worker only.
 int standin_reachable(const void *address, size_t bytes);
 void *standin_current_context(void);
+// NCCL has connected a device with others: from now on, to free memory of one waits for all that are connected.
+void standin_connect(int device);
 }

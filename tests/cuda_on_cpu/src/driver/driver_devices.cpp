@@ -11,7 +11,45 @@ bool initialized = false, forked = false;
 }
 static std::mutex &init_mutex = *new std::mutex;
 
-// The numbers in CUDA_VISIBLE_DEVICES; the first wrong one hides what follows it.
+static int bus_of(int physical) {
+  return atoi(of_device(settings.buses, physical, std::to_string(physical + 1).c_str()).c_str());
+}
+
+static bool is_slice(int physical) { return of_device(settings.slices, physical, "0") != "0"; }
+
+struct CUuuid {
+  unsigned char bytes[16];
+};
+
+// The UUID of a card, which its bus gives; of a slice, its number gives the end.
+static CUuuid uuid_of(int physical, bool of_slice) {
+  CUuuid result = {};
+  result.bytes[3] = (unsigned char)bus_of(physical);
+  if (of_slice && is_slice(physical)) result.bytes[15] = (unsigned char)(physical + 1);
+  return result;
+}
+
+static std::string text_of_uuid(int physical) {
+  const CUuuid uuid = uuid_of(physical, true);
+  char text[64];
+  snprintf(text, sizeof text, "%s-000000%02x-0000-0000-0000-0000000000%02x", is_slice(physical) ? "MIG" : "GPU",
+           uuid.bytes[3], uuid.bytes[15]);
+  return text;
+}
+
+// The device of an item of CUDA_VISIBLE_DEVICES: its number, or the beginning of its UUID. -1 for a wrong item.
+static int find_device(const std::string &item) {
+  if (isdigit(item[0])) return atoi(item.c_str()) < settings.devices ? atoi(item.c_str()) : -1;
+  int found = -1;
+  for (int i = 0; item.size() > 4 && i < settings.devices; i++)
+    if (!text_of_uuid(i).compare(0, item.size(), item)) {
+      if (found >= 0) return -1;  // the beginning of two
+      found = i;
+    }
+  return found;
+}
+
+// The devices in CUDA_VISIBLE_DEVICES; the first wrong item hides what follows it.
 static std::vector<int> visible_devices() {
   std::vector<int> visible;
   const char *text = getenv("CUDA_VISIBLE_DEVICES");
@@ -20,11 +58,11 @@ static std::vector<int> visible_devices() {
     return visible;
   }
   while (*text) {
-    char *end;
-    long index = strtol(text, &end, 10);
-    if (end == text || index < 0 || index >= settings.devices) break;
-    visible.push_back((int)index);
-    for (text = end; *text == ',' || *text == ' ';) text++;
+    const size_t length = strcspn(text, ", ");
+    const int device = find_device(std::string(text, length));
+    if (device < 0) break;
+    visible.push_back(device);
+    for (text += length; *text == ',' || *text == ' ';) text++;
   }
   return visible;
 }
@@ -39,7 +77,11 @@ API CUresult cuInit(unsigned flags) {
     Device *device = new Device;
     device->ordinal = (int)devices.size();
     device->physical = physical;
-    device->limit = settings.memory;
+    device->limit = bytes_of(of_all(settings.memories, physical, "2G"));
+    device->multiprocessors = atoi(of_all(settings.multiprocessors, physical, "80").c_str());
+    const std::string capability = of_all(settings.capabilities, physical, "7.0");
+    device->capability_major = device->capability_minor = 0;
+    sscanf(capability.c_str(), "%d.%d", &device->capability_major, &device->capability_minor);
     const Fault &launch = settings.fail_launch, &allocation = settings.fail_allocation;
     if (physical == launch.device) device->launch_fault.start(launch.count, launch.code);
     if (physical == allocation.device) device->allocation_fault.start(allocation.count, OUT_OF_MEMORY);
@@ -84,22 +126,59 @@ API CUresult cuDeviceGetCount(int *count) {
 
 API CUresult cuDeviceGetName(char *name, int length, int ordinal) {
   REQUIRE_DEVICE(ordinal);
-  const size_t index = device->physical;
-  const bool named = index < settings.names.size() && !settings.names[index].empty();
-  snprintf(name, length, "%s", named ? settings.names[index].c_str() : "CPU stand-in");
+  snprintf(name, length, "%s", of_device(settings.names, device->physical, "CPU stand-in").c_str());
   return SUCCESS;
-}
-
-static int bus_of(const Device *device) {
-  const size_t index = device->physical;
-  return index < settings.buses.size() ? atoi(settings.buses[index].c_str()) : device->physical + 1;
 }
 
 API CUresult cuDeviceGetPCIBusId(char *id, int length, int ordinal) {
   REQUIRE_DEVICE(ordinal);
-  snprintf(id, length, "0000:%02X:00.0", bus_of(device));
+  snprintf(id, length, "0000:%02X:00.0", bus_of(device->physical));
   return SUCCESS;
 }
+
+API CUresult cuDeviceGetUuid(CUuuid *out, int ordinal) {  // of the card
+  REQUIRE_DEVICE(ordinal);
+  *out = uuid_of(device->physical, false);
+  return SUCCESS;
+}
+
+API CUresult cuDeviceGetUuid_v2(CUuuid *out, int ordinal) {  // of the slice, if the device is one
+  REQUIRE_DEVICE(ordinal);
+  *out = uuid_of(device->physical, true);
+  return SUCCESS;
+}
+
+// Whether a device may have access to another one; slices of cards may not.
+static bool can_access(const Device *device, const Device *other) {
+  return device != other && settings.peer_access != PeerAccess::none && !is_slice(device->physical) &&
+         !is_slice(other->physical);
+}
+
+API CUresult cuDeviceCanAccessPeer(int *out, int ordinal, int peer) {
+  REQUIRE_DEVICE(ordinal);
+  if (!device_at(peer)) return INVALID_DEVICE;
+  *out = can_access(device, device_at(peer));
+  return SUCCESS;
+}
+
+// Gives the current context's device access to another one, or takes it.
+static CUresult set_access(CUcontext peer, bool access) {
+  REQUIRE_CONTEXT();
+  if (!peer || peer->tag != LIVE_CONTEXT) return INVALID_CONTEXT;
+  Device *device = context->device, *other = peer->device;
+  if (access && !can_access(device, other)) return PEER_ACCESS_UNSUPPORTED;
+  trace("%s access dev%d -> dev%d", access ? "enable" : "disable", device->ordinal, other->ordinal);
+  const uint64_t bit = 1ull << other->ordinal;
+  const bool had = (access ? device->peers.fetch_or(bit) : device->peers.fetch_and(~bit)) & bit;
+  if (access) return had ? PEER_ACCESS_ALREADY_ENABLED : SUCCESS;
+  return had ? SUCCESS : PEER_ACCESS_NOT_ENABLED;
+}
+
+API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+  return flags ? (CUresult)INVALID_VALUE : set_access(peer, true);
+}
+
+API CUresult cuCtxDisablePeerAccess(CUcontext peer) { return set_access(peer, false); }
 
 API CUresult cuDeviceTotalMem_v2(size_t *bytes, int ordinal) {
   REQUIRE_DEVICE(ordinal);
@@ -120,15 +199,15 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, int ordinal) {
   case 10: *value = 32; break;                               // threads of a warp
   case 12: case 82: *value = 65536; break;                   // registers of a block and of a multiprocessor
   case 13: *value = 1380000; break;                          // clock, kHz
-  case 16: *value = settings.multiprocessors; break;
+  case 16: *value = device->multiprocessors; break;
   case 19: case 31: case 40: case 41: *value = 1; break;     // mapping, concurrent kernels, copies, unified addressing
-  case 33: *value = bus_of(device); break;                   // PCI bus
+  case 33: *value = bus_of(device->physical); break;         // PCI bus
   case 36: *value = 877000; break;                           // clock of the memory, kHz
   case 37: *value = 4096; break;                             // width of the memory's bus, bits
   case 38: *value = 6 << 20; break;                          // bytes of the second cache
   case 39: *value = 2048; break;                             // threads of a multiprocessor
-  case 75: *value = settings.capability_major; break;
-  case 76: *value = settings.capability_minor; break;
+  case 75: *value = device->capability_major; break;
+  case 76: *value = device->capability_minor; break;
   case 81: *value = 98304; break;                            // bytes of shared memory of a multiprocessor
   default: *value = 0;
   }
@@ -208,8 +287,13 @@ API CUresult cuCtxPopCurrent_v2(CUcontext *out) {
 
 API CUresult cuCtxSynchronize() {
   REQUIRE_CONTEXT();
+  REFUSE_IN_CAPTURE();
   wait_until_idle(context);
   return context->error;
+}
+
+API void standin_connect(int ordinal) {
+  if (Device *device = device_at(ordinal)) device->is_connected = true;
 }
 
 API void *standin_current_context() { return forked ? nullptr : current_context(); }
@@ -235,5 +319,13 @@ API CUresult cudaOnCpuPeakMemory(size_t *bytes, int ordinal) {
   std::lock_guard<std::mutex> lock(device->mutex);
   *bytes = device->peak;
   device->peak = device->used;
+  return SUCCESS;
+}
+
+// Sets CALL_KINDS numbers: how often this process has called for each kind of work of `device` since the last call. A copy
+// between devices counts for the device of its stream.
+API CUresult cudaOnCpuCalls(unsigned long *numbers, int ordinal) {
+  REQUIRE_DEVICE(ordinal);
+  for (int kind = 0; kind < CALL_KINDS; kind++) numbers[kind] = device->calls[kind].exchange(0);
   return SUCCESS;
 }

@@ -2,6 +2,7 @@
 #include "fibres.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -122,8 +123,9 @@ API CUresult cuModuleLoadData(CUmodule *out, const void *image) {
 
 API CUresult cuModuleUnload(CUmodule module) {
   REQUIRE_INITIALIZED();
+  REFUSE_IN_CAPTURE();
   if (!module || module->tag != LIVE_MODULE) return INVALID_HANDLE;
-  wait_until_idle(module->context);
+  wait_for_coupled(module->context);
   module->tag = 0;
   dlclose(module->library);
   delete module;
@@ -139,13 +141,15 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *n
   return SUCCESS;
 }
 
+static int capability(const Device *device) { return device->capability_major * 10 + device->capability_minor; }
+
 API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function) {
   REQUIRE_INITIALIZED();
   if (!function) return INVALID_HANDLE;
   switch (attribute) {
   case 0: *value = settings.max_threads; break;  // threads of a block
   case 4: *value = 32; break;                    // registers
-  case 5: case 6: *value = settings.capability_major * 10 + settings.capability_minor; break;  // of PTX and binary
+  case 5: case 6: *value = capability(function->module->context->device); break;  // of PTX and binary
   default: *value = 0;
   }
   return SUCCESS;
@@ -219,10 +223,29 @@ static int run(Launch &launch) {
   });
 }
 
+namespace standin {
+
+void spend_launch(Device *device, CallKind kind) {
+  device->calls[kind]++;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(settings.launch_us);
+  while (std::chrono::steady_clock::now() < end) {}  // a driver computes, too: the caller has nothing of the core
+}
+
+}  // namespace standin
+
 // An operation, or the failure that was injected for it. The failure shows at a later call, as on a GPU.
 static void enqueue_launch(const StreamRef &stream, const char *what, std::function<int()> operation,
                            bool may_block = true) {
-  if (int code = stream->device->launch_fault.next()) operation = [code] { return code; };
+  spend_launch(stream->device, may_block ? LAUNCHES : COLLECTIVES);
+  Device *device = stream->device;
+  if (capture_of(stream)) {
+    operation = [=] {
+      const int code = device->launch_fault.next();  // of each launch of the graph
+      return code ? code : operation();
+    };
+  } else if (int code = device->launch_fault.next()) {
+    operation = [code] { return code; };
+  }
   enqueue(stream, what, std::move(operation), {}, may_block);
 }
 

@@ -1,7 +1,8 @@
 // The API of libcuda: memory and copies.
 //
-// Copies from pageable memory are staged: the call returns and the source may change. Copies to pageable memory return
-// when they are done. Pinned memory is read and written when the copy runs.
+// Copies from pageable memory are staged: the call returns and the source may change. One of more than 64 kB waits for the
+// stream first, and returns when it is done. So do copies to pageable memory. Pinned memory is read and written when the
+// copy runs.
 #include "streams.h"
 
 #include <chrono>
@@ -9,6 +10,8 @@
 #include <thread>
 
 using namespace standin;
+
+static const size_t STAGED_AT_ONCE = 64 << 10;  // bytes of a copy from pageable memory that needs no wait
 
 API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
   REQUIRE_CONTEXT();
@@ -21,6 +24,7 @@ API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
   REQUIRE_CONTEXT();
+  REFUSE_IN_CAPTURE();
   if (!bytes) return INVALID_VALUE;
   CUdeviceptr address = 0;
   CUresult result = context->device->allocate(bytes, &address);
@@ -31,25 +35,29 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 
 API CUresult cuMemFree_v2(CUdeviceptr address) {
   REQUIRE_CONTEXT();
+  REFUSE_IN_CAPTURE();
   if (!address) return SUCCESS;
   Device *device = owner((void *)address);
   if (!device) return INVALID_VALUE;
   trace("free dev%d %#llx", device->ordinal, address);
-  if (device->primary) wait_until_idle(device->primary);  // as a driver does
+  if (device->primary) wait_for_coupled(device->primary);
   return device->release((char *)address);
 }
 
 API CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
   REQUIRE_CONTEXT();
+  REFUSE_IN_CAPTURE();
   if (!bytes) return INVALID_VALUE;
+  if (settings.strict_free) wait_for_coupled(context);  // it maps the memory in all contexts
   *out = allocate_pinned(bytes);
   return *out ? SUCCESS : OUT_OF_MEMORY;
 }
 
 API CUresult cuMemFreeHost(void *address) {
   REQUIRE_INITIALIZED();
+  REFUSE_IN_CAPTURE();
   if (!current_context()) return INVALID_CONTEXT;
-  wait_until_idle(current_context());
+  wait_for_coupled(current_context());
   return release_pinned(address) ? SUCCESS : INVALID_VALUE;
 }
 
@@ -79,29 +87,35 @@ static int copy(const char *what, void *to, bool to_device, const void *from, bo
   });
 }
 
-// Copies between a device and the host, and takes as long as the rate that is set allows.
-static int copy_over_bus(const char *what, void *to, bool to_device, const void *from, size_t bytes) {
+// Calls a function, and takes as long as a rate allows for some bytes.
+template <class F> static int at_rate(long rate, size_t bytes, F run) {
   const auto begun = std::chrono::steady_clock::now();
-  const int result = copy(what, to, to_device, from, !to_device, bytes);
-  if (settings.copy_rate > 0)
-    std::this_thread::sleep_until(begun + std::chrono::nanoseconds(1000 * bytes / (size_t)settings.copy_rate));
+  const int result = run();
+  if (rate > 0) std::this_thread::sleep_until(begun + std::chrono::nanoseconds(1000 * bytes / (size_t)rate));
   return result;
 }
 
 static CUresult copy_to_device(CUdeviceptr to, const void *from, size_t bytes, CUstream stream, bool synchronous) {
   REQUIRE_COPY(bytes, stream);
   if (owner(from)) return INVALID_VALUE;
+  if (synchronous) REFUSE_IN_CAPTURE();
+  queue->device->calls[TO_DEVICE]++;
   trace("HtoD dev%d %zu", queue->device->ordinal, bytes);
   std::shared_ptr<char> staged;
-  if (!is_pinned(from, bytes)) {
+  const bool later = is_pinned(from, bytes) || capture_of(queue), waits = !later && bytes > STAGED_AT_ONCE;
+  const long rate = waits ? settings.pageable_rate : settings.copy_rate;
+  if (waits) last_position(queue).wait();
+  if (!later) {
     staged.reset((char *)malloc(bytes), free);
     if (!staged) return OUT_OF_MEMORY;
     memcpy(staged.get(), from, bytes);
   }
   Position end = enqueue(queue, "cuMemcpyHtoD", [=] {
-    return copy_over_bus("cuMemcpyHtoD", (void *)to, true, staged ? staged.get() : from, bytes);
+    return at_rate(rate, bytes, [&] {
+      return copy("cuMemcpyHtoD", (void *)to, true, staged ? staged.get() : from, false, bytes);
+    });
   });
-  if (!synchronous) return SUCCESS;
+  if (!synchronous && !waits) return SUCCESS;
   end.wait();
   return queue->context->error;
 }
@@ -109,11 +123,15 @@ static CUresult copy_to_device(CUdeviceptr to, const void *from, size_t bytes, C
 static CUresult copy_to_host(void *to, CUdeviceptr from, size_t bytes, CUstream stream, bool synchronous) {
   REQUIRE_COPY(bytes, stream);
   if (owner(to)) return INVALID_VALUE;
+  if (synchronous) REFUSE_IN_CAPTURE();
+  queue->device->calls[TO_HOST]++;
   trace("DtoH dev%d %zu", queue->device->ordinal, bytes);
+  const bool pinned = is_pinned(to, bytes);
+  const long rate = pinned || bytes <= STAGED_AT_ONCE ? settings.copy_rate : settings.pageable_rate;
   Position end = enqueue(queue, "cuMemcpyDtoH", [=] {
-    return copy_over_bus("cuMemcpyDtoH", to, false, (void *)from, bytes);
+    return at_rate(rate, bytes, [&] { return copy("cuMemcpyDtoH", to, false, (void *)from, true, bytes); });
   });
-  if (!synchronous && is_pinned(to, bytes)) return SUCCESS;
+  if (!synchronous && pinned) return SUCCESS;
   end.wait();
   return queue->context->error;
 }
@@ -136,6 +154,7 @@ API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
 
 API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   REQUIRE_COPY(bytes, stream);
+  queue->device->calls[ON_DEVICE]++;
   trace("DtoD dev%d %zu", queue->device->ordinal, bytes);
   enqueue(queue, "cuMemcpyDtoD", [=] {
     return copy("cuMemcpyDtoD", (void *)to, true, (void *)from, true, bytes);
@@ -144,7 +163,7 @@ API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes
 }
 
 // Gives the worker access to another device for the time of a copy.
-static int copy_between(Device *to_device, void *to, Device *from_device, const void *from, size_t bytes) {
+static int copy_between(Device *to_device, void *to, Device *from_device, const void *from, size_t bytes, bool broken) {
   const char *what = "cuMemcpyPeer";
   if (!to_device->contains(to, bytes) || !from_device->contains(from, bytes)) {
     say("%s: an address that is not on its device", what);
@@ -154,10 +173,10 @@ static int copy_between(Device *to_device, void *to, Device *from_device, const 
   from_device->allow(true);
   int result = run_guarded(what, [&] {
     memmove(to, from, bytes);
+    if (broken) ((char *)to)[bytes / 2] ^= 1;
     return 0;
   });
-  for (Device *device : {to_device, from_device})
-    if (device != worker->stream->device) device->allow(false);
+  worker->stream->device->allow_all();
   return result;
 }
 
@@ -166,9 +185,15 @@ API CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr
   REQUIRE_COPY(bytes, stream);
   if (!to_context || !from_context) return INVALID_HANDLE;
   Device *to_device = to_context->device, *from_device = from_context->device;
-  trace("peer dev%d -> dev%d %zu", from_device->ordinal, to_device->ordinal, bytes);
+  queue->device->calls[BETWEEN_DEVICES]++;
+  const bool direct = queue->device == to_device ? to_device->has_peer(from_device) : from_device->has_peer(to_device);
+  const bool broken = direct && settings.peer_access == PeerAccess::broken;
+  const long rate = direct || to_device == from_device ? 0 : settings.staged_rate;
+  trace("peer dev%d -> dev%d %zu %s", from_device->ordinal, to_device->ordinal, bytes, direct ? "direct" : "staged");
   enqueue(queue, "cuMemcpyPeer", [=] {
-    return copy_between(to_device, (void *)to, from_device, (void *)from, bytes);
+    return at_rate(rate, bytes, [&] {
+      return copy_between(to_device, (void *)to, from_device, (void *)from, bytes, broken);
+    });
   });
   return SUCCESS;
 }

@@ -70,7 +70,7 @@ int run_guarded(const char *what, const std::function<int()> &run) {
     worker->guarded = 0;
     return result;
   }
-  worker->stream->device->allow(true);  // the kernel took all access away for the handler
+  worker->stream->device->allow_all();  // the kernel took all access away for the handler
   return report(what);
 }
 

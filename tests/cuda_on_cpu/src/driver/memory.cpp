@@ -39,6 +39,10 @@ void Device::allow(bool access) const {
   if (protection_key > 0) pkey_set(protection_key, access ? 0 : PKEY_DISABLE_ACCESS);
 }
 
+void Device::allow_all() const {
+  for (Device *other : devices) other->allow(other == this || has_peer(other));
+}
+
 // Takes the device's range of addresses, and a protection key for it.
 bool Device::reserve() {
   if (base) return true;
@@ -147,7 +151,9 @@ bool Device::contains(const void *address, size_t bytes) {
 }
 
 bool Device::reachable(const void *address, size_t bytes) {
-  return contains(address, bytes) || is_pinned(address, bytes);
+  if (contains(address, bytes) || is_pinned(address, bytes)) return true;
+  Device *other = owner(address);
+  return other && other != this && has_peer(other) && other->contains(address, bytes);
 }
 
 Device *owner(const void *address) {

@@ -2,6 +2,7 @@
 #pragma once
 #include "settings.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -19,6 +20,9 @@ struct Block {
   size_t bytes, span;
 };
 
+// Kinds of calls that are counted. driver.py has the same order, in `Calls`.
+enum CallKind { LAUNCHES, COLLECTIVES, GRAPH_LAUNCHES, TO_DEVICE, TO_HOST, ON_DEVICE, BETWEEN_DEVICES, CALL_KINDS };
+
 // Counts down to a fault. It may be set while the program runs.
 class Countdown {
  public:
@@ -35,7 +39,12 @@ struct Device {
   int ordinal;   // among the visible devices
   int physical;  // among all devices
   size_t limit;  // bytes that can be allocated
+  int capability_major, capability_minor, multiprocessors;
   Countdown launch_fault, allocation_fault;
+  std::atomic<unsigned long> calls[CALL_KINDS] = {};
+
+  std::atomic<uint64_t> peers{0};       // the devices whose memory this one can touch, as bits
+  std::atomic<bool> is_connected{false};  // by NCCL
 
   // The primary context. init_mutex guards it.
   CUctx_st *primary = nullptr;
@@ -52,8 +61,10 @@ struct Device {
   CUresult release(const char *address);
   void release_all();
   bool contains(const void *address, size_t bytes);   // in one block
-  bool reachable(const void *address, size_t bytes);  // in one block, or in pinned memory
+  bool reachable(const void *address, size_t bytes);  // in one block, also of a peer, or in pinned memory
   void allow(bool access) const;                      // by the calling thread
+  void allow_all() const;                             // the device's memory and that of its peers
+  bool has_peer(const Device *other) const { return peers >> other->ordinal & 1; }
 
  private:
   bool reserve();

@@ -25,6 +25,7 @@ static const struct {
   {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
   {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
   {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
+  {PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported between these two devices"},
   {INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
   {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
   {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
@@ -32,10 +33,19 @@ static const struct {
   {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
   {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
   {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated"},
+  {PEER_ACCESS_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"},
+  {PEER_ACCESS_NOT_ENABLED, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access has not been enabled"},
   {PRIMARY_CONTEXT_ACTIVE, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE", "cannot set while device is active in this process"},
   {CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
   {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
   {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+  {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+  {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+   "operation failed due to a previous error during capture"},
+  {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+   "dependency created on uncaptured work in another stream"},
+  {CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+   "attempt to terminate a thread-local capture sequence from another thread"},
 };
 
 static const char *variable(const char *name) {
@@ -48,12 +58,9 @@ static long number(const char *name, long otherwise) {
   return value ? strtol(value, nullptr, 0) : otherwise;
 }
 
-// A number of bytes such as 64M or 1.5G.
-static size_t bytes(const char *name, size_t otherwise) {
-  const char *value = variable(name);
-  if (!value) return otherwise;
+size_t bytes_of(const std::string &text) {
   char *end;
-  double result = strtod(value, &end);
+  double result = strtod(text.c_str(), &end);
   switch (*end) {
   case 'k': case 'K': return (size_t)(result * 1024);
   case 'm': case 'M': return (size_t)(result * 1024 * 1024);
@@ -82,6 +89,15 @@ static Order order() {
   return Order::ascending;
 }
 
+static PeerAccess peer_access() {
+  const char *value = variable("PEER");
+  if (!value || !strcmp(value, "none")) return PeerAccess::none;
+  if (!strcmp(value, "all")) return PeerAccess::all;
+  if (!strcmp(value, "broken")) return PeerAccess::broken;
+  say("CUDA_ON_CPU_PEER=%s is ignored: it is none, all or broken", value);
+  return PeerAccess::none;
+}
+
 // Texts that are separated by semicolons, one for each device.
 static std::vector<std::string> list(const char *name) {
   std::vector<std::string> result;
@@ -94,32 +110,42 @@ static std::vector<std::string> list(const char *name) {
   return result;
 }
 
+std::string of_device(const std::vector<std::string> &values, int physical, const char *otherwise) {
+  return (size_t)physical < values.size() && !values[physical].empty() ? values[physical] : otherwise;
+}
+
+std::string of_all(const std::vector<std::string> &values, int physical, const char *otherwise) {
+  return of_device(values, values.size() == 1 ? 0 : physical, otherwise);
+}
+
 void read_settings() {
   static bool done = false;
   if (done) return;
   done = true;
   settings.devices = (int)number("DEVICES", 2);
-  const char *capability = variable("CC");
-  if (!capability || sscanf(capability, "%d.%d", &settings.capability_major, &settings.capability_minor) != 2) {
-    settings.capability_major = 7;
-    settings.capability_minor = 0;
-  }
   settings.version = (int)number("VERSION", 10020);
-  settings.multiprocessors = (int)number("SMS", 80);
   settings.max_threads = (int)std::min(number("MAX_THREADS", MAX_THREADS), (long)MAX_THREADS);
-  settings.memory = bytes("MEMORY", (size_t)2 << 30);
   settings.synchronous = number("SYNC", 0) != 0;
+  settings.strict_free = number("STRICT_FREE", 1) != 0;
   settings.poison = number("POISON", 1) != 0;
   settings.guard = number("GUARD", 1) != 0;
   settings.protection_keys = number("PKEYS", 1) != 0;
   settings.delay_us = number("DELAY_US", 0);
+  settings.launch_us = number("LAUNCH_US", 0);
   settings.copy_rate = number("COPY_RATE", 0);
+  settings.pageable_rate = number("PAGEABLE_RATE", settings.copy_rate);
+  settings.staged_rate = number("STAGED_RATE", 0);
   settings.seed = (unsigned)number("SEED", getpid());
   settings.order = order();
+  settings.peer_access = peer_access();
   settings.fail_launch = fault("FAIL");
   settings.fail_allocation = fault("FAIL_ALLOC");
   settings.names = list("NAMES");
   settings.buses = list("BUSES");
+  settings.slices = list("SLICES");
+  settings.capabilities = list("CC");
+  settings.memories = list("MEMORY");
+  settings.multiprocessors = list("SMS");
   for (const std::string &factor : list("SLOWNESS")) settings.slowness.push_back(atof(factor.c_str()));
   const char *file = variable("TRACE");
   settings.trace = !file ? nullptr : !strcmp(file, "-") ? stderr : fopen(file, "a");

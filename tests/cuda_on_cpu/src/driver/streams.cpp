@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <pthread.h>
+#include <shared_mutex>
 #include <thread>
 #include <unistd.h>
 
@@ -27,7 +28,7 @@ void Position::wait() const {
 static void perform(Stream *stream, const Operation &operation) {
   CUcontext context = stream->context;
   if (!operation.run || context->error.load()) return;
-  stream->device->allow(true);
+  stream->device->allow_all();
   int result = operation.run(), none = 0;
   if (result && context->error.compare_exchange_strong(none, result))
     say("device %d: %s failed with error %d: every later call on the device fails", stream->device->ordinal,
@@ -113,11 +114,20 @@ Position last_position(const StreamRef &stream) {
   return Position{stream, stream->queued};
 }
 
+// The driver's lock: held while it frees memory, shared while something is enqueued.
+static std::shared_mutex &gate = *new std::shared_mutex;
+
 Position enqueue(const StreamRef &stream, const char *what, std::function<int()> run, std::vector<Position> after,
                  bool may_block) {
+  if (auto capture = capture_of(stream)) {
+    if (!after.empty()) capture->refused = CAPTURE_ISOLATION;
+    capture->operations.push_back(Operation{std::move(run), {}, what});
+    return Position{};
+  }
   CUcontext context = stream->context;
   Position position{stream, 0};
   {
+    std::shared_lock<std::shared_mutex> open(gate);
     std::lock_guard<std::mutex> order(context->mutex);
     const bool is_null = stream == context->null_stream;
     if (is_null) {
@@ -158,6 +168,16 @@ bool is_idle(CUcontext context) {
 
 void wait_until_idle(CUcontext context) {
   for (const Position &position : ends(context)) position.wait();
+}
+
+void wait_for_coupled(CUcontext context) {
+  if (!settings.strict_free) return wait_until_idle(context);
+  std::lock_guard<std::shared_mutex> closed(gate);
+  Device *own = context->device;
+  for (Device *other : devices) {
+    const bool coupled = own->has_peer(other) || other->has_peer(own) || (own->is_connected && other->is_connected);
+    if ((other == own || coupled) && other->primary) wait_until_idle(other->primary);
+  }
 }
 
 }  // namespace standin

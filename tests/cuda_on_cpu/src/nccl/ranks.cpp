@@ -90,6 +90,7 @@ Comm join(const std::string &clique, int n, int rank, int device) {
   comm->clique = clique;
   if (cuDevicePrimaryCtxRetain(&comm->context, device)) return nullptr;
   cuDeviceGetPCIBusId(comm->shared->ranks[rank].device, 32, device);
+  standin_connect(device);
   comm->shared->joined++;
   std::lock_guard<std::mutex> lock(guard);
   live.push_back(comm);
