@@ -37,16 +37,14 @@ class Case(NamedTuple):
     order : {'any', 'tree'}
     owner : {'device', 'sharded', 'host'}
         The keyword `update_on`.
-    channel : {'host', 'blocks', 'nccl'}
-        The host, also with blocks of a few kB.
+    channel : {'host', 'blocks', 'nccl', 'beside'}
+        The host, also with blocks of a few kB; NCCL, also beside the next gradients, in pieces.
     contexts : int
         Contexts that divide each batch; 1 is a replica alone.
     placed : bool
         Whether the parts of the model are on two contexts in place of this: one replica alone.
     micro_batches : int
     executor : {'serial', 'threads'}
-    overlaps : bool
-        Whether the backward pass is cut, and devices exchange the gradients of a piece beside the next one.
     sizes : list of int
         Samples of each batch.
     fault : {'none', 'op', 'interrupt', 'memory'}
@@ -67,7 +65,6 @@ class Case(NamedTuple):
     placed: bool
     micro_batches: int
     executor: str
-    overlaps: bool
     sizes: list
     fault: str
     step: int
@@ -86,9 +83,10 @@ def cases(draw, on_devices=False):
     when = draw(st.integers(0, 40) if fault == 'memory' and on_devices else st.integers(-4, 5))
     case = Case(order, draw(st.sampled_from(['device', 'sharded', 'host'])),
                 draw(st.sampled_from(['host', 'blocks', 'nccl'])) if on_devices and n > 1 else 'host', n, placed,
-                1 if order == 'tree' else draw(st.integers(1, 3)), draw(st.sampled_from(['serial', 'threads'])), False,
-                sizes, fault, draw(st.integers(1, len(sizes) - 1)), when, draw(st.integers(0, n - 1)))
-    return case._replace(overlaps=case.channel == 'nccl' and order == 'any' and draw(st.booleans()))
+                1 if order == 'tree' else draw(st.integers(1, 3)), draw(st.sampled_from(['serial', 'threads'])), sizes,
+                fault, draw(st.integers(1, len(sizes) - 1)), when, draw(st.integers(0, n - 1)))
+    is_beside = case.channel == 'nccl' and order == 'any' and draw(st.booleans())
+    return case._replace(channel='beside') if is_beside else case
 
 
 class Model:
@@ -144,20 +142,21 @@ def plain():
 
 
 @functools.lru_cache(maxsize=None)
-def made(order, owner, channel, n, placed, micro_batches, executor, overlaps=False):
+def made(order, owner, channel, n, placed, micro_batches, executor):
     """Return a model, its step over contexts, and the executor that injects faults."""
     names = [context.name for context in mgpu.contexts()]
     on_cpu = mgpu.contexts()[0].kind == 'cpu'
     model = Model(names[:2] if placed else None)
     mode = PYTHON if on_cpu else host_indexing()
     with change_flags(**{'mgpu.logical_shards': SHARDS if order == 'tree' else 0, 'mgpu.shares': 'equal',
-                         'mgpu.collectives': 'nccl' if channel == 'nccl' else 'host', 'mgpu.overlap': str(overlaps)}), \
+                         'mgpu.collectives': 'nccl' if channel in ('nccl', 'beside') else 'host',
+                         'mgpu.overlap': str(channel == 'beside')}), \
             temporarily(buckets, 'LEAST', 1):
         step = mgpu.training_function(
             model.inputs, model.loss, model.params, model.updates, update_on=owner, executor=executor, mode=mode,
             contexts=None if placed else names[:n], micro_batches=micro_batches)  # 'auto' would take other ways
     assert not step.refused, step.refused
-    assert step.plan.overlaps == overlaps == (len(step.plan.stages[-1].parts) > 1 and not placed)
+    assert step.plan.overlaps == (channel == 'beside') == (len(step.plan.stages[-1].parts) > 1 and not placed)
     if channel == 'blocks':
         for _, each in step.executable.exchanges.values():
             each._memories.block = 3000
@@ -195,7 +194,7 @@ EXPECTED = {'op': (IndexError, MgpuError), 'interrupt': (KeyboardInterrupt,), 'm
 
 def check(case):
     """Train over contexts and on one device, and compare; after a fault all variables are as they were."""
-    model, step, faults = made(*case[:8])
+    model, step, faults = made(*case[:7])
     reference, on_one = plain()
     model.reset(), reference.reset()
     for number, size in enumerate(case.sizes):
