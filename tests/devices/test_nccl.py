@@ -481,9 +481,11 @@ OVERLAPPED = TRAINING.replace(INIT, 'mgpu.init(CONTEXTS)') + '''
 from theano_mgpu.plan import buckets
 buckets.LEAST, results = 1, []
 for overlaps in ('True', 'False'):
-    with theano.configparser.change_flags(**{'mgpu.overlap': overlaps}):
+    with theano.configparser.change_flags(**{'mgpu.overlap': overlaps, 'mgpu.shares': 'equal'}):
         step, params = trained('nccl', N, sizes=(6, 120, 100, 90, 4), **OPTIONS)
-    results.append([step(*batch) for batch in batches(20)] + values(params))
+    # Of the later batches, each part is a CUDA graph.
+    every = [*batches(10), *batches(10, (8,))]
+    results.append([step(*batch) for batch in every] + values(params))
     print(by(step), step.plan.overlaps, len(step.plan.stages[-1].parts) > 1)
 print(all((a == b).all() for a, b in zip(*results)))
 '''
