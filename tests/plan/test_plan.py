@@ -154,7 +154,7 @@ def test_the_times_of_steps_decide_where_nccl_exchanges_enough_for_several_piece
         [x], T.sqr(T.dot(x, w)).mean(dtype='float32'), [w], momentum, machine=Machine(
             replicas=(2,), overlap=(overlap,), against_nccl='', rate=rate))
         for overlap, rate in (('auto', 1e9), ('auto', 0), (False, 1e9))]
-    assert known.exchange == chosen_by_flag.exchange == 2.56e-3 and unknown.exchange == 0
+    assert known.nccl_seconds == chosen_by_flag.nccl_seconds == 2.56e-3 and unknown.nccl_seconds == 0
     assert not known.overlaps and chosen(known, 'exchange') == (
         'once all are computed',
         'mgpu.overlap=auto: it takes 2.56 ms at 1 GB/s, and the times of the first steps decide')

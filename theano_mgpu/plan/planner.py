@@ -87,8 +87,8 @@ class _Planner:
                          'where they are at most %s; else all: %s' % texts)
         sizes = bytes_of_gradients(self._program, self._params) if self._machine.rate or True in self._machine.overlap \
             else {}
-        exchange = self._seconds(sum(sizes.values()))
-        overlaps, where, by_nccl = self._overlaps(exchange), self._where(), self._by_nccl(n)
+        seconds = self._nccl_seconds(sum(sizes.values()))
+        overlaps, where, by_nccl = self._overlaps(seconds), self._where(), self._by_nccl(n)
         stages = [(stage, self._parts_of(i, stage, buckets(stage.outputs, sizes) if overlaps else ()))
                   for i, stage in enumerate(self._program.stages) if stage.outputs]
         update, shares_of_update = self._update(where)
@@ -101,7 +101,7 @@ class _Planner:
         broadcasts = self._broadcasts(shares_of_update) if by_nccl else []
         return StepPlan(self._options.name, self._program, self._mesh, self._machine, shares, tuple(planned_stages),
                         last, tuple(update), tuple(self._results), self._rows, frozenset(kept), tuple(self._params),
-                        divided, tuple(broadcasts), overlaps, exchange, tuple(self._choices))
+                        divided, tuple(broadcasts), overlaps, seconds, tuple(self._choices))
 
     # --- choices
 
@@ -116,12 +116,12 @@ class _Planner:
                          if shares.weights else against_speeds(self._options.flags, self._mesh, self._machine) or
                          'mgpu.shares=auto: equal until a difference of 15 % is measured')
 
-    def _seconds(self, n_bytes: float) -> float:
+    def _nccl_seconds(self, n_bytes: float) -> float:
         """Return how long devices exchange gradients by NCCL, if these are enough for several buckets; else 0."""
         machine = self._machine
         return 0 if machine.against_nccl or not machine.rate or n_bytes < 2 * LEAST else n_bytes / machine.rate
 
-    def _overlaps(self, exchange: float) -> bool:
+    def _overlaps(self, nccl_seconds: float) -> bool:
         """Return whether gradients of one bucket are exchanged while the next one is computed."""
         machine, recompute, took = self._machine, self._options.recomputes, self._options.strategy.exchange
         if not self._params or machine.size * len(self._mesh.replicas) == 1:
@@ -133,9 +133,9 @@ class _Planner:
             reason = 'mgpu.overlap=True on the ranks %s alone' % ', '.join(map(str, on))
         elif took:
             reason += ': it took %d %% of a step, which it now may hide' % took
-        elif exchange and set(machine.overlap) == {AUTO} and not recompute:
+        elif nccl_seconds and set(machine.overlap) == {AUTO} and not recompute:
             reason += ': it takes %.3g ms at %.3g GB/s, and the times of the first steps decide' % (
-                1e3 * exchange, machine.rate / 1e9)
+                1e3 * nccl_seconds, machine.rate / 1e9)
         reason = 'mgpu.logical_shards' if self._logical_shards else 'recompute=True' if on and recompute else reason
         self._choose('exchange', 'while the next gradients are computed' if overlaps else 'once all are computed',
                      reason)

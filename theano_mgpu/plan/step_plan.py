@@ -46,8 +46,8 @@ class StepPlan:
         Of new values, in place of copies to the other contexts and messages to the other ranks.
     overlaps : bool
         Whether sums over the ranks are made on a thread, or on streams of the devices, while the next part is computed.
-    exchange : float
-        Seconds that devices take to exchange the gradients by NCCL, where these are enough for several pieces; else 0.
+    nccl_seconds : float
+        In which devices exchange the gradients by NCCL, where these are enough for several pieces; else 0.
     """
 
     name: str | None
@@ -65,7 +65,7 @@ class StepPlan:
     divided: DividedUpdate | None = None
     broadcasts: tuple[DeviceBroadcast, ...] = ()
     overlaps: bool = False
-    exchange: float = 0
+    nccl_seconds: float = 0
     choices: tuple[Choice, ...] = ()
 
     @property

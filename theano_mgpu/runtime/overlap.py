@@ -23,8 +23,8 @@ class ExchangeWatch:
         ranks, plan = executable.communicator, executable.plan
         self._ranks, self._over_ranks = ranks, executable.over_ranks
         self._steps, self._exchange, self._seconds = 0, 0.0, 0.0
-        self._planned = plan.exchange
-        self._is_over = ranks.on_one_host and not plan.exchange or options.recomputes or not plan.params or \
+        self._planned = plan.nccl_seconds  # of each step
+        self._is_over = ranks.on_one_host and not plan.nccl_seconds or options.recomputes or not plan.params or \
             plan.shares.logical_shards > 0 or set(plan.machine.overlap) != {AUTO}
 
     @property
