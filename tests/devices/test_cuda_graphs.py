@@ -77,7 +77,7 @@ for seed in SEEDS:
         values = [value * (1 + number % 2) if value.dtype == 'float64' else value for value in graph.data(n)]
         given = [buffers.send((i, n), value) if on_device else value
                  for i, (value, on_device) in enumerate(zip(values, function.mgpu_takes))]
-        expected = [np.asarray(value).tobytes() for value in calls._call(*given)]
+        expected = [np.asarray(value).tobytes() for value in calls.op_by_op(*given)]
         results = calls(*given)
         assert [np.asarray(value).tobytes() for value in results] == expected, (seed, number, calls.launches)
         copies[state].container.storage[0] = results[function.mgpu_order.index(len(graph.outputs))]
@@ -161,11 +161,11 @@ x, y = T.fmatrix('x'), T.ivector('y')
 function = compiler.compile_for(context, [x, y], [T.tanh(T.dot(x, x.T)).sum(axis=1) + y, T.sqr(x).sum()], {}, {})
 array = gpuarray.array(np.random.RandomState(0).rand(6, 6).astype('float32'), context=get_context(context.name))
 labels = np.arange(6, dtype='int32')
-expected = [np.asarray(value).tobytes() for value in function.mgpu_call._call(array, labels)]
+expected = [np.asarray(value).tobytes() for value in function.mgpu_call.op_by_op(array, labels)]
 
 def recorded():
     """Calls that have just become a graph."""
-    calls = GraphCalls(function, function.mgpu_call._call, context, 2)
+    calls = GraphCalls(function, function.mgpu_call.op_by_op, context, 2)
     for _ in range(5):
         assert [np.asarray(value).tobytes() for value in calls(array, labels)] == expected
     return calls

@@ -291,13 +291,11 @@ extern "C" size_t n_used(Context *context) {
 // How often the memory of a context's graphs was given back, where memory was short.
 extern "C" const long *times_given(Context *context) { return &find(context)->times_given; }
 
-// The number of some arrays that have more than one reference.
-extern "C" int n_held(Array *const *arrays, int n) {
-    int held = 0;
-    for (int i = 0; i < n; ++i) {
+// Say of each array whether it has one reference: 1, or 0.
+extern "C" void find_free(Array *const *arrays, size_t n, char *are_free) {
+    for (size_t i = 0; i < n; ++i) {
         unsigned references = 0;
         lower->property(arrays[i]->context, arrays[i], nullptr, BUFFER_REFERENCES, &references);
-        held += references > 1;
+        are_free[i] = references == 1;
     }
-    return held;
 }

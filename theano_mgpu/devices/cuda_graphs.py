@@ -24,9 +24,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import weakref
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import theano
@@ -189,11 +190,7 @@ class Result:
         from pygpu import gpuarray
         shape, dtype, order = layout
         self.array = gpuarray.empty(shape, dtype, order=order, context=gpu_context(context))
-        self._struct = (ADDRESS * 1)(_struct_of(self.array))
-
-    def is_free(self) -> bool:
-        """Return whether nobody else holds the array, or a view of it."""
-        return not _library().n_held(self._struct, 1)
+        self.struct = _struct_of(self.array)
 
     def fill(self, value: Any) -> None:
         """Copy another array of the context to it, unless it is the same one."""
@@ -202,6 +199,24 @@ class Result:
             if not value.ndim:
                 array, value = array.reshape((1,)), value.reshape((1,))  # pygpu assigns no array without axes
             array[...] = value
+
+
+class Choices:
+    """Arrays for some results, several for each."""
+
+    def __init__(self, results: Sequence[Sequence[Result]]) -> None:
+        self._all = [each for several in results for each in several]
+        ends = [0, *itertools.accumulate(map(len, results))]
+        self._spans = list(zip(ends, ends[1:]))
+        self._structs = (ADDRESS * len(self._all))(*(each.struct for each in self._all))
+        self._are_free, self._find = ctypes.create_string_buffer(len(self._all)), _library().find_free
+
+    def free(self) -> list[Result | None]:
+        """Return the first array for each result that nobody else holds, not even a view of it; None without one."""
+        self._find(self._structs, len(self._all), self._are_free)
+        are_free = self._are_free.raw
+        places = [are_free.find(1, *span) for span in self._spans]
+        return [self._all[place] if place >= 0 else None for place in places]
 
 
 def layout(array: Any) -> tuple[Any, ...]:
@@ -232,7 +247,7 @@ def _library():
             (library.add_arena, [ADDRESS, ADDRESS], INTEGER), (library.begin, [ADDRESS, INTEGER, ADDRESS, SIZE], None),
             (library.end, [ADDRESS], ctypes.c_char_p), (library.staged, [ADDRESS], SIZE),
             (library.finds_errors, [ADDRESS], INTEGER), (library.take_error, [ADDRESS], INTEGER),
-            (library.n_used, [ADDRESS], SIZE), (library.n_held, [ADDRESS, INTEGER], INTEGER),
+            (library.n_used, [ADDRESS], SIZE), (library.find_free, [ADDRESS, SIZE, ADDRESS], None),
             (library.times_given, [ADDRESS], ctypes.POINTER(ctypes.c_long))):
         function.argtypes, function.restype = types, result
     return library

@@ -19,7 +19,7 @@ import theano
 from theano.gof.link import raise_with_op
 
 from ..devices.context_map import Context
-from ..devices.cuda_graphs import Arena, CannotCapture, Graph, Result, arena_of, layout
+from ..devices.cuda_graphs import Arena, CannotCapture, Choices, Graph, Result, arena_of, layout
 from ..plan import Choice
 from ..utils.tables import counted
 from .graph_order import AFTER, BEFORE, DEVICE, Order, on_device
@@ -70,6 +70,8 @@ class GraphCalls:
 
     Attributes
     ----------
+    op_by_op : callable
+        The `call`.
     why_not : str
         Why its calls are no graphs; '' as long as they may be.
     launches : int
@@ -80,7 +82,7 @@ class GraphCalls:
 
     def __init__(self, function: Any, call: Callable[..., list[Any]], context: Context, n_inputs: int) -> None:
         # The function itself has this object, and its memory should be freed at once when nobody has it.
-        self._vm, self._outputs, self._call, self._context = function.fn, function.maker.fgraph.outputs, call, context
+        self._vm, self._outputs, self.op_by_op, self._context = function.fn, function.maker.fgraph.outputs, call, context
         self.why_not, self.launches = '', 0
         inputs = function.maker.fgraph.inputs
         cells = [container.storage for container in function.input_storage]
@@ -99,28 +101,34 @@ class GraphCalls:
         self._layouts: dict[Any, Any] = {}  # of the values that are kept, by shapes
         self._arrays: list[OrderedDict[Any, list[Result]]] = []  # for each value that is kept, by layout
         self.unchecked: list[tuple[Graph, Sequence[Any]]] = []
+        self._choices: dict[Any, Choices] = {}  # of the same, by shapes
+        self._emptied = list(self._given)  # storage that is emptied after each call
         self._calls = self._recordings = 0
         self._order: Order | None = None
 
     def __call__(self, *values: Any, into: Any = ()) -> list[Any]:
         """Compute the function; return its results, as `call` does."""
         if self.why_not:
-            return self._call(*values)
-        for cell, value in zip(self._given, values):
-            cell[0] = value
+            return self.op_by_op(*values)
+        self._take(values)
         shapes = tuple([(cell[0].shape, cell[0].strides) for cell in self._on_device] +
                        [np.shape(cell[0]) for cell in self._of_host] + [int(cell[0]) for cell in self._numbers])
         if not self._has_seen(shapes):
-            return self._call(*values)  # kernels are built, and algorithms chosen
+            return self.op_by_op(*values)  # kernels are built, and algorithms chosen
         try:
             return self._computed(shapes, values)
         except _OpByOp as refused:
-            results = self._call(*values)  # raises an error of the function itself
+            results = self.op_by_op(*values)  # raises an error of the function itself
             self.why_not = str(refused)
             self._forget()
             return results
         finally:
-            self._empty()
+            for cell in self._emptied:
+                cell[0] = None
+
+    def _take(self, values):
+        for cell, value in zip(self._given, values):
+            cell[0] = value
 
     def check(self) -> None:
         """Raise the error of an index that was out of bounds in a launch since the last check; wait for it."""
@@ -129,7 +137,7 @@ class GraphCalls:
             graph.wait()
         if unchecked and self._arena.take_error():
             for _, values in unchecked:
-                self._call(*values)
+                self.op_by_op(*values)
 
     def _has_seen(self, arguments):
         has = arguments in self._seen
@@ -140,7 +148,7 @@ class GraphCalls:
 
     def _computed(self, shapes, values):
         """Return the results, by a graph where there is one, or one can be recorded."""
-        order = self._order = self._order or Order(self._vm.nodes, self._vm.thunks, self._outputs, self._changing)
+        order = self._order = self._order or self._ordered()
         arena = self._arena = self._arena or arena_of(self._context)
         if order.why_not or isinstance(arena, str):
             raise _OpByOp(order.why_not or arena)
@@ -150,7 +158,7 @@ class GraphCalls:
                tuple([self._vm.storage_map[variable][0].tobytes() for variable in order.numbers]))
         if shapes not in self._layouts:
             self._learn(shapes)
-        results = self._free_arrays(self._layouts[shapes])
+        results = self._free_arrays(shapes)
         recorded = self._graphs.get((key, *map(id, results))) if results else None
         if recorded is not None and recorded.age == arena.age:
             self._graphs.move_to_end((key, *map(id, results)))
@@ -166,36 +174,42 @@ class GraphCalls:
             raise _OpByOp
         if self._has_seen(key) and may_record:
             try:
-                fixed = self._record(key, results).fixed
+                return self._recorded(key, results, values)
             except Exception as error:
                 raise _OpByOp(str(error).strip().partition('\n')[0] or type(error).__name__) from error
-        else:  # into arrays that a graph has, or may have: new values of variables lie where it reads them
-            self._run_device(results)
-            fixed = []
-        return self._results(results, fixed)
+        self._run_device(results)  # into arrays that a graph may have: new values of variables lie where it reads them
+        return self._results(results)
 
-    def _free_arrays(self, layouts):
+    def _ordered(self):
+        order = Order(self._vm.nodes, self._vm.thunks, self._outputs, self._changing)
+        made = [each for time in (BEFORE, AFTER) for node, _ in order.nodes[time] for each in node.outputs]
+        self._emptied += [self._vm.storage_map[variable] for variable in {*made, *order.kept, *order.fixed}]
+        self._arrays = [OrderedDict() for _ in order.kept]
+        return order
+
+    def _free_arrays(self, shapes):
         """Return an array for each result that is kept, which nobody holds; none if all are held."""
-        chosen = []
-        for arrays, wanted in zip(self._arrays, layouts):
-            of_layout = arrays.setdefault(wanted, [])
-            arrays.move_to_end(wanted)
-            free = next((each for each in of_layout if each.is_free()), None)
-            if free is None:
-                if len(of_layout) == MOST_ARRAYS:
+        if shapes not in self._choices:
+            arrays = [each.setdefault(wanted, []) for each, wanted in zip(self._arrays, self._layouts[shapes])]
+            self._choices[shapes] = Choices(arrays)
+        free = self._choices[shapes].free()
+        if None not in free:
+            return free
+        for arrays, wanted, chosen in zip(self._arrays, self._layouts[shapes], free):
+            if chosen is None:
+                if len(arrays[wanted]) == MOST_ARRAYS:
                     return []
-                free = Result(self._context, wanted)
-                of_layout.append(free)
-                while len(arrays) > MOST_LAYOUTS:
+                arrays[wanted].append(Result(self._context, wanted))
+                arrays.move_to_end(wanted)
+                if len(arrays) > MOST_LAYOUTS:
                     arrays.popitem(last=False)
-            chosen.append(free)
-        return chosen
+        self._choices.clear()
+        return self._free_arrays(shapes)
 
     def _learn(self, shapes):
         """Learn the layouts of the values that are kept."""
         self._run_device()
         self._layouts[shapes] = [layout(cell[0]) for cell in self._kept()]
-        self._arrays = self._arrays or [OrderedDict() for _ in self._order.kept]
         while len(self._layouts) > MOST_SEEN:
             del self._layouts[next(iter(self._layouts))]
         self._empty_device()
@@ -209,7 +223,7 @@ class GraphCalls:
             memory[...] = cell[0]
         recorded.graph.launch()
 
-    def _results(self, results, fixed):
+    def _results(self, results, fixed=()):
         """Return the function's results, once the nodes of the device are computed, or will be."""
         cells = self._vm.storage_map
         for variable, result in zip(self._order.kept, results):
@@ -219,14 +233,33 @@ class GraphCalls:
         outputs = [cells[variable] for variable in self._outputs]
         return [np.array(cell[0]) if id(cell) in of_graph else cell[0] for cell in outputs]
 
-    def _record(self, key, results):
-        """Record a graph of the present arguments, which writes to some arrays, and return it, once it is launched."""
+    def _recorded(self, key, results, values):
+        """Return the results by a new graph of the present arguments, which have the same bits as those of a call."""
         self._recordings += 1
+        expected = [_bits(each) for each in self.op_by_op(*values)]
+        self._take(values)
+        self._run_before()
+        recorded = self._record(results)
+        for result in results:  # the launch has to write each byte
+            value = np.asarray(result.array)
+            if value.size:
+                others = ~np.frombuffer(value.tobytes('A'), 'uint8')
+                result.array.write(np.frombuffer(others.tobytes(), value.dtype))
+        self._launch(recorded)
+        outputs = self._results(results, recorded.fixed)
+        if [_bits(each) for each in outputs] != expected:
+            raise CannotCapture('its first launch had another result than the call')
+        self._graphs[(key, *map(id, results))] = recorded
+        if len(self._graphs) > MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+        return outputs
+
+    def _record(self, results):
+        """Record a graph of the present arguments, which writes to some arrays."""
         order, arena, copied = self._order, self._arena, []
         self._empty_device()
         n_arrays = arena.n_arrays()
         staging = arena.page_locked(max(arena.compute(lambda: self._run_device(results)), 1))
-        expected = [np.asarray(result.array) for result in results]
         fixed = [(cell, cell[0]) for cell in (self._vm.storage_map[variable] for variable in order.fixed)]
         self._empty_device()
         if arena.n_arrays() == n_arrays:
@@ -234,18 +267,7 @@ class GraphCalls:
             self._empty_device()
         if arena.n_arrays() != n_arrays:
             raise CannotCapture('it keeps memory on the device from call to call')
-        for result, value in zip(results, expected):  # the launch has to write each byte
-            if value.size:
-                others = ~np.frombuffer(value.tobytes('A'), 'uint8')
-                result.array.write(np.frombuffer(others.tobytes(), value.dtype))
-        recorded = Recorded(graph, arena.age, results, copied, fixed)
-        self._launch(recorded)
-        if any(np.asarray(result.array).tobytes() != value.tobytes() for result, value in zip(results, expected)):
-            raise CannotCapture('its first launch had another result than the call')
-        self._graphs[(key, *map(id, results))] = recorded
-        if len(self._graphs) > MOST_GRAPHS:
-            self._graphs.popitem(last=False)
-        return recorded
+        return Recorded(graph, arena.age, results, copied, fixed)
 
     def _run(self, nodes, after_each=lambda i: None):
         for i, (node, thunk) in enumerate(nodes):
@@ -294,16 +316,6 @@ class GraphCalls:
     def _kept(self):
         return [self._vm.storage_map[variable] for variable in self._order.kept]
 
-    def _empty(self):
-        """Empty the storage of arguments, and of all that the nodes have made."""
-        for cell in self._given:
-            cell[0] = None
-        if self._order:
-            self._empty_device()
-            for node, _ in self._order.nodes[BEFORE] + self._order.nodes[AFTER]:
-                for variable in node.outputs:
-                    self._vm.storage_map[variable][0] = None
-
     def _empty_device(self):
         """Empty the storage of what nodes of the device have made, and that of the inner functions of loops."""
         for node, _ in self._order.nodes[DEVICE]:
@@ -316,7 +328,12 @@ class GraphCalls:
         if self.why_not:
             self._graphs.clear()
             self._seen.clear()
-            self._layouts, self._arrays = {}, []
+            self._layouts, self._arrays, self._choices = {}, [], {}
+
+
+def _bits(value):
+    """Return the bytes of an array, on the device or the host."""
+    return np.asarray(value).tobytes()
 
 
 def _empty_inner(op):
