@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 from ..comm import alone
 from ..comm.collectives import all_gather_int
@@ -22,8 +23,8 @@ class ExchangeWatch:
     def __init__(self, executable: Executable, options: Options) -> None:
         ranks, plan = executable.communicator, executable.plan
         self._ranks, self._over_ranks = ranks, executable.over_ranks
-        self._steps, self._exchange, self._seconds = 0, 0.0, 0.0
-        self._planned = plan.nccl_seconds  # of each step
+        self._exchange, self._planned = 0.0, plan.nccl_seconds
+        self._times: list[float] = []  # of steps
         self._is_over = ranks.on_one_host and not plan.nccl_seconds or options.recomputes or not plan.params or \
             plan.shares.logical_shards > 0 or set(plan.machine.overlap) != {AUTO}
 
@@ -39,15 +40,14 @@ class ExchangeWatch:
         """
         if self._is_over or alone.is_alone():
             return 0
-        self._steps += 1
-        if self._steps < FIRST:
+        self._times.append(seconds)
+        if len(self._times) < FIRST:
             self._exchange = self._over_ranks.seconds
+        if len(self._times) < LAST:
             return 0
-        self._seconds += seconds
-        if self._steps < LAST:
-            return 0
-        self._is_over = True
-        exchange = self._planned * (LAST - FIRST + 1) or self._over_ranks.seconds - self._exchange
-        own = math.ceil(100 * exchange / self._seconds)
+        self._is_over, times = True, self._times[FIRST - 1:]
+        part = self._planned / statistics.median(times) if self._planned else \
+            (self._over_ranks.seconds - self._exchange) / sum(times)
+        own = math.ceil(100 * part)
         least = min(all_gather_int(self._ranks, own))
         return least if least >= NOTICEABLE else 0
