@@ -14,7 +14,7 @@ from .contexts import gpu_context, primary_context
 from .cuda_contexts import stream_of
 from .cuda_driver import load_driver
 
-UNTIMED, APART = 2, 1  # flags of an event without a time, and of a stream that never waits for the default one
+UNTIMED = 2  # the flag of an event without a time
 
 
 class Piece(NamedTuple):
@@ -81,7 +81,7 @@ class CopiesBeside(HostCopies):
         self._context, (self._out, self._in) = context, _streams(context)
         self._computes = stream_of(gpu_context(context))
         with _current(context):
-            events = [_made('cuEventCreate', UNTIMED) for _ in range(1 + n_blocks)]
+            events = [_event() for _ in range(1 + n_blocks)]
         self._event, *self._events = events  # the latter of the blocks
         weakref.finalize(self, _destroy, context, events).atexit = False
 
@@ -133,13 +133,12 @@ def copies_of(context: Context, n_blocks: int) -> HostCopies:
 
 @functools.lru_cache(maxsize=None)
 def _streams(context):
-    with _current(context):
-        return _made('cuStreamCreate', APART), _made('cuStreamCreate', APART)
+    return [load_driver().stream(primary_context(context)) for _ in range(2)]
 
 
-def _made(function, flag):
+def _event():
     handle = ctypes.c_void_p()
-    load_driver().call(function, ctypes.byref(handle), flag)
+    load_driver().call('cuEventCreate', ctypes.byref(handle), UNTIMED)
     return handle
 
 

@@ -9,6 +9,8 @@ from typing import Any, Iterator, Sequence
 from ..errors import ExchangeError
 
 INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+APART = 1            # the flag of a stream that never waits for the default one
+LAST, FIRST = 0, -5  # priorities of a stream: of computations, and the highest one
 # The arguments of each function that is called here, or from nccl.cpp.
 FUNCTIONS: dict[str, list[Any]] = {
     'cuCtxPushCurrent_v2': [ADDRESS], 'cuCtxPopCurrent_v2': [ADDRESS], 'cuMemcpyDtoDAsync_v2': [],
@@ -17,7 +19,7 @@ FUNCTIONS: dict[str, list[Any]] = {
     'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER], 'cuGetErrorName': [INTEGER, ADDRESS],
     'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS], 'cuCtxSynchronize': [],
     'cuMemcpyDtoHAsync_v2': [ADDRESS, SIZE, SIZE, ADDRESS], 'cuMemcpyHtoDAsync_v2': [SIZE, ADDRESS, SIZE, ADDRESS],
-    'cuStreamCreate': [ADDRESS, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
+    'cuStreamCreateWithPriority': [ADDRESS, INTEGER, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
     'cuStreamSynchronize': [ADDRESS], 'cuEventSynchronize': [ADDRESS], 'cuEventDestroy_v2': [ADDRESS],
 }
 
@@ -64,6 +66,13 @@ class Driver:
             yield self.call
         finally:
             self.library.cuCtxPopCurrent_v2(ctypes.byref(ADDRESS()))
+
+    def stream(self, context: int, priority: int = LAST) -> int:
+        """Return the address of a new stream of a context, which is kept until the process ends."""
+        stream = ADDRESS()
+        with self.current(context):
+            self.call('cuStreamCreateWithPriority', ctypes.byref(stream), APART, priority)
+        return stream.value or 0
 
     def allocate_host(self, context: int, size: int) -> int:
         """Return the address of page-locked memory of some bytes; 0 if there is too little."""
