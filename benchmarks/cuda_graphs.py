@@ -8,6 +8,7 @@ Examples:
   python benchmarks/cuda_graphs.py --contexts 1 2 4 8 --models mlp lstm --batch-size 32
   python tests/cuda_on_cpu run --devices 4 --set LAUNCH_US=6 .venv/bin/python benchmarks/cuda_graphs.py --models small
 """
+import functools
 import os
 import sys
 
@@ -58,7 +59,7 @@ def measure(arguments):
                 ours(*batch)
             for choice in ours.executable.changes():
                 print('%s, %d: %s: %s' % (name, n, choice.chosen, choice.reason))
-            yield compare(lambda: ours(*batch), lambda: theirs(*batch),
+            yield compare(functools.partial(ours, *batch), functools.partial(theirs, *batch),
                           '%s: %d context%s, graphs / op by op' % (name, n, 's' * (n > 1)), arguments.rounds,
                           arguments.block)
 

@@ -3,7 +3,7 @@ import json
 
 import cuda_on_cpu
 import pytest
-from support.standin import launched, run
+from support.standin import run
 
 pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
@@ -196,7 +196,7 @@ print([calls.why_not for calls in found if not calls.launches], failures, copies
 
 
 def test_another_thread_uses_the_device_meanwhile():
-    """What another thread does on the stream while a graph is recorded is no part of the graph, and has its result."""
+    """Calls of another thread on the stream, while a graph is recorded, are no part of it, and have their results."""
     assert run(THREADS, 1, quiet=1, delay_us=20) == ['[] [] True']
 
 
@@ -212,7 +212,7 @@ cuda_graphs.Arena.page_locked = lambda arena, size: write(arena, 1)
 print(recorded().why_not)
 cuda_graphs.Arena.page_locked = write
 fill, kept = graph_calls.Result.fill, []
-graph_calls.Result.fill = lambda *given: kept.append(gpuarray.empty(9, context=get_context(context.name))) or fill(*given)
+graph_calls.Result.fill = lambda *given: kept.append(gpuarray.empty(9, context=array.context)) or fill(*given)
 print(recorded().why_not)
 '''
 
@@ -242,7 +242,7 @@ print(calls.why_not, calls.launches > before)
 
 
 def test_memory_of_graphs_is_given_back():
-    """Where memory is short, arrays get that of graphs, which are recorded again later."""
+    """Arrays get the memory of graphs where it is short; the graphs are recorded again later."""
     assert run(SHORT, 1, quiet=1, memory='24M') == ['1 0', ' True']
 
 

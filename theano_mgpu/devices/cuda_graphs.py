@@ -2,7 +2,8 @@
 
 CUDA records what is enqueued on a stream between ``cuStreamBeginCapture`` and ``cuStreamEndCapture``, instead of
 running it (docs.nvidia.com, CUDA Driver API, "Stream Management" and "Graph Management"). A graph has the addresses of
-its recording for good. What libgpuarray 0.7 does meanwhile (``src/gpuarray_buffer_cuda.c``, ``gpuarray_blas_cuda_cublas.c``):
+its recording for good. What libgpuarray 0.7 does meanwhile (``src/gpuarray_buffer_cuda.c``,
+``gpuarray_blas_cuda_cublas.c``):
 
 - It allocates from its own list of free blocks, by cuMemAlloc where that has none, which a capture refuses. A freed
   block serves the next array, of anybody. So while a call is recorded, its arrays lie in an `Arena` of the context,
@@ -16,7 +17,7 @@ its recording for good. What libgpuarray 0.7 does meanwhile (``src/gpuarray_buff
 - A read from the device, a wait and a copy between devices cannot be recorded. They fail, with the reason. But after a
   look-up of rows, libgpuarray reads whether an index was out of bounds: that may be read after the launch.
 
-cuda_graphs.cpp does this by a table of functions over that of `cuda_contexts`. Other threads wait meanwhile
+cuda_graphs.cpp does this by a table of functions over the table of `cuda_contexts`. Other threads wait meanwhile
 (`cuda_contexts.alone`): what they enqueue on the stream would become a part of the graph.
 """
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Arena:
         return executable, event
 
     def launch(self, executable: Any, event: Any) -> None:
-        """Launch a graph, and record an event behind it."""
+        """Start a graph, and record an event behind it."""
         with self._current() as call:
             call('cuGraphLaunch', executable, self.stream)
             call('cuEventRecord', event, self.stream)
@@ -147,7 +148,7 @@ class Arena:
             call('cuEventSynchronize', event)
 
     def destroy(self, executable: Any, event: Any) -> None:
-        """Destroy a graph, once its last launch has run."""
+        """Free a graph, once its last launch has run."""
         with self._current() as call, contextlib.suppress(RuntimeError):  # the device may be lost
             call('cuEventSynchronize', event)
             call('cuGraphExecDestroy', executable)
@@ -170,6 +171,11 @@ class Graph:
         """Wait for the last launch: what it copies to the device may be changed then."""
         self._arena.wait(self._event)
 
+    def takes_error(self) -> bool:
+        """Return whether its last launch, or one before, has found an index out of bounds; wait for it."""
+        self.wait()
+        return self._arena.take_error()
+
 
 @functools.lru_cache(maxsize=None)
 def arena_of(context: Context) -> Arena | str:
@@ -179,8 +185,8 @@ def arena_of(context: Context) -> Arena | str:
     try:
         declared('libcuda.so', FUNCTIONS)
         return Arena(context)
-    except ExchangeError as error:
-        return str(error)
+    except Exception as error:  # Theano raises a bare Exception for the errors of a compiler
+        return str(error).partition('\n')[0]
 
 
 class Result:
@@ -195,7 +201,9 @@ class Result:
     def fill(self, value: Any) -> None:
         """Copy another array of the context to it, unless it is the same one."""
         array = self.array
-        if (value.gpudata, value.shape, value.strides) != (array.gpudata, array.shape, array.strides):
+        if value.shape != array.shape:  # pygpu would repeat it
+            raise CannotCapture('its results have another shape in each call')
+        if (value.gpudata, value.strides) != (array.gpudata, array.strides):
             if not value.ndim:
                 array, value = array.reshape((1,)), value.reshape((1,))  # pygpu assigns no array without axes
             array[...] = value
@@ -232,9 +240,9 @@ def _struct_of(array):
     A GpuArray begins as each object of Cython with methods in C does, then follows `GpuArray` (gpuarray/array.h), whose
     first word it is.
     """
-    words = (ctypes.c_void_p * 4).from_address(id(array))
+    words = (ADDRESS * 4).from_address(id(array))
     for word in words[2:]:
-        if word and tuple((ctypes.c_void_p * 2).from_address(word)) == (array.gpudata - array.offset, array.context.ptr):
+        if word and tuple((ADDRESS * 2).from_address(word)) == (array.gpudata - array.offset, array.context.ptr):
             return word
     raise CannotCapture('pygpu has another layout than 0.7')
 

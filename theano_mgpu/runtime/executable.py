@@ -99,6 +99,8 @@ class CompiledPart:
     def drop(self) -> None:
         """Free the values that a failed call has left in the functions: Theano frees them in a call that ends."""
         for function in self.functions:
+            if isinstance(function.mgpu_call, graph_calls.GraphCalls):
+                function.mgpu_call.drop()
             for variable, cell in getattr(function.fn, 'storage_map', {}).items():
                 if variable.owner is not None:
                     cell[0] = None

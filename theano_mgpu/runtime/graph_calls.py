@@ -1,21 +1,22 @@
 """Calls of a compiled function by CUDA graphs: one launch in place of one for each op.
 
 A graph computes what the ops on the device do, with the shapes and addresses of its recording. Values of the host that
-may differ from call to call reach it by copies, from memory that each call fills anew: the ops on the host that compute
-them run before the launch, and ops on the host that read from the device run after it. A call finds its graph by the
-addresses and shapes of its arguments and of the shared variables, and by the values of whole numbers among the arguments
-on the host, such as a number of samples, which shapes may depend on.
+may differ from call to call reach it by copies, from memory that each call fills anew: the ops on the host that
+compute them run before the launch, and ops on the host that read from the device run after it. A call finds its graph
+by the addresses and shapes of its arguments and of the shared variables, and by the values of whole numbers among the
+arguments on the host, such as a number of samples, which shapes may depend on.
 
-Results lie in arrays of their own for each graph. If somebody still holds one of these, another set of arrays takes its
-place: new values of variables alternate between two sets, and each set has graphs that write to it.
+Each result lies in one of a few arrays of the function, which nobody else holds: new values of a variable alternate
+between two arrays, and so there are two graphs.
 """
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections import Counter, OrderedDict
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
-import theano
 from theano.gof.link import raise_with_op
 
 from ..devices.context_map import Context
@@ -82,9 +83,9 @@ class GraphCalls:
 
     def __init__(self, function: Any, call: Callable[..., list[Any]], context: Context, n_inputs: int) -> None:
         # The function itself has this object, and its memory should be freed at once when nobody has it.
-        self._vm, self._outputs, self.op_by_op, self._context = function.fn, function.maker.fgraph.outputs, call, context
+        inputs, self._outputs = function.maker.fgraph.inputs, function.maker.fgraph.outputs
+        self._vm, self.op_by_op, self._context = function.fn, call, context
         self.why_not, self.launches = '', 0
-        inputs = function.maker.fgraph.inputs
         cells = [container.storage for container in function.input_storage]
         self._given = cells[:n_inputs]
         self._on_device = [cell for cell, variable in zip(cells, inputs) if on_device(variable)]
@@ -95,7 +96,7 @@ class GraphCalls:
                    if not on_device(variable) and not (i < n_inputs and numbers[i])]
         self._of_host = [cell for cell, _ in of_host]
         self._changing = {variable for _, variable in of_host}
-        self._arena: Arena | None = None
+        self._arena: Arena | str | None = None
         self._seen: OrderedDict[Any, None] = OrderedDict()  # shapes, and arguments, of calls
         self._graphs: OrderedDict[Any, Recorded] = OrderedDict()  # by arguments and the arrays of results
         self._layouts: dict[Any, Any] = {}  # of the values that are kept, by shapes
@@ -103,7 +104,7 @@ class GraphCalls:
         self.unchecked: list[tuple[Graph, Sequence[Any]]] = []
         self._choices: dict[Any, Choices] = {}  # of the same, by shapes
         self._emptied = list(self._given)  # storage that is emptied after each call
-        self._calls = self._recordings = 0
+        self._calls_without = self._recordings = 0
         self._order: Order | None = None
 
     def __call__(self, *values: Any, into: Any = ()) -> list[Any]:
@@ -133,11 +134,16 @@ class GraphCalls:
     def check(self) -> None:
         """Raise the error of an index that was out of bounds in a launch since the last check; wait for it."""
         unchecked, self.unchecked = self.unchecked, []
-        for graph, _ in unchecked:
-            graph.wait()
-        if unchecked and self._arena.take_error():
+        if sum(graph.takes_error() for graph, _ in unchecked):  # it waits for each
             for _, values in unchecked:
                 self.op_by_op(*values)
+
+    def drop(self) -> None:
+        """Forget launches of a step that has failed."""
+        unchecked, self.unchecked = self.unchecked, []
+        with contextlib.suppress(RuntimeError):  # the device may be lost
+            for graph, _ in unchecked:
+                graph.takes_error()
 
     def _has_seen(self, arguments):
         has = arguments in self._seen
@@ -148,35 +154,38 @@ class GraphCalls:
 
     def _computed(self, shapes, values):
         """Return the results, by a graph where there is one, or one can be recorded."""
-        order = self._order = self._order or self._ordered()
-        arena = self._arena = self._arena or arena_of(self._context)
-        if order.why_not or isinstance(arena, str):
-            raise _OpByOp(order.why_not or arena)
-        self._calls += 1
-        self._run_before()
-        key = (shapes, tuple([cell[0].gpudata for cell in self._on_device]),
-               tuple([self._vm.storage_map[variable][0].tobytes() for variable in order.numbers]))
-        if shapes not in self._layouts:
-            self._learn(shapes)
-        results = self._free_arrays(shapes)
-        recorded = self._graphs.get((key, *map(id, results))) if results else None
-        if recorded is not None and recorded.age == arena.age:
-            self._graphs.move_to_end((key, *map(id, results)))
-            self.launches += 1
-            self._launch(recorded)
-            if recorded.graph.finds_errors:
-                self.unchecked.append((recorded.graph, values))
-            return self._results(results, recorded.fixed)
-        if self._calls > IN_VAIN and not self.launches:
+        try:
+            order = self._order = self._order or self._ordered()
+            arena = self._arena = self._arena or arena_of(self._context)
+            if order.why_not or isinstance(arena, str):
+                raise _OpByOp(order.why_not or arena)
+            self._run_before()
+            numbers = [_bits(self._vm.storage_map[variable][0]) for variable in order.numbers]
+            kind = shapes, *(number for number, variable in zip(numbers, order.numbers) if _is_whole(variable))
+            key = (kind, *numbers, *(cell[0].gpudata for cell in self._on_device))
+            results = self._free_arrays(kind)
+            recorded = self._graphs.get((key, *map(id, results)))
+            if recorded is None or recorded.age != arena.age:
+                return self._without_graph(key, results, values)
+        except _OpByOp:
+            raise
+        except Exception as error:
+            raise _OpByOp(str(error).strip().partition('\n')[0] or type(error).__name__) from error
+        self._graphs.move_to_end((key, *map(id, results)))
+        self.launches += 1
+        self._launch(recorded)
+        if recorded.graph.finds_errors:
+            self.unchecked.append((recorded.graph, values))
+        return self._results(results)
+
+    def _without_graph(self, key, results, values):
+        """Return the results of a call that has no graph yet."""
+        self._calls_without += 1
+        if self._calls_without > IN_VAIN and not self.launches:
             raise _OpByOp('its values lie elsewhere, or are other numbers, in each call')
         may_record = self._recordings <= MOST_GRAPHS or self._recordings * 4 <= self.launches
-        if not results:
-            raise _OpByOp
         if self._has_seen(key) and may_record:
-            try:
-                return self._recorded(key, results, values)
-            except Exception as error:
-                raise _OpByOp(str(error).strip().partition('\n')[0] or type(error).__name__) from error
+            return self._recorded(key, results, values)
         self._run_device(results)  # into arrays that a graph may have: new values of variables lie where it reads them
         return self._results(results)
 
@@ -187,54 +196,54 @@ class GraphCalls:
         self._arrays = [OrderedDict() for _ in order.kept]
         return order
 
-    def _free_arrays(self, shapes):
-        """Return an array for each result that is kept, which nobody holds; none if all are held."""
-        if shapes not in self._choices:
-            arrays = [each.setdefault(wanted, []) for each, wanted in zip(self._arrays, self._layouts[shapes])]
-            self._choices[shapes] = Choices(arrays)
-        free = self._choices[shapes].free()
+    def _free_arrays(self, kind):
+        """Return an array for each result that is kept, which nobody holds, for calls of a kind."""
+        if kind not in self._layouts:
+            self._learn(kind)
+        if kind not in self._choices:
+            arrays = [each.setdefault(wanted, []) for each, wanted in zip(self._arrays, self._layouts[kind])]
+            self._choices[kind] = Choices(arrays)
+        free = self._choices[kind].free()
         if None not in free:
             return free
-        for arrays, wanted, chosen in zip(self._arrays, self._layouts[shapes], free):
+        for arrays, wanted, chosen in zip(self._arrays, self._layouts[kind], free):
             if chosen is None:
                 if len(arrays[wanted]) == MOST_ARRAYS:
-                    return []
+                    raise _OpByOp  # somebody holds all of them
                 arrays[wanted].append(Result(self._context, wanted))
                 arrays.move_to_end(wanted)
                 if len(arrays) > MOST_LAYOUTS:
                     arrays.popitem(last=False)
         self._choices.clear()
-        return self._free_arrays(shapes)
+        return self._free_arrays(kind)
 
-    def _learn(self, shapes):
-        """Learn the layouts of the values that are kept."""
+    def _learn(self, kind):
+        """Find the layouts of the values that are kept."""
         self._run_device()
-        self._layouts[shapes] = [layout(cell[0]) for cell in self._kept()]
+        self._layouts[kind] = [layout(cell[0]) for cell in self._kept()]
         while len(self._layouts) > MOST_SEEN:
             del self._layouts[next(iter(self._layouts))]
         self._empty_device()
 
     def _launch(self, recorded):
         for cell, value in recorded.fixed:
-            cell[0] = value
+            cell[0] = copy.copy(value)  # ops may work in place on it
         if recorded.copied:
             recorded.graph.wait()  # for its last launch, which has copied from this memory
         for cell, memory in recorded.copied:
             memory[...] = cell[0]
         recorded.graph.launch()
 
-    def _results(self, results, fixed=()):
+    def _results(self, results):
         """Return the function's results, once the nodes of the device are computed, or will be."""
         cells = self._vm.storage_map
         for variable, result in zip(self._order.kept, results):
             cells[variable][0] = result.array.view()  # which is counted as a reference, as long as somebody has it
         self._run(self._order.nodes[AFTER])
-        of_graph = {id(cell) for cell, _ in fixed}
-        outputs = [cells[variable] for variable in self._outputs]
-        return [np.array(cell[0]) if id(cell) in of_graph else cell[0] for cell in outputs]
+        return [cells[variable][0] for variable in self._outputs]
 
     def _recorded(self, key, results, values):
-        """Return the results by a new graph of the present arguments, which have the same bits as those of a call."""
+        """Return the results by a new graph of the present arguments, with the same bits as Theano's own call has."""
         self._recordings += 1
         expected = [_bits(each) for each in self.op_by_op(*values)]
         self._take(values)
@@ -245,7 +254,7 @@ class GraphCalls:
                 others = ~np.frombuffer(value.tobytes('A'), 'uint8')
                 result.array.write(np.frombuffer(others.tobytes(), value.dtype))
         self._launch(recorded)
-        outputs = self._results(results, recorded.fixed)
+        outputs = self._results(results)
         if [_bits(each) for each in outputs] != expected:
             raise CannotCapture('its first launch had another result than the call')
         self._graphs[(key, *map(id, results))] = recorded
@@ -259,7 +268,7 @@ class GraphCalls:
         self._empty_device()
         n_arrays = arena.n_arrays()
         staging = arena.page_locked(max(arena.compute(lambda: self._run_device(results)), 1))
-        fixed = [(cell, cell[0]) for cell in (self._vm.storage_map[variable] for variable in order.fixed)]
+        fixed = [(cell, copy.copy(cell[0])) for cell in (self._vm.storage_map[variable] for variable in order.fixed)]
         self._empty_device()
         if arena.n_arrays() == n_arrays:
             graph = arena.capture(lambda: self._run_device(results, staging, copied), staging)
@@ -317,7 +326,7 @@ class GraphCalls:
         return [self._vm.storage_map[variable] for variable in self._order.kept]
 
     def _empty_device(self):
-        """Empty the storage of what nodes of the device have made, and that of the inner functions of loops."""
+        """Clear the storage of values that nodes of the device have made, and of the inner functions of loops."""
         for node, _ in self._order.nodes[DEVICE]:
             for variable in node.outputs:
                 self._vm.storage_map[variable][0] = None
@@ -336,8 +345,13 @@ def _bits(value):
     return np.asarray(value).tobytes()
 
 
+def _is_whole(variable):
+    """Return whether a value of the host is a whole number, on which shapes may depend."""
+    return not str(getattr(variable.type, 'dtype', '')).startswith('float')
+
+
 def _empty_inner(op):
-    """Empty the storage of an op's inner function, which may keep arrays from call to call."""
+    """Clear the storage of an op's inner function, which may keep arrays from call to call."""
     inner = getattr(getattr(op, 'fn', None), 'fn', None)
     for variable, cell in getattr(inner, 'storage_map', {}).items():
         if variable.owner is not None:

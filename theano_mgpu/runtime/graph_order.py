@@ -29,12 +29,13 @@ class Order:
     Attributes
     ----------
     nodes : dict of str to list of (node, thunk)
-        `BEFORE`: nodes that compute values of the host from changing ones. `DEVICE`: those of the device, and nodes of
+        `BEFORE`: nodes that compute values of the host from changing ones. `DEVICE`: nodes of the device, and nodes of
         the host that depend on shapes alone. `AFTER`: nodes that read from the device, and all that take their results.
     copies : set of Apply
         Nodes of `DEVICE` that copy changing values to the device.
     numbers : list of Variable
-        Changing values that nodes of `DEVICE` take as they are, such as a factor of a product: a graph has them for good.
+        Changing values that nodes of `DEVICE` take as they are, such as a factor of a product: a graph has them for
+        good.
     saved : set of Variable
         Values of `BEFORE` on which its nodes work in place, and which later nodes take.
     kept : list of Variable
@@ -47,7 +48,10 @@ class Order:
 
     def __init__(self, nodes: Sequence[theano.Apply], thunks: Sequence[Any], outputs: Sequence[theano.Variable],
                  changing: Collection[theano.Variable]) -> None:
-        self.copies, self.numbers, self.saved, self.why_not = set(), [], set(), ''
+        self.copies: set[theano.Apply] = set()
+        self.numbers: list[theano.Variable] = []
+        self.saved: set[theano.Variable] = set()
+        self.why_not = ''
         when: dict[Any, str | None] = dict.fromkeys(changing, BEFORE)  # None for what depends on shapes alone
         times: dict[theano.Apply, str] = {}
         roots: dict[Any, Any] = {}  # the values in whose memory others lie
@@ -110,7 +114,8 @@ class Order:
                 others = {times[client] for client, _ in variable.clients if client != 'output'}
                 if others == {times[node]} or when.get(variable) == DEVICE:
                     continue
-                if variable.owner is None or times[variable.owner] != BEFORE or getattr(variable.owner.op, 'view_map', 0):
+                made = variable.owner
+                if made is None or times[made] != BEFORE or _places(made, 'view_map'):
                     self._refuse('%s works in place on a value that is needed again' % named(node.op))
                 self.saved.add(variable)
 
@@ -124,7 +129,7 @@ def on_device(variable: theano.Variable) -> bool:
 
 
 def _places(node, kind):
-    """Return in whose memory each output lies: the numbers of inputs, by those of outputs."""
+    """Return in whose memory outputs lie: numbers of inputs, by numbers of outputs."""
     return {output: inputs[0] for output, inputs in getattr(node.op, kind, {}).items() if inputs}
 
 
