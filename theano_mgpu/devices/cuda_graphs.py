@@ -1,8 +1,8 @@
 """CUDA graphs: what a call enqueues on a device's stream, recorded once, and launched as a whole from then on.
 
-CUDA records what is enqueued on a stream between ``cuStreamBeginCapture`` and ``cuStreamEndCapture``, instead of
-running it (docs.nvidia.com, CUDA Driver API, "Stream Management" and "Graph Management"). A graph has the addresses of
-its recording for good. What libgpuarray 0.7 does meanwhile (``src/gpuarray_buffer_cuda.c``,
+CUDA records the work that is enqueued on a stream between ``cuStreamBeginCapture`` and ``cuStreamEndCapture``,
+instead of running it (docs.nvidia.com, CUDA Driver API, "Stream Management" and "Graph Management"). A graph has the
+addresses of its recording for good. What libgpuarray 0.7 does meanwhile (``src/gpuarray_buffer_cuda.c``,
 ``gpuarray_blas_cuda_cublas.c``):
 
 - It allocates from its own list of free blocks, by cuMemAlloc where that has none, which a capture refuses. A freed
@@ -12,8 +12,8 @@ its recording for good. What libgpuarray 0.7 does meanwhile (``src/gpuarray_buff
 - With ``GA_CTX_SINGLE_STREAM`` (Theano's default) it neither records events nor waits for them, and each copy, kernel
   and cuBLAS call is on the one stream. cuBLAS and cuDNN have it as the stream of their handles.
 - A copy to the device would read the host's memory at each launch, when it has other content, or none: also where
-  ``GA_BUFFER_INIT`` has an array filled, as for the pointers of batched products. What is copied lies in page-locked
-  memory of the graph instead, where a caller can change it.
+  ``GA_BUFFER_INIT`` has an array filled, as for the pointers of batched products. Such values lie in page-locked
+  memory of the graph instead, where a caller can change them.
 - A read from the device, a wait and a copy between devices cannot be recorded. They fail, with the reason. But after a
   look-up of rows, libgpuarray reads whether an index was out of bounds: that may be read after the launch.
 
