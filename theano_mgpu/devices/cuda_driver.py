@@ -7,6 +7,7 @@ import functools
 from typing import Any, Iterator, Sequence
 
 from ..errors import ExchangeError
+from . import cuda_contexts
 
 INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
 # The arguments of each function that is called here, or from nccl.cpp.
@@ -69,7 +70,7 @@ class Driver:
         """Return the address of page-locked memory of some bytes; 0 if there is too little."""
         address = ADDRESS()
         with self.current(context):
-            code = self.library.cuMemAllocHost_v2(ctypes.byref(address), size)
+            code = cuda_contexts.allocate_host(self.library.cuMemAllocHost_v2, ctypes.byref(address), size)
         return 0 if code else address.value or 0
 
     def free_host(self, contexts: Sequence[int], address: int) -> None:
@@ -78,7 +79,7 @@ class Driver:
             with self.current(context):
                 self.library.cuCtxSynchronize()
         with self.current(contexts[-1]):
-            self.library.cuMemFreeHost(address)
+            cuda_contexts.free_host(self.library.cuMemFreeHost, address)
 
 
 @functools.lru_cache(maxsize=None)

@@ -317,6 +317,10 @@ void mgpu_failure(Communicator *communicator, int *out) {
     out[2] = communicator->code;
 }
 
+// Keep others from calls that may wait for all devices while an exchange is launched.
+void mgpu_lock() { one_group.lock(); }
+void mgpu_unlock() { one_group.unlock(); }
+
 // Aborts all communicators, which then have failed.
 void mgpu_give_up() {
     bool alone = one_group.try_lock_for(std::chrono::seconds(5));
