@@ -17,8 +17,8 @@ things are wrong with that, in 0.7.0 to 0.7.6 and in later development versions 
 Each context has a pointer to a table of functions through which all of libgpuarray, pygpu and Theano call it. `protect`
 points it to a table of functions, in cuda_contexts.cpp, that lock the context, call the original, and leave the
 context as often as the original failed to. `free_within_context` adds a function that enters the context before it
-frees memory. A call that frees memory may wait for all devices, so `keep_apart` keeps it from running while NCCL launches
-an exchange.
+frees memory. A call that frees memory may wait for all devices, so `keep_apart` keeps it from running while NCCL
+launches an exchange.
 """
 from __future__ import annotations
 
