@@ -19,6 +19,8 @@ FUNCTIONS: dict[str, list[Any]] = {
     'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS], 'cuCtxSynchronize': [],
     'cuMemcpyDtoHAsync_v2': [ADDRESS, SIZE, SIZE, ADDRESS], 'cuMemcpyHtoDAsync_v2': [SIZE, ADDRESS, SIZE, ADDRESS],
     'cuStreamCreate': [ADDRESS, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
+    'cuDeviceCanAccessPeer': [ADDRESS, INTEGER, INTEGER], 'cuCtxEnablePeerAccess': [ADDRESS, INTEGER],
+    'cuCtxDisablePeerAccess': [ADDRESS],
     'cuStreamSynchronize': [ADDRESS], 'cuEventSynchronize': [ADDRESS], 'cuEventDestroy_v2': [ADDRESS],
 }
 

@@ -9,6 +9,7 @@ from scipy import sparse
 from theano.gpuarray.type import GpuArrayType
 from theano.tensor import TensorType
 
+from . import peers
 from .context_map import Context
 from .contexts import gpu_context
 
@@ -64,9 +65,10 @@ class DeviceBuffers:
 def copy_to(context: Context, value: Any) -> Any:
     """Return a device's array in another context, copied directly between the devices where libgpuarray can.
 
-    It can with CUDA, and through the host with OpenCL. The call waits until the source is computed. A CUDA copy may
-    then still run when the call returns: the next computation of the destination waits for it, and so does the next
-    write of the source's device, into the same memory, too. So the source may be changed or freed at once.
+    It can with CUDA where `peers.path` is direct; else the copy goes through the host. The call waits until the source
+    is computed. A CUDA copy may then still run when the call returns: the next computation of the destination waits for
+    it, and so does the next write of the source's device, into the same memory, too. So the source may be changed or
+    freed at once.
 
     The copy is C-contiguous. A value that is in the context already, or on no device, is returned as it is. pygpu
     raises a GpuArrayException if the device has too little free memory, or has failed.
@@ -81,6 +83,8 @@ def copy_to(context: Context, value: Any) -> Any:
     if not value.flags.c_contiguous:
         value = value.copy(order='C')  # on its own device: transfer() takes no other arrays, or keeps Fortran order
     value.sync()  # transfer() would wait, too, but block all calls of other threads to the destination meanwhile
+    if peers.path(value.context, there) == peers.WRONG:
+        return DeviceMemory(context).contiguous(fetch(value))
     return value.transfer(there)
 
 
