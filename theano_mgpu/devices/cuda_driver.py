@@ -68,6 +68,13 @@ class Driver:
         finally:
             self.library.cuCtxPopCurrent_v2(ctypes.byref(ADDRESS()))
 
+    def event(self, context: int) -> int:
+        """Return the address of a new event of a context, without a time."""
+        event = ADDRESS()
+        with self.current(context):
+            self.call('cuEventCreate', ctypes.byref(event), 2)
+        return event.value or 0
+
     def allocate_host(self, context: int, size: int) -> int:
         """Return the address of page-locked memory of some bytes; 0 if there is too little."""
         address = ADDRESS()

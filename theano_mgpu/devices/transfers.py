@@ -1,7 +1,9 @@
 """Arrays from the host to a device and back, and between devices; for a ``cpu`` context no host array is copied."""
 from __future__ import annotations
 
+import contextlib
 import copy
+import weakref
 from typing import Any, Iterable, Sequence
 
 import numpy as np
@@ -12,6 +14,7 @@ from theano.tensor import TensorType
 from . import peers
 from .context_map import Context
 from .contexts import gpu_context
+from .copies import LEAST, MOST, inputs_beside
 
 
 class DeviceMemory:
@@ -39,11 +42,18 @@ class DeviceMemory:
 
 
 class DeviceBuffers:
-    """Memory on a context's device that arrays are sent to again and again; not for a ``cpu`` context."""
+    """Memory on a context's device that arrays are sent to again and again; not for a ``cpu`` context.
 
-    def __init__(self, context: Context) -> None:
+    If it `is_beside`, large arrays are copied beside what the device computes, and may be used in a block of `read`
+    alone.
+    """
+
+    def __init__(self, context: Context, is_beside: bool = False) -> None:
         self._context = context
         self.arrays: dict[Any, Any] = {}
+        self._beside = inputs_beside(context) if is_beside else None
+        if self._beside is not None:
+            weakref.finalize(self, self._beside.close).atexit = False
 
     def send(self, key: Any, value: Any) -> Any:
         """Return an array on the device; valid until the next one of the key is sent.
@@ -52,6 +62,10 @@ class DeviceBuffers:
         """
         if not isinstance(value, np.ndarray):
             return copy_to(self._context, value)
+        if self._beside is not None and LEAST < value.nbytes <= MOST:
+            array = self._beside.send(key, value)
+            if array is not None:
+                return array
         from pygpu import gpuarray
         buffer = self.arrays.get(key)
         if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
@@ -60,6 +74,10 @@ class DeviceBuffers:
         else:
             buffer.write(np.ascontiguousarray(value))
         return buffer
+
+    def read(self) -> Any:
+        """Return a ``with`` block in which computations that read the arrays may be enqueued."""
+        return self._beside or contextlib.nullcontext()
 
 
 def copy_to(context: Context, value: Any) -> Any:
