@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-devices test one cover test-slow test-cuda test-gpu test-keras test-kerases test-keras-examples test-libraries test-theano test-nvrtc test-nccl test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
+.PHONY: help setup demo demo-devices test one cover test-slow test-cuda test-gpu test-keras test-kerases test-keras-examples test-libraries test-theano test-nvrtc test-nccl test-cublas test-driver test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install their requirements: no other command has to run first.'
@@ -59,6 +59,12 @@ test-nvrtc: setup ## compile every kernel of make test-cuda with NVIDIA's own co
 
 test-nccl: setup ## compare the calls of NCCL, and its stand-in, with NVIDIA's own library and header (downloads 350 MB)
 	@.ci/test-nccl
+
+test-cublas: setup ## compare the calls by which products are TF32 with NVIDIA's own library and headers (downloads 550 MB)
+	@.ci/test-cublas
+
+test-driver: setup ## compare the functions of the driver that are called with NVIDIA's own headers (downloads 2 MB)
+	@.ci/test-driver
 
 test-cudnn: setup ## compile Theano's ops of cuDNN with NVIDIA's own headers and libraries (downloads them: 2.9 GB)
 	@$(PY) .ci/quickly .ci/test-cudnn $(ARGS)

@@ -135,8 +135,9 @@ setup(
         'nvidia': ['nvidia-ml-py'],
         # In addition to NVIDIA's driver, which is not on PyPI. NVRTC must not be newer than the driver: docs/cuda.md.
         'cuda12': ['nvidia-cuda-nvrtc-cu12>=12.0,<13', 'nvidia-cublas-cu12>=12.0,<13',
-                   'nvidia-nccl-cu12>=2.18,<3'],
-        'cuda13': ['nvidia-cuda-nvrtc>=13.0,<14', 'nvidia-cublas>=13.0,<14', 'nvidia-nccl-cu13>=2.27,<3'],
+                   'nvidia-nccl-cu12>=2.18,<3', 'nvidia-ml-py'],
+        'cuda13': ['nvidia-cuda-nvrtc>=13.0,<14', 'nvidia-cublas>=13.0,<14', 'nvidia-nccl-cu13>=2.27,<3',
+                   'nvidia-ml-py'],
         # In addition to the above: 700 MB.
         'cudnn12': ['nvidia-cudnn-cu12>=8.9,<10'],
         'cudnn13': ['nvidia-cudnn-cu13>=9.12,<10'],

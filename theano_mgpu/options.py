@@ -30,6 +30,7 @@ class Flags:
     shares: str
     logical_shards: int
     recompute: bool
+    tf32: bool
     verify: bool
     ledger: str
     ledger_every: int

@@ -213,14 +213,19 @@ def test_a_device_of_theano_0_x_is_left_to_the_contexts_that_are_chosen(variable
 @pytest.mark.parametrize('words, flags, expected', [
     ('run train.py', {'device': 'gpu2'}, {'device': 'cpu', 'contexts': 'dev0->cuda2'}),
     ('run train.py', {'device': 'gpu'}, {'device': 'cpu'}),
+    ('run train.py', {'device': 'cuda2'}, {'device': 'cuda2', 'contexts': 'dev0->cuda2'}),
+    ('run train.py', {'device': 'cuda0'}, {'device': 'cuda0'}),
+    ('run --contexts a->cuda0 train.py', {'device': 'cuda2'}, {'device': 'cuda2'}),
     ('run --gpus 4 train.py', {'device': 'gpu2'}, {'device': 'cpu'}),
     ('run train.py', {'device': 'gpu2', 'contexts': 'a->cuda0'}, {'device': 'cpu', 'contexts': 'a->cuda0'}),
     ('launch -n 2 train.py', {'device': 'gpu2'}, {'device': 'cpu'})])
 def test_an_old_device_under_run_is_this_device_alone(words, flags, expected):
-    """The flag was dropped, and the script took all cards."""
+    """The flag was dropped, and the script took all cards; `device=cuda2` was kept, and all were taken beside it."""
     code = 'import sys; sys.argv = ["theano-mgpu", *%r]; from theano_mgpu.devices import patches; ' \
-        'from theano_mgpu.compat import old_flags; print(old_flags.today(%r)[0])' % (words.split(), flags)
-    assert ast.literal_eval(python('-c', code).stdout) == expected
+        'from theano_mgpu.compat import old_flags; print(old_flags.today(%r))' % (words.split(), flags)
+    read, said = ast.literal_eval(python('-c', code).stdout)
+    assert read == expected and ('this card alone (--gpus 2 takes two, and device=cuda all)' in said) == (
+        'dev0->cuda2' in read.values())
 
 
 CASES = {  # the shape of an argument, and expressions of it

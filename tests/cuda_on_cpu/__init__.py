@@ -1,4 +1,4 @@
-"""CUDA programs on the processor, by stand-ins for libcuda, libnvrtc, libcublas, libnccl and libcudnn (README.md).
+"""CUDA programs on the processor, by stand-ins for libcuda, libnvrtc, libcublas and others of NVIDIA's (README.md).
 
 `build` makes the libraries, `environment` gives a child process the variables that select them, and
 ``python tests/cuda_on_cpu run COMMAND`` does both for a command.
@@ -97,7 +97,8 @@ def environment(devices=2, base=None, cudnn=None, **settings):
     cudnn : {7, 8, 9}, optional
         The version of cuDNN; none by default.
     **settings
-        ``name=value`` sets CUDA_ON_CPU_NAME; README.md lists the names. True and False become 1 and 0.
+        ``name=value`` sets CUDA_ON_CPU_NAME; README.md lists the names. True and False become 1 and 0. With `processes`
+        or `display` there is NVML.
 
     Returns
     -------
@@ -112,7 +113,9 @@ def environment(devices=2, base=None, cudnn=None, **settings):
     """
     env = dict(os.environ if base is None else base)
     libraries = build(cudnn=cudnn)
-    paths = (libraries, cudnn and os.path.join(cudnn_folder(cudnn), 'lib'), env.get('LD_LIBRARY_PATH'))
+    tells_uses = {'processes', 'display'} & {*settings}
+    paths = (libraries, tells_uses and os.path.join(libraries, 'nvml'),
+             cudnn and os.path.join(cudnn_folder(cudnn), 'lib'), env.get('LD_LIBRARY_PATH'))
     env['LD_LIBRARY_PATH'] = os.pathsep.join(path for path in paths if path)
     home = os.path.expanduser('~')
     cache = os.environ.get('XDG_CACHE_HOME') or os.path.join(home, '.cache')

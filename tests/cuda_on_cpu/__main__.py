@@ -81,7 +81,8 @@ def main(arguments=None):
             print(build(options.versioned, tell=tell))
             return 0
         build(cudnn=options.cudnn, tell=tell)
-        env = environment(options.devices, cudnn=options.cudnn, **dict(options.settings))
+        env = environment(options.devices, cudnn=options.cudnn,
+                          **{name.lower(): value for name, value in options.settings})
         os.execvpe(options.command[0], options.command, env)
     except Unavailable as exc:
         print(exc, file=sys.stderr)

@@ -19,7 +19,7 @@ def times(folder):
 def test_a_second_build_changes_nothing():
     folder = build()
     before = times(folder)
-    assert sorted(before) == ['libcublas.so', 'libcuda.so', 'libnccl.so.2', 'libnvrtc.so', 'prelude']
+    assert sorted(before) == ['libcublas.so', 'libcuda.so', 'libnccl.so.2', 'libnvrtc.so', 'nvml', 'prelude']
     assert build() == folder and times(folder) == before
 
 
@@ -27,7 +27,7 @@ def test_a_second_build_changes_nothing():
 def test_the_versioned_build_has_the_names_of_a_driver_and_of_wheels():
     folder = build(versioned=True)
     assert sorted(os.listdir(folder)) == ['libcublas.so.12', 'libcuda.so.1', 'libnccl.so.2', 'libnvrtc.so.12',
-                                          'prelude']
+                                          'nvml', 'prelude']
     # A library that is loaded is found by its soname, whatever its path.
     code = '''
 import ctypes, sys
@@ -91,15 +91,15 @@ def test_the_command_line_explains_what_is_wrong(arguments, message):
 
 def test_a_build_tells_what_it_does(monkeypatch, tmp_path):
     shutil.copy(os.path.join(FOLDER, 'Makefile'), str(tmp_path))
-    for name in ('driver', 'nvrtc', 'cublas', 'nccl'):
+    for name in ('driver', 'nvrtc', 'cublas', 'nccl', 'nvml'):
         (tmp_path / 'src' / name).mkdir(parents=True)
         (tmp_path / 'src' / name / 'empty.cpp').touch()
     monkeypatch.setattr('cuda_on_cpu.FOLDER', str(tmp_path))
     lines = []
     build(tell=lines.append)
-    assert len(lines) == 8 and {'compile build/driver.o', 'link lib/libcuda.so'} < set(lines)
+    assert len(lines) == 10 and {'compile build/driver.o', 'link lib/libcuda.so'} < set(lines)
     build(tell=lines.append)
-    assert len(lines) == 8
+    assert len(lines) == 10
     (tmp_path / 'src' / 'nccl' / 'empty.cpp').write_text('no C++')
     with pytest.raises(Unavailable, match='empty.cpp:1:1: error'):
         build()

@@ -52,6 +52,28 @@ def test_beta_0_ignores_what_was_there():
     assert device.read(result, 1)[0] == 1
 
 
+def largest_error(mode):
+    """Return the largest relative error of a product of float32 in a mode of cublasSetMathMode."""
+    device, (a, b) = Device(0), np.random.RandomState(0).rand(2, 8, 8).astype('float32')
+    blas, result = Blas(device), device.allocate(256)
+    call('cublasSetMathMode', blas.handle, mode)
+    blas.gemm('S', 0, 0, 8, 8, 8, 1, device.upload(a), 8, device.upload(b), 8, 0, result, 8)
+    return np.abs(device.read(result, (8, 8)) / (b.astype('float64') @ a) - 1).max()
+
+
+@on_standin(cc='8.0;7.5', version=12000)
+def test_a_mode_cuts_to_tf32():
+    assert largest_error(0) < 1e-6 and 1e-5 < largest_error(3) < 1e-2
+    other = Blas(Device(1))
+    call('cublasSetMathMode', other.handle, 3)  # which the device cannot
+
+
+@on_standin(cc='8.0', version=10020)
+def test_an_old_version_has_no_tf32():
+    with fails_with(7):
+        largest_error(3)
+
+
 @on_standin()
 def test_a_matrix_of_another_device_is_an_error():
     first, second = Device(0), Device(1)

@@ -9,6 +9,8 @@ import numpy as np
 
 from cuda_on_cpu.child import clean_environment, on_standin, run
 from cuda_on_cpu.driver import (
+    CAPTURE_INVALIDATED,
+    CAPTURE_UNSUPPORTED,
     ILLEGAL_ADDRESS,
     INVALID_HANDLE,
     KERNELS,
@@ -20,6 +22,7 @@ from cuda_on_cpu.driver import (
     PEER_ACCESS_NOT_ENABLED,
     PEER_ACCESS_UNSUPPORTED,
     Calls,
+    CudaError,
     Device,
     Hold,
     call,
@@ -488,3 +491,85 @@ def test_devices_are_chosen_by_uuid():
     assert chosen('%s,1,%s' % (second, card)) == ['09 9 900000000000000000000000' + '4', '02 2 2', '05 5 5']
     assert chosen('GPU-00000005, ' + first) == ['05 5 5', '09 9 900000000000000000000000' + '3']
     assert chosen('GPU-00000005,MIG-00000009,1') == ['05 5 5']  # the beginning of two: nothing after it
+
+
+# Graphs
+
+def captured(device, *work, mode=1):
+    """Return a graph of calls on a device's stream, which are captured instead of run."""
+    device.call('cuStreamBeginCapture_v2', device.stream, mode)
+    for each in work:
+        each()
+    graph = ctypes.c_void_p()
+    call('cuStreamEndCapture', device.stream, ctypes.byref(graph))
+    executable = device.out(ctypes.c_void_p, 'cuGraphInstantiateWithFlags', graph, ctypes.c_ulonglong(0))
+    call('cuGraphDestroy', graph)
+    return executable
+
+
+@on_standin(delay_us=300)
+def test_a_graph_runs_at_each_launch():
+    device = Device(0)
+    poke = device.kernel('poke')
+    array = device.upload(np.zeros(4, 'float32'))
+    pinned = device.out(ctypes.c_void_p, 'cuMemAllocHost_v2', ctypes.c_size_t(8))
+    numbers = np.frombuffer((ctypes.c_char * 8).from_address(pinned.value), 'float32')
+    numbers[:] = 7, 8
+    graph = captured(device, lambda: device.launch(poke, 1, array, ctypes.c_long(3)),
+                     lambda: device.call('cuMemcpyHtoDAsync_v2', array, pinned, ctypes.c_size_t(8), device.stream))
+    assert device.read(array, 4).tolist() == [0, 0, 0, 0]
+    calls()
+    for first in 1, 2:
+        numbers[0] = first  # read at the launch
+        device.call('cuGraphLaunch', graph, device.stream)
+        assert device.read(array, 4).tolist() == [first, 8, 0, 1]
+    assert calls()[:4] == (0, 0, 2, 0)
+    device.call('cuGraphExecDestroy', graph)
+    with fails_with(INVALID_HANDLE):
+        device.call('cuGraphLaunch', graph, device.stream)
+
+
+@on_standin()
+def test_a_capture_refuses_calls_that_wait_or_change_memory():
+    device, graph, results = Device(0), ctypes.c_void_p(), []
+    event = device.out(ctypes.c_void_p, 'cuEventCreate', 2)
+    array = device.allocate(4)
+    for refused in (lambda: device.allocate(4), lambda: device.free(array), device.synchronize,
+                    lambda: device.call('cuEventQuery', event), lambda: device.call('cuCtxSynchronize')):
+        with fails_with(CAPTURE_INVALIDATED):
+            captured(device, lambda: check_refused(refused))
+    # In another thread they are not refused, unless the capture is global.
+    for mode, expected in (1, None), (0, CAPTURE_UNSUPPORTED):
+        def allocate():
+            try:
+                device.allocate(4)
+            except CudaError as error:
+                results.append(error.code)
+        def in_a_thread():
+            thread = threading.Thread(target=allocate)
+            thread.start()
+            thread.join()
+        if expected:
+            with fails_with(CAPTURE_INVALIDATED):
+                captured(device, in_a_thread, mode=mode)
+        else:
+            captured(device, in_a_thread, mode=mode)
+    assert results == [CAPTURE_UNSUPPORTED]
+
+
+def check_refused(function):
+    with fails_with(CAPTURE_UNSUPPORTED):
+        function()
+
+
+@on_standin(fail='0:2')
+def test_a_kernel_of_a_graph_fails_at_a_launch():
+    device = Device(0)
+    poke, array = device.kernel('poke'), device.upload(np.zeros(1, 'float32'))
+    graph = captured(device, lambda: device.launch(poke, 1, array, ctypes.c_long(0)))
+    for _ in range(2):
+        device.call('cuGraphLaunch', graph, device.stream)
+        device.synchronize()
+    device.call('cuGraphLaunch', graph, device.stream)
+    with fails_with(LAUNCH_FAILED):
+        device.synchronize()

@@ -140,7 +140,7 @@ def test_a_driver_without_a_device(machine):
                                   'supports CUDA 12.4', 'devices: 8.6', "'nvidia-cuda-nvrtc-cu12<12.5'"]),
     pytest.param('8.6', (12, 9), NVRTC_13_5, ['NVRTC 13.5', 'supports CUDA 12.9', "pip install 'theano_mgpu[cuda12]'"],
                  marks=pytest.mark.slow),
-    ('6.1', (13, 5), NVRTC_13_5, ['NVRTC 13.5', 'for compute capability 7.5 and above', 'a device has 6.1',
+    ('6.1', (13, 5), NVRTC_13_5, ['NVRTC 13.5', 'for compute capability 7.5 and above', 'not for 6.1',
                                   'supports CUDA 13.5', "pip install 'theano_mgpu[cuda12]'"]),
     ('8.6', (13, 0), None, ['NVRTC, which compiles the kernels for CUDA devices, is not installed',
                             "pip install 'theano_mgpu[cuda12]'"]),
@@ -166,6 +166,77 @@ print(caught[-1].category.__name__, caught[-1].message)
     # Where no contexts are configured others are used, and a warning says why.
     assert 'cuda' not in best and warning.startswith("MgpuWarning this machine's CUDA devices are not used: ")
     assert words[0] in warning
+
+
+def test_one_old_card_beside_a_new_one(machine):
+    """All cards were refused, for the sake of one that cuBLAS 13 does not support. A library for all goes first."""
+    machine.install_nvrtc(*NVRTC_13_5)
+    machine.cublas.rename(machine.cublas.with_name('libcublas.so.13'))
+    code = HEAD + """
+from theano_mgpu.devices.contexts import configured, describe
+print(describe(configured()))
+try:
+    mgpu.init('dev0->cuda1')
+except mgpu.ContextError as error:
+    print(error)
+"""
+    cards = dict(cc='8.6;6.1', driver=(13, 5))
+    one, error = machine.run(code, **cards).splitlines()
+    assert one == 'dev0->cuda0'
+    assert error.startswith('cuda1: NVRTC 13.5') and 'not for 6.1' in error and 'python -m pip install' in error
+    assert machine.run(ADD, **cards).endswith('[0.0, 2.0, 4.0, 6.0, 8.0]')
+    found = json.loads(machine.run(DOCTOR, **cards))['architecture']
+    assert found[:2] == ['warn', error.partition('. python')[0].replace(': ', ' is left out: ', 1)]
+    machine.install_nvrtc(*NVRTC_12_9)
+    assert '/lib/libcublas.so.13 supports compute capability 7.5 and above, not 6.1' in machine.run(code, **cards)
+    machine.cublas.with_name('libcublas.so.13').rename(machine.cublas)
+    assert machine.run(code, **cards) == 'dev0->cuda0;dev1->cuda1'
+
+
+PRODUCT = HEAD + """
+mgpu.init('dev0->cuda0')
+import hashlib
+import numpy as np, theano, theano.tensor as T
+a, b = np.random.RandomState(0).rand(2, 16, 16).astype('float32')
+x = T.fmatrix('x')
+f = mgpu.function([x], T.dot(x, theano.shared(b)))
+print('TF32 in products' in str(f.plan))
+print(hashlib.sha1(f(a).tobytes()).hexdigest(), np.abs(f(a) / a.astype('float64').dot(b) - 1).max())
+print(cuda_libraries.survey().libraries['libcublas.so'].detail)
+"""
+TF32 = 'floatX=float32,mgpu.tf32=True'
+
+
+def test_products_are_tf32_if_the_flag_says_so(machine):
+    """Only convolutions were. A device below 8.0 computes as ever, bit for bit."""
+    machine.install_nvrtc(*NVRTC_12_9)
+    explained, numbers, detail = machine.run(PRODUCT, '8.6', THEANO_FLAGS=TF32).splitlines()
+    assert explained == 'True' and 1e-5 < float(numbers.split()[1]) < 1e-2 and 'products of float32 as TF32' in detail
+    off, old = (machine.run(PRODUCT, cc, THEANO_FLAGS=flags).splitlines()
+                for cc, flags in (('8.6', 'floatX=float32'), ('7.5', TF32)))
+    assert off[0] == 'False' and off[2:] == [] and float(off[1].split()[1]) < 1e-6 and off[1] == old[1]
+    library = json.loads(machine.run(DOCTOR, '8.6', THEANO_FLAGS=TF32))['libcublas.so']
+    assert library[0] == 'ok' and library[1].endswith('; products of float32 as TF32, by mgpu.tf32')
+
+
+@pytest.mark.parametrize('early, note', [('', 'libcublas.so.10 is cuBLAS 10.2, and 11.0 or later has TF32'),
+                                         ('import ctypes; ctypes.CDLL("libcublas.so")\n', 'another libcublas.so was ')])
+def test_products_that_cannot_be_tf32(early, note, machine):
+    """The libraries are a toolkit's, which has the name that libgpuarray opens, or older than TF32."""
+    machine.install_nvrtc(10, 2, [50, 70, 75], lists=False)
+    machine.cublas.rename(machine.cublas.with_name('libcublas.so.10'))
+    path = {'LD_LIBRARY_PATH': build()} if early else {}
+    done = subprocess.run([sys.executable, '-c', early + PRODUCT], capture_output=True, text=True, env={
+        **machine.environment('7.5', (12, 9) if early else (10, 2), THEANO_FLAGS=TF32), **path})
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[2]) < 1e-6
+    assert 'mgpu.tf32=True: products of matrices stay in float32, since ' in done.stderr and note in done.stderr
+
+
+def test_products_are_tf32_with_a_toolkit(machine):
+    """The toolkit's libcublas.so is a link to a library of another SONAME: the one with code goes first."""
+    done = machine.run(PRODUCT, '8.0', THEANO_FLAGS=TF32, LD_LIBRARY_PATH=build()).splitlines()
+    assert done[0] == 'True' and 'products of float32 as TF32' in done[2]
 
 
 def test_missing_cublas(machine):

@@ -42,7 +42,7 @@ def test_values_wait_for_what_has_read_the_ones_before_and_are_waited_for(settin
 
 
 def test_large_values_are_copied_by_several_threads():
-    code = ORDER.replace('rng, buffers', 'copies.PIECE, copies.processor.cores, rng, buffers').replace(
+    code = ORDER.replace('rng, buffers', 'copies.PIECE, copies._fillers, rng, buffers').replace(
         '= np.random', '= 10000, lambda: 3, np.random')
     assert run(code, delay_us=300) == ['True']
 

@@ -44,7 +44,8 @@ def add_contexts(parser: argparse.ArgumentParser, *short: str) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument('--contexts', metavar='MAP', type=context_map,
                        help="contexts and their devices, e.g. 'dev0->cuda0;dev1->cuda1', quoted (default: the contexts "
-                       'of THEANO_FLAGS or .theanorc, or else every GPU, or else every core)')
+                       'of THEANO_FLAGS or .theanorc, or else every GPU but those that a note names, or else every '
+                       'core)')
     which.add_argument(*short, '--gpus', metavar='N|LIST', type=gpus, dest='contexts',
                        help='how many of these default contexts, or their names or numbers, e.g. 2, or 0,2, or '
                        'dev0,dev2; without a GPU and a map, N contexts on the CPU')

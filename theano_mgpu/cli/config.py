@@ -51,6 +51,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the .theanorc; a note on stderr names devices that are not on this machine."""
     existing = discovery.discover(args.kind)[0] if args.kind else discovery.discover_best()
+    out = cards.left_out(tuple(existing), for_good=True)
+    left_out = cards.left_out_note(out, [], default_map(existing))
+    if left_out:
+        note(left_out)
+    existing = [device for device in existing if device not in out] or existing
     if isinstance(args.contexts, (str, list)):
         map_ = describe(selected(args) or ())
     else:

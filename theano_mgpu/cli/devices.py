@@ -1,6 +1,9 @@
 """`theano-mgpu devices`: list contexts, with device, name, memory and utilisation.
 
 The contexts come from THEANO_FLAGS or .theanorc; if there are none, this machine's devices are listed.
+CUDA devices are left out, with a note, if other users compute on them, as far as nvidia-ml-py tells; if
+they have less than a quarter of the largest one's memory, or half of it and a display; or if no library
+supports them. --contexts takes them.
 BUSY is an NVIDIA device's utilisation, if nvidia-ml-py is installed. OpenCL does not report free
 memory: for its devices FREE is the largest single array that fits. A device without a context is a
 CPU that OpenCL offers: `cpu` is faster, so it is used only if a context is mapped to it.

@@ -2,9 +2,10 @@
 
 Every Keras model that the script compiles trains, tests and predicts on the contexts, and so does every
 theano.function that takes a batch, where the result is exact and it is faster. The contexts come from
---contexts, or from mgpu.init in the script, or from THEANO_FLAGS or .theanorc, or are every GPU; without one, every
-core of the CPU. The script needs no change. Its arguments, its standard input, its exit code and its tracebacks are
-the same as under python. Options of run stand before the script; the words behind it are its arguments.
+--contexts, or from mgpu.init in the script, or from THEANO_FLAGS or .theanorc, or are every GPU, but for cards
+that others use, or that are too small or too old; without one, every core of the CPU. The script needs no change.
+Its arguments, its standard input, its exit code and its tracebacks are the same as under python. Options of run
+stand before the script; the words behind it are its arguments.
 
 The summary (on stderr, at exit) lists each model and each function: where it ran, for how many samples, and why.
 The first calls of a function or model are measured, on one device and on the contexts; then it uses the faster of

@@ -9,6 +9,8 @@ from ..utils import command_line, flags, progress
 from .theano_imports import IMPORTED
 
 FREE = 'by a flag for one device, if there is one'  # how `theano-mgpu run` chooses contexts without such options
+# Flags that name one card. The flag device=cuda0 asks for a GPU, whichever it is, and stands beside contexts.
+ONE_CARD = re.compile(r'device=(gpu|cuda(?!0))(\d+)')
 
 # How the contexts of this process are chosen, if they are; `devices.patches` knows of more cases, and replaces this.
 contexts_are_chosen: Callable[[], Any] = command_line.own_command
@@ -45,6 +47,12 @@ def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
             counts, reason = flags.GONE[name]
             said += ['%s as %s=%s (%s)' % (flag, name, counts, reason)] * (value.strip() != counts)
             continue
+        named = ONE_CARD.fullmatch(flag)
+        if named and 'contexts' not in old and contexts_are_chosen() == FREE:
+            new.update({'contexts': 'dev0->cuda' + named[2], name: 'cpu' if named[1] == 'gpu' else value})
+            said.append('%s as contexts=%s, this card alone (--gpus 2 takes two, and device=cuda all)'
+                        % (flag, new['contexts']))
+            continue
         match = next(filter(None, (re.fullmatch(pattern, flag) for pattern in OLD)), None)
         if match is None:
             continue
@@ -55,9 +63,6 @@ def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
         if name == 'device' and contexts_are_chosen():
             found, read_as = {name: 'cpu'}, ''
             meaning = 'contexts choose devices; contexts=dev0->cuda%s is this one' % (match[1] or 0)
-            if match[1] and 'contexts' not in old and contexts_are_chosen() == FREE:
-                found['contexts'] = 'dev0->cuda' + match[1]
-                read_as = 'contexts=' + found['contexts']
         said.append('%s %s' % (flag, 'as ' + read_as if read_as else 'not at all (%s)' % meaning))
         new.update({each: found[each] for each in found if each == name or each not in old})
     return new, said and 'old flags are read as what they mean today: ' + '; '.join(said) or ''

@@ -21,8 +21,9 @@ OWN_FLAGS.update({
                          'Whether the optimised graphs of functions are kept beside the compiled code, for the next '
                          'process that makes the same functions.'),
     'mgpu.tf32': ('False', ('False', 'True'),
-                  'Whether cuDNN 8 and later may compute convolutions of float32 as TF32, which keeps 11 bits of '
-                  'precision and is faster, on compute capability 8.0 and later.'),
+                  'Whether cuDNN 8 and later may compute convolutions of float32, and cuBLAS 11 and later products of '
+                  'matrices, as TF32, which keeps 11 bits of precision and is faster, on compute capability 8.0 and '
+                  'later.'),
     'mgpu.vector_math': ('auto', ('auto', 'off'),
                          'How exp, log, tanh, sigmoid, pow and the like are computed on the host: several elements at '
                          "a time, within 4 units in the last place, by glibc's libmvec where it is installed (auto); "

@@ -1,4 +1,4 @@
-"""The cards behind CUDA's device numbers: name, PCI bus id, and the number by which nvidia-smi knows each one.
+"""The cards behind CUDA's device numbers: name, PCI bus id, number of nvidia-smi; and which are left out by default.
 
 CUDA counts the fastest card first, and only the cards of CUDA_VISIBLE_DEVICES. nvidia-smi counts all cards by their PCI
 bus ids.
@@ -6,24 +6,33 @@ bus ids.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from ..compat import cuda_libraries
-from .discovery import decoded, nvml
+from ..utils.tables import bytes_text
+from .discovery import decoded, nvml, nvml_uses
 
 PROC = '/proc/driver/nvidia/gpus'  # a folder for each card, named by its PCI bus id
 SAME_ORDER = 'CUDA_DEVICE_ORDER=PCI_BUS_ID'
+# A card has little memory if the largest one has more than so many times as much; if it drives a display, half of that.
+LITTLE = 4
+SERVER = 'nvidia-cuda-mps'  # the beginning of the name of the process through which CUDA's MPS computes for all users
 
 
 class Card(NamedTuple):
-    """One CUDA device: its `device` (``'cuda0'``), name, PCI bus id, and nvidia-smi's number, None if unknown."""
+    """One CUDA device: its `device` (``'cuda0'``), name, PCI bus id, nvidia-smi's number, None if unknown, and memory.
+
+    The memory is in bytes.
+    """
 
     device: str
     name: str
     bus_id: str
     smi_number: Optional[int]
+    memory: int = 0
 
 
 def cards() -> list[Card]:
@@ -35,15 +44,68 @@ def cards() -> list[Card]:
     named = []
     for number in range(len(survey.capabilities)):
         name, bus_id = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
+        memory = ctypes.c_size_t()
         driver.cuDeviceGetName(name, len(name), number)
         driver.cuDeviceGetPCIBusId(bus_id, len(bus_id), number)
-        named.append((name.value.decode('utf8', 'replace'), bus_id.value.decode()))
+        driver.cuDeviceTotalMem_v2(ctypes.byref(memory), number)
+        named.append((name.value.decode('utf8', 'replace'), bus_id.value.decode(), memory.value))
     # Where nothing tells of all cards, those that CUDA sees are all, if it is not told to hide some.
-    seen = [] if 'CUDA_VISIBLE_DEVICES' in os.environ else [bus_id for _, bus_id in named]
+    seen = [] if 'CUDA_VISIBLE_DEVICES' in os.environ else [bus_id for _, bus_id, _ in named]
     everywhere = sorted(map(bus_address, _bus_ids() or seen))
     return [Card('cuda%d' % number, name, bus_id,
-                 everywhere.index(bus_address(bus_id)) if bus_address(bus_id) in everywhere else None)
-            for number, (name, bus_id) in enumerate(named)]
+                 everywhere.index(bus_address(bus_id)) if bus_address(bus_id) in everywhere else None, memory)
+            for number, (name, bus_id, memory) in enumerate(named)]
+
+
+@functools.lru_cache(maxsize=None)
+def left_out(devices: Tuple[str, ...], for_good: bool) -> Dict[str, str]:
+    """Return the devices that are to be named if they are to be taken, each with the reason, the least bad ones first.
+
+    A card is left out if a library does not support it, it has little memory, or other users compute on it; with
+    `for_good`, what others do now does not count. Of cards that CUDA_VISIBLE_DEVICES names, or a scheduler by it, only
+    those without a library are left out. All devices may be.
+    """
+    there = [card for card in cards() if card.device in devices]
+    if len(there) < 2:
+        return {}
+    little, busy, unsupported = {}, {}, {card.device: cuda_libraries.why_not(card.device) for card in there}
+    usable = sorted((card for card in there if not unsupported[card.device]), key=lambda card: -card.memory)
+    uses = [] if 'CUDA_VISIBLE_DEVICES' in os.environ else nvml_uses(card.bus_id for card in usable)
+    for card, (processes, display) in zip(usable, uses):
+        others = [] if for_good else list(filter(is_of_another_user, processes))
+        if card.memory * LITTLE < usable[0].memory * (1 + display):
+            little[card.device] = 'it has %s of memory%s, and %s has %s' % (
+                bytes_text(card.memory), ' and drives a display' * display, usable[0].device,
+                bytes_text(usable[0].memory))
+        elif others:
+            busy[card.device] = 'other users compute on it, pid ' + ', '.join(map(str, others))
+    return {device: why for reasons in (little, busy, unsupported) for device, why in reasons.items() if why}
+
+
+def is_of_another_user(process: int) -> bool:
+    """Return whether a process is known to be another user's; in a container, NVML may give numbers of the host's."""
+    try:
+        if os.stat('/proc/%d' % process).st_uid == os.getuid():
+            return False
+        with open('/proc/%d/comm' % process) as file:
+            return not file.read().startswith(SERVER)
+    except OSError:
+        try:
+            os.kill(process, 0)  # sends no signal
+        except OSError as error:
+            return isinstance(error, PermissionError)  # there is one, which /proc hides
+        return False
+
+
+def left_out_note(out: Dict[str, str], taken: Collection[str], every: str) -> str:
+    """Return a note about the cards of `left_out`; '' if there are none.
+
+    `taken` has the cards that are taken all the same; `every` is the map of all devices.
+    """
+    said = ', '.join('%s is %s (%s)' % (device, 'taken all the same' if device in taken else 'left out', out[device])
+                     for device in out)
+    return said and "%s. Cards that you name are taken: --contexts '%s', or mgpu.init('...'), or the flag contexts" \
+        % (said, every)
 
 
 def bus_address(bus_id: str) -> Tuple[int, ...]:

@@ -9,9 +9,9 @@ from ..parsing import MOST_DEVICES
 from ..utils import mpi_environment
 from . import leases
 from .context_map import Context, brief, describe, longer_map
+from .contexts import configured, host_contexts, of_all_devices
 from .contexts import contexts as active_contexts
 from .contexts import get as get_context
-from .contexts import host_contexts
 from .mesh import rows_of
 
 
@@ -62,8 +62,9 @@ def chosen_contexts(gpus: Any) -> list[Context]:
         raise ContextError('gpus=%d: a model needs at least one context; there are %d: %s'
                            % (gpus, len(there), describe(there)))
     n_processes = mpi_environment.size() if mpi_environment.trains_together() else 1
-    # Others of this machine may have the other contexts, or the user may want no more.
-    if gpus > len(there) * n_processes and not (leases.is_child() or leases.named()):
+    # Others of this machine may have the other contexts or cards, or the user may want no more.
+    if gpus > len(there) * n_processes and not (
+            leases.is_child() or leases.named() or host_contexts() == configured() and gpus <= len(of_all_devices())):
         raise ContextError('To run with `gpus=%d`, as many contexts must be mapped; there are %d: %s. Reduce `gpus`, '
                            'or start the script by "theano-mgpu run --gpus %d", which reduces it; or map more: call '
                            "theano_mgpu.init('%s') before" % (gpus, len(there), describe(there), len(there),

@@ -13,7 +13,7 @@ from ..parsing import MOST_DEVICES
 from ..utils import blas, mpi_environment, processor, rank_process
 from ..utils.flags import flag, own_flag, source_of
 from ..utils.tables import counted
-from . import discovery, leases, opening
+from . import cards, discovery, leases, opening
 from .context_map import Context, brief, default_map, describe, longer_map, parse_context_map
 from .cuda_driver import load_driver
 
@@ -25,6 +25,7 @@ _opened_in: List[int] = []    # the number of the process that opened a GPU, if 
 _before: List[Any] = []       # the contexts before each lease that is in force, on the host and of this process
 _changing = threading.RLock()
 FUNCTION, OPTION = 'call theano_mgpu.init(%r)', 'give --contexts %r'  # the ways in which callers map contexts
+TOLD = 'MGPU_TOLD'  # the last note about cards that are left out, for the processes that this one starts
 ON_CPU = Context('host', 'cpu', 'cpu')
 TO_USE_GPUS = ('start processes with multiprocessing.set_start_method("spawn"), or fork before the first function over '
                'contexts is made')
@@ -35,8 +36,23 @@ def flagged() -> str:
     return flag('contexts', '').strip()
 
 
-def configured() -> list[Context]:
-    """Return the contexts of THEANO_FLAGS or .theanorc, else of the devices that `discovery.discover_best` finds.
+def configured(n: int = 1) -> list[Context]:
+    """Return the contexts of THEANO_FLAGS or .theanorc, else of this machine's devices but those that are left out.
+
+    A note names these, see `cards.left_out`. Of them, the least bad ones are taken where there are not `n` others.
+    """
+    every = of_all_devices()
+    if flagged() or every[0].kind != 'cuda':
+        return every
+    # All ranks on a host choose alike, though not at the same time.
+    out = cards.left_out(tuple(context.device for context in every), for_good=mpi_environment.size() > 1)
+    taken = list(out)[:max(0, n - len(every) + len(out))]
+    _tell_once(cards.left_out_note(out, taken, describe(every)))
+    return [context for context in every if context.device in taken or context.device not in out]
+
+
+def of_all_devices() -> list[Context]:
+    """Return the contexts of THEANO_FLAGS or .theanorc, else of all devices that `discovery.discover_best` finds.
 
     On a machine without a GPU there is a context for each core; for a process that a script has started, one.
     """
@@ -44,6 +60,13 @@ def configured() -> list[Context]:
         return parse_context_map(flagged())
     found = discovery.discover_best()
     return parse_context_map(default_map(found * _n_cores() if found == ['cpu'] else found))
+
+
+def _tell_once(text):
+    """Print a note, unless this process or the one that has started it has."""
+    if text and os.environ.get(TOLD) != text:
+        os.environ[TOLD] = text
+        rank_process.note(text)
 
 
 def _n_cores():
@@ -215,14 +238,14 @@ def choose_contexts(contexts: Any, way: str = FUNCTION) -> list[Context]:
     if contexts is None:
         return configured()
     if isinstance(contexts, int) and not isinstance(contexts, bool):
-        known = contexts <= MOST_DEVICES and _more_cpus(contexts, way) or configured()
+        known = contexts <= MOST_DEVICES and _more_cpus(contexts, way) or configured(contexts)
         if not 1 <= contexts <= len(known):
             raise ContextError('%d contexts were asked for; there are %d: %s%s. Ask for 1%s, or map more: %s' % (
                 contexts, len(known), brief(describe(known)), ', by ' + source_of('contexts') if flagged() else '',
                 ' to %d' % len(known) if len(known) > 1 else '',
                 way % brief(longer_map(known, contexts if len(known) < contexts <= MOST_DEVICES else len(known) + 1))))
         return known[:contexts]
-    known = configured()
+    known = of_all_devices()
     by_number = dict(enumerate(context.name for context in known))
     names = [by_number.get(each, each) for each in contexts]
     if not names:
@@ -290,10 +313,21 @@ def host_contexts() -> list[Context]:
 def get(name: str) -> Context:
     """Return the context of the host with this name; raise a ContextError with the known ones if there is none.
 
-    In a process that takes one device, it is the context of that one.
+    In a process that takes one device, it is the context of that one. The context of a card that was left out is taken.
     """
-    context = _lookup(name, host_contexts())
+    host_contexts()
+    _take_left_out(name)
+    context = _lookup(name, _host)
     return _active[0] if leases.is_child() else context
+
+
+def _take_left_out(name):
+    """Take the context of a card that was left out, now that the script names it."""
+    if all(context.name != name for context in _host) and not (leases.is_child() or mpi_environment.size() > 1):
+        every, usual = of_all_devices(), configured()
+        named = [context for context in every if context.name == name and context not in usual]
+        if named and set(_host) <= set(every):
+            _use(_host + named, _active + named)
 
 
 def open_named(name: str) -> bool:
@@ -303,6 +337,8 @@ def open_named(name: str) -> bool:
     if the device cannot be opened.
     """
     from theano.gpuarray.type import ContextNotDefined
+    if _host:
+        _take_left_out(name)
     known = _host or (configured() if flagged() else [])
     context = next((each for each in known if each.name == name), None)
     if context is None:

@@ -15,7 +15,7 @@ from ..utils.executors import ThreadsExecutor
 from . import page_locked
 from .context_map import Context
 from .contexts import gpu_context, primary_context
-from .cuda_contexts import stream_of
+from .cuda_contexts import on_stream, stream_of
 from .cuda_driver import load_driver
 
 # Bytes of an input that is copied beside: a smaller one the driver stages at once, and a larger one would take much
@@ -93,8 +93,8 @@ class CopiesBeside(HostCopies):
         weakref.finalize(self, _destroy, context, events).atexit = False
 
     def follow(self) -> None:
+        _on_stream(self._context, 'cuEventRecord', self._event, self._computes)
         with _current(self._context) as call:
-            call('cuEventRecord', self._event, self._computes)
             for stream in (self._out, self._in):
                 call('cuStreamWaitEvent', stream, self._event, 0)
 
@@ -122,7 +122,7 @@ class CopiesBeside(HostCopies):
     def written(self) -> None:
         with _current(self._context) as call:
             call('cuEventRecord', self._event, self._in)
-            call('cuStreamWaitEvent', self._computes, self._event, 0)
+        _on_stream(self._context, 'cuStreamWaitEvent', self._computes, self._event)
 
     def drop(self) -> None:
         with _current(self._context) as call:
@@ -199,8 +199,7 @@ class InputsBeside:
 
     def __enter__(self) -> None:
         if self._underway:
-            with _current(self._context) as call:
-                call('cuStreamWaitEvent', self._computes, self._underway, 0)
+            _on_stream(self._context, 'cuStreamWaitEvent', self._computes, self._underway)
             self._underway = 0
 
     def __exit__(self, kind: Any, *error: Any) -> None:
@@ -210,8 +209,7 @@ class InputsBeside:
 
     def _follow(self):
         """Have the next values wait for what the device was given to compute so far."""
-        with _current(self._context) as call:
-            call('cuEventRecord', self._events[0], self._computes)
+        _on_stream(self._context, 'cuEventRecord', self._events[0], self._computes)
 
     def close(self) -> None:
         """Have the device use the memory for nothing else before it is written; a lost device writes no more."""
@@ -226,17 +224,22 @@ def inputs_beside(context: Context) -> InputsBeside | None:
 
 def _fill(to: np.ndarray, value: np.ndarray) -> None:
     """Copy a value on the host, a large one by several threads."""
-    n = min(len(value), value.nbytes // PIECE, FILLERS, processor.cores())
+    n = min(len(value), value.nbytes // PIECE, _fillers())
     if n < 2:
         np.copyto(to, value)
     else:
         pieces = zip(np.array_split(to, n), np.array_split(value, n))
-        _fillers().run([functools.partial(np.copyto, *each) for each in pieces])
+        _threads().run([functools.partial(np.copyto, *each) for each in pieces])
 
 
 @functools.lru_cache(maxsize=None)
 def _fillers():
-    return ThreadsExecutor(FILLERS)
+    return min(FILLERS, processor.cores())
+
+
+@functools.lru_cache(maxsize=None)
+def _threads():
+    return ThreadsExecutor(_fillers())
 
 
 def copies_of(context: Context, n_blocks: int) -> HostCopies:
@@ -262,6 +265,13 @@ def _destroy(context, events):
     with _current(context) as call, contextlib.suppress(RuntimeError):
         for event in events:
             call('cuEventDestroy_v2', event)
+
+
+def _on_stream(context, name, *handles):
+    """Call a function of the driver, one of whose two handles is the stream on which a context computes."""
+    driver = load_driver()
+    with driver.current(primary_context(context)):
+        driver.check(name, on_stream(gpu_context(context), getattr(driver.library, name), *handles))
 
 
 def _current(context):

@@ -1,49 +1,19 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <mutex>
+#include <thread>
 #include <type_traits>
 
 namespace {
 
-// The beginnings of libgpuarray's own structs, from private.h.
-struct BufferTable;
-struct BlasTable;
-struct CommTable;
-struct Context { const BufferTable *buffer; const BlasTable *blas; const CommTable *comm; };
-struct Array { void *address; Context *context; };
-struct Kernel { Context *context; };
-struct Comm { Context *context; };
-const size_t CONTEXT_WORDS = 232 / sizeof(unsigned);
-
-struct BufferTable {
-    int (*get_platform_count)(unsigned *);
-    int (*get_device_count)(unsigned, unsigned *);
-    Context *(*init)(void *);
-    void (*deinit)(Context *);
-    Array *(*alloc)(Context *, size_t, void *, int);
-    void (*retain)(Array *);
-    void (*release)(Array *);
-    int (*share)(Array *, Array *);
-    int (*move)(Array *, size_t, Array *, size_t, size_t);
-    int (*read)(void *, Array *, size_t, size_t);
-    int (*write)(Array *, size_t, const void *, size_t);
-    int (*memset)(Array *, size_t, int);
-    int (*kernel_alloc)(Kernel **, Context *, unsigned, const char **, const size_t *, const char *, unsigned,
-                        const int *, int, char **);
-    void (*kernel_retain)(Kernel *);
-    void (*kernel_release)(Kernel *);
-    int (*kernel_setarg)(Kernel *, unsigned, void *);
-    int (*kernel_call)(Kernel *, unsigned, const size_t *, const size_t *, size_t, void **);
-    int (*sync)(Array *);
-    int (*transfer)(Array *, size_t, Array *, size_t, size_t);
-    int (*property)(Context *, Array *, Kernel *, int, void *);
-    const char *(*error)(Context *);
-};
+const size_t CONTEXT_WORDS = 232 / sizeof(unsigned);  // of libgpuarray's context
 
 typedef int Dot(size_t, Array *, size_t, size_t, Array *, size_t, size_t, Array *, size_t);
 template <typename T>
@@ -104,6 +74,8 @@ struct Protected {
     Context *context;
     const unsigned *entered;  // libgpuarray's count
     std::recursive_mutex alone;
+    std::atomic<bool> is_captured;  // what is enqueued becomes a part of a CUDA graph
+    std::thread::id captures;       // the thread that captures
 };
 const int MOST = 64;
 Protected contexts[MOST];
@@ -118,6 +90,22 @@ Protected *find(const Context *context) {
         if (contexts[i].context == context)
             return &contexts[i];
     return nullptr;
+}
+
+bool is_captured_by_another(const Protected *context) {
+    return context->is_captured && context->captures != std::this_thread::get_id();
+}
+
+// Wait until another thread has captured a graph. That thread computes in Python: it needs the lock of the interpreter.
+void wait_for_capture(const Protected *context) {
+    static const auto has_lock = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    static const auto let_go = (void *(*)())dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+    static const auto take = (void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
+    void *state = has_lock && has_lock() ? let_go() : nullptr;
+    while (is_captured_by_another(context))
+        usleep(50);
+    if (state)
+        take(state);
 }
 
 // While one lives, this thread is alone in the contexts of a call. They are left as they were entered.
@@ -137,6 +125,18 @@ class Visit {
     void see(Array **arrays) { see(*arrays); }  // libgpuarray returns at once from an empty batch
     void see(Kernel *kernel) { if (kernel) add(kernel->context); }
     void see(const Comm *comm) { if (comm) add(comm->context); }
+    // Lock all of them, and return null; or none, and return one that another thread captures.
+    const Protected *locked() {
+        const Protected *captured = nullptr;
+        for (int i = 0; i < count; ++i) {
+            visited[i]->alone.lock();
+            if (is_captured_by_another(visited[i]))
+                captured = visited[i];
+        }
+        for (int i = count - 1; captured && i >= 0; --i)
+            visited[i]->alone.unlock();
+        return captured;
+    }
     template <typename T> void see(T) {}
     void see_all() {}
     template <typename T, typename... Rest> void see_all(T first, Rest... rest) { see(first); see_all(rest...); }
@@ -146,10 +146,10 @@ public:
         see_all(arguments...);
         if (count == 2 && visited[1] < visited[0])  // always in one order: two threads never wait for each other
             std::swap(visited[0], visited[1]);
-        for (int i = 0; i < count; ++i) {
-            visited[i]->alone.lock();
+        while (const Protected *captured = locked())
+            wait_for_capture(captured);
+        for (int i = 0; i < count; ++i)
             before[i] = *visited[i]->entered;
-        }
     }
     ~Visit() {
         for (int i = count - 1; i >= 0; --i) {
@@ -343,4 +343,19 @@ extern "C" int allocate_host(int (*allocate)(void **, size_t), void **address, s
 extern "C" int free_host(int (*free)(void *), void *address) {
     BetweenExchanges apart;
     return free(address);
+}
+
+// Call a function of the driver for a context's stream, and give its code, while no other thread captures the stream. A
+// function with two arguments passes over the third.
+extern "C" int on_stream(Context *context, int (*function)(void *, void *, unsigned), void *first, void *second) {
+    Visit visit(context);
+    return function(first, second, 0);
+}
+
+// Begin, or end, to capture a context's stream in this thread: other threads wait before they enqueue anything there.
+extern "C" void set_captured(Context *context, int is_captured) {
+    Protected *found = find(context);
+    std::lock_guard<std::recursive_mutex> alone(found->alone);
+    found->captures = std::this_thread::get_id();
+    found->is_captured = is_captured;
 }

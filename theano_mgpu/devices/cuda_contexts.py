@@ -22,15 +22,16 @@ launches an exchange.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 from ..errors import ContextError
 
 LIBRARY = 'libgpuarray.so.3'
-SOURCE = Path(__file__).with_suffix('.cpp')
+SOURCE, HEADER = Path(__file__).with_suffix('.cpp'), Path(__file__).with_name('libgpuarray.h')
 
 
 def protect(gpu_context: Any) -> None:
@@ -76,25 +77,45 @@ def entries(gpu_context: Any) -> int:
     return _library().entries(gpu_context.ptr, *_enter_and_exit())
 
 
+@contextlib.contextmanager
+def alone(gpu_context: Any) -> Iterator[None]:
+    """Have other threads wait before they do anything in a context of CUDA, since this one captures its stream."""
+    _library().set_captured(gpu_context.ptr, 1)
+    try:
+        yield
+    finally:
+        _library().set_captured(gpu_context.ptr, 0)
+
+
+def on_stream(gpu_context: Any, function: Any, *handles: Any) -> int:
+    """Call a function of the driver with two handles, one of which is the stream of a CUDA context; return its code.
+
+    While another thread captures the stream, the call waits: it would become a part of the graph.
+    """
+    return _library().on_stream(gpu_context.ptr, function, *handles)
+
+
 @functools.lru_cache(maxsize=None)
 def _library():
     from ..utils import native  # imports Theano
-    library = ctypes.CDLL(native.build(SOURCE))
+    library = ctypes.CDLL(native.build(SOURCE, headers=[HEADER]))
     for function, result in ((library.protect, ctypes.c_char_p), (library.entries, ctypes.c_int)):
         function.argtypes = [ctypes.c_void_p] * 3
         function.restype = result
     library.allocate_host.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     library.free_host.argtypes = library.keep_apart.argtypes = [ctypes.c_void_p] * 2
+    library.on_stream.argtypes = [ctypes.c_void_p] * 4
+    library.set_captured.argtypes = [ctypes.c_void_p, ctypes.c_int]
     return library
 
 
 @functools.lru_cache(maxsize=None)
 def _enter_and_exit():
     """Return the addresses of libgpuarray's functions cuda_enter and cuda_exit."""
-    return _extension(b'cuda_enter'), _extension(b'cuda_exit')
+    return extension(b'cuda_enter'), extension(b'cuda_exit')
 
 
-def _extension(name):
+def extension(name: bytes) -> int:
     """Return the address of one of libgpuarray's functions for CUDA alone."""
     find = ctypes.CDLL(LIBRARY).gpuarray_get_extension
     find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
@@ -103,7 +124,7 @@ def _extension(name):
 
 def stream_of(gpu_context: Any) -> int:
     """Return the address of the stream that libgpuarray, and so Theano, computes on in a CUDA context."""
-    get_stream = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_extension(b'cuda_get_stream'))
+    get_stream = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(extension(b'cuda_get_stream'))
     return get_stream(gpu_context.ptr)
 
 

@@ -33,7 +33,10 @@ class Driver:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise a RuntimeError for another code than 0, as Theano's own calls do."""
-        code = getattr(self.library, name)(*arguments)
+        self.check(name, getattr(self.library, name)(*arguments))
+
+    def check(self, name: str, code: int) -> None:
+        """Raise a RuntimeError for the code of a function, unless it is 0."""
         if code:
             raise RuntimeError('%s: %s' % (name, self.text_of(code)))
 

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Optional
+from typing import Any, Iterable, Iterator, NamedTuple, Optional
 
 from ..compat import cuda_libraries
 from ..errors import ContextError, warn
@@ -156,6 +156,22 @@ def nvml_load(bus_id: str) -> tuple[list[int], int]:
         processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
         return [each.pid for each in processes], library.nvmlDeviceGetMemoryInfo(handle).free
     return _nvml_read(bus_id, read) or ([], 0)
+
+
+def nvml_uses(bus_ids: Iterable[str]) -> list[tuple[list[int], bool]]:
+    """Return for each NVIDIA device the processes that compute on it, and whether it drives a display, if NVML tells.
+    """
+    uses: list[tuple[list[int], bool]] = []
+    with nvml() as library:
+        for bus_id in bus_ids:
+            processes, display = [], False
+            if library is not None:
+                with contextlib.suppress(library.NVMLError):
+                    handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
+                    processes = [each.pid for each in library.nvmlDeviceGetComputeRunningProcesses(handle)]
+                    display = bool(library.nvmlDeviceGetDisplayActive(handle))
+            uses.append((processes, display))
+    return uses
 
 
 def _nvml_read(bus_id, read):

@@ -16,6 +16,8 @@ from .context_map import Context
 from .contexts import gpu_context
 from .copies import LEAST, MOST, inputs_beside
 
+NOTHING = contextlib.nullcontext()
+
 
 class DeviceMemory:
     """The memory of a context's device."""
@@ -77,7 +79,7 @@ class DeviceBuffers:
 
     def read(self) -> Any:
         """Return a ``with`` block in which computations that read the arrays may be enqueued."""
-        return self._beside or contextlib.nullcontext()
+        return self._beside or NOTHING
 
 
 def copy_to(context: Context, value: Any) -> Any:

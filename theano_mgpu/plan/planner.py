@@ -75,6 +75,9 @@ class _Planner:
         if self._logical_shards:
             self._choose('logical shards', tree_text(self._logical_shards),
                          'mgpu.logical_shards=%d: the same bits on any number of devices' % self._logical_shards)
+        if self._options.flags.tf32 and any(context.kind == 'cuda' for context in self._mesh.contexts):
+            self._choose('float32', 'TF32 in products and convolutions', 'mgpu.tf32=True: where cuBLAS 11, cuDNN 8 and '
+                         'compute capability 8.0, or later, are there')
         if self._options.strategy.data_sets_on_host:
             self._choose('data sets', 'on the host: their slices are sent with each batch',
                          'a device had too little memory')

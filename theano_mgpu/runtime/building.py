@@ -165,7 +165,7 @@ def build(divided: Divided, options: Options, ranks: Communicator) -> Built:
                   data_sets=[replicated(variable) for variable in
                              [*batch.data, *(batch.slices.data_sets() if batch.slices.on_host else ())]])
     share_first_values(ranks, built.alike)
-    record.note(step_plan, [splitter, *filter(None, [executable.forked])], timings, built.meter)
+    record.note(step_plan, [splitter, executable, *filter(None, [executable.forked])], timings, built.meter)
     return built
 
 

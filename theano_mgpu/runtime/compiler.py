@@ -20,6 +20,8 @@ from ..graph.rewrites import substitute
 from ..graph.theano_functions import plain_functions
 from ..graph.traces import keep_trace
 from ..utils.attributes import collector_paused
+from ..utils.flags import own_flag
+from .graph_calls import GraphCalls
 from .retarget import CannotRetarget, link, optimise
 
 _logger = logging.getLogger('theano_mgpu')
@@ -67,6 +69,9 @@ def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Se
     explicit = function.maker.fgraph.inputs[:len(inputs)]
     function.mgpu_takes = [isinstance(variable.type, GpuArrayType) for variable in explicit]
     function.mgpu_call = _call_of(function, len(inputs))
+    if context.kind == 'cuda' and type(function.fn).__name__ == 'CVM' and not function.profile and \
+            own_flag('mgpu.cuda_graphs') == 'auto':
+        function.mgpu_call = GraphCalls(function, function.mgpu_call, context, len(inputs))
     return function
 
 

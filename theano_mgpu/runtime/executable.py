@@ -23,11 +23,11 @@ from ..graph import graph
 from ..graph.audit import audit
 from ..graph.products import factors_of
 from ..graph.repeatable import draws
-from ..plan import Part, Program, StepPlan
+from ..plan import Choice, Part, Program, StepPlan
 from ..utils import progress
 from ..utils.executors import Executor, make_executor
 from ..utils.timeline import Timings
-from . import compiler
+from . import compiler, graph_calls
 from .consensus import check_same_graph
 from .divided_update import DeviceBroadcasts, UpdateOwners
 from .exchanges import exchanges_of
@@ -166,6 +166,10 @@ class Executable:
             channel.drop()
         for compiled in self.parts.values():
             compiled.drop()
+
+    def changes(self) -> list[Choice]:
+        """Return what calls have chosen for the compiled parts, for the plan."""
+        return graph_calls.changes(self.functions)
 
     def refresh(self) -> None:
         """Copy values of the user's variables to replicas that are out of date."""

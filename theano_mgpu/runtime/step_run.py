@@ -72,6 +72,7 @@ class StepRun:
         self._new: list[NewValues] = []
         self._are_forked, self._began = batch.crew is not None and batch.crew.are_forked, 0.0
         self._begun: dict[int, Any] = {}  # calls of processes, by the `id` of their work
+        self._unchecked: list[PartOnContext] = []  # they may have looked up rows that do not exist
         self._underway: list[Any] = [] if batch.split.division.alone else list(executable.by_devices)  # by NCCL
 
     def start(self) -> None:
@@ -84,6 +85,10 @@ class StepRun:
     def end(self) -> StepResult:
         """Wait for the last stage, compute the update, store the new values, and gather the outputs."""
         self._run(self._split.program.update)
+        if self._unchecked:
+            self._launcher.run('run', [work.function.mgpu_call.check for work in self._unchecked],
+                               [work.context for work in self._unchecked], self._split.shards,
+                               [work.shard for work in self._unchecked])
         forked = self._executable.forked
         if forked is not None and self._batch.crew is not None:
             forked.note(self._split.samples, self._ended - self._began, self._batch.crew)
@@ -157,6 +162,8 @@ class StepRun:
         with forked.computing(works, self._slots) if forked else NOTHING as self._begun:
             self._launcher.run(given.phase, [functools.partial(compute, work) for work in works], contexts,
                                self._split.shards, shards)
+        if self._executable.on_devices:
+            self._unchecked += [work for work in works if getattr(work.function.mgpu_call, 'unchecked', ())]
         if self._timed is not None and forked and shards[0] is not None:  # all replicas compute at the same time
             self._seconds += time.perf_counter() - began
         if shards[0] is None and self._executable.on_devices and self._timings.waits():

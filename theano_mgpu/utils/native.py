@@ -30,13 +30,15 @@ def load(source: Path, flags: Sequence[str], what: str, instead: str,
         return None
 
 
-def build(source: Path, flags: Sequence[str] = (), libraries: Sequence[str] = ()) -> str:
+def build(source: Path, flags: Sequence[str] = (), libraries: Sequence[str] = (),
+          headers: Sequence[Path] = ()) -> str:
     """Build a shared library of C++11, unless an earlier process did so from the same text, compiler and flags.
 
-    The flags come before Theano's own, and the library is linked with `libraries`. Return its path. If it cannot be
-    compiled, Theano raises a plain Exception with the compiler's messages.
+    The flags come before Theano's own, the library is linked with `libraries`, and the texts of `headers` come before
+    the source. Return its path. If it cannot be compiled, Theano raises a plain Exception with the compiler's messages.
     """
-    arguments, text = list(flags) + GCC_compiler.compile_args(), source.read_text(encoding='utf-8')
+    arguments = list(flags) + GCC_compiler.compile_args()
+    text = ''.join(file.read_text(encoding='utf-8') for file in (*headers, source))
     name = '%s_%08x' % (source.stem, zlib.crc32(repr((theano.config.cxx, arguments, text, *libraries)).encode()))
     path = os.path.join(theano.config.compiledir, name + '.so')
     if not os.path.exists(path):

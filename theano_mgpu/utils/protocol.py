@@ -14,7 +14,8 @@ Of a `theano.function`:
 Of a function that the package has compiled for a context:
 
 - ``mgpu_context``: the Context.
-- ``mgpu_call``: the shortest way to call it, with values in the order of its inputs.
+- ``mgpu_call``: the shortest way to call it, with values in the order of its inputs. On a CUDA device it is a
+  `GraphCalls`.
 - ``mgpu_takes``: for each input, whether it is taken on the device.
 - ``mgpu_order``: the positions of its results among the outputs and the new values.
 - ``mgpu_optimised``: its graph after Theano's optimiser, which `retarget` moves to another context; None if it cannot

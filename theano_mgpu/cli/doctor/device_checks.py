@@ -81,9 +81,10 @@ def check_cuda(setup: Setup) -> Finding:
     """Check that there is a CUDA device, if that is wanted."""
     devices, why_none = discovery.discover('cuda')
     if devices:
-        all_cards = cards.cards()
+        all_cards, out = cards.cards(), cards.left_out(tuple(devices), for_good=False)
         if not cards.differ(all_cards):
-            return Finding(OK, ', '.join(devices))
+            left_out = map('; %s is left out by default: %s'.__mod__, out.items())
+            return Finding(OK, ', '.join(devices) + ''.join(left_out))
         return Finding(OK, cards.order_note(all_cards) or ', '.join(
             '%s is %s' % (card.device, cards.in_smi(card)) for card in all_cards))
     if cuda_is_wanted(setup):
@@ -98,7 +99,8 @@ def check_library(setup: Setup, name: str) -> Finding:
         version = cuda_libraries.dotted(library.version) or 'unknown version'
         if name == 'libcuda.so':
             version = 'the driver, for CUDA ' + version
-        return Finding(OK, '%s: %s%s' % (version, library.path, ', through ' + library.shim if library.shim else ''))
+        return Finding(OK, '%s: %s%s%s' % (version, library.path, ', through ' + library.shim if library.shim else '',
+                                           library.detail and '; ' + library.detail))
     if library:
         problem, remedy = library.problem, library.remedy
     # The driver is missing or has no device: then no other library is opened.
@@ -115,15 +117,15 @@ def check_library(setup: Setup, name: str) -> Finding:
 
 
 def check_nvrtc(setup: Setup) -> Finding:
-    """Check that the driver loads code of NVRTC, and that NVRTC supports the architecture of every device."""
+    """Check that the libraries support every device, and tell for which architectures NVRTC compiles."""
     survey = cuda_libraries.survey()
     nvrtc, driver = survey.libraries.get('libnvrtc.so'), survey.libraries.get('libcuda.so')
     if nvrtc is None or driver is None or nvrtc.problem or not survey.architectures:
         return Finding(SKIP, 'needs libcuda.so and libnvrtc.so')
-    problem = cuda_libraries.nvrtc_problem(nvrtc.path, nvrtc.version, survey.architectures, driver.version,
-                                           survey.capabilities)
-    if problem:
-        return broken(setup.needs('cuda'), problem, cuda_libraries.remedy(driver.version))
+    for device in map('cuda%d'.__mod__, range(len(survey.capabilities))):
+        problem = cuda_libraries.why_not(device)
+        if problem:
+            return Finding(WARN, '%s is left out: %s' % (device, problem), cuda_libraries.remedy(driver.version))
     compiled = ['compute_%d for compute capability %s' % (
         cuda_libraries.architecture_for(capability, survey.architectures), cuda_libraries.dotted(capability))
         for capability in sorted(set(survey.capabilities))]
@@ -137,7 +139,8 @@ def check_libgpuarray(setup: Setup) -> Finding:
     if not devices:  # or there is no pygpu
         return Finding(SKIP, 'no CUDA device here')
     import pygpu
-    used = (devices * 2)[:2]
+    out = list(cards.left_out(tuple(devices), for_good=False))
+    used = (([device for device in devices if device not in out] or out[:1]) * 2)[:2]
     with quietly():
         contexts = [pygpu.init(device) for device in used]
         leaked = cuda_contexts.entries_left(contexts[0])

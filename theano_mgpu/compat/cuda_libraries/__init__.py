@@ -11,11 +11,14 @@ import sys
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ...errors import ContextError
+from ...utils import progress
+from ...utils.flags import own_flag
 from . import cudnn, nvrtc, search, shims
 from .search import Library, candidates
-from .versions import architecture_for, as_number, cublas_problem, dotted, nccl_version, nvrtc_problem, remedy
+from .versions import architecture_for, cublas_problem, dotted, nccl_version, nvrtc_problem, remedy
 
 LIBRARIES = ('libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so')
+TF32 = (11, 0)  # the first version of cuBLAS that has it
 REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for sums between devices
 
 
@@ -31,7 +34,7 @@ def provide() -> None:
     """Make NVIDIA's libraries known by the names that libgpuarray opens; call it before libgpuarray uses CUDA.
 
     Without a driver it does nothing, and libgpuarray gives its own reason. Raise a ContextError if the driver has no
-    device, or NVRTC or cuBLAS is missing or does not suit.
+    device, or NVRTC or cuBLAS is missing or suits none.
     """
     for name in REQUIRED:
         library = survey().libraries.get(name)
@@ -40,18 +43,27 @@ def provide() -> None:
 
 
 def require(device: str) -> None:
-    """Provide the libraries, and raise a ContextError if NVRTC does not support a device any more.
+    """Provide the libraries, and raise a ContextError if they do not support a device any more.
 
     It is left for libgpuarray to report that a device does not exist.
     """
     provide()
+    problem = why_not(device)
+    if problem:
+        raise ContextError('%s: %s. %s' % (device, problem, remedy(survey().libraries['libcuda.so'].version)))
+
+
+def why_not(device: str) -> str:
+    """Return why NVRTC or cuBLAS, which suit other devices, do not support a device; '' if they do, or it is not there.
+    """
     capabilities, architectures, libraries = survey()
     number = int(device[len('cuda'):] or 0)
     own = capabilities[number:number + 1]
-    if 'libnvrtc.so' in libraries and own and as_number(own[0]) < min(architectures):
-        driver, library = libraries['libcuda.so'].version, libraries['libnvrtc.so']
-        problem = nvrtc_problem(library.path, library.version, architectures, driver, own)
-        raise ContextError('%s: %s. %s' % (device, problem, remedy(driver)))
+    if not (own and architectures):
+        return ''
+    driver, nvrtc, cublas = (libraries[name] for name in REQUIRED)
+    return nvrtc_problem(nvrtc.path, nvrtc.version, architectures, driver.version, own) or \
+        cublas_problem(cublas.path or '', driver.version, own)
 
 
 @functools.lru_cache(maxsize=None)
@@ -120,7 +132,7 @@ def _devices(driver):
 
 def _provide_cublas(driver, capabilities):
     def rank(candidate):
-        return (not cublas_problem(candidate.path, driver, capabilities), candidate.by_user,
+        return (sum(not cublas_problem(candidate.path, driver, [each]) for each in capabilities), candidate.by_user,
                 search.file_version(candidate.path))
 
     problems, path = [], None
@@ -130,8 +142,10 @@ def _provide_cublas(driver, capabilities):
         if not problem:
             try:
                 cublas = ctypes.CDLL(candidate.path)
-                return _named('libcublas.so', candidate.path, _cublas_version(cublas, candidate.path), cublas,
-                              'cublasCreate_v2')
+                version = _cublas_version(cublas, candidate.path)
+                if own_flag('mgpu.tf32') == 'True':
+                    return _with_tf32(candidate.path, version, cublas)
+                return _named('libcublas.so', candidate.path, version, cublas, 'cublasCreate_v2')
             except (OSError, AttributeError) as error:
                 problem = str(error)
         problems.append(problem)
@@ -147,6 +161,22 @@ def _cublas_version(cublas, path):
         return tuple(numbers)
     except AttributeError:  # before CUDA 8
         return search.file_version(path)
+
+
+def _with_tf32(path, version, cublas):
+    """Name cuBLAS, and have its handles compute products of float32 as TF32; a note says why, where that is not so."""
+    if version < TF32:
+        why = '%s is cuBLAS %s, and %s or later has TF32' % (path, dotted(version), dotted(TF32))
+    else:
+        shim = shims.build('libcublas.so', shims.CUBLAS.read_text(encoding='utf-8'), linked_with=path)
+        library = ctypes.CDLL(shim)
+        shims.connect_cublas(library, cublas)
+        known = search.loaded('libcublas.so')  # asked for now: it would make this the name of a file that has it
+        if known and search.address(known, 'cublasCreate_v2') == search.address(library, 'cublasCreate_v2'):
+            return Library(path, version, shim, detail='products of float32 as TF32, by mgpu.tf32')
+        why = 'another libcublas.so was loaded before'
+    progress.note('mgpu.tf32=True: products of matrices stay in float32, since %s' % why)
+    return _named('libcublas.so', path, version, cublas, 'cublasCreate_v2')
 
 
 def _provide_nccl():
@@ -173,5 +203,5 @@ def _named(name, path, version, library, function):
     return Library(path, version, shim)
 
 
-__all__ = ['LIBRARIES', 'Library', 'Survey', 'architecture_for', 'candidates', 'dotted', 'find_cudnn', 'nvrtc_problem',
-           'provide', 'remedy', 'require', 'survey']
+__all__ = ['LIBRARIES', 'Library', 'Survey', 'architecture_for', 'candidates', 'dotted', 'find_cudnn', 'provide',
+           'remedy', 'require', 'survey', 'why_not']

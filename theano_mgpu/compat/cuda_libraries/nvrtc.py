@@ -2,19 +2,20 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any, Sequence
 
 from . import search, shims
 from .search import Library
-from .versions import architectures_of, as_number, dotted, is_newer, nvrtc_problem, remedy
+from .versions import architectures_of, dotted, nvrtc_problem, remedy
 
 
 def provide(driver: Any, driver_version: tuple[int, ...],
             capabilities: Sequence[tuple[int, int]]) -> tuple[Library, Sequence[int]]:
     """Choose and load NVRTC, and make ``dlopen('libnvrtc.so')`` return the shim.
 
-    Return the Library, which has a problem if it suits the driver, or every device, not at all; and the architectures
-    that it compiles for.
+    It is the one that supports the most devices. Return the Library, which has a problem if it suits neither the driver
+    nor any device, and the architectures that it compiles for.
     """
     there = search.loaded('libnvrtc.so')
     if there is not None and not hasattr(there, 'theano_mgpu_connect'):
@@ -34,16 +35,13 @@ def provide(driver: Any, driver_version: tuple[int, ...],
         except (OSError, AttributeError) as error:
             errors.append(str(error))
             continue
-        problem = nvrtc_problem(candidate.path, version, architectures, driver_version, capabilities)
-        rank = (not problem, candidate.by_user, version)
-        usable.append((rank, candidate.path, version, architectures, nvrtc, problem))
+        problem_of = functools.partial(nvrtc_problem, candidate.path, version, architectures, driver_version)
+        rank = (sum(not problem_of([each]) for each in capabilities), candidate.by_user, version)
+        usable.append((rank, candidate.path, version, architectures, nvrtc, problem_of(capabilities)))
     if not usable:
         return Library(candidates[0].path, (), None, 'NVRTC cannot be loaded: ' + '; '.join(errors),
                        remedy(driver_version)), ()
     _, path, version, architectures, nvrtc, problem = max(usable, key=lambda each: each[0])
-    # One that supports some of the devices serves those.
-    if not is_newer(version, driver_version) and as_number(max(capabilities)) >= min(architectures):
-        problem = ''
     shims.connect_nvrtc(shim, nvrtc, driver, architectures)
     return Library(path, version, shim_path, problem, remedy(driver_version) if problem else ''), architectures
 

@@ -28,6 +28,7 @@ class Library(NamedTuple):
     shim: Optional[str] = None  # the small library that libgpuarray gets when it opens the name, in place of the file
     problem: str = ''
     remedy: str = ''
+    detail: str = ''            # what it does here that it does not do elsewhere
 
 
 def candidates(name: str) -> list[Candidate]:

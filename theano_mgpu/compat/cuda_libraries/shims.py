@@ -2,7 +2,8 @@
 
 ``dlopen('libcublas.so')`` returns a library that is already loaded if that is its SONAME, and ``dlsym`` also searches
 the libraries that it is linked with. So a library without any code, with the SONAME ``libcublas.so`` and linked with
-``libcublas.so.12``, is all that libgpuarray needs. NVRTC's has code: it corrects the architecture option.
+``libcublas.so.12``, is all that libgpuarray needs. NVRTC's has code: it corrects the architecture option. cuBLAS's
+has code where products are to be TF32.
 """
 from __future__ import annotations
 
@@ -23,10 +24,12 @@ from . import search
 NVRTC_FUNCTIONS = ('nvrtcCreateProgram', 'nvrtcCompileProgram', 'nvrtcDestroyProgram', 'nvrtcGetProgramLog',
                    'nvrtcGetProgramLogSize', 'nvrtcGetPTX', 'nvrtcGetPTXSize', 'nvrtcGetErrorString')
 
+CUBLAS_FUNCTIONS = 'cublasCreate_v2', 'cublasSetMathMode'
+
 COMPILERS = 'Debian: apt-get install g++ python3-dev. Another compiler: THEANO_FLAGS=cxx=/path/to/g++'
 OTHER_FOLDER = 'Choose another folder: THEANO_FLAGS=base_compiledir=/path/to/folder'
 EMPTY = '/* No code: only a name, and the library that it is linked with. */\n'
-NVRTC = Path(__file__).with_name('nvrtc_shim.c')
+NVRTC, CUBLAS = Path(__file__).with_name('nvrtc_shim.c'), Path(__file__).with_name('cublas_shim.c')
 
 
 class Unusable(Exception):
@@ -107,6 +110,12 @@ def connect_nvrtc(shim: Any, nvrtc: Any, driver: Any, architectures: Sequence[in
     shim.theano_mgpu_connect(functions, ctypes.c_void_p(search.address(driver, 'cuCtxGetDevice')),
                              ctypes.c_void_p(search.address(driver, 'cuDeviceGetAttribute')),
                              (ctypes.c_int * len(architectures))(*architectures), len(architectures))
+
+
+def connect_cublas(shim: Any, cublas: Any) -> None:
+    """Connect the loaded shim of cuBLAS with the real one, whose handles it sets to TF32."""
+    shim.theano_mgpu_connect.restype = None
+    shim.theano_mgpu_connect(*(ctypes.c_void_p(search.address(cublas, name)) for name in CUBLAS_FUNCTIONS))
 
 
 def _theano_flag(name, default):

@@ -42,25 +42,26 @@ def is_newer(nvrtc: Version, driver: Version) -> bool:
 
 def nvrtc_problem(path: str | None, nvrtc: Version, architectures: Sequence[int], driver: Version,
                   capabilities: Sequence[Version]) -> str:
-    """Return why NVRTC does not suit the driver, or one of the devices; '' if it does.
+    """Return why NVRTC does not suit the driver, or any of the devices; '' if it does.
 
     >>> nvrtc_problem('/lib/libnvrtc.so.12', (12, 9), [50, 90], (12, 9), [(8, 6)])
     ''
     >>> nvrtc_problem('/lib/libnvrtc.so.12', (12, 9), [50, 90], (12, 4), [(8, 6)])
     'NVRTC 12.9 (/lib/libnvrtc.so.12) is newer than the driver, which supports CUDA 12.4 and cannot load what this
     NVRTC compiles (compute capability of the devices: 8.6)'
+    >>> nvrtc_problem('/lib/libnvrtc.so.13', (13, 0), [75, 90], (13, 0), [(6, 1)])
+    'NVRTC 13.0 (/lib/libnvrtc.so.13) compiles for compute capability 7.5 and above, not for 6.1 (the driver supports
+    CUDA 13.0)'
     >>> nvrtc_problem('/lib/libnvrtc.so.13', (13, 0), [75, 90], (13, 0), [(6, 1), (8, 6)])
-    'NVRTC 13.0 (/lib/libnvrtc.so.13) compiles for compute capability 7.5 and above, and a device has 6.1 (the driver
-    supports CUDA 13.0)'
+    ''
     """
     name = 'NVRTC %s (%s)' % (dotted(nvrtc), path)
     if is_newer(nvrtc, driver):
         return ('%s is newer than the driver, which supports CUDA %s and cannot load what this NVRTC compiles (compute '
-                'capability of the devices: %s)'
-                % (name, dotted(driver), ', '.join(dotted(capability) for capability in sorted(set(capabilities)))))
-    if as_number(min(capabilities)) < min(architectures):
-        return ('%s compiles for compute capability %s and above, and a device has %s (the driver supports CUDA %s)'
-                % (name, dotted(divmod(min(architectures), 10)), dotted(min(capabilities)), dotted(driver)))
+                'capability of the devices: %s)' % (name, dotted(driver), listed(capabilities)))
+    if as_number(max(capabilities)) < min(architectures):
+        return ('%s compiles for compute capability %s and above, not for %s (the driver supports CUDA %s)'
+                % (name, dotted(divmod(min(architectures), 10)), listed(capabilities), dotted(driver)))
     return ''
 
 
@@ -74,21 +75,21 @@ def architecture_for(capability: Version, architectures: Sequence[int]) -> int:
 
 
 def cublas_problem(path: str, driver: Version, capabilities: Sequence[Version]) -> str:
-    """Return why cuBLAS, by the version in its file name, does not suit the driver or a device; '' if it does.
+    """Return why cuBLAS, by the version in its file name, does not suit the driver or any device; '' if it does.
 
     >>> cublas_problem('/lib/libcublas.so.13', (12, 4), [(8, 6)])
     '/lib/libcublas.so.13 needs a driver that supports CUDA 13; this one supports CUDA 12.4'
-    >>> cublas_problem('/lib/libcublas.so.13', (13, 0), [(8, 6), (6, 1)])
-    '/lib/libcublas.so.13 supports compute capability 7.5 and above; a device has 6.1'
+    >>> cublas_problem('/lib/libcublas.so.13', (13, 0), [(6, 1)])
+    '/lib/libcublas.so.13 supports compute capability 7.5 and above, not 6.1'
     >>> cublas_problem('/lib/libcublas.so.12', (13, 0), [(8, 6), (6, 1)])
     ''
     """
     major = (file_version(path) or (0,))[0]
     if major > driver[0]:
         return '%s needs a driver that supports CUDA %d; this one supports CUDA %s' % (path, major, dotted(driver))
-    if as_number(min(capabilities)) < LOWEST.get(major, 0):
-        return '%s supports compute capability %s and above; a device has %s' % (
-            path, dotted(divmod(LOWEST[major], 10)), dotted(min(capabilities)))
+    if as_number(max(capabilities)) < LOWEST.get(major, 0):
+        return '%s supports compute capability %s and above, not %s' % (
+            path, dotted(divmod(LOWEST[major], 10)), listed(capabilities))
     return ''
 
 
@@ -137,7 +138,7 @@ def _version(number, longer_from):
 
 
 def cudnn_problem(path: str, version: Version, runtime: int, driver: Version, capabilities: Sequence[Version]) -> str:
-    """Return why cuDNN does not suit Theano, the driver or a device; '' if it does.
+    """Return why cuDNN does not suit Theano, the driver or any device; '' if it does.
 
     >>> cudnn_problem('/lib/libcudnn.so.9', (9, 28, 0), 12, (13, 0), [(12, 0)])
     ''
@@ -152,9 +153,9 @@ def cudnn_problem(path: str, version: Version, runtime: int, driver: Version, ca
     if runtime > driver[0]:
         return '%s is for CUDA %d; this driver supports CUDA %s' % (name, runtime, dotted(driver))
     lowest = LOWEST.get(runtime, 30)
-    if all(as_number(capability) < lowest for capability in capabilities):
+    if as_number(max(capabilities)) < lowest:
         return '%s is for compute capability %s and above; the devices have %s' % (
-            name, dotted(divmod(lowest, 10)), ', '.join(map(dotted, sorted(set(capabilities)))))
+            name, dotted(divmod(lowest, 10)), listed(capabilities))
     return ''
 
 
@@ -175,6 +176,11 @@ def cudnn_remedy(driver: Version) -> str:
 def dotted(version: Version) -> str:
     """Return ``(12, 9)`` as ``'12.9'``."""
     return '.'.join(str(number) for number in version)
+
+
+def listed(capabilities: Sequence[Version]) -> str:
+    """Return ``[(8, 6), (6, 1), (6, 1)]`` as ``'6.1, 8.6'``."""
+    return ', '.join(map(dotted, sorted(set(capabilities))))
 
 
 def as_number(capability: Version) -> int:

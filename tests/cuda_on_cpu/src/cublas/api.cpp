@@ -2,14 +2,42 @@
 #include "gemm.h"
 #include "library.h"
 
+#include <cstring>
 #include <vector>
 
 // The driver's; libcublas is linked with it.
 extern "C" CUresult cuStreamSynchronize(CUstream stream);
+extern "C" CUresult cuCtxGetDevice(int *device);
+extern "C" CUresult cuDeviceGetAttribute(int *value, int attribute, int device);
+extern "C" CUresult cuDriverGetVersion(int *version);
+
+// A part of the version, which is that of the driver: 0 is the first number, 1 the second.
+API int cublasGetProperty(int part, int *value) {
+  if (part < 0 || part > 2) return INVALID_VALUE;
+  cuDriverGetVersion(value);
+  *value = part == 0 ? *value / 1000 : part == 1 ? *value % 1000 / 10 : 0;
+  return CUBLAS_SUCCESS;
+}
 
 API int cublasCreate_v2(Handle *handle) {
   if (!standin_current_context()) return NOT_INITIALIZED;
-  *handle = new cublasContext{nullptr, 0};
+  int device = 0, capability = 0;
+  cuCtxGetDevice(&device);
+  cuDeviceGetAttribute(&capability, 75, device);
+  *handle = new cublasContext;
+  (*handle)->has_tf32 = capability >= 8;
+  return CUBLAS_SUCCESS;
+}
+
+// The modes of cublas_api.h; cuBLAS 11 added the one for TF32.
+enum { CUBLAS_DEFAULT_MATH = 0, CUBLAS_TENSOR_OP_MATH = 1, CUBLAS_PEDANTIC_MATH = 2, CUBLAS_TF32_TENSOR_OP_MATH = 3 };
+API int cublasSetMathMode(Handle handle, int mode) {
+  int version;
+  cublasGetProperty(0, &version);
+  if (!handle) return NOT_INITIALIZED;
+  if (mode < CUBLAS_DEFAULT_MATH || mode > (version < 11 ? CUBLAS_TENSOR_OP_MATH : CUBLAS_TF32_TENSOR_OP_MATH))
+    return INVALID_VALUE;
+  handle->tf32 = mode == CUBLAS_TF32_TENSOR_OP_MATH && handle->has_tf32;
   return CUBLAS_SUCCESS;
 }
 
@@ -39,14 +67,33 @@ API int cublasGetPointerMode_v2(Handle handle, int *mode) {
 
 API int cublasSetAtomicsMode(Handle, int) { return CUBLAS_SUCCESS; }
 
+// A column-major matrix as TF32; its columns stay as far from each other.
+static std::vector<float> cut(const float *matrix, long rows, long columns, long leading) {
+  std::vector<float> result(rows && columns ? (columns - 1) * leading + rows : 0);
+  for (size_t i = 0; i < result.size(); i++) {
+    uint32_t bits;
+    memcpy(&bits, matrix + i, sizeof bits);
+    bits &= ~(uint32_t)0x1fff;
+    memcpy(&result[i], &bits, sizeof bits);
+  }
+  return result;
+}
+
+static void gemm_of_tf32(const Shape &s, float alpha, const float *a, const float *b, float beta, float *c) {
+  const std::vector<float> left = cut(a, s.a_rows(), s.a_columns(), s.lda), right = cut(b, s.b_rows(), s.b_columns(), s.ldb);
+  gemm<float>(s.transpose_a, s.transpose_b, s.m, s.n, s.k, alpha, left.data(), s.lda, right.data(), s.ldb, beta, c, s.ldc);
+}
+static void gemm_of_tf32(const Shape &, double, const double *, const double *, double, double *) {}
+
 // One product, after a check that its matrices are on the device.
 template<class T>
-static int multiply(const char *what, const Shape &s, T alpha, const T *a, const T *b, T beta, T *c) {
+static int multiply(const char *what, bool tf32, const Shape &s, T alpha, const T *a, const T *b, T beta, T *c) {
   if (!check(what, {matrix_extent(a, s.a_rows(), s.a_columns(), s.lda, sizeof(T)),
                     matrix_extent(b, s.b_rows(), s.b_columns(), s.ldb, sizeof(T)),
                     matrix_extent(c, s.m, s.n, s.ldc, sizeof(T))}))
     return ILLEGAL_ADDRESS;
-  gemm<T>(s.transpose_a, s.transpose_b, s.m, s.n, s.k, alpha, a, s.lda, b, s.ldb, beta, c, s.ldc);
+  if (tf32 && sizeof(T) == sizeof(float)) gemm_of_tf32(s, alpha, a, b, beta, c);
+  else gemm<T>(s.transpose_a, s.transpose_b, s.m, s.n, s.k, alpha, a, s.lda, b, s.ldb, beta, c, s.ldc);
   return 0;
 }
 
@@ -58,9 +105,10 @@ static int strided_gemm(const char *what, Handle handle, const Shape &shape, con
   if (!shape.valid() || count < 0 || !alpha || !beta) return INVALID_VALUE;
   if (shape.empty() || !count) return CUBLAS_SUCCESS;
   const Scalar<T> alpha_value(handle, alpha), beta_value(handle, beta);
+  const bool tf32 = handle->tf32;
   return enqueue(handle, what, [=] {
     for (int i = 0; i < count; i++) {
-      int error = multiply(what, shape, alpha_value.get(), a + i * stride_a, b + i * stride_b, beta_value.get(),
+      int error = multiply(what, tf32, shape, alpha_value.get(), a + i * stride_a, b + i * stride_b, beta_value.get(),
                            c + i * stride_c);
       if (error) return error;
     }
@@ -76,11 +124,12 @@ static int batched_gemm(const char *what, Handle handle, const Shape &shape, con
   if (!shape.valid() || count < 0 || !alpha || !beta) return INVALID_VALUE;
   if (shape.empty() || !count) return CUBLAS_SUCCESS;
   const Scalar<T> alpha_value(handle, alpha), beta_value(handle, beta);
+  const bool tf32 = handle->tf32;
   return enqueue(handle, what, [=] {
     const size_t bytes = sizeof(T *) * count;
     if (!check(what, {{a, bytes}, {b, bytes}, {c, bytes}})) return ILLEGAL_ADDRESS;
     for (int i = 0; i < count; i++)
-      if (int error = multiply(what, shape, alpha_value.get(), a[i], b[i], beta_value.get(), c[i])) return error;
+      if (int error = multiply(what, tf32, shape, alpha_value.get(), a[i], b[i], beta_value.get(), c[i])) return error;
     return 0;
   });
 }

@@ -11,8 +11,10 @@ enum {
 const int ILLEGAL_ADDRESS = 700;  // of the driver
 
 struct cublasContext {
-  CUstream stream;
-  int pointer_mode;  // 0: alpha, beta and results are on the host, 1: on the device
+  CUstream stream = nullptr;
+  int pointer_mode = 0;   // 0: alpha, beta and results are on the host, 1: on the device
+  bool has_tf32 = false;  // the device
+  bool tf32 = false;      // products of float are computed with 10 bits of mantissa
 };
 typedef cublasContext *Handle;
 const int POINTER_MODE_DEVICE = 1;

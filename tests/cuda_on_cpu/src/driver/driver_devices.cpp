@@ -287,6 +287,7 @@ API CUresult cuCtxPopCurrent_v2(CUcontext *out) {
 
 API CUresult cuCtxSynchronize() {
   REQUIRE_CONTEXT();
+  REFUSE_IN_CAPTURE();
   wait_until_idle(context);
   return context->error;
 }

@@ -123,6 +123,7 @@ API CUresult cuModuleLoadData(CUmodule *out, const void *image) {
 
 API CUresult cuModuleUnload(CUmodule module) {
   REQUIRE_INITIALIZED();
+  REFUSE_IN_CAPTURE();
   if (!module || module->tag != LIVE_MODULE) return INVALID_HANDLE;
   wait_for_coupled(module->context);
   module->tag = 0;
@@ -222,18 +223,29 @@ static int run(Launch &launch) {
   });
 }
 
-// The time that a call of a launch takes on the host, and its count.
-static void spend_launch(Device *device, CallKind kind) {
+namespace standin {
+
+void spend_launch(Device *device, CallKind kind) {
   device->calls[kind]++;
   const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(settings.launch_us);
   while (std::chrono::steady_clock::now() < end) {}  // a driver computes, too: the caller has nothing of the core
 }
 
+}  // namespace standin
+
 // An operation, or the failure that was injected for it. The failure shows at a later call, as on a GPU.
 static void enqueue_launch(const StreamRef &stream, const char *what, std::function<int()> operation,
                            bool may_block = true) {
   spend_launch(stream->device, may_block ? LAUNCHES : COLLECTIVES);
-  if (int code = stream->device->launch_fault.next()) operation = [code] { return code; };
+  Device *device = stream->device;
+  if (capture_of(stream)) {
+    operation = [=] {
+      const int code = device->launch_fault.next();  // of each launch of the graph
+      return code ? code : operation();
+    };
+  } else if (int code = device->launch_fault.next()) {
+    operation = [code] { return code; };
+  }
   enqueue(stream, what, std::move(operation), {}, may_block);
 }
 

@@ -24,6 +24,7 @@ API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
   REQUIRE_CONTEXT();
+  REFUSE_IN_CAPTURE();
   if (!bytes) return INVALID_VALUE;
   CUdeviceptr address = 0;
   CUresult result = context->device->allocate(bytes, &address);
@@ -34,6 +35,7 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 
 API CUresult cuMemFree_v2(CUdeviceptr address) {
   REQUIRE_CONTEXT();
+  REFUSE_IN_CAPTURE();
   if (!address) return SUCCESS;
   Device *device = owner((void *)address);
   if (!device) return INVALID_VALUE;
@@ -44,6 +46,7 @@ API CUresult cuMemFree_v2(CUdeviceptr address) {
 
 API CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
   REQUIRE_CONTEXT();
+  REFUSE_IN_CAPTURE();
   if (!bytes) return INVALID_VALUE;
   if (settings.strict_free) wait_for_coupled(context);  // it maps the memory in all contexts
   *out = allocate_pinned(bytes);
@@ -52,6 +55,7 @@ API CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
 
 API CUresult cuMemFreeHost(void *address) {
   REQUIRE_INITIALIZED();
+  REFUSE_IN_CAPTURE();
   if (!current_context()) return INVALID_CONTEXT;
   wait_for_coupled(current_context());
   return release_pinned(address) ? SUCCESS : INVALID_VALUE;
@@ -94,13 +98,14 @@ template <class F> static int at_rate(long rate, size_t bytes, F run) {
 static CUresult copy_to_device(CUdeviceptr to, const void *from, size_t bytes, CUstream stream, bool synchronous) {
   REQUIRE_COPY(bytes, stream);
   if (owner(from)) return INVALID_VALUE;
+  if (synchronous) REFUSE_IN_CAPTURE();
   queue->device->calls[TO_DEVICE]++;
   trace("HtoD dev%d %zu", queue->device->ordinal, bytes);
   std::shared_ptr<char> staged;
-  const bool pinned = is_pinned(from, bytes), waits = !pinned && bytes > STAGED_AT_ONCE;
+  const bool later = is_pinned(from, bytes) || capture_of(queue), waits = !later && bytes > STAGED_AT_ONCE;
   const long rate = waits ? settings.pageable_rate : settings.copy_rate;
   if (waits) last_position(queue).wait();
-  if (!pinned) {
+  if (!later) {
     staged.reset((char *)malloc(bytes), free);
     if (!staged) return OUT_OF_MEMORY;
     memcpy(staged.get(), from, bytes);
@@ -118,6 +123,7 @@ static CUresult copy_to_device(CUdeviceptr to, const void *from, size_t bytes, C
 static CUresult copy_to_host(void *to, CUdeviceptr from, size_t bytes, CUstream stream, bool synchronous) {
   REQUIRE_COPY(bytes, stream);
   if (owner(to)) return INVALID_VALUE;
+  if (synchronous) REFUSE_IN_CAPTURE();
   queue->device->calls[TO_HOST]++;
   trace("DtoH dev%d %zu", queue->device->ordinal, bytes);
   const bool pinned = is_pinned(to, bytes);

@@ -47,6 +47,11 @@ API CUresult cuStreamSynchronize(CUstream handle) {
   }
   if (handle->tag != LIVE_STREAM) return INVALID_HANDLE;
   StreamRef stream = handle->stream;
+  if (auto capture = capture_of(stream)) {
+    capture->refused = CAPTURE_UNSUPPORTED;
+    return CAPTURE_UNSUPPORTED;
+  }
+  REFUSE_IN_CAPTURE();
   last_position(stream).wait();
   return stream->context->error;
 }
@@ -91,6 +96,10 @@ API CUresult cuEventRecord(CUevent event, CUstream handle) {
     if (!is_idle(context)) position = enqueue(stream_of(handle, context), "cuEventRecord", nullptr);
   } else {
     if (handle->tag != LIVE_STREAM || handle->stream->context != event->context) return INVALID_HANDLE;
+    if (auto capture = capture_of(handle->stream)) {  // an event of a capture orders its streams, and there is one
+      capture->refused = CAPTURE_UNSUPPORTED;
+      return CAPTURE_UNSUPPORTED;
+    }
     position = last_position(handle->stream);
   }
   std::lock_guard<std::mutex> lock(event->mutex);
@@ -100,6 +109,7 @@ API CUresult cuEventRecord(CUevent event, CUstream handle) {
 
 API CUresult cuEventQuery(CUevent event) {
   REQUIRE_INITIALIZED();
+  REFUSE_IN_CAPTURE();
   if (!event || event->tag != LIVE_EVENT) return INVALID_HANDLE;
   if (int sticky = event->context->error.load()) return sticky;  // also of an event that has not been reached
   std::lock_guard<std::mutex> lock(event->mutex);
@@ -108,6 +118,7 @@ API CUresult cuEventQuery(CUevent event) {
 
 API CUresult cuEventSynchronize(CUevent event) {
   REQUIRE_INITIALIZED();
+  REFUSE_IN_CAPTURE();
   if (!event || event->tag != LIVE_EVENT) return INVALID_HANDLE;
   Position position;
   {

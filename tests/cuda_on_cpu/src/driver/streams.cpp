@@ -119,6 +119,11 @@ static std::shared_mutex &gate = *new std::shared_mutex;
 
 Position enqueue(const StreamRef &stream, const char *what, std::function<int()> run, std::vector<Position> after,
                  bool may_block) {
+  if (auto capture = capture_of(stream)) {
+    if (!after.empty()) capture->refused = CAPTURE_ISOLATION;
+    capture->operations.push_back(Operation{std::move(run), {}, what});
+    return Position{};
+  }
   CUcontext context = stream->context;
   Position position{stream, 0};
   {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <thread>
 
 namespace standin {
 
@@ -30,6 +31,15 @@ struct Operation {
   const char *what;
 };
 
+// What is enqueued on a stream, and does not run: the content of a graph.
+struct Capture {
+  Capture(int mode) : mode(mode) {}
+  const std::thread::id thread = std::this_thread::get_id();
+  const int mode;  // whether calls that may wait are refused: 0 in all threads, 1 in its own, 2 nowhere
+  std::vector<Operation> operations;
+  std::atomic<int> refused{0};  // the error of the first call that no capture allows
+};
+
 // A queue, whose operations a thread runs in order.
 struct Stream {
   Stream(CUctx_st *context, Device *device) : context(context), device(device) {}
@@ -40,6 +50,7 @@ struct Stream {
   std::mutex mutex;  // guards what follows
   std::condition_variable work, progress;
   std::deque<Operation> queue;
+  std::shared_ptr<Capture> capture;  // takes the operations instead of `queue`, if it is not null
   bool stop = false;
   uint64_t queued = 0;     // operations so far
   uint64_t null_seen = 0;  // the latest operation of the NULL stream that this stream waits for
@@ -47,7 +58,8 @@ struct Stream {
 
 // A live handle starts with one of these; a stale one does not.
 enum : uint32_t {
-  LIVE_STREAM = 0x53545245, LIVE_EVENT = 0x45564e54, LIVE_MODULE = 0x4d4f4455, LIVE_CONTEXT = 0x43545854
+  LIVE_STREAM = 0x53545245, LIVE_EVENT = 0x45564e54, LIVE_MODULE = 0x4d4f4455, LIVE_CONTEXT = 0x43545854,
+  LIVE_GRAPH = 0x47525048
 };
 
 // What the thread of a stream needs to run a kernel and to get out of a fault.
@@ -70,6 +82,14 @@ StreamRef make_stream(CUctx_st *context);
 // Adds an operation to a stream, and gives its position. With CUDA_ON_CPU_SYNC=1, it waits for it if it may block.
 Position enqueue(const StreamRef &stream, const char *what, std::function<int()> run, std::vector<Position> after = {},
                  bool may_block = true);
+
+// The time that a call of a launch takes on the host, and its count.
+void spend_launch(Device *device, CallKind kind);
+
+std::shared_ptr<Capture> capture_of(const StreamRef &stream);
+// Whether a call that may wait, or change the memory of a device, is refused, since a stream is captured. The captures
+// are invalid then.
+bool is_refused_in_capture();
 
 // The stream of a handle; for the NULL stream, that of the context. A null pointer for a stale handle.
 StreamRef stream_of(CUstream handle, CUctx_st *context);
@@ -124,6 +144,12 @@ extern bool initialized, forked;
 #define REQUIRE_INITIALIZED() \
   do { \
     if (standin::forked || !standin::initialized) return standin::NOT_INITIALIZED; \
+  } while (0)
+
+// Leaves an API call that may wait, or change the memory of a device, while a stream is captured.
+#define REFUSE_IN_CAPTURE() \
+  do { \
+    if (standin::is_refused_in_capture()) return standin::CAPTURE_UNSUPPORTED; \
   } while (0)
 
 // Also where no context is current, or the current one has failed. Declares `context`.

@@ -1,0 +1,341 @@
+"""Calls of a compiled function by CUDA graphs: one launch in place of one for each op.
+
+A graph computes what the ops on the device do, with the shapes and addresses of its recording. Values of the host that
+may differ from call to call reach it by copies, from memory that each call fills anew: the ops on the host that compute
+them run before the launch, and ops on the host that read from the device run after it. A call finds its graph by the
+addresses and shapes of its arguments and of the shared variables, and by the values of whole numbers among the arguments
+on the host, such as a number of samples, which shapes may depend on.
+
+Results lie in arrays of their own for each graph. If somebody still holds one of these, another set of arrays takes its
+place: new values of variables alternate between two sets, and each set has graphs that write to it.
+"""
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+import theano
+from theano.gof.link import raise_with_op
+
+from ..devices.context_map import Context
+from ..devices.cuda_graphs import Arena, CannotCapture, Choices, Graph, Result, arena_of, layout
+from ..plan import Choice
+from ..utils.tables import counted
+from .graph_order import AFTER, BEFORE, DEVICE, Order, on_device
+
+MOST_GRAPHS, MOST_ARRAYS, MOST_LAYOUTS = 8, 3, 4  # of a function; for a result of one layout; for a result
+MOST_SEEN, IN_VAIN = 64, 32  # arguments that are remembered; calls without a graph after which none is looked for
+
+
+class Recorded(NamedTuple):
+    """A graph of a function, and what a call needs beside it.
+
+    Attributes
+    ----------
+    graph : Graph
+    age : int
+        The arena's, see `Arena.age`.
+    results : list of Result
+        The arrays that it writes: the values of `Order.kept`.
+    copied : list of (cell, array)
+        Values of the host, and the memory that the graph copies them from.
+    fixed : list of (cell, value)
+        Values of the host that are the same in each call of the graph.
+    """
+
+    graph: Graph
+    age: int
+    results: Sequence[Result]
+    copied: list[tuple[list[Any], np.ndarray]]
+    fixed: list[tuple[list[Any], Any]]
+
+
+class _OpByOp(Exception):
+    """A call that is no graph; the text says why that holds for all calls, and is '' if it does not."""
+
+
+class GraphCalls:
+    """Calls of a function that is compiled for a CUDA context.
+
+    Parameters
+    ----------
+    function : theano function
+        Without updates and defaults.
+    call : callable
+        ``call(*values)`` computes it op by op.
+    context : Context
+    n_inputs : int
+        The number of its arguments; the values of shared variables follow.
+
+    Attributes
+    ----------
+    op_by_op : callable
+        The `call`.
+    why_not : str
+        Why its calls are no graphs; '' as long as they may be.
+    launches : int
+        Of graphs.
+    unchecked : list of (Graph, sequence)
+        Launches, with their arguments, that have not been asked whether an index was out of bounds; see `check`.
+    """
+
+    def __init__(self, function: Any, call: Callable[..., list[Any]], context: Context, n_inputs: int) -> None:
+        # The function itself has this object, and its memory should be freed at once when nobody has it.
+        self._vm, self._outputs, self.op_by_op, self._context = function.fn, function.maker.fgraph.outputs, call, context
+        self.why_not, self.launches = '', 0
+        inputs = function.maker.fgraph.inputs
+        cells = [container.storage for container in function.input_storage]
+        self._given = cells[:n_inputs]
+        self._on_device = [cell for cell, variable in zip(cells, inputs) if on_device(variable)]
+        numbers = [getattr(variable, 'ndim', None) == 0 and variable.dtype.startswith(('int', 'uint', 'bool'))
+                   for variable in inputs[:n_inputs]]
+        self._numbers = [cell for cell, is_number in zip(cells, numbers) if is_number]
+        of_host = [(cell, variable) for i, (cell, variable) in enumerate(zip(cells, inputs))
+                   if not on_device(variable) and not (i < n_inputs and numbers[i])]
+        self._of_host = [cell for cell, _ in of_host]
+        self._changing = {variable for _, variable in of_host}
+        self._arena: Arena | None = None
+        self._seen: OrderedDict[Any, None] = OrderedDict()  # shapes, and arguments, of calls
+        self._graphs: OrderedDict[Any, Recorded] = OrderedDict()  # by arguments and the arrays of results
+        self._layouts: dict[Any, Any] = {}  # of the values that are kept, by shapes
+        self._arrays: list[OrderedDict[Any, list[Result]]] = []  # for each value that is kept, by layout
+        self.unchecked: list[tuple[Graph, Sequence[Any]]] = []
+        self._choices: dict[Any, Choices] = {}  # of the same, by shapes
+        self._emptied = list(self._given)  # storage that is emptied after each call
+        self._calls = self._recordings = 0
+        self._order: Order | None = None
+
+    def __call__(self, *values: Any, into: Any = ()) -> list[Any]:
+        """Compute the function; return its results, as `call` does."""
+        if self.why_not:
+            return self.op_by_op(*values)
+        for cell, value in zip(self._given, values):
+            cell[0] = value
+        shapes = tuple([(cell[0].shape, cell[0].strides) for cell in self._on_device] +
+                       [np.shape(cell[0]) for cell in self._of_host] + [int(cell[0]) for cell in self._numbers])
+        if not self._has_seen(shapes):
+            return self.op_by_op(*values)  # kernels are built, and algorithms chosen
+        try:
+            return self._computed(shapes, values)
+        except _OpByOp as refused:
+            results = self.op_by_op(*values)  # raises an error of the function itself
+            self.why_not = str(refused)
+            self._forget()
+            return results
+        finally:
+            for cell in self._emptied:
+                cell[0] = None
+
+    def check(self) -> None:
+        """Raise the error of an index that was out of bounds in a launch since the last check; wait for it."""
+        unchecked, self.unchecked = self.unchecked, []
+        for graph, _ in unchecked:
+            graph.wait()
+        if unchecked and self._arena.take_error():
+            for _, values in unchecked:
+                self.op_by_op(*values)
+
+    def _has_seen(self, arguments):
+        has = arguments in self._seen
+        self._seen[arguments] = self._seen.pop(arguments, None)
+        if len(self._seen) > MOST_SEEN:
+            self._seen.popitem(last=False)
+        return has
+
+    def _computed(self, shapes, values):
+        """Return the results, by a graph where there is one, or one can be recorded."""
+        order = self._order = self._order or self._ordered()
+        arena = self._arena = self._arena or arena_of(self._context)
+        if order.why_not or isinstance(arena, str):
+            raise _OpByOp(order.why_not or arena)
+        self._calls += 1
+        self._run_before()
+        key = (shapes, tuple([cell[0].gpudata for cell in self._on_device]),
+               tuple([self._vm.storage_map[variable][0].tobytes() for variable in order.numbers]))
+        if shapes not in self._layouts:
+            self._learn(shapes)
+        results = self._free_arrays(shapes)
+        recorded = self._graphs.get((key, *map(id, results))) if results else None
+        if recorded is not None and recorded.age == arena.age:
+            self._graphs.move_to_end((key, *map(id, results)))
+            self.launches += 1
+            self._launch(recorded)
+            if recorded.graph.finds_errors:
+                self.unchecked.append((recorded.graph, values))
+            return self._results(results, recorded.fixed)
+        if self._calls > IN_VAIN and not self.launches:
+            raise _OpByOp('its values lie elsewhere, or are other numbers, in each call')
+        may_record = self._recordings <= MOST_GRAPHS or self._recordings * 4 <= self.launches
+        if not results:
+            raise _OpByOp
+        if self._has_seen(key) and may_record:
+            try:
+                fixed = self._record(key, results).fixed
+            except Exception as error:
+                raise _OpByOp(str(error).strip().partition('\n')[0] or type(error).__name__) from error
+        else:  # into arrays that a graph has, or may have: new values of variables lie where it reads them
+            self._run_device(results)
+            fixed = []
+        return self._results(results, fixed)
+
+    def _ordered(self):
+        order = Order(self._vm.nodes, self._vm.thunks, self._outputs, self._changing)
+        made = [each for time in (BEFORE, AFTER) for node, _ in order.nodes[time] for each in node.outputs]
+        self._emptied += [self._vm.storage_map[variable] for variable in {*made, *order.kept, *order.fixed}]
+        self._arrays = [OrderedDict() for _ in order.kept]
+        return order
+
+    def _free_arrays(self, shapes):
+        """Return an array for each result that is kept, which nobody holds; none if all are held."""
+        if shapes not in self._choices:
+            arrays = [each.setdefault(wanted, []) for each, wanted in zip(self._arrays, self._layouts[shapes])]
+            self._choices[shapes] = Choices(arrays)
+        free = self._choices[shapes].free()
+        if None not in free:
+            return free
+        for arrays, wanted, chosen in zip(self._arrays, self._layouts[shapes], free):
+            if chosen is None:
+                if len(arrays[wanted]) == MOST_ARRAYS:
+                    return []
+                arrays[wanted].append(Result(self._context, wanted))
+                arrays.move_to_end(wanted)
+                if len(arrays) > MOST_LAYOUTS:
+                    arrays.popitem(last=False)
+        self._choices.clear()
+        return self._free_arrays(shapes)
+
+    def _learn(self, shapes):
+        """Learn the layouts of the values that are kept."""
+        self._run_device()
+        self._layouts[shapes] = [layout(cell[0]) for cell in self._kept()]
+        while len(self._layouts) > MOST_SEEN:
+            del self._layouts[next(iter(self._layouts))]
+        self._empty_device()
+
+    def _launch(self, recorded):
+        for cell, value in recorded.fixed:
+            cell[0] = value
+        if recorded.copied:
+            recorded.graph.wait()  # for its last launch, which has copied from this memory
+        for cell, memory in recorded.copied:
+            memory[...] = cell[0]
+        recorded.graph.launch()
+
+    def _results(self, results, fixed):
+        """Return the function's results, once the nodes of the device are computed, or will be."""
+        cells = self._vm.storage_map
+        for variable, result in zip(self._order.kept, results):
+            cells[variable][0] = result.array.view()  # which is counted as a reference, as long as somebody has it
+        self._run(self._order.nodes[AFTER])
+        of_graph = {id(cell) for cell, _ in fixed}
+        outputs = [cells[variable] for variable in self._outputs]
+        return [np.array(cell[0]) if id(cell) in of_graph else cell[0] for cell in outputs]
+
+    def _record(self, key, results):
+        """Record a graph of the present arguments, which writes to some arrays, and return it, once it is launched."""
+        self._recordings += 1
+        order, arena, copied = self._order, self._arena, []
+        self._empty_device()
+        n_arrays = arena.n_arrays()
+        staging = arena.page_locked(max(arena.compute(lambda: self._run_device(results)), 1))
+        expected = [np.asarray(result.array) for result in results]
+        fixed = [(cell, cell[0]) for cell in (self._vm.storage_map[variable] for variable in order.fixed)]
+        self._empty_device()
+        if arena.n_arrays() == n_arrays:
+            graph = arena.capture(lambda: self._run_device(results, staging, copied), staging)
+            self._empty_device()
+        if arena.n_arrays() != n_arrays:
+            raise CannotCapture('it keeps memory on the device from call to call')
+        for result, value in zip(results, expected):  # the launch has to write each byte
+            if value.size:
+                others = ~np.frombuffer(value.tobytes('A'), 'uint8')
+                result.array.write(np.frombuffer(others.tobytes(), value.dtype))
+        recorded = Recorded(graph, arena.age, results, copied, fixed)
+        self._launch(recorded)
+        if any(np.asarray(result.array).tobytes() != value.tobytes() for result, value in zip(results, expected)):
+            raise CannotCapture('its first launch had another result than the call')
+        self._graphs[(key, *map(id, results))] = recorded
+        if len(self._graphs) > MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+        return recorded
+
+    def _run(self, nodes, after_each=lambda i: None):
+        for i, (node, thunk) in enumerate(nodes):
+            try:
+                thunk()
+            except Exception:
+                raise_with_op(node, thunk, storage_map=self._vm.storage_map)
+            after_each(i)
+
+    def _run_before(self):
+        order, cells = self._order, self._vm.storage_map
+        saved = {}
+
+        def after_each(i):
+            saved.update((variable, cells[variable][0].copy()) for variable in order.nodes[BEFORE][i][0].outputs
+                         if variable in order.saved)
+
+        self._run(order.nodes[BEFORE], after_each)
+        for variable, value in saved.items():
+            cells[variable][0] = value
+
+    def _run_device(self, results=(), staging=None, copied=None):
+        """Compute the nodes of the device, into the arrays of results; while a graph is recorded, note its copies."""
+        order, cells = self._order, self._vm.storage_map
+        for cell, result in zip(self._kept(), results):
+            cell[0] = result.array.view()
+        place = 0
+
+        def after_each(i):
+            nonlocal place
+            node = order.nodes[DEVICE][i][0]
+            if copied is not None and node in order.copies:
+                value = cells[node.inputs[0]][0]
+                if value.nbytes and self._arena.staged() - place < value.nbytes:
+                    raise CannotCapture('%s copies nothing' % node.op)
+                memory = staging[place:place + value.nbytes].view(value.dtype).reshape(value.shape)
+                copied.append((cells[node.inputs[0]], memory))
+            place = self._arena.staged() if copied is not None else 0
+            for variable in order.ended[i]:
+                cells[variable][0] = None
+
+        self._run(order.nodes[DEVICE], after_each)
+        for cell, result in zip(self._kept(), results):
+            result.fill(cell[0])
+
+    def _kept(self):
+        return [self._vm.storage_map[variable] for variable in self._order.kept]
+
+    def _empty_device(self):
+        """Empty the storage of what nodes of the device have made, and that of the inner functions of loops."""
+        for node, _ in self._order.nodes[DEVICE]:
+            for variable in node.outputs:
+                self._vm.storage_map[variable][0] = None
+            _empty_inner(node.op)
+
+    def _forget(self):
+        """Free the memory of a function that is computed op by op for good."""
+        if self.why_not:
+            self._graphs.clear()
+            self._seen.clear()
+            self._layouts, self._arrays, self._choices = {}, [], {}
+
+
+def _empty_inner(op):
+    """Empty the storage of an op's inner function, which may keep arrays from call to call."""
+    inner = getattr(getattr(op, 'fn', None), 'fn', None)
+    for variable, cell in getattr(inner, 'storage_map', {}).items():
+        if variable.owner is not None:
+            cell[0] = None
+            _empty_inner(variable.owner.op)
+
+
+def changes(functions: Sequence[Any]) -> list[Choice]:
+    """Return the choices of functions that calls have made: whether graphs are launched, and why not."""
+    calls = [function.mgpu_call for function in functions if isinstance(function.mgpu_call, GraphCalls)]
+    chosen = Counter((False, each.why_not) if each.why_not else (True, 'the first launch had the same bits as a call')
+                     for each in calls if each.why_not or each.launches)
+    return [Choice('CUDA graphs', '%d of %s %s' % (count, counted(len(calls), 'part'),
+                                                  'in one launch each' if is_graph else 'op by op'), why)
+            for (is_graph, why), count in sorted(chosen.items(), reverse=True)]
