@@ -153,7 +153,7 @@ class InputsBeside:
         self._context, (_, self._in) = context, _streams(context)
         self._computes = stream_of(gpu_context(context))
         self._inputs: dict[Any, _Input] = {}
-        self._underway, self._events = 0, [self._event()]  # the first one: what has read the values
+        self._underway, self._events = 0, [self._event()]  # the first event: of the computations that have read
         weakref.finalize(self, _destroy, context, self._events).atexit = False
 
     def _event(self):
