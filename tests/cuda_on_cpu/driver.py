@@ -40,7 +40,7 @@ extern "C" __global__ void last_thread(float *out) { __syncthreads(); out[0] = t
 
 
 class Calls(typing.NamedTuple):
-    """Numbers of a process's calls for each kind of work of a device."""
+    """Numbers of the calls of a process for each kind of work of a device."""
 
     launches: int  # of kernels, and of functions of cuBLAS and cuDNN
     collectives: int  # of NCCL; all messages of a group are one

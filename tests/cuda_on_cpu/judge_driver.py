@@ -17,7 +17,7 @@ template <class... A> constexpr bool agrees(CUresult (CUDAAPI *)(A...), const Ki
     return true;
 }
 static_assert(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL == %d && CU_EVENT_DISABLE_TIMING == %d, "the numbers");
-''' % (cuda_graphs.THREAD_LOCAL, cuda_graphs.UNTIMED)
+''' % (cuda_graphs.THREAD_LOCAL, cuda_driver.UNTIMED)
 POINTERS = ctypes.c_void_p, ctypes.c_char_p
 
 

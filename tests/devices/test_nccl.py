@@ -279,6 +279,36 @@ def test_devices_by_other_names_have_a_communicator_of_their_own():
     assert len({line.partition('[')[2] for line in lines}) == 1
 
 
+FREES = TRAINING + '''
+import threading
+from pygpu import gpuarray
+from theano_mgpu.devices import page_locked
+from theano_mgpu.devices.contexts import gpu_context
+step, params = trained('nccl', 2, normalise=False)
+step(*next(batches(1)))
+ended, freed = threading.Event(), []
+def free():
+    while not ended.is_set():
+        MADE
+        freed.append(1)
+thread = threading.Thread(target=free)
+thread.start()
+for batch in batches(8):
+    step(*batch)
+ended.set()
+thread.join()
+print(by(step), len(freed) > 0)
+'''
+
+
+@pytest.mark.parametrize('made', ["page_locked.zeros(100, 'f4', mgpu.contexts())",
+                                  "gpuarray.empty(100, 'f4', context=gpu_context(mgpu.contexts()[1]))"])
+def test_another_thread_frees_memory_during_exchanges(made):
+    """The free waited for the device of the first launch, and the second launch for the free, until the timeout."""
+    code = FREES.replace('MADE', made)
+    assert run(code, flags='mgpu.timeout=5,gpuarray.preallocate=-1', nccl_delay_us=3000)[-1] == 'NCCL True'
+
+
 LOST_EARLIER = TRAINING + '''
 from pygpu import gpuarray
 from pygpu.elemwise import elemwise2

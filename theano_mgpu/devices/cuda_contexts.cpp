@@ -82,6 +82,7 @@ Protected contexts[MOST];
 int n_contexts = 0;
 void (*enter)(Context *) = nullptr;  // libgpuarray's cuda_enter
 void (*leave)(Context *) = nullptr;  // libgpuarray's cuda_exit
+bool keeps_freed = true;  // libgpuarray keeps freed memory for later arrays
 bool forked = false;  // a thread that is not in this process may have a lock; CUDA does not work here anyway
 
 Protected *find(const Context *context) {
@@ -177,6 +178,19 @@ struct Guarded<Table, Result(Arguments...), place> {
 template <typename Table, typename Result, typename... Arguments, Result (*Table::*place)(Arguments...)>
 const Table *Guarded<Table, Result(Arguments...), place>::originals;
 
+// NCCL's lock, held between the launches of an exchange: null before NCCL is used.
+void (*lock_group)() = nullptr, (*unlock_group)() = nullptr;
+
+// While one lives, no exchange is launched. Calls that free memory may wait for all devices. One of these would wait for
+// an exchange that is launched on some devices only, and keep it from being launched on the others.
+class BetweenExchanges {
+    void (*unlock)();
+
+public:
+    explicit BetweenExchanges(bool frees = true) : unlock(frees ? unlock_group : nullptr) { if (unlock) lock_group(); }
+    ~BetweenExchanges() { if (unlock) unlock(); }
+};
+
 BufferTable buffer;
 BlasTable blas;
 CommTable comm;
@@ -196,7 +210,14 @@ void release(Array *array) {
     Visit visit(array);
     if (!forked)
         enter(array->context);  // `visit` leaves it
+    BetweenExchanges apart(!keeps_freed);
     original_buffer->release(array);
+}
+
+void kernel_release(Kernel *kernel) {
+    Visit visit(kernel);
+    BetweenExchanges apart;
+    original_buffer->kernel_release(kernel);
 }
 
 #define GUARD(TABLE, TYPE, NAME) \
@@ -210,9 +231,10 @@ void fill_tables() {
     buffer = *original_buffer;
     GUARD_BUFFER(deinit); GUARD_BUFFER(alloc); GUARD_BUFFER(retain); GUARD_BUFFER(release); GUARD_BUFFER(share);
     GUARD_BUFFER(move); GUARD_BUFFER(read); GUARD_BUFFER(write); GUARD_BUFFER(memset); GUARD_BUFFER(kernel_alloc);
-    GUARD_BUFFER(kernel_retain); GUARD_BUFFER(kernel_release); GUARD_BUFFER(kernel_setarg); GUARD_BUFFER(kernel_call);
+    GUARD_BUFFER(kernel_retain); GUARD_BUFFER(kernel_setarg); GUARD_BUFFER(kernel_call);
     GUARD_BUFFER(sync); GUARD_BUFFER(property);
     buffer.transfer = transfer;
+    buffer.kernel_release = kernel_release;
     blas = *original_blas;
     GUARD_BLAS(setup); GUARD_BLAS(teardown);
     GUARD_BLAS_TYPES(dot); GUARD_BLAS_TYPES(gemv); GUARD_BLAS_TYPES(gemm); GUARD_BLAS_TYPES(ger);
@@ -301,8 +323,33 @@ extern "C" const char *protect(Context *context, void (*cuda_enter)(Context *), 
 }
 
 // Free memory within its context, in all contexts that are protected.
-extern "C" void free_within_context() {
+extern "C" void free_within_context(int keeps) {
     buffer.release = release;
+    keeps_freed = keeps;
+}
+
+// Keep what may wait for all devices apart from exchanges by NCCL, which hold a lock. Call it before the first one.
+extern "C" void keep_apart(void (*lock)(), void (*unlock)()) {
+    lock_group = lock;
+    unlock_group = unlock;
+}
+
+// Page-locked memory, by the driver's functions; they give its code.
+extern "C" int allocate_host(int (*allocate)(void **, size_t), void **address, size_t size) {
+    BetweenExchanges apart;
+    return allocate(address, size);
+}
+
+extern "C" int free_host(int (*free)(void *), void *address) {
+    BetweenExchanges apart;
+    return free(address);
+}
+
+// Call a function of the driver for a context's stream, and give its code, while no other thread captures the stream. A
+// function with two arguments passes over the third.
+extern "C" int on_stream(Context *context, int (*function)(void *, void *, unsigned), void *first, void *second) {
+    Visit visit(context);
+    return function(first, second, 0);
 }
 
 // Begin, or end, to capture a context's stream in this thread: other threads wait before they enqueue anything there.

@@ -17,7 +17,8 @@ things are wrong with that, in 0.7.0 to 0.7.6 and in later development versions 
 Each context has a pointer to a table of functions through which all of libgpuarray, pygpu and Theano call it. `protect`
 points it to a table of functions, in cuda_contexts.cpp, that lock the context, call the original, and leave the
 context as often as the original failed to. `free_within_context` adds a function that enters the context before it
-frees memory.
+frees memory. A call that frees memory may wait for all devices, so `keep_apart` keeps it from running while NCCL
+launches an exchange.
 """
 from __future__ import annotations
 
@@ -50,8 +51,24 @@ def protect(gpu_context: Any) -> None:
 
 def free_within_context(gpu_context: Any) -> None:
     """Free memory within its context; does nothing for OpenCL."""
+    from theano import config  # this module is imported before Theano
     if gpu_context.kind == b'cuda':
-        _library().free_within_context()
+        _library().free_within_context(config.gpuarray.preallocate >= 0)
+
+
+def keep_apart(lock: Any, unlock: Any) -> None:
+    """Have calls that free memory, or lock its pages, hold the lock by which NCCL launches an exchange."""
+    _library().keep_apart(lock, unlock)
+
+
+def allocate_host(allocate: Any, address: Any, size: int) -> int:
+    """Call the driver's function that allocates page-locked memory, and return its code."""
+    return _library().allocate_host(allocate, address, size)
+
+
+def free_host(free: Any, address: int) -> int:
+    """Call the driver's function that frees page-locked memory, and return its code."""
+    return _library().free_host(free, address)
 
 
 def entries(gpu_context: Any) -> int:
@@ -70,6 +87,14 @@ def alone(gpu_context: Any) -> Iterator[None]:
         _library().set_captured(gpu_context.ptr, 0)
 
 
+def on_stream(gpu_context: Any, function: Any, *handles: Any) -> int:
+    """Call a function of the driver with two handles, one of which is the stream of a CUDA context; return its code.
+
+    While another thread captures the stream, the call waits: it would become a part of the graph.
+    """
+    return _library().on_stream(gpu_context.ptr, function, *handles)
+
+
 @functools.lru_cache(maxsize=None)
 def _library():
     from ..utils import native  # imports Theano
@@ -77,6 +102,9 @@ def _library():
     for function, result in ((library.protect, ctypes.c_char_p), (library.entries, ctypes.c_int)):
         function.argtypes = [ctypes.c_void_p] * 3
         function.restype = result
+    library.allocate_host.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    library.free_host.argtypes = library.keep_apart.argtypes = [ctypes.c_void_p] * 2
+    library.on_stream.argtypes = [ctypes.c_void_p] * 4
     library.set_captured.argtypes = [ctypes.c_void_p, ctypes.c_int]
     return library
 

@@ -7,9 +7,10 @@ import functools
 from typing import Any, Iterator, Sequence
 
 from ..errors import ExchangeError
+from . import cuda_contexts
 
 INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
-APART = 1            # the flag of a stream that never waits for the default one
+UNTIMED, APART = 2, 1  # flags of an event without a time, and of a stream that never waits for the default one
 LAST, FIRST = 0, -5  # priorities of a stream: of computations, and the highest one
 # The arguments of each function that is called here, or from nccl.cpp.
 FUNCTIONS: dict[str, list[Any]] = {
@@ -20,6 +21,8 @@ FUNCTIONS: dict[str, list[Any]] = {
     'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS], 'cuCtxSynchronize': [],
     'cuMemcpyDtoHAsync_v2': [ADDRESS, SIZE, SIZE, ADDRESS], 'cuMemcpyHtoDAsync_v2': [SIZE, ADDRESS, SIZE, ADDRESS],
     'cuStreamCreateWithPriority': [ADDRESS, INTEGER, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
+    'cuDeviceCanAccessPeer': [ADDRESS, INTEGER, INTEGER], 'cuCtxEnablePeerAccess': [ADDRESS, INTEGER],
+    'cuCtxDisablePeerAccess': [ADDRESS],
     'cuStreamSynchronize': [ADDRESS], 'cuEventSynchronize': [ADDRESS], 'cuEventDestroy_v2': [ADDRESS],
 }
 
@@ -32,7 +35,10 @@ class Driver:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise a RuntimeError for another code than 0, as Theano's own calls do."""
-        code = getattr(self.library, name)(*arguments)
+        self.check(name, getattr(self.library, name)(*arguments))
+
+    def check(self, name: str, code: int) -> None:
+        """Raise a RuntimeError for the code of a function, unless it is 0."""
         if code:
             raise RuntimeError('%s: %s' % (name, self.text_of(code)))
 
@@ -74,11 +80,18 @@ class Driver:
             self.call('cuStreamCreateWithPriority', ctypes.byref(stream), APART, priority)
         return stream.value or 0
 
+    def event(self, context: int) -> int:
+        """Return the address of a new event of a context, without a time."""
+        event = ADDRESS()
+        with self.current(context):
+            self.call('cuEventCreate', ctypes.byref(event), UNTIMED)
+        return event.value or 0
+
     def allocate_host(self, context: int, size: int) -> int:
         """Return the address of page-locked memory of some bytes; 0 if there is too little."""
         address = ADDRESS()
         with self.current(context):
-            code = self.library.cuMemAllocHost_v2(ctypes.byref(address), size)
+            code = cuda_contexts.allocate_host(self.library.cuMemAllocHost_v2, ctypes.byref(address), size)
         return 0 if code else address.value or 0
 
     def free_host(self, contexts: Sequence[int], address: int) -> None:
@@ -87,7 +100,7 @@ class Driver:
             with self.current(context):
                 self.library.cuCtxSynchronize()
         with self.current(contexts[-1]):
-            self.library.cuMemFreeHost(address)
+            cuda_contexts.free_host(self.library.cuMemFreeHost, address)
 
 
 @functools.lru_cache(maxsize=None)

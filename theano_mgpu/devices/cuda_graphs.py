@@ -46,7 +46,7 @@ FUNCTIONS: dict[str, list[Any]] = {
     'cuGraphInstantiateWithFlags': [ADDRESS, ADDRESS, ctypes.c_ulonglong], 'cuGraphLaunch': [ADDRESS, ADDRESS],
     'cuGraphDestroy': [ADDRESS], 'cuGraphExecDestroy': [ADDRESS]}
 COMPUTED, CAPTURED = 1, 2  # modes of cuda_graphs.cpp
-THREAD_LOCAL, UNTIMED = 1, 2  # a mode of a capture: calls of other threads are allowed; an event without a time
+THREAD_LOCAL = 1  # a mode of a capture: calls of other threads are allowed
 
 
 class CannotCapture(Exception):
@@ -130,17 +130,17 @@ class Arena:
 
     def made(self, captured: Any) -> tuple[Any, Any]:
         """Return a graph that can be launched, and an event for the end of its launches."""
-        executable, event = ADDRESS(), ADDRESS()
+        executable = ADDRESS()
         with self._current() as call:
             call('cuGraphInstantiateWithFlags', ctypes.byref(executable), captured, 0)
-            call('cuEventCreate', ctypes.byref(event), UNTIMED)
-        return executable, event
+        return executable, self._driver.event(primary_context(self._context))
 
     def launch(self, executable: Any, event: Any) -> None:
         """Start a graph, and record an event behind it."""
-        with self._current() as call:
-            call('cuGraphLaunch', executable, self.stream)
-            call('cuEventRecord', event, self.stream)
+        with self._current():
+            for name, handle in ('cuGraphLaunch', executable), ('cuEventRecord', event):
+                function = getattr(self._driver.library, name)
+                self._driver.check(name, cuda_contexts.on_stream(self._gpu, function, handle, self.stream))
 
     def wait(self, event: Any) -> None:
         """Wait for an event."""

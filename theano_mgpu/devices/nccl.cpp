@@ -416,6 +416,10 @@ void mgpu_failure(Communicator *communicator, int *out) {
     out[2] = communicator->code;
 }
 
+// Keep others from calls that may wait for all devices while an exchange is launched.
+void mgpu_lock() { one_group.lock(); }
+void mgpu_unlock() { one_group.unlock(); }
+
 // Has the watch abort all communicators, as after a failure.
 void mgpu_give_up() {
     std::vector<Communicator *> all;

@@ -21,7 +21,7 @@ from ..utils.pointers import pointers
 from .collectives import Collectives, Copies
 from .context_map import Context
 from .contexts import card_of, gpu_context, primary_context
-from .cuda_contexts import stream_of
+from .cuda_contexts import keep_apart, stream_of
 from .cuda_driver import FIRST, load_driver
 from .nccl_library import FUNCTIONS, Nccl, load
 from .nccl_trial import Trial
@@ -292,4 +292,5 @@ def _library(nccl: Nccl) -> ctypes.CDLL:
     library.mgpu_join.argtypes = [ctypes.c_void_p, ctypes.c_int]
     library.mgpu_wait.argtypes = [ctypes.c_void_p, ctypes.c_double]
     library.mgpu_failure.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    keep_apart(library.mgpu_lock, library.mgpu_unlock)
     return library

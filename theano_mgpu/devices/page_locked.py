@@ -19,15 +19,20 @@ def zeros(shape: int | tuple[int, ...], dtype: Any, contexts: Sequence[Context])
     array returns at once: the array has the values after `sync`. The memory is freed once no context copies any more.
     """
     dtype, n = np.dtype(dtype), int(np.prod(shape, dtype='int64'))
-    size = n * dtype.itemsize
-    if size and all(context.kind == 'cuda' for context in contexts):
-        driver = load_driver()
-        primary = list(map(primary_context, contexts))
-        address = driver.allocate_host(primary[-1], size)
-        if address:
-            memory = (ctypes.c_char * size).from_address(address)
-            weakref.finalize(memory, driver.free_host, primary, address).atexit = False
-            array = np.frombuffer(memory, dtype, n).reshape(shape)
-            array[...] = 0
-            return array
+    if n and all(context.kind == 'cuda' for context in contexts):
+        bytes_ = memory(n * dtype.itemsize, contexts)
+        if bytes_ is not None:
+            bytes_[...] = 0
+            return bytes_.view(dtype).reshape(shape)
     return np.zeros(shape, dtype)
+
+
+def memory(size: int, contexts: Sequence[Context]) -> np.ndarray | None:
+    """Return new page-locked memory for CUDA contexts, as bytes; None if the host has too little of it."""
+    driver, primary = load_driver(), list(map(primary_context, contexts))
+    address = driver.allocate_host(primary[-1], size)
+    if not address:
+        return None
+    array: Any = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(array, driver.free_host, primary, address).atexit = False
+    return np.frombuffer(array, 'uint8')

@@ -1,7 +1,9 @@
 """Arrays from the host to a device and back, and between devices; for a ``cpu`` context no host array is copied."""
 from __future__ import annotations
 
+import contextlib
 import copy
+import weakref
 from typing import Any, Iterable, Sequence
 
 import numpy as np
@@ -9,8 +11,12 @@ from scipy import sparse
 from theano.gpuarray.type import GpuArrayType
 from theano.tensor import TensorType
 
+from . import peers
 from .context_map import Context
 from .contexts import gpu_context
+from .copies import LEAST, MOST, inputs_beside
+
+NOTHING = contextlib.nullcontext()
 
 
 class DeviceMemory:
@@ -38,11 +44,18 @@ class DeviceMemory:
 
 
 class DeviceBuffers:
-    """Memory on a context's device that arrays are sent to again and again; not for a ``cpu`` context."""
+    """Memory on a context's device that arrays are sent to again and again; not for a ``cpu`` context.
 
-    def __init__(self, context: Context) -> None:
+    If it `is_beside`, large arrays are copied beside what the device computes, and may be used in a block of `read`
+    alone.
+    """
+
+    def __init__(self, context: Context, is_beside: bool = False) -> None:
         self._context = context
         self.arrays: dict[Any, Any] = {}
+        self._beside = inputs_beside(context) if is_beside else None
+        if self._beside is not None:
+            weakref.finalize(self, self._beside.close).atexit = False
 
     def send(self, key: Any, value: Any) -> Any:
         """Return an array on the device; valid until the next one of the key is sent.
@@ -51,6 +64,10 @@ class DeviceBuffers:
         """
         if not isinstance(value, np.ndarray):
             return copy_to(self._context, value)
+        if self._beside is not None and LEAST < value.nbytes <= MOST:
+            array = self._beside.send(key, value)
+            if array is not None:
+                return array
         from pygpu import gpuarray
         buffer = self.arrays.get(key)
         if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
@@ -60,13 +77,18 @@ class DeviceBuffers:
             buffer.write(np.ascontiguousarray(value))
         return buffer
 
+    def read(self) -> Any:
+        """Return a ``with`` block in which computations that read the arrays may be enqueued."""
+        return self._beside or NOTHING
+
 
 def copy_to(context: Context, value: Any) -> Any:
     """Return a device's array in another context, copied directly between the devices where libgpuarray can.
 
-    It can with CUDA, and through the host with OpenCL. The call waits until the source is computed. A CUDA copy may
-    then still run when the call returns: the next computation of the destination waits for it, and so does the next
-    write of the source's device, into the same memory, too. So the source may be changed or freed at once.
+    It can with CUDA where `peers.path` is direct; else the copy goes through the host. The call waits until the source
+    is computed. A CUDA copy may then still run when the call returns: the next computation of the destination waits for
+    it, and so does the next write of the source's device, into the same memory, too. So the source may be changed or
+    freed at once.
 
     The copy is C-contiguous. A value that is in the context already, or on no device, is returned as it is. pygpu
     raises a GpuArrayException if the device has too little free memory, or has failed.
@@ -81,6 +103,8 @@ def copy_to(context: Context, value: Any) -> Any:
     if not value.flags.c_contiguous:
         value = value.copy(order='C')  # on its own device: transfer() takes no other arrays, or keeps Fortran order
     value.sync()  # transfer() would wait, too, but block all calls of other threads to the destination meanwhile
+    if peers.path(value.context, there) == peers.WRONG:
+        return DeviceMemory(context).contiguous(fetch(value))
     return value.transfer(there)
 
 

@@ -157,7 +157,8 @@ class Splitter:
         """Return memory that the last `turns - 1` shards of the replica do not use; for 0 new memory."""
         buffers = self._buffers[replica] if turns else collections.deque()
         if len(buffers) < max(turns, 1):
-            buffers.append({context: DeviceBuffers(context) for context in self._plan.mesh.replicas[replica]})
+            contexts = self._plan.mesh.replicas[replica]
+            buffers.append({context: DeviceBuffers(context, is_beside=turns > 0) for context in contexts})
         else:
             buffers.rotate(-1)
         return buffers[-1]

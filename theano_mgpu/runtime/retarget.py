@@ -16,8 +16,8 @@ from theano.gpuarray.type import GpuArrayConstant, GpuArrayType
 from theano.scan_module.scan_op import Scan
 
 from ..devices.context_map import Context
-from ..devices.contexts import gpu_context
 from ..devices.theano_contexts import compiling_for
+from ..devices.transfers import copy_to
 from ..graph.layers import timed
 from ..graph.traces import KEEP_LINES, keep_trace
 
@@ -139,7 +139,7 @@ class _Move:
         if variable not in self.variables:  # a constant
             moved = variable
             if isinstance(variable, GpuArrayConstant):
-                data = variable.data.transfer(gpu_context(self.target))
+                data = copy_to(self.target, variable.data)
                 moved = GpuArrayConstant(self._type(variable.type), data, variable.name)
             self.variables[variable] = moved
         return self.variables[variable]

@@ -172,8 +172,14 @@ class StepRun:
 
     def _compute(self, work: PartOnContext) -> None:
         slots = self._slots
-        for slot, result in zip(work.results, self._results_of(work)):
-            slots[slot] = result
+        with self._reading(work):
+            for slot, result in zip(work.results, self._results_of(work)):
+                slots[slot] = result
+
+    def _reading(self, work: PartOnContext) -> Any:
+        """Return a ``with`` block in which a part reads what was sent to the device."""
+        return self._batch.buffers[work.shard][work.context].read() \
+            if work.shard is not None and self._batch.buffers else NOTHING
 
     def _results_of(self, work: PartOnContext) -> Sequence[Any]:
         if id(work) in self._begun:

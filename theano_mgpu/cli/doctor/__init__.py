@@ -82,6 +82,7 @@ def plan(setup: Setup) -> list[tuple[str, Callable[[Setup], Finding]]]:
             checks.append(('cuDNN on ' + context.name,
                            if_theano(functools.partial(device_checks.check_convolution, context=context))))
     if sum(context.kind == 'cuda' for context in setup.contexts) > 1:
+        checks.append(('copies', if_theano(device_checks.check_copies)))
         checks.append(('collectives', if_theano(device_checks.check_collectives)))
     return checks
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import ctypes
 import glob
+import itertools
 import warnings
 
 from ...compat import cuda_libraries
-from ...devices import cards, cuda_contexts, discovery
+from ...devices import cards, cuda_contexts, discovery, peers
 from ...devices.context_map import Context, describe
-from ...devices.contexts import init
+from ...devices.contexts import gpu_context, init
 from ...utils.values import wrong
 from ..output import quietly
 from .host_checks import FAIL, OK, SKIP, WARN, Finding, Setup, broken, first_line, random_matrices, version_tuple
@@ -213,6 +214,23 @@ def check_context(setup: Setup, context: Context) -> Finding:
     if on_host:
         return Finding(FAIL, 'the numbers are right, but computed on the host: ' + ', '.join(on_host), remedy)
     return Finding(OK, "%s: gemm, elementwise and sum agree with NumPy's" % context.device)
+
+
+def check_copies(setup: Setup) -> Finding:
+    """Copy between each two CUDA devices of the contexts, and say which copy without the host."""
+    with warnings.catch_warnings(), quietly():
+        warnings.simplefilter('ignore')  # of wrong copies
+        init(describe(setup.contexts))
+        used = {context.device: gpu_context(context) for context in setup.contexts if context.kind == 'cuda'}
+        found = {'%s and %s' % pair: peers.path(*map(used.__getitem__, pair))
+                 for pair in itertools.combinations(used, 2)}
+    listed = {path: ', '.join(pair for pair in found if found[pair] == path) for path in found.values()}
+    text = '; '.join('%s: %s' % each for each in listed.items())
+    if peers.WRONG in listed:
+        return Finding(WARN, 'directly, %s give each other wrong bytes, so their copies go through the host'
+                       % listed[peers.WRONG], 'Turn off the IOMMU, or Access Control Services (ACS) of PCIe bridges; '
+                       'NCCL may need NCCL_P2P_DISABLE=1')
+    return Finding(OK, text) if found else Finding(SKIP, 'all contexts are on one device')
 
 
 def check_collectives(setup: Setup) -> Finding:
