@@ -1,5 +1,7 @@
 #!/usr/bin/env python
-"""Time of a training step over the CUDA devices of a process with sums by NCCL, against sums through the host.
+r"""Time of a training step over the CUDA devices of a process with sums by NCCL, against sums through the host.
+
+With `--overlap`, sums by NCCL beside the next gradients are timed against those once all gradients are computed.
 
 The model is an MLP of four layers of 1024 units (4.0 million parameters), the optimizer gradient descent. A ratio below
 1 means that NCCL saves time. The sides take turns; the exit code is 1 if their weights differ by more than rounding
@@ -10,6 +12,7 @@ Examples:
 
   benchmarks/collectives.py
   python tests/cuda_on_cpu run --devices 4 python benchmarks/collectives.py --devices 2 4
+  python tests/cuda_on_cpu run --set NCCL_RATE=200 python benchmarks/collectives.py --overlap     200 MB/s a device
   benchmarks/collectives.py --update-on sharded
   THEANO_FLAGS=mgpu.logical_shards=8,mgpu.shares=equal benchmarks/collectives.py     NCCL by blocks
 """
@@ -27,8 +30,8 @@ from models import mlp, sgd
 from turns import compare, largest_difference, make_parser, show
 
 
-def training(model, collectives, update_on):
-    with theano.configparser.change_flags(**{'mgpu.collectives': collectives}):
+def training(model, collectives, overlap, update_on):
+    with theano.configparser.change_flags(**{'mgpu.collectives': collectives, 'mgpu.overlap': overlap}):
         return mgpu.training_function(model.inputs, model.loss, model.params, sgd, update_on=update_on)
 
 
@@ -38,6 +41,7 @@ def main():
     parser.add_argument('--units', type=int, default=1024, help='units of a layer (default: 1024)')
     parser.add_argument('--update-on', choices=('device', 'sharded', 'host'), default='device',
                         help='where new values are made (default: device)')
+    parser.add_argument('--overlap', action='store_true', help='time NCCL with mgpu.overlap=True against False')
     parser.add_argument('--batch', type=int, default=64, help='samples of a batch (default: 64)')
     args = parser.parse_args()
     rng = np.random.RandomState(0)
@@ -47,13 +51,15 @@ def main():
     for n in args.devices:
         mgpu.init(default_map('cuda%d' % i for i in range(n)))
         models = [mlp(sizes=sizes) for _ in range(2)]
-        steps = [training(model, collectives, args.update_on) for model, collectives in zip(models, ('host', 'nccl'))]
-        host, nccl = [lambda step=step: step(*batch) for step in steps]
+        sides = (('nccl', 'False'), ('nccl', 'True')) if args.overlap else (('host', 'False'), ('nccl', 'False'))
+        steps = [training(model, *side, args.update_on) for model, side in zip(models, sides)]
+        before, after = [lambda step=step: step(*batch) for step in steps]
         for _ in range(3):
-            host(), nccl()
+            before(), after()
         difference = largest_difference(*[model.params for model in models])
         print('%d devices: weights after 3 steps differ by %.1e of their largest' % (n, difference))
-        show(compare(nccl, host, '%d devices: NCCL / host' % n, args.rounds))
+        show(compare(after, before, '%d devices: %s' % (n, 'overlap / none' if args.overlap else 'NCCL / host'),
+                     args.rounds))
         worst = max(worst, difference)
     return worst > 1e-4
 

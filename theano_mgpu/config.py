@@ -33,8 +33,8 @@ OWN_FLAGS.update({
                          'NCCL is installed (auto).'),
     'mgpu.overlap': ('auto', ('auto', 'False', 'True'),
                      'Whether the backward pass is cut into pieces, so that the gradients of one are exchanged while '
-                     'the next is computed. auto does so for several hosts, once the exchange has taken a noticeable '
-                     'part of the first steps.'),
+                     'the next is computed. auto does so for NCCL and for several hosts, once the exchange has taken a '
+                     'noticeable part of the first steps.'),
     'mgpu.micro_batches': ('auto', Number('slices', 1, 'auto'),
                            'Slices that each batch of a replica is computed in, one after the other, where a call '
                            'does not say: on a model that is placed on several contexts they are a pipeline. auto is '

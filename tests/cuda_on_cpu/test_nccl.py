@@ -1,17 +1,21 @@
 """NCCL between devices of one process: against NumPy, in the order of the streams, and its errors."""
 import ctypes
+import signal
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 
-from cuda_on_cpu.child import on_standin
+from cuda_on_cpu.child import on_standin, run
 from cuda_on_cpu.driver import ILLEGAL_ADDRESS, LAUNCH_FAILED, Device, Hold, call, fails_with, load
 
 DTYPES = {'int8': 0, 'uint8': 1, 'int32': 2, 'uint32': 3, 'int64': 4, 'uint64': 5, 'float16': 6, 'float32': 7,
           'float64': 8}
 OPS = {'sum': (0, np.add), 'prod': (1, np.multiply), 'max': (2, np.maximum), 'min': (3, np.minimum)}
-INVALID_USAGE, INVALID_ARGUMENT, SYSTEM_ERROR = 5, 4, 2
+CUDA_ERROR, SYSTEM_ERROR, INVALID_ARGUMENT, INVALID_USAGE = 1, 2, 4, 5
+WRONG_RESULT, NEVER_ENDS = 100, 101
 
 
 class Clique:
@@ -148,7 +152,7 @@ def test_errors_of_messages():
     assert (clique.devices[1].read(out, 5) == 1).all()
     with fails_with(SYSTEM_ERROR):
         send_one(clique, 5)
-    call('ncclOnCpuFailAfter', ctypes.c_long(0), 100)
+    call('ncclOnCpuFailAfter', ctypes.c_long(0), WRONG_RESULT)
     _, out = send_one(clique, 5)
     assert not np.allclose(clique.devices[1].read(out, 5), 1)
     there, _ = send_one(clique, 5)
@@ -164,6 +168,7 @@ def test_errors_of_messages():
 def test_a_message_waits_for_its_other_end_until_it_is_aborted():
     """A thread that calls for both ends outside of a group would wait for itself, and is refused."""
     clique = Clique()
+    clique.all_reduce(parts_of(2, 5, 'float32'))  # the first exchange of a rank waits on the host
     first, second = clique.devices
     address = first.upload(np.ones(5, 'float32'))
     call('ncclSend', address, ctypes.c_size_t(5), 7, 1, ctypes.c_void_p(clique.comms[0]), first.stream)
@@ -195,6 +200,7 @@ def test_a_message_from_memory_of_another_device_is_an_error():
 def test_a_free_between_the_parts_of_a_collective_blocks_it():
     """The free waits for the first device, which waits for the second one, whose launch waits for the free."""
     clique = Clique()
+    clique.all_reduce(parts_of(2, 5, 'float32'))  # the first exchange of a rank waits on the host
     parts = [device.upload(np.ones(5, 'float32')) for device in clique.devices]
     memory = clique.devices[1].allocate(4)
 
@@ -236,7 +242,7 @@ def test_errors():
     clique.all_reduce(parts)
     with fails_with(SYSTEM_ERROR):
         clique.all_reduce(parts)
-    call('ncclOnCpuFailAfter', ctypes.c_long(0), 100)
+    call('ncclOnCpuFailAfter', ctypes.c_long(0), WRONG_RESULT)
     assert not np.allclose(clique.all_reduce(parts)[0], sum(parts))
     address = clique.devices[0].upload(parts[0])
     for comm, device in zip(clique.comms, clique.devices):
@@ -246,9 +252,135 @@ def test_errors():
             continue
         with fails_with(INVALID_USAGE):  # one thread waits for itself, unless it calls in a group
             call('ncclAllReduce', *arguments)
+
+
+def use_after_abort():
+    clique = Clique()
+    for comm in clique.comms:
+        call('ncclCommAbort', ctypes.c_void_p(comm))
+    clique.all_reduce(parts_of(2, 5, 'float32'))
+
+
+def use_after_one_abort():
+    clique = Clique()
     call('ncclCommAbort', ctypes.c_void_p(clique.comms[0]))
-    with fails_with(4):
-        call('ncclAllReduce', *arguments[:5], ctypes.c_void_p(clique.comms[0]), device.stream)
+    clique.all_reduce(parts_of(2, 5, 'float32'))
+
+
+def abort_beside_a_call():
+    """A thread waits within a call for the other rank, which never comes."""
+    device, comm = lonely_rank()
+    address = device.upload(np.ones(5, 'float32'))
+    threading.Thread(target=load('nccl').ncclAllReduce, daemon=True, args=(
+        address, address, ctypes.c_size_t(5), 7, 0, comm, device.stream)).start()
+    time.sleep(.2)
+    call('ncclCommAbort', comm)
+    print('aborted')
+
+
+def lonely_rank():
+    """Return a device, and the communicator of the first of two ranks; the second one has joined in a child process."""
+    unique, comm, device = UniqueId(), ctypes.c_void_p(), Device(0)
+    call('ncclGetUniqueId', ctypes.byref(unique))
+    code = 'import sys; from cuda_on_cpu.test_nccl import join; join(sys.argv[1])'
+    child = subprocess.Popen([sys.executable, '-c', code, bytes(unique).hex()], stdout=subprocess.PIPE)
+    device.call('ncclCommInitRank', ctypes.byref(comm), 2, unique, 0)
+    assert child.stdout.readline() == b'joined\n'
+    child.wait()
+    return device, comm
+
+
+def join(unique):
+    """Join as the second rank, and end."""
+    comm = ctypes.c_void_p()
+    Device(1).call('ncclCommInitRank', ctypes.byref(comm), 2, UniqueId.from_buffer_copy(bytes.fromhex(unique)), 1)
+    print('joined', flush=True)
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [('internal', ctypes.c_char * 128)]
+
+
+def ends(body, **settings):
+    """Return what a process prints that the stand-in ends."""
+    done = run(body, **settings)
+    assert done.returncode == -signal.SIGABRT, (done.returncode, done.stdout, done.stderr)
+    return done.stderr
+
+
+def test_a_communicator_that_was_aborted_may_not_be_used():
+    for body in (use_after_abort, use_after_one_abort):
+        assert 'a communicator is used after' in ends(body)
+
+
+def test_an_abort_ends_a_call_that_waits_for_a_rank_and_frees_what_it_uses():
+    """The call needs some time to notice the abort."""
+    done = run(abort_beside_a_call, nccl_abort_ms=1000)
+    assert done.stdout == 'aborted\n' and done.returncode == 0, done.stderr
+    assert 'a communicator is freed while a call uses it (rank 0)' in ends(abort_beside_a_call, nccl_abort_ms=0)
+
+
+def free_memory(device):
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    device.call('cuMemGetInfo_v2', ctypes.byref(free), ctypes.byref(total))
+    return free.value
+
+
+@on_standin(memory='64M', nccl_memory='40M')
+def test_the_first_exchange_takes_memory_that_the_last_abort_frees():
+    """A second communicator on the same devices has too little memory."""
+    clique = Clique()
+    before = [free_memory(device) for device in clique.devices]
+    parts = parts_of(2, 5, 'float32')
+    for _ in range(2):
+        clique.all_reduce(parts)
+    assert [a - free_memory(device) >> 20 for a, device in zip(before, clique.devices)] == [40, 40]
+    other = Clique()
+    with fails_with(CUDA_ERROR):
+        other.all_reduce(parts)
+    for comm in clique.comms:
+        assert free_memory(clique.devices[0]) < 30 << 20
+        call('ncclCommAbort', ctypes.c_void_p(comm))
+    np.testing.assert_allclose(other.all_reduce(parts)[0], sum(parts))
+
+
+def hang(clique):
+    """Have an exchange begin that does not end, and abort it."""
+    addresses = [device.upload(np.ones(5, 'float32')) for device in clique.devices]
+    clique.group('ncclAllReduce', [(a, a, ctypes.c_size_t(5), 7, 0) for a in addresses])
+    waiting = [threading.Thread(target=device.synchronize, daemon=True) for device in clique.devices]
+    for thread in waiting:
+        thread.start()
+        thread.join(.2)
+        assert thread.is_alive()
+    call('ncclGroupStart')
+    for comm in clique.comms:
+        call('ncclCommAbort', ctypes.c_void_p(comm))
+    call('ncclGroupEnd')
+    for thread in waiting:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@on_standin(nccl_hang=True)
+def test_an_exchange_hangs_although_all_ranks_have_come():
+    hang(Clique())
+
+
+@on_standin()
+def test_one_exchange_hangs():
+    clique, parts = Clique(), parts_of(2, 5, 'float32')
+    call('ncclOnCpuFailAfter', ctypes.c_long(1), NEVER_ENDS)
+    clique.all_reduce(parts)
+    hang(clique)
+
+
+@on_standin(nccl_rate=1)
+def test_a_collective_takes_as_long_as_its_bytes_do():
+    clique, parts = Clique(), parts_of(2, 50000, 'float32')
+    began = time.monotonic()
+    clique.all_reduce(parts)
+    assert time.monotonic() - began > .2
 
 
 @on_standin()
@@ -303,8 +435,6 @@ def test_nothing_waits_for_itself_where_each_call_is_synchronous():
 
 @on_standin()
 def test_ranks_meet_by_an_id():
-    class UniqueId(ctypes.Structure):
-        _fields_ = [('internal', ctypes.c_char * 128)]
     devices, unique, comms = [Device(i) for i in range(2)], UniqueId(), (ctypes.c_void_p * 2)()
     call('ncclGetUniqueId', ctypes.byref(unique))
     call('ncclGroupStart')

@@ -244,3 +244,35 @@ print(calls.why_not, calls.launches > before)
 def test_memory_of_graphs_is_given_back():
     """Where memory is short, arrays get that of graphs, which are recorded again later."""
     assert run(SHORT, 1, quiet=1, memory='24M') == ['1 0', ' True']
+
+
+IN_PLACE = '''
+import theano, theano.tensor as T
+from pygpu import gpuarray
+from theano.gpuarray.type import get_context
+from theano_mgpu.runtime import compiler
+context = mgpu.init()[0]
+x, factor, ids = T.fmatrix('x'), T.fscalar('factor'), T.ivector('ids')
+rows = T.tanh(x)
+sums, n = rows.sum(axis=0), x.shape[1] + 1
+read = T.argmax(T.sqr(rows - 0.5), axis=1)
+# exp works in place on the sums once they are multiplied by what the host has read; and 2 n in place on n.
+outputs = [T.cast(read, 'float32').dimshuffle(0, 'x') * sums, T.exp(sums), factor * n, T.alloc(rows.sum(), n),
+           T.alloc(rows.max(), n * 2), rows[ids] + factor, read + ids]
+function = compiler.compile_for(context, [x, factor, ids], outputs, {}, {})
+calls = function.mgpu_call
+for shape in (4, 6), (2, 6), (4, 6):
+    array = gpuarray.empty(shape, 'float32', context=get_context(context.name))
+    for number in range(6):
+        array.write(np.random.RandomState(number).rand(*shape).astype('float32'))
+        given = array, np.array(number, "float32"), np.arange(shape[0], dtype='int32') % 2
+        expected = [np.asarray(value).tobytes() for value in calls.op_by_op(*given)]
+        assert [np.asarray(value).tobytes() for value in calls(*given)] == expected, (shape, number, calls.launches)
+        calls.check()
+print(calls.why_not, calls.launches)
+'''
+
+
+def test_ops_that_work_in_place():
+    """Shapes, numbers of the host and values that the host reads survive ops in place, at whatever time these run."""
+    assert run(IN_PLACE, 1, quiet=1) == [' 10']

@@ -1,4 +1,5 @@
 """Sums between CUDA devices by NCCL: the answers of one device, and errors; each in a process on the stand-in."""
+import re
 import subprocess
 
 from theano_mgpu.devices.nccl_library import Nccl
@@ -183,6 +184,13 @@ def test_the_host_adds_once_nccl_has_failed_on_one_of_two_ranks(after, kind, sha
     check_of_failure(launched(2, code, tmp_path, 2, flags='mgpu.timeout=20'), kind)
 
 
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_an_exchange_beside_the_next_gradients_fails_on_one_of_two_ranks(tmp_path):
+    code = 'from theano_mgpu.plan import buckets\nbuckets.LEAST = 1\n' + failing(3, 2, True, '', 1)
+    check_of_failure(launched(2, code, tmp_path, 2, flags='mgpu.timeout=20,mgpu.overlap=True'), 2)
+
+
 TRIAL = TRAINING + """
 from theano_mgpu.utils import rank_process
 told = []
@@ -197,6 +205,14 @@ print(by(step), *[line for line in told if 'NCCL' in line])
     6, 'a sum of 1048576 of float32')])
 def test_a_wrong_result_in_the_trial_is_named(groups, text):
     line, = run(TRIAL.replace('GROUPS', str(groups)))
+    assert line.startswith('the host ') and text in line
+
+
+@pytest.mark.parametrize('settings, text', [
+    ({'nccl_hang': True}, 'the devices have not exchanged their values within 1 s'),
+    ({'memory': '64M', 'nccl_memory': '80M'}, 'error 1, unhandled cuda error')])
+def test_the_host_adds_where_the_first_exchange_hangs_or_has_too_little_memory(settings, text):
+    line, = run(TRIAL.replace('GROUPS', '-1'), flags='mgpu.timeout=1', **settings)
     assert line.startswith('the host ') and text in line
 
 
@@ -309,7 +325,7 @@ def lost(self, copies, collectives):
         elemwise2(array, '+', array, array).sync()
     except gpuarray.GpuArrayException:
         raise mgpu.ExchangeError('cuda1 failed before the devices had exchanged their values', self.contexts[1])
-NcclCommunicator.exchange = lost
+NcclCommunicator.begin = lost
 print(fails(lambda: step(*next(batches(1))))[0])
 print(all((a == b).all() for a, b in zip(before, values(params))))
 '''
@@ -347,7 +363,7 @@ for batch in batches(2):
 began = time.time()
 # A device that does not come: its part of the exchange is left out.
 from theano_mgpu.devices import nccl as module
-exchange = module.NcclCommunicator.exchange
+begin = module.NcclCommunicator.begin
 def without_one(self, copies, reductions):
     library = self._library
     original = ctypes.cast(nccl.ncclAllReduce, ctypes.c_void_p).value
@@ -360,8 +376,8 @@ def without_one(self, copies, reductions):
     addresses[module.FUNCTIONS.index('ncclAllReduce')] = ctypes.cast(call, ctypes.c_void_p).value
     library.mgpu_use(module.pointers(addresses))
     self.kept = call
-    exchange(self, copies, reductions)
-module.NcclCommunicator.exchange = without_one
+    return begin(self, copies, reductions)
+module.NcclCommunicator.begin = without_one
 print(fails(lambda: step(*next(batches(1)))))
 print(time.time() - began < 20)
 other, others = trained('host', 2, normalise=False)
@@ -373,6 +389,174 @@ print(all(np.allclose(a, b, 1e-3, 1e-4) for a, b in zip(values(params), values(o
 @pytest.mark.slow
 def test_a_device_that_does_not_come_is_not_waited_for_beyond_the_timeout():
     assert run(HANGS, flags='mgpu.timeout=2') == ["('', [])", 'True', 'True']
+
+
+HANGING = TRAINING + '''
+import signal, threading
+step, params = trained('auto', 2, normalise=False)
+for batch in batches(2):
+    step(*batch)
+before = values(params)
+nccl.ncclOnCpuFailAfter(ctypes.c_long(0), 101)  # it does not end, although all devices come
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+threading.Timer(SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    step(*list(batches(3))[2])
+except KeyboardInterrupt:
+    print('interrupted')
+'''
+
+
+def test_ctrl_c_ends_a_step_while_an_abort_does_not_return():
+    """The main thread waited with it, in C."""
+    assert run(HANGING.replace('SECONDS', '3'), flags='mgpu.timeout=1', nccl_abort_ms=600000) == ['interrupted']
+
+
+INTERRUPTED = HANGING.replace('SECONDS', '1') + '''
+print(all((a == b).all() for a, b in zip(before, values(params))))
+losses = [step(*batch) for batch in list(batches(6))[2:]]
+other, others = trained('host', 2, normalise=False)
+expected = [other(*batch) for batch in batches(6)]
+print(np.allclose(losses, expected[2:], 1e-4), all(np.allclose(*each, 1e-3, 1e-4) for each in zip(
+    values(params), values(others))))
+'''
+
+
+def test_ctrl_c_ends_an_exchange_that_hangs_and_the_next_steps_are_right():
+    assert run(INTERRUPTED, flags='mgpu.timeout=4', delay_us=200) == ['interrupted', 'True', 'True True']
+
+
+LONELY = '''
+import subprocess, sys
+from theano_mgpu.devices import nccl as module
+from theano_mgpu.devices.collectives import EVERY, NO_COPIES, Collectives
+from theano_mgpu.devices.contexts import primary_context
+from theano_mgpu.devices.transfers import DeviceMemory
+if len(sys.argv) == 1:
+    contexts, first = mgpu.init('a->cuda0;b->cuda1'), 0
+else:
+    contexts, first = mgpu.init('c->cuda2;d->cuda3'), 2
+nccl = module.load(module.cuda_libraries.survey().libraries['libnccl.so'].path)
+primary = list(map(primary_context, contexts))
+unique = bytes.fromhex(sys.argv[1]) if first else nccl.unique_id(primary[0])
+if not first:
+    subprocess.Popen([sys.executable, '-c', open('/proc/self/cmdline').read().split(chr(0))[2], unique.hex()])
+communicator = module.NcclCommunicator(contexts, nccl, nccl.connect(primary, first, 4, unique), first, 4)
+if first:
+    sys.exit()
+arrays = [DeviceMemory(context).zeros((8,), 'float32') for context in contexts]
+addresses, one = np.array([[array.gpudata] for array in arrays], 'uint64'), np.zeros(1, 'int32')
+try:
+    communicator.exchange(NO_COPIES, Collectives(addresses, addresses, np.array([8], 'uint64'), one + 7, one,
+                                                 one + EVERY), 1)
+except mgpu.ExchangeError as error:
+    print(error)
+print(communicator.has_failed)
+'''
+
+
+def test_nothing_is_freed_beside_a_call_that_waits_for_another_process():
+    """The call waits within NCCL for ranks of a process that has ended, and uses what the last abort frees."""
+    error, failed = run(LONELY, 4, nccl_abort_ms=0)
+    assert 'the devices have not exchanged their values within 1 s' in error and failed == 'True'
+
+
+BESIDE = '''
+import ctypes
+from pygpu.elemwise import elemwise2
+from theano_mgpu.comm.communicator import Communicator
+from theano_mgpu.devices.collectives import EVERY, NO_COPIES, Collectives
+from theano_mgpu.devices.nccl import communicator_of, connect
+from theano_mgpu.devices.transfers import DeviceMemory
+contexts = mgpu.init(2)
+assert connect(contexts, Communicator()) == ''
+communicator = communicator_of(contexts, 1)
+n = 200000
+
+def on_all(value):
+    return [DeviceMemory(context).contiguous(np.full(n, value, 'float32')) for context in contexts]
+
+def doubled(arrays):
+    return [elemwise2(array, '+', array, array) for array in arrays]
+
+def begin(arrays, out):
+    send, receive = [np.array([[each.gpudata] for each in each_of], 'uint64') for each_of in (arrays, out)]
+    one = np.zeros(1, 'int32')
+    return communicator.begin(NO_COPIES, Collectives(send, receive, np.array([n], 'uint64'), one + 7, one, one + EVERY))
+
+for i in range(20):  # what is computed before is sent; what is computed after `join` has it
+    parts = doubled(doubled(on_all(i)))
+    out = on_all(-1)
+    number = begin(parts, out)
+    others = doubled(doubled(on_all(-1)))
+    communicator.join(number)
+    totals = doubled(out)
+    del parts, out  # their memory is used again, in the order of what the devices compute
+    again = doubled(on_all(-9))
+    assert all((np.asarray(total) == 16 * i).all() for total in totals), i
+    assert all((np.asarray(each) == -4).all() for each in others)
+ctypes.CDLL('libnccl.so.2').ncclOnCpuFailAfter(ctypes.c_long(0), 101)
+one, two = on_all(1), on_all(2)
+number = begin(one, two)
+print([float(np.asarray(each)[0]) for each in doubled(one)])  # beside an exchange that does not end
+communicator.give_up()
+'''
+
+
+def test_devices_compute_beside_an_exchange_and_in_its_order():
+    assert run(BESIDE, 2, delay_us=300, nccl_delay_us=300) == ['[2.0, 2.0]']
+
+
+OVERLAPPED = TRAINING.replace(INIT, 'mgpu.init(CONTEXTS)') + '''
+from theano_mgpu.plan import buckets
+buckets.LEAST, results = 1, []
+for overlaps in ('True', 'False'):
+    with theano.configparser.change_flags(**{'mgpu.overlap': overlaps, 'mgpu.shares': 'equal'}):
+        step, params = trained('nccl', N, sizes=(6, 120, 120, 120, 4), **OPTIONS)  # memory is used again
+    # Of the later batches, each part is a CUDA graph.
+    every = [*batches(10), *batches(10, (8,))]
+    results.append([step(*batch) for batch in every] + values(params))
+    print(by(step), step.plan.overlaps, len(step.plan.stages[-1].parts) > 1)
+print(all((a == b).all() for a, b in zip(*results)))
+'''
+OVERLAPS = ['NCCL True True', 'NCCL False False', 'True']
+
+
+def overlapped(n, contexts, **options):
+    return OVERLAPPED.replace('N,', '%d,' % n, 1).replace('CONTEXTS', contexts).replace('OPTIONS', repr(options))
+
+
+@pytest.mark.parametrize('n,options', [(2, {}), *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+    (4, {}), (2, {'micro_batches': 2, 'normalise': False}), (4, {'executor': 'threads', 'update_on': 'sharded'})))])
+def test_sums_beside_the_next_gradients_have_the_same_bits(n, options):
+    """Batches are ragged, and each sum of batch normalisation is beside the gradients of others, too."""
+    assert run(overlapped(n, str(n), **options), n, delay_us=1000, nccl_delay_us=300) == OVERLAPS
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_sums_over_two_processes_beside_the_next_gradients_have_the_same_bits(tmp_path):
+    assert launched(2, overlapped(4, ''), tmp_path, 4, delay_us=300, nccl_delay_us=300) == OVERLAPS
+
+
+DECIDED = TRAINING + '''
+step, params = trained('auto', 2, sizes=(6, 900, 900, 4), normalise=False)
+def exchange():
+    return next(choice for choice in step.plan.choices if choice.what == 'exchange')
+print(exchange().chosen, '|', exchange().reason, '|', step.is_settled)
+losses = [step(*batch) for batch in batches(14)]
+print(exchange().chosen, '|', exchange().reason, '|', len(step.plan.stages[0].parts), step.is_settled)
+other, others = trained('host', 2, sizes=(6, 900, 900, 4), normalise=False)
+print(np.allclose(losses, [other(*batch) for batch in batches(14)], 1e-4))
+'''
+
+
+def test_an_exchange_that_takes_long_is_cut_into_pieces_once_steps_are_timed():
+    before, after, same = run(DECIDED, nccl_rate=50)
+    for found, expected in ((before, r'once all .* mgpu.overlap=auto: it takes .* ms at 0.0\d+ GB/s, and .* \| False'),
+                            (after, r'while the next .* \| mgpu.overlap=auto: it took \d+ % of a step, .* \| 2 True')):
+        assert re.match(expected, found), found
+    assert same == 'True'
 
 
 REFUSED = TRAINING + '''

@@ -2,8 +2,8 @@
 from dataclasses import replace
 
 from theano_mgpu.devices.context_map import HOST, parse_context_map
-from theano_mgpu.plan import Machine
-from theano_mgpu.plan.instructions import Finish, Gather, Launch, Save, Send, Store, Wait
+from theano_mgpu.plan import Machine, buckets
+from theano_mgpu.plan.instructions import Add, Finish, Gather, Launch, Save, Send, Store, Wait
 from theano_mgpu.plan.lowering import divided, lowered
 
 import numpy as np
@@ -152,6 +152,14 @@ def test_sums_under_way_end_before_values_are_gathered():
     found = kinds(plan, 8)
     assert plan.overlaps and all(found[i - 1] is Finish for i, kind in enumerate(found) if kind is Gather)
     assert Gather in found
+
+
+def test_devices_add_the_sums_of_a_piece_beside_the_next_one(monkeypatch):
+    """An exchange follows all that its device was given to compute before. The host waits, and then adds."""
+    monkeypatch.setattr(buckets, 'LEAST', 1)
+    for against, expected in (('', [Launch, Add, Launch, Add]), ('no NCCL', [Launch, Launch, Add, Add])):
+        plan = training(machine=Machine(replicas=(2,), overlap=(True,), against_nccl=against))
+        assert [kind for kind in kinds(plan, 8) if kind in (Launch, Add)][:4] == expected
 
 
 def kinds(plan, length, slices=None):

@@ -148,6 +148,19 @@ def test_each_rank_plans_its_own_part_of_a_divided_update_and_all_the_same_else(
     assert [plan.shares.rounds(5) for plan in plans] == [[[(0, (0, 3))]], [[(0, (3, 5))]]]
 
 
+def test_the_times_of_steps_decide_where_nccl_exchanges_enough_for_several_pieces():
+    x, w = T.matrix('x'), theano.shared(np.zeros((800, 800), 'float32'), 'w')
+    known, unknown, chosen_by_flag = [planned_training(
+        [x], T.sqr(T.dot(x, w)).mean(dtype='float32'), [w], momentum, machine=Machine(
+            replicas=(2,), overlap=(overlap,), against_nccl='', rate=rate))
+        for overlap, rate in (('auto', 1e9), ('auto', 0), (False, 1e9))]
+    assert known.nccl_seconds == chosen_by_flag.nccl_seconds == 2.56e-3 and unknown.nccl_seconds == 0
+    assert not known.overlaps and chosen(known, 'exchange') == (
+        'once all are computed',
+        'mgpu.overlap=auto: it takes 2.56 ms at 1 GB/s, and the times of the first steps decide')
+    assert chosen(unknown, 'exchange')[1] == chosen(chosen_by_flag, 'exchange')[1] == 'mgpu.overlap=auto'
+
+
 def test_overlap_cuts_the_backward_pass():
     inputs, loss, params = layers(4, 600)
     plan = planned_training(inputs, loss, params, momentum, contexts=TWO[:1],

@@ -142,7 +142,7 @@ def test_attributes_of_theano_s_objects_are_listed():
     """The module `utils.protocol` describes each attribute that the package sets on objects of Theano's."""
     listed = set(re.findall(r'``((?:tag\.)?\w+)``', MODULES['utils.protocol'].read_text()))
     used = {name for path in MODULES.values() for name in attributes_of_theano(ast.parse(path.read_text()))}
-    native = {'mgpu_' + name for name in ('exchange', 'failure', 'give_up', 'lock', 'open', 'unlock', 'use',
+    native = {'mgpu_' + name for name in ('exchange', 'failure', 'give_up', 'join', 'lock', 'open', 'unlock', 'use',
                                            'wait')}  # of nccl.cpp
     assert used - native == {name for name in listed if name.startswith(('mgpu_', 'tag.'))}
 

@@ -92,7 +92,8 @@ def counted(self, copies, collectives):
     senders.append(set(collectives.roots[collectives.ops == MESSAGE].tolist()))
     assert set(collectives.ops.tolist()) <= {BROADCAST, MESSAGE}
     exchange(self, copies, collectives)
-module.NcclCommunicator.exchange, module.Trial.failure = counted, lambda *given: ''  # which adds in any order
+# The trial adds in any order.
+module.NcclCommunicator.exchange, module.Trial.failure, module.Trial.rate = counted, lambda *_: '', lambda *_: 1e9
 tree_devices.PIECE = 8192  # of 48 kB of gradients of a layer
 
 def digest(values):

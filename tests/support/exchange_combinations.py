@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import theano_mgpu as mgpu
 from theano_mgpu.errors import MgpuError, MgpuWarning
+from theano_mgpu.plan import buckets
+from theano_mgpu.utils.attributes import temporarily
 
 import numpy as np
 import theano
@@ -35,8 +37,8 @@ class Case(NamedTuple):
     order : {'any', 'tree'}
     owner : {'device', 'sharded', 'host'}
         The keyword `update_on`.
-    channel : {'host', 'blocks', 'nccl'}
-        The host, also with blocks of a few kB.
+    channel : {'host', 'blocks', 'nccl', 'beside'}
+        The host, also with blocks of a few kB; NCCL, also beside the next gradients, in pieces.
     contexts : int
         Contexts that divide each batch; 1 is a replica alone.
     placed : bool
@@ -79,10 +81,12 @@ def cases(draw, on_devices=False):
     sizes = draw(st.lists(st.integers(1, 11), min_size=3, max_size=5))
     fault = draw(st.sampled_from(['none', 'op', 'interrupt', 'memory']))
     when = draw(st.integers(0, 40) if fault == 'memory' and on_devices else st.integers(-4, 5))
-    return Case(order, draw(st.sampled_from(['device', 'sharded', 'host'])),
+    case = Case(order, draw(st.sampled_from(['device', 'sharded', 'host'])),
                 draw(st.sampled_from(['host', 'blocks', 'nccl'])) if on_devices and n > 1 else 'host', n, placed,
                 1 if order == 'tree' else draw(st.integers(1, 3)), draw(st.sampled_from(['serial', 'threads'])), sizes,
                 fault, draw(st.integers(1, len(sizes) - 1)), when, draw(st.integers(0, n - 1)))
+    is_beside = case.channel == 'nccl' and order == 'any' and draw(st.booleans())
+    return case._replace(channel='beside') if is_beside else case
 
 
 class Model:
@@ -145,11 +149,14 @@ def made(order, owner, channel, n, placed, micro_batches, executor):
     model = Model(names[:2] if placed else None)
     mode = PYTHON if on_cpu else host_indexing()
     with change_flags(**{'mgpu.logical_shards': SHARDS if order == 'tree' else 0, 'mgpu.shares': 'equal',
-                         'mgpu.collectives': 'nccl' if channel == 'nccl' else 'host'}):
+                         'mgpu.collectives': 'nccl' if channel in ('nccl', 'beside') else 'host',
+                         'mgpu.overlap': str(channel == 'beside')}), \
+            temporarily(buckets, 'LEAST', 1):
         step = mgpu.training_function(
             model.inputs, model.loss, model.params, model.updates, update_on=owner, executor=executor, mode=mode,
             contexts=None if placed else names[:n], micro_batches=micro_batches)  # 'auto' would take other ways
     assert not step.refused, step.refused
+    assert step.plan.overlaps == (channel == 'beside') == (len(step.plan.stages[-1].parts) > 1 and not placed)
     if channel == 'blocks':
         for _, each in step.executable.exchanges.values():
             each._memories.block = 3000

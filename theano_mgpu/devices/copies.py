@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import weakref
 from typing import Any, NamedTuple, Sequence
@@ -21,7 +20,6 @@ from .cuda_driver import load_driver
 # Bytes of an input that is copied beside: a smaller one the driver stages at once, and a larger one would take much
 # memory of the host from others. Bytes that a thread copies on the host, and the most threads.
 LEAST, MOST, PIECE, FILLERS = 1 << 16, 1 << 28, 1 << 20, 4
-UNTIMED, APART = 2, 1  # flags of an event without a time, and of a stream that never waits for the default one
 
 
 class Piece(NamedTuple):
@@ -87,8 +85,7 @@ class CopiesBeside(HostCopies):
         super().__init__()
         self._context, (self._out, self._in) = context, _streams(context)
         self._computes = stream_of(gpu_context(context))
-        with _current(context):
-            events = [_made('cuEventCreate', UNTIMED) for _ in range(1 + n_blocks)]
+        events = [load_driver().event(primary_context(context)) for _ in range(1 + n_blocks)]
         self._event, *self._events = events  # the latter of the blocks
         weakref.finalize(self, _destroy, context, events).atexit = False
 
@@ -250,14 +247,7 @@ def copies_of(context: Context, n_blocks: int) -> HostCopies:
 
 @functools.lru_cache(maxsize=None)
 def _streams(context):
-    with _current(context):
-        return _made('cuStreamCreate', APART), _made('cuStreamCreate', APART)
-
-
-def _made(function, flag):
-    handle = ctypes.c_void_p()
-    load_driver().call(function, ctypes.byref(handle), flag)
-    return handle
+    return [load_driver().stream(primary_context(context)) for _ in range(2)]
 
 
 def _destroy(context, events):

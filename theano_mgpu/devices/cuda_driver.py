@@ -10,6 +10,8 @@ from ..errors import ExchangeError
 from . import cuda_contexts
 
 INTEGER, ADDRESS, SIZE = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+APART, UNTIMED = 1, 2  # flags of a stream that never waits for the default one, and of an event without a time
+LAST, FIRST = 0, -5    # priorities of a stream: of computations, and the highest one
 # The arguments of each function that is called here, or from nccl.cpp.
 FUNCTIONS: dict[str, list[Any]] = {
     'cuCtxPushCurrent_v2': [ADDRESS], 'cuCtxPopCurrent_v2': [ADDRESS], 'cuMemcpyDtoDAsync_v2': [],
@@ -18,7 +20,7 @@ FUNCTIONS: dict[str, list[Any]] = {
     'cuDevicePrimaryCtxRetain': [ADDRESS, INTEGER], 'cuGetErrorName': [INTEGER, ADDRESS],
     'cuMemAllocHost_v2': [ADDRESS, SIZE], 'cuMemFreeHost': [ADDRESS], 'cuCtxSynchronize': [],
     'cuMemcpyDtoHAsync_v2': [ADDRESS, SIZE, SIZE, ADDRESS], 'cuMemcpyHtoDAsync_v2': [SIZE, ADDRESS, SIZE, ADDRESS],
-    'cuStreamCreate': [ADDRESS, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
+    'cuStreamCreateWithPriority': [ADDRESS, INTEGER, INTEGER], 'cuStreamWaitEvent': [ADDRESS, ADDRESS, INTEGER],
     'cuDeviceCanAccessPeer': [ADDRESS, INTEGER, INTEGER], 'cuCtxEnablePeerAccess': [ADDRESS, INTEGER],
     'cuCtxDisablePeerAccess': [ADDRESS],
     'cuStreamSynchronize': [ADDRESS], 'cuEventSynchronize': [ADDRESS], 'cuEventDestroy_v2': [ADDRESS],
@@ -75,8 +77,15 @@ class Driver:
         """Return the address of a new event of a context, without a time."""
         event = ADDRESS()
         with self.current(context):
-            self.call('cuEventCreate', ctypes.byref(event), 2)
+            self.call('cuEventCreate', ctypes.byref(event), UNTIMED)
         return event.value or 0
+
+    def stream(self, context: int, priority: int = LAST) -> int:
+        """Return the address of a new stream of a context, which is kept until the process ends."""
+        stream = ADDRESS()
+        with self.current(context):
+            self.call('cuStreamCreateWithPriority', ctypes.byref(stream), APART, priority)
+        return stream.value or 0
 
     def allocate_host(self, context: int, size: int) -> int:
         """Return the address of page-locked memory of some bytes; 0 if there is too little."""

@@ -1,12 +1,13 @@
-"""Collectives between the CUDA devices of a job by NCCL, on the streams of their contexts: the host does not wait."""
+"""Collectives between the CUDA devices of a job by NCCL, on a stream of each device: the host does not wait."""
 from __future__ import annotations
 
 import ctypes
 import functools
 import os
 import threading
+import time
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import theano
 
@@ -21,13 +22,16 @@ from .collectives import Collectives, Copies
 from .context_map import Context
 from .contexts import card_of, gpu_context, primary_context
 from .cuda_contexts import keep_apart, stream_of
+from .cuda_driver import FIRST, load_driver
 from .nccl_library import FUNCTIONS, Nccl, load
 from .nccl_trial import Trial
 
 SOURCE = Path(__file__).with_suffix('.cpp')
-IDLE, UNDER_WAY, FAILED = range(3)                           # states, as in nccl.cpp
+IDLE, UNDER_WAY, FAILING, FAILED = range(4)                  # states, as in nccl.cpp
 BY_NCCL, BY_DEVICE, BY_TIMEOUT, BY_ANOTHER = range(4)        # failures, as in nccl.cpp
+ALL = -1       # exchanges, in place of the number of one
 A_WHILE = .05  # seconds of a wait: between two, Python takes Ctrl-C
+ABORTING = 60  # seconds that an abort may take before it is no longer waited for
 
 NOT_CUDA = 'not all replicas are on CUDA devices'
 # Why a process cannot use NCCL. Other processes hear the number.
@@ -35,19 +39,27 @@ REASONS = ('', 'mgpu.collectives=host', NOT_CUDA, 'two replicas are on one devic
            "NCCL is not installed: for drivers from CUDA 12 on, python -m pip install 'theano_mgpu[cuda12]'",
            'gpuarray.single_stream=False', 'CUDA_LAUNCH_BLOCKING=1', 'an exchange by NCCL has failed in this process')
 # By the host of each rank, and its contexts with the bus ids of their devices: a communicator, or why they cannot be
-# connected. Each context has a stream of its own, also where another one is on the same device.
-_cliques: dict[Any, NcclCommunicator | str] = {}
-_of_contexts: dict[Any, NcclCommunicator] = {}  # by the contexts of this process, and the number of ranks
+# connected. Each context computes on a stream of its own, also where another one is on the same device.
+_cliques: dict[Any, Connected | str] = {}
+_of_contexts: dict[Any, Connected] = {}  # by the contexts of this process, and the number of ranks
 _has_told = False  # the user of an error
+
+
+class Connected(NamedTuple):
+    """A communicator that works, and the bytes of sums a second that its devices exchange; all ranks have this number.
+    """
+
+    communicator: NcclCommunicator
+    rate: float
 
 
 class NcclCommunicator:
     """Some CUDA devices of this process, which may be a part of a clique over several processes.
 
-    Calls enqueue work on the stream of each context, in the order of Theano's own kernels. An exchange fails if NCCL
-    gives an error, a device is lost, or the devices do not end it within the flag ``mgpu.timeout`` (half of it, if
-    several processes wait for each other). Then the communicators of this process are aborted, so that no device waits
-    for ever.
+    Calls enqueue work on a stream of each device, which waits for what the device was given to compute before. All
+    communicators share it, so that exchanges have one order on all devices. An exchange fails if NCCL gives an error, a
+    device is lost, or the devices do not end it within the flag ``mgpu.timeout`` (half of it, if several processes wait
+    for each other). Then the communicators of this process are aborted, so that no device waits for ever.
 
     The `first` of its devices has this place among the devices of all processes.
     """
@@ -60,26 +72,46 @@ class NcclCommunicator:
         self._nccl, self._library = nccl, _library(nccl)
         opened = [gpu_context(context) for context in contexts]
         primary = list(map(primary_context, contexts))
-        self._handle = self._library.mgpu_open(len(contexts), pointers(primary),
-                                               pointers([stream_of(each) for each in opened]), pointers(comms))
+        self._handle = self._library.mgpu_open(len(contexts), *map(pointers, (
+            primary, map(stream_of, opened), map(_stream_of_device, primary), comms)))
         if not self._handle:
             raise ExchangeError('the CUDA driver makes no event')
 
     @property
     def has_failed(self) -> bool:
         """Return whether an exchange of this process has failed, so that no further one is possible."""
-        return self._library.mgpu_wait(self._handle, 0.) == FAILED
+        return self._library.mgpu_wait(self._handle, 0.) >= FAILING
 
     def exchange(self, copies: Copies, collectives: Collectives, most: float = 0) -> None:
-        """Enqueue copies and then collectives on each device; raise an ExchangeError if that fails.
+        """Enqueue copies and then collectives on each device, before what it is given to compute from now on.
 
-        They may take `most` seconds, if that is less than the flag allows, and not 0.
+        Raise an ExchangeError if that fails. They may take `most` seconds, if that is less than the flag allows, and
+        not 0.
         """
+        self._enqueue(copies, collectives, None, most)
+
+    def begin(self, copies: Copies, collectives: Collectives) -> int:
+        """Enqueue an exchange as `exchange` does, beside what the devices are given to compute until `join`.
+
+        Until then the arrays have to live: libgpuarray uses freed memory again in the order of its own streams. Return
+        the number of the exchange.
+        """
+        number = ctypes.c_int()
+        self._enqueue(copies, collectives, ctypes.byref(number), 0)
+        return number.value
+
+    def join(self, number: int = ALL) -> None:
+        """Have the devices compute nothing more before an exchange has ended; raise an ExchangeError for a lost device.
+        """
+        if not self._library.mgpu_join(self._handle, number):
+            raise self._error()
+
+    def _enqueue(self, copies, collectives, number, most):
         given = _Exchange(copies.bytes.size, collectives.counts.size, *[
             array.ctypes.data for array in (copies.to, copies.source, copies.bytes, *collectives)])
         limit = present_flag('mgpu.timeout') * self._patience
         self._limit = min(limit, most) if limit and most else limit or most
-        if self._library.mgpu_exchange(self._handle, ctypes.byref(given), self._limit) == FAILED:
+        if self._library.mgpu_exchange(self._handle, ctypes.byref(given), self._limit, number) >= FAILING:
             raise self._error()
 
     def wait(self) -> None:
@@ -90,14 +122,22 @@ class NcclCommunicator:
         state = UNDER_WAY
         while state == UNDER_WAY:
             state = self._library.mgpu_wait(self._handle, A_WHILE)
-        if state == FAILED:
+        if state != IDLE:
             raise self._error()
 
     def give_up(self) -> None:
         """Abort the communicators of this process, so that no device waits for another one."""
         self._library.mgpu_give_up()
+        self._wait_for_abort()
+
+    def _wait_for_abort(self):
+        """Wait until devices that wait for each other go on: who reads from one of these would keep Python's lock."""
+        end = time.monotonic() + ABORTING
+        while self._library.mgpu_wait(self._handle, A_WHILE) == FAILING and time.monotonic() < end:
+            pass
 
     def _error(self):
+        self._wait_for_abort()
         numbers = (ctypes.c_int * 3)()
         self._library.mgpu_failure(self._handle, numbers)
         kind, device, code = numbers
@@ -130,7 +170,7 @@ def reason_against(contexts: Sequence[Context], flag: str) -> str:
     library = cuda_libraries.survey().libraries.get('libnccl.so')
     if not library or library.problem:
         return missing
-    return failed if any(each.has_failed for each in _of_contexts.values()) else ''
+    return failed if any(each.communicator.has_failed for each in _of_contexts.values()) else ''
 
 
 def give_up(error: Any, tell: Callable[[str], None]) -> None:
@@ -139,8 +179,8 @@ def give_up(error: Any, tell: Callable[[str], None]) -> None:
     The user is told of the first error.
     """
     global _has_told
-    for communicator in list(_of_contexts.values())[:1]:
-        communicator.give_up()
+    for each in list(_of_contexts.values())[:1]:
+        each.communicator.give_up()
     if not _has_told:
         tell('NCCL does not work here: %s. From now on, sums go through the host, which takes longer; the flag '
              'mgpu.collectives=host does so without a word' % error)
@@ -174,7 +214,12 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
 
 def communicator_of(contexts: Sequence[Context], n_ranks: int) -> NcclCommunicator:
     """Return the communicator of contexts that `connect` has connected, in a job of so many ranks."""
-    return _of_contexts[tuple(contexts), n_ranks]
+    return _of_contexts[tuple(contexts), n_ranks].communicator
+
+
+def rate_of(contexts: Sequence[Context], n_ranks: int) -> float:
+    """Return how many bytes of sums a second these contexts have exchanged when they were connected."""
+    return _of_contexts[tuple(contexts), n_ranks].rate
 
 
 def _tried(trial, contexts, first, size, ranks):
@@ -189,7 +234,9 @@ def _tried(trial, contexts, first, size, ranks):
         failure, error = _outcome(lambda: trial.failure(made))
         errors = all_gather_object(ranks, failure or error)
         if not any(errors):
-            return made
+            rates, errors = zip(*all_gather_object(ranks, _outcome(lambda: trial.rate(made))))
+            if not any(errors):
+                return Connected(made, min(rates))
         made.give_up()  # no device of this process waits for others any more
     return '; '.join(dict.fromkeys(filter(None, errors)))
 
@@ -229,13 +276,20 @@ class _Exchange(ctypes.Structure):
 
 
 @functools.lru_cache(maxsize=None)
+def _stream_of_device(primary: int) -> int:
+    """Return NCCL's stream of a device, by the primary context."""
+    return load_driver().stream(primary, FIRST)
+
+
+@functools.lru_cache(maxsize=None)
 def _library(nccl: Nccl) -> ctypes.CDLL:
     from ..utils import native
     library = ctypes.CDLL(native.build(SOURCE, ['-pthread']))
     library.mgpu_use(pointers([nccl.address(name) for name in FUNCTIONS]))
     library.mgpu_open.restype = ctypes.c_void_p
-    library.mgpu_open.argtypes = [ctypes.c_int] + [ctypes.c_void_p] * 3
-    library.mgpu_exchange.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double]
+    library.mgpu_open.argtypes = [ctypes.c_int] + [ctypes.c_void_p] * 4
+    library.mgpu_exchange.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double, ctypes.c_void_p]
+    library.mgpu_join.argtypes = [ctypes.c_void_p, ctypes.c_int]
     library.mgpu_wait.argtypes = [ctypes.c_void_p, ctypes.c_double]
     library.mgpu_failure.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     keep_apart(library.mgpu_lock, library.mgpu_unlock)

@@ -24,8 +24,8 @@ class UniqueId(ctypes.Structure):
 
 # The functions of NCCL and of the driver that nccl.cpp calls, in its order.
 FUNCTIONS = ('cuCtxPushCurrent_v2', 'cuCtxPopCurrent_v2', 'cuMemcpyDtoDAsync_v2', 'cuEventCreate', 'cuEventRecord',
-             'cuEventQuery', 'ncclGroupStart', 'ncclGroupEnd', 'ncclAllReduce', 'ncclReduce', 'ncclBroadcast',
-             'ncclSend', 'ncclRecv', 'ncclCommGetAsyncError', 'ncclCommAbort')
+             'cuEventQuery', 'cuStreamWaitEvent', 'ncclGroupStart', 'ncclGroupEnd', 'ncclAllReduce', 'ncclReduce',
+             'ncclBroadcast', 'ncclSend', 'ncclRecv', 'ncclCommGetAsyncError', 'ncclCommAbort')
 OF_NCCL: dict[str, list[Any]] = {  # the arguments of each function that is called here
     'ncclGetVersion': [ADDRESS], 'ncclGetUniqueId': [ADDRESS],
     'ncclCommInitRank': [ADDRESS, INTEGER, UniqueId, INTEGER],

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
@@ -63,6 +64,16 @@ class Trial:
             communicator.wait()
             failures += self._failures(size, op)
         return next(iter(failures), '')
+
+    def rate(self, communicator: Any) -> float:
+        """Return how many bytes of sums a second the devices exchange; raise an ExchangeError if NCCL gives one."""
+        seconds, size = [], self._sizes[-1]
+        for _ in range(2):
+            began = time.perf_counter()
+            communicator.exchange(NO_COPIES, self._collectives(size, SUM), SECONDS)
+            communicator.wait()
+            seconds.append(time.perf_counter() - began)
+        return size * sum(np.dtype(each.dtype).itemsize for _, each in self._of(SUM)) / min(seconds)
 
     def _failures(self, size, op):
         for number, each in self._of(op):

@@ -1,6 +1,7 @@
 """The channel of sums between devices by NCCL: the host takes no part."""
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from ..devices.collectives import EVERY, Collectives, Copies
 from ..devices.context_map import Context
 from ..devices.failures import FailureExplained, error_of
 from ..devices.launcher import Shard
-from ..devices.nccl import NcclCommunicator
+from ..devices.nccl import ALL, NcclCommunicator
 from ..devices.nccl_library import DTYPES, SUM
 from ..devices.transfers import copy_to, fetch
 from ..errors import ExchangeError
@@ -135,9 +136,10 @@ class Reduction:
         return [memory.zeros(*each) for each in layout.like]
 
     def enqueue(self, communicator: NcclCommunicator, layout: NcclLayout, every_own: Sequence[Any],
-                every_received: Sequence[Flat]) -> None:
-        """Enqueue the addition on all devices of this process."""
-        communicator.exchange(*layout.exchange(every_own, every_received))
+                every_received: Sequence[Flat]) -> int:
+        """Enqueue the addition on all devices of this process; return the number of the exchange, which is beside them.
+        """
+        return communicator.begin(*layout.exchange(every_own, every_received))
 
 
 class NcclChannel:
@@ -150,8 +152,9 @@ class NcclChannel:
         self._communicator, self._owners, self._adder = communicator, owners, adder
         self._memories, self._timings, self._ranks = memories, timings, ranks
         self._layout = NcclLayout([])
-        self._own: list[Any] = []         # what every context of the communicator sends
+        self._own: list[Any] = []         # what every context of the communicator sends, until the sums are taken
         self._received: list[Flat] = []   # memory for the sums
+        self._number = ALL                # of the exchange
         self._shards: dict[Context, Shard] = {}
         self._reduced: Reduced | None = None  # until a step takes them
 
@@ -177,16 +180,17 @@ class NcclChannel:
 
         Raise an ExchangeError if NCCL gives one, or a ReplicaError for a lost device.
         """
-        own, received = self._own, self._received
-        self._own, self._received = [], []
-        self._reduced = Reduced(self._layout, received, self._communicator, self._shards)
+        self._reduced = Reduced(self._layout, self._received, self._communicator, self._shards)
         with LossExplained(self._communicator, self._shards), self._timings.span('all_reduce'), \
                 span('all_reduce', 'all_reduce'):
-            self._adder.enqueue(self._communicator, self._layout, own, received)
+            self._number = self._adder.enqueue(self._communicator, self._layout, self._own, self._received)
 
     def taken(self) -> Sequence[Any]:
-        """Return the sums for one step; they may still be under way."""
-        reduced, self._reduced = self._reduced, None
+        """Return the sums for one step; they may still be under way, before all that the devices are given to compute.
+        """
+        with LossExplained(self._communicator, self._shards):
+            self._communicator.join(self._number)
+        reduced, self._reduced, self._own, self._received = self._reduced, None, [], []
         return [Sum(i, reduced) for i in range(len(self._layout.like))]
 
     def finish(self) -> None:
@@ -195,5 +199,8 @@ class NcclChannel:
             self._communicator.wait()
 
     def drop(self) -> None:
-        """Free the arrays that a failed step has left on the devices."""
+        """Free the arrays that a failed step has left on the devices, in the order of what these compute."""
+        if self._own:
+            with contextlib.suppress(ExchangeError):  # a lost device writes nothing more
+                self._communicator.join()
         self._own, self._received, self._reduced = [], [], None

@@ -11,7 +11,7 @@ from ..comm.tree import Tree, folded
 from ..devices.collectives import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives, Copies
 from ..devices.context_map import Context
 from ..devices.launcher import Launcher
-from ..devices.nccl import NcclCommunicator
+from ..devices.nccl import ALL, NcclCommunicator
 from ..devices.nccl_library import DTYPES
 from .devices import NcclLayout
 from .layout import ALIGNED, SMALL, Flat, Range, cut
@@ -82,8 +82,8 @@ class InTree:
         return OwnNode(sources, packed, self._layout.arrays(packed))
 
     def enqueue(self, communicator: NcclCommunicator, layout: NcclLayout, every_own: Sequence[Any],
-                every_received: Sequence[Flat]) -> None:
-        """Enqueue the addition on all devices of this process."""
+                every_received: Sequence[Flat]) -> int:
+        """Enqueue the addition on all devices of this process, in the order of what they compute."""
         copies, contexts, first = self._copies(every_own), communicator.contexts, communicator.first
         totals = list(map(layout.arrays, every_received))
         for before, piece in zip([[], *self._pieces], [*self._pieces, []]):
@@ -94,6 +94,7 @@ class InTree:
             if piece:
                 self._launcher.run('all_reduce', [functools.partial(self._add_nodes, *each, piece) for each in
                                                   zip(itertools.count(first), contexts, every_own, totals)], contexts)
+        return ALL
 
     def _copies(self, arrays):
         """Return the copies of small arrays into the memory that is sent; devices have different numbers of nodes."""

@@ -182,8 +182,9 @@ class _Lowering:
         rounds = self._division.rounds[:1] if stage.once else self._division.rounds
         overlaps = self._on_devices and len(stage.parts) > 1
         for cycle in schedule(stage.parts, len(rounds)):
-            # The values of a micro-batch are released before the next one starts. The CPU computes at once.
-            if not overlaps:
+            # The values of a micro-batch are released before the next one starts. The CPU computes at once. Devices add
+            # beside what they are given to compute after that.
+            if not overlaps or all(_added_on_devices(works[0].part) for _, works in self._launched):
                 self._complete()
             before, self._launched = self._launched, self._start(
                 [(number, part, [(self._division.replicas[shard], shard) for shard in rounds[number]])

@@ -26,7 +26,7 @@ from ..graph.partition import Exchange, Program, Stage
 from ..graph.random_streams import is_random_state
 from ..options import AUTO, UPDATE_ON, Options
 from ..utils.tables import bytes_text
-from .buckets import buckets, bytes_of_gradients
+from .buckets import LEAST, buckets, bytes_of_gradients
 from .parts import Boundary, DeviceBroadcast, DividedUpdate, Part, StagePlan, SumGroup, Way
 from .pieces import Piece, Places, cut
 from .shares import Machine, Shares, against_speeds, ranges
@@ -85,8 +85,10 @@ class _Planner:
             texts = bytes_text(most), bytes_text(bytes_of_shared(table))
             self._choose('table %s' % named(table), 'the rows of a batch, or all', 'the rows that a batch looks up, '
                          'where they are at most %s; else all: %s' % texts)
-        overlaps, where, by_nccl = self._overlaps(), self._where(), self._by_nccl(n)
-        sizes = bytes_of_gradients(self._program, self._params) if overlaps else {}
+        sizes = bytes_of_gradients(self._program, self._params) if self._machine.rate or True in self._machine.overlap \
+            else {}
+        seconds = self._nccl_seconds(sum(sizes.values()))
+        overlaps, where, by_nccl = self._overlaps(seconds), self._where(), self._by_nccl(n)
         stages = [(stage, self._parts_of(i, stage, buckets(stage.outputs, sizes) if overlaps else ()))
                   for i, stage in enumerate(self._program.stages) if stage.outputs]
         update, shares_of_update = self._update(where)
@@ -99,7 +101,7 @@ class _Planner:
         broadcasts = self._broadcasts(shares_of_update) if by_nccl else []
         return StepPlan(self._options.name, self._program, self._mesh, self._machine, shares, tuple(planned_stages),
                         last, tuple(update), tuple(self._results), self._rows, frozenset(kept), tuple(self._params),
-                        divided, tuple(broadcasts), overlaps, tuple(self._choices))
+                        divided, tuple(broadcasts), overlaps, seconds, tuple(self._choices))
 
     # --- choices
 
@@ -114,19 +116,29 @@ class _Planner:
                          if shares.weights else against_speeds(self._options.flags, self._mesh, self._machine) or
                          'mgpu.shares=auto: equal until a difference of 15 % is measured')
 
-    def _overlaps(self) -> bool:
+    def _nccl_seconds(self, n_bytes: float) -> float:
+        """Return how long devices exchange gradients by NCCL, if these are enough for several buckets; else 0."""
+        machine = self._machine
+        return 0 if machine.against_nccl or not machine.rate or n_bytes < 2 * LEAST else n_bytes / machine.rate
+
+    def _overlaps(self, nccl_seconds: float) -> bool:
         """Return whether gradients of one bucket are exchanged while the next one is computed."""
         machine, recompute, took = self._machine, self._options.recomputes, self._options.strategy.exchange
         if not self._params or machine.size * len(self._mesh.replicas) == 1:
             return False
         on = [rank for rank, overlaps in enumerate(machine.overlap) if overlaps is True]
         overlaps = len(on) == machine.size and not recompute and not self._logical_shards
-        flag = 'mgpu.overlap=%s' % (not took and len(on) == machine.size or self._options.flags.overlap)
+        reason = 'mgpu.overlap=%s' % (not took and len(on) == machine.size or self._options.flags.overlap)
         if len(on) not in (0, machine.size):
-            flag = 'mgpu.overlap=True on the ranks %s alone' % ', '.join(map(str, on))
+            reason = 'mgpu.overlap=True on the ranks %s alone' % ', '.join(map(str, on))
+        elif took:
+            reason += ': it took %d %% of a step, which it now may hide' % took
+        elif nccl_seconds and set(machine.overlap) == {AUTO} and not recompute:
+            reason += ': it takes %.3g ms at %.3g GB/s, and the times of the first steps decide' % (
+                1e3 * nccl_seconds, machine.rate / 1e9)
+        reason = 'mgpu.logical_shards' if self._logical_shards else 'recompute=True' if on and recompute else reason
         self._choose('exchange', 'while the next gradients are computed' if overlaps else 'once all are computed',
-                     'mgpu.logical_shards' if self._logical_shards else 'recompute=True' if on and recompute else
-                     flag + ': it took %d %% of a step, which it now may hide' % took if took else flag)
+                     reason)
         return overlaps
 
     def _by_nccl(self, n_replicas: int) -> bool:

@@ -32,6 +32,8 @@ class Machine:
         The flag ``mgpu.overlap`` of each rank; True where the times of steps have decided so.
     against_nccl : str
         The reason why devices do not exchange sums by NCCL; empty if they do.
+    rate : float
+        Bytes of sums a second that devices exchange by NCCL, measured when they were connected; 0 if that is unknown.
     """
 
     rank: int = 0
@@ -39,6 +41,7 @@ class Machine:
     update_on: tuple[str, ...] = ('device',)
     overlap: tuple[bool | str, ...] = (False,)
     against_nccl: str = 'NCCL is not installed'
+    rate: float = 0
 
     @property
     def size(self) -> int:

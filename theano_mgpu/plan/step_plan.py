@@ -45,7 +45,9 @@ class StepPlan:
     broadcasts : tuple of DeviceBroadcast
         Of new values, in place of copies to the other contexts and messages to the other ranks.
     overlaps : bool
-        Whether sums over the ranks are made on a thread of their own, while the next part is computed.
+        Whether sums over the ranks are made on a thread, or on streams of the devices, while the next part is computed.
+    nccl_seconds : float
+        In which devices exchange the gradients by NCCL, where these are enough for several pieces; else 0.
     """
 
     name: str | None
@@ -63,6 +65,7 @@ class StepPlan:
     divided: DividedUpdate | None = None
     broadcasts: tuple[DeviceBroadcast, ...] = ()
     overlaps: bool = False
+    nccl_seconds: float = 0
     choices: tuple[Choice, ...] = ()
 
     @property

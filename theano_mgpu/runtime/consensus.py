@@ -47,7 +47,8 @@ def gather_machine(ranks: Communicator, mesh: Mesh, options: Options) -> Machine
         reason = next(filter(None, [nccl.connect(column, ranks) for column in columns]), '')
     if sum(replicas) > 1 and reason and any(must):
         raise ContextError('mgpu.collectives=nccl, but %s. Set it to auto or host' % reason)
-    return Machine(ranks.rank, replicas, update_on, overlap, reason)
+    rate = 0 if reason or sum(replicas) == 1 else min(nccl.rate_of(column, ranks.size) for column in columns)
+    return Machine(ranks.rank, replicas, update_on, overlap, reason, rate)
 
 
 def check_same_rounding(ranks: Communicator, mesh: Mesh) -> None:

@@ -129,9 +129,9 @@ class DividedFunction:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether shares by speed, and the use of processes, have settled: then the time of a step counts."""
+        """Return whether shares by speed, exchange and use of processes have settled: then a step's time counts."""
         forked = self.executable.forked
-        return (self._speeds is None or self._speeds.is_settled) and \
+        return (self._speeds is None or self._speeds.is_settled) and self._watch.is_settled and \
             (forked is None or forked.is_settled(self.samples))
 
     @property

@@ -129,7 +129,7 @@ class Executable:
                  mode: Any = None):
         self.plan, self.communicator, self.timings = plan, communicator, timings
         program, contexts = plan.program, plan.mesh.contexts
-        if plan.overlaps:
+        if plan.overlaps and not all(group.way.by_devices for part in plan.parts for group in part.sums):
             communicator.check_threads()
         # Each rank has other shares of an update: they come last.
         read = [variables_of(part) for part in plan.parts if not part.is_share]

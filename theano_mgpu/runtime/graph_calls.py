@@ -110,8 +110,7 @@ class GraphCalls:
         """Compute the function; return its results, as `call` does."""
         if self.why_not:
             return self.op_by_op(*values)
-        for cell, value in zip(self._given, values):
-            cell[0] = value
+        self._take(values)
         shapes = tuple([(cell[0].shape, cell[0].strides) for cell in self._on_device] +
                        [np.shape(cell[0]) for cell in self._of_host] + [int(cell[0]) for cell in self._numbers])
         if not self._has_seen(shapes):
@@ -126,6 +125,10 @@ class GraphCalls:
         finally:
             for cell in self._emptied:
                 cell[0] = None
+
+    def _take(self, values):
+        for cell, value in zip(self._given, values):
+            cell[0] = value
 
     def check(self) -> None:
         """Raise the error of an index that was out of bounds in a launch since the last check; wait for it."""
@@ -171,13 +174,11 @@ class GraphCalls:
             raise _OpByOp
         if self._has_seen(key) and may_record:
             try:
-                fixed = self._record(key, results).fixed
+                return self._recorded(key, results, values)
             except Exception as error:
                 raise _OpByOp(str(error).strip().partition('\n')[0] or type(error).__name__) from error
-        else:  # into arrays that a graph has, or may have: new values of variables lie where it reads them
-            self._run_device(results)
-            fixed = []
-        return self._results(results, fixed)
+        self._run_device(results)  # into arrays that a graph may have: new values of variables lie where it reads them
+        return self._results(results)
 
     def _ordered(self):
         order = Order(self._vm.nodes, self._vm.thunks, self._outputs, self._changing)
@@ -222,7 +223,7 @@ class GraphCalls:
             memory[...] = cell[0]
         recorded.graph.launch()
 
-    def _results(self, results, fixed):
+    def _results(self, results, fixed=()):
         """Return the function's results, once the nodes of the device are computed, or will be."""
         cells = self._vm.storage_map
         for variable, result in zip(self._order.kept, results):
@@ -232,14 +233,32 @@ class GraphCalls:
         outputs = [cells[variable] for variable in self._outputs]
         return [np.array(cell[0]) if id(cell) in of_graph else cell[0] for cell in outputs]
 
-    def _record(self, key, results):
-        """Record a graph of the present arguments, which writes to some arrays, and return it, once it is launched."""
+    def _recorded(self, key, results, values):
+        """Return the results by a new graph of the present arguments, which have the same bits as those of a call."""
         self._recordings += 1
+        expected = [_bits(each) for each in self.op_by_op(*values)]
+        self._take(values)
+        recorded = self._record(results)
+        for result in results:  # the launch has to write each byte
+            value = np.asarray(result.array)
+            if value.size:
+                others = ~np.frombuffer(value.tobytes('A'), 'uint8')
+                result.array.write(np.frombuffer(others.tobytes(), value.dtype))
+        self._launch(recorded)
+        outputs = self._results(results, recorded.fixed)
+        if [_bits(each) for each in outputs] != expected:
+            raise CannotCapture('its first launch had another result than the call')
+        self._graphs[(key, *map(id, results))] = recorded
+        if len(self._graphs) > MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+        return outputs
+
+    def _record(self, results):
+        """Record a graph of the present arguments, which writes to some arrays."""
         order, arena, copied = self._order, self._arena, []
         self._empty_device()
         n_arrays = arena.n_arrays()
         staging = arena.page_locked(max(arena.compute(lambda: self._run_device(results)), 1))
-        expected = [np.asarray(result.array) for result in results]
         fixed = [(cell, cell[0]) for cell in (self._vm.storage_map[variable] for variable in order.fixed)]
         self._empty_device()
         if arena.n_arrays() == n_arrays:
@@ -247,18 +266,7 @@ class GraphCalls:
             self._empty_device()
         if arena.n_arrays() != n_arrays:
             raise CannotCapture('it keeps memory on the device from call to call')
-        for result, value in zip(results, expected):  # the launch has to write each byte
-            if value.size:
-                others = ~np.frombuffer(value.tobytes('A'), 'uint8')
-                result.array.write(np.frombuffer(others.tobytes(), value.dtype))
-        recorded = Recorded(graph, arena.age, results, copied, fixed)
-        self._launch(recorded)
-        if any(np.asarray(result.array).tobytes() != value.tobytes() for result, value in zip(results, expected)):
-            raise CannotCapture('its first launch had another result than the call')
-        self._graphs[(key, *map(id, results))] = recorded
-        if len(self._graphs) > MOST_GRAPHS:
-            self._graphs.popitem(last=False)
-        return recorded
+        return Recorded(graph, arena.age, results, copied, fixed)
 
     def _run(self, nodes, after_each=lambda i: None):
         for i, (node, thunk) in enumerate(nodes):
@@ -283,6 +291,7 @@ class GraphCalls:
     def _run_device(self, results=(), staging=None, copied=None):
         """Compute the nodes of the device, into the arrays of results; while a graph is recorded, note its copies."""
         order, cells = self._order, self._vm.storage_map
+        self._run_before()  # nodes of the device may work in place on its values
         for cell, result in zip(self._kept(), results):
             cell[0] = result.array.view()
         place = 0
@@ -320,6 +329,11 @@ class GraphCalls:
             self._graphs.clear()
             self._seen.clear()
             self._layouts, self._arrays, self._choices = {}, [], {}
+
+
+def _bits(value):
+    """Return the bytes of an array, on the device or the host."""
+    return np.asarray(value).tobytes()
 
 
 def _empty_inner(op):

@@ -50,12 +50,22 @@ class Order:
         self.copies, self.numbers, self.saved, self.why_not = set(), [], set(), ''
         when: dict[Any, str | None] = dict.fromkeys(changing, BEFORE)  # None for what depends on shapes alone
         times: dict[theano.Apply, str] = {}
+        roots: dict[Any, Any] = {}  # the values in whose memory others lie
+        read_after = set()  # such values that nodes of `AFTER` take
         for node, thunk in zip(nodes, thunks):
             if getattr(thunk, 'lazy', False):
                 self._refuse('%s computes one of several values' % named(node.op))
             if not type(node.op).__module__.startswith(OF_THEANO):
                 self._refuse("%s is not one of Theano's ops" % named(node.op))
-            times[node] = self._time(node, when)
+            taken = [roots.get(variable, variable) for variable in node.inputs]
+            destroyed, viewed = [_places(node, each) for each in ('destroy_map', 'view_map')]
+            if any(taken[i] in read_after for i in destroyed.values()):
+                times[node] = AFTER  # it works in place on a value that a node of `AFTER` takes before it
+            else:
+                times[node] = self._time(node, when)
+            if times[node] == AFTER:
+                read_after.update(taken)
+            roots.update((node.outputs[output], taken[i]) for output, i in [*destroyed.items(), *viewed.items()])
             when.update((output, DEVICE if on_device(output) and times[node] == DEVICE else
                          None if times[node] == DEVICE else times[node]) for output in node.outputs)
         self._add_shapes(times, when)
@@ -111,6 +121,11 @@ class Order:
 def on_device(variable: theano.Variable) -> bool:
     """Return whether the values of a variable are on a device."""
     return isinstance(variable.type, GpuArrayType)
+
+
+def _places(node, kind):
+    """Return in whose memory each output lies: the numbers of inputs, by those of outputs."""
+    return {output: inputs[0] for output, inputs in getattr(node.op, kind, {}).items() if inputs}
 
 
 def _is_shape(node):

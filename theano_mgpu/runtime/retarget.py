@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import theano
 from theano.compile.builders import OpFromGraph
 from theano.compile.function_module import FunctionMaker, orig_function
-from theano.compile.ops import deep_copy_op
+from theano.compile.ops import Shape_i, deep_copy_op
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import Apply, ancestors, io_toposort
 from theano.gof.vm import VM_Linker
@@ -122,8 +122,11 @@ class _Move:
         for node in nodes:
             if node.outputs[0] in self.variables:
                 continue
-            results = list(map(self._new, node.outputs))
-            Apply(self._op(node.op), [self._variable(variable) for variable in node.inputs], results)
+            results, inputs = list(map(self._new, node.outputs)), list(map(self._variable, node.inputs))
+            if isinstance(node.op, Shape_i):  # Theano copies a value to the host for its shape
+                inputs = [each.owner.inputs[0] if each.owner and isinstance(each.owner.op, HostFromGpu) else each
+                          for each in inputs]
+            Apply(self._op(node.op), inputs, results)
             self.variables.update(zip(node.outputs, results))
         return [self._variable(output) for output in outputs]
 

@@ -17,6 +17,8 @@ API CUresult cuStreamCreate(CUstream *out, unsigned flags) {
   return SUCCESS;
 }
 
+API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int) { return cuStreamCreate(out, flags); }
+
 // What is queued still runs. The handle is not freed, so that a later use of it is found.
 API CUresult cuStreamDestroy_v2(CUstream handle) {
   REQUIRE_INITIALIZED();

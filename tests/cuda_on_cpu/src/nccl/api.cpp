@@ -19,12 +19,12 @@ int cuCtxGetDevice(int *);
 }
 
 namespace {
-const int WRONG_RESULT = 100;  // a kind of fault, besides the codes of NCCL
 std::atomic<long> groups_to_fault{-1};
 std::atomic<int> fault{0};
 
 struct Work {
-  std::function<int(bool is_wrong)> run;
+  Comm comm;
+  std::function<int(int fault)> run;
   bool is_collective;
 };
 struct Messages {
@@ -36,6 +36,7 @@ struct Messages {
 thread_local int depth = 0, failed = 0;
 thread_local std::vector<Work> group;
 thread_local std::vector<Messages> messages;
+thread_local std::vector<Comm> aborted;
 std::atomic<size_t> received[64];  // bytes, by device
 
 ncclResult_t result_of(int code) { return (ncclResult_t)code; }
@@ -51,7 +52,7 @@ void read_fault() {
   (void)once;
 }
 
-// The fault of this group of collectives: 0, a code of NCCL, or WRONG_RESULT.
+// The fault of this group of collectives: 0, a code of NCCL, WRONG_RESULT or NEVER_ENDS.
 int next_fault() {
   read_fault();
   if (groups_to_fault < 0) return 0;
@@ -60,14 +61,19 @@ int next_fault() {
 
 int run_all(std::vector<Work> works, int result) {
   static const char *const delay = getenv("CUDA_ON_CPU_NCCL_DELAY_US");  // between two ranks: finds a missing order
-  bool any = false;
-  for (auto &work : works) any |= work.is_collective;
-  const int code = any ? next_fault() : 0;
-  if (code && code != WRONG_RESULT && !result) result = code;
+  std::vector<Comm> exchanging;
+  for (auto &work : works) {
+    work.comm->calls++;
+    if (work.is_collective) exchanging.push_back(work.comm);
+  }
+  const int code = exchanging.empty() ? 0 : next_fault();
+  if (code && code < WRONG_RESULT && !result) result = code;
+  if (!result) result = connect(exchanging);
   for (auto &work : works) {  // after an error nothing of the group runs
-    if (!result) result = work.run(code == WRONG_RESULT);
+    if (!result) result = work.run(code);
     if (delay && *delay) usleep(rand() % atoi(delay));
   }
+  for (auto &work : works) work.comm->calls--;
   return result;
 }
 
@@ -86,14 +92,18 @@ ncclResult_t refuse(int code) {
 int end_group() {
   auto works = std::move(group);
   for (auto &each : messages)
-    works.push_back({[each](bool is_wrong) {
-      return enqueue_messages(each.comm, each.all, is_wrong, each.stream) ? ncclUnhandledCudaError : ncclSuccess;
+    works.push_back({each.comm, [each](int fault) {
+      return enqueue_messages(each.comm, each.all, fault, each.stream) ? ncclUnhandledCudaError : ncclSuccess;
     }, true});
   const int result = failed;
+  auto left = std::move(aborted);
   group.clear();
   messages.clear();
+  aborted.clear();
   failed = 0;
-  return run_all(std::move(works), result);
+  const int code = run_all(std::move(works), result);
+  for (auto &comm : left) leave(comm);
+  return code;
 }
 
 // Whether this thread calls for another rank, too, outside of a group: NCCL may wait for that rank in the call itself.
@@ -133,8 +143,8 @@ ncclResult_t collective(int kind, const void *send, void *receive, size_t count,
   if (count == 0) return ncclSuccess;
   if (waits_for_itself(comm, NAMES[kind])) return ncclInvalidUsage;
   const Call call{kind, dtype, op, root, count};
-  return later({[=](bool is_wrong) {
-    return enqueue_collective(comm, call, send, receive, is_wrong, stream) ? ncclUnhandledCudaError : ncclSuccess;
+  return later({comm, [=](int fault) {
+    return enqueue_collective(comm, call, send, receive, fault, stream) ? ncclUnhandledCudaError : ncclSuccess;
   }, true});
 }
 }  // namespace
@@ -143,7 +153,8 @@ void count_received(int device, size_t bytes) {
   if (device < 64) received[device] += bytes;
 }
 
-// From now on, the group of collectives after `groups` others fails with a code of NCCL, or for 100 has a wrong result.
+// From now on, the group of collectives after `groups` others fails with a code of NCCL, for 100 has a wrong result, or for 101
+// does not end before it is aborted.
 API ncclResult_t ncclOnCpuFailAfter(long groups, int kind) {
   read_fault();
   fault = kind;
@@ -179,7 +190,7 @@ API ncclResult_t ncclCommInitRank(ncclComm_t *out, int n, ncclUniqueId id, int r
   Comm comm = join(clique, n, rank, device);
   if (!comm) return refuse(ncclSystemError);
   *out = comm.get();
-  return later({[comm, clique](bool) { return meet(comm, clique); }, false});
+  return later({comm, [comm](int) { return meet(comm); }, false});
 }
 API ncclResult_t ncclCommInitAll(ncclComm_t *out, int n, const int *list) {
   int count = 0;
@@ -200,12 +211,21 @@ API ncclResult_t ncclCommInitAll(ncclComm_t *out, int n, const int *list) {
   }
   Comm first = find(out[0]);
   Current current(first->context);
-  return result_of(meet(first, id.internal));
+  return result_of(meet(first));
 }
-API ncclResult_t ncclCommDestroy(ncclComm_t comm) { return forget(comm), ncclSuccess; }
+API ncclResult_t ncclCommDestroy(ncclComm_t handle) {
+  Comm comm = find(handle);
+  if (!comm) return ncclInvalidArgument;
+  return result_of(leave(comm));
+}
+// What is under way ends at once; of a group, nothing is freed before its end.
 API ncclResult_t ncclCommAbort(ncclComm_t handle) {
-  if (Comm comm = find(handle)) comm->aborted = true;
-  return ncclCommDestroy(handle);
+  Comm comm = find(handle);
+  if (!comm) return ncclInvalidArgument;
+  comm->aborted = true;
+  if (!depth) return result_of(leave(comm));
+  aborted.push_back(comm);
+  return ncclSuccess;
 }
 // The failure of a device is CUDA's error, not NCCL's.
 API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {

@@ -6,7 +6,9 @@
 #include "cublas/half.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -21,7 +23,7 @@ struct Task {
   const char *send;
   char *receive;
   uint64_t first;  // piece
-  bool is_wrong;   // a fault: the result is not the right one
+  int fault;       // that of the group
 };
 
 typedef std::vector<const char *> Sources;  // one for each rank
@@ -84,6 +86,13 @@ bool reachable(const Task &task) {
   return false;
 }
 
+// Bytes that each device sends to others in a ring.
+double bytes_sent(const Call &call, int n) {
+  const double bytes = (double)(call.count * SIZES[call.dtype]);
+  return call.kind == ALL_REDUCE ? bytes * 2 * (n - 1) / n : call.kind == BROADCAST || call.kind == REDUCE ? bytes :
+         bytes * (n - 1);
+}
+
 // On the worker of the rank's stream.
 int run(void *data) {
   Task &task = *(Task *)data;
@@ -97,6 +106,8 @@ int run(void *data) {
   // An aborted rank has to leave its slots as they are: the others may still read them.
   if (comm.aborted) return 0;
   if (!wait_for(comm, rank, task.first)) return 0;  // collectives of a communicator are in order, also on two streams
+  static const char *const rate = getenv("CUDA_ON_CPU_NCCL_RATE");  // bytes a microsecond
+  std::chrono::steady_clock::time_point end;
   uint64_t piece = task.first;
   for (size_t at = 0; at < count; at += step, piece++) {
     const size_t length = std::min(step, count - at);
@@ -114,6 +125,9 @@ int run(void *data) {
       standin::say("%s: ranks %d and %d make different calls", NAMES[call.kind], rank, other);
       return MISMATCH;
     }
+    if (at == 0 && rate && atof(rate) > 0)  // all have come
+      end = std::chrono::steady_clock::now() +
+            std::chrono::nanoseconds((long long)(1000 * bytes_sent(call, n) / atof(rate)));
     if (call.kind == REDUCE && rank != call.root) continue;
     char *to = task.receive + at * size;
     if (call.kind == BROADCAST) memcpy(to, sources[call.root], length * size);
@@ -121,8 +135,10 @@ int run(void *data) {
       for (int other = 0; other < n; other++) memcpy(to + other * count * size, sources[other], length * size);
     else REDUCE_OF[call.dtype](call.op, sources, to, length);
   }
+  std::this_thread::sleep_until(end);
+  end_or_hang(comm, task.fault == NEVER_ENDS);
   const bool in_place = call.kind == BROADCAST && rank == call.root && task.receive == task.send;  // writes nothing
-  if (task.is_wrong && !in_place) task.receive[count * size - 1] ^= 0x55;  // the exponent of the last number
+  if (task.fault == WRONG_RESULT && !in_place) task.receive[count * size - 1] ^= 0x55;  // the exponent of the last number
   return 0;
 }
 }  // namespace
@@ -130,10 +146,10 @@ int run(void *data) {
 bool can_reduce(int dtype) { return REDUCE_OF[dtype]; }
 size_t size_of(int dtype) { return SIZES[dtype]; }
 
-int enqueue_collective(const Comm &comm, const Call &call, const void *send, void *receive, bool is_wrong,
+int enqueue_collective(const Comm &comm, const Call &call, const void *send, void *receive, int fault,
                        cudaStream_t stream) {
   const size_t step = step_of(call, comm->n);
-  auto *task = new Task{comm, call, (const char *)send, (char *)receive, comm->pieces, is_wrong};
+  auto *task = new Task{comm, call, (const char *)send, (char *)receive, comm->pieces, fault};
   comm->pieces += (call.count + step - 1) / step;
   if (call.kind == BROADCAST && comm->rank != call.root) count_received(comm->device, call.count * SIZES[call.dtype]);
   if (call.kind == ALL_GATHER) count_received(comm->device, (comm->n - 1) * call.count * SIZES[call.dtype]);

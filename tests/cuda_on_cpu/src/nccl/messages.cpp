@@ -13,7 +13,7 @@ namespace {
 struct MessageTask {
   Comm comm;
   std::vector<Message> messages;
-  bool is_wrong;  // a fault: what is received is not right
+  int fault;  // that of the group
 };
 
 // The messages that a rank sends to another one, or that it receives from it, and how far they are.
@@ -79,17 +79,18 @@ int run_messages(void *data) {
     if (done) break;
     if (idle > 100) usleep(20);
   }
-  if (task.is_wrong)
+  end_or_hang(comm, task.fault == NEVER_ENDS);
+  if (task.fault == WRONG_RESULT)
     for (auto &message : task.messages)
       if (!message.sends) message.address[message.bytes - 1] ^= 0x55;  // the exponent of the last number
   return 0;
 }
 }  // namespace
 
-int enqueue_messages(const Comm &comm, const std::vector<Message> &messages, bool is_wrong, cudaStream_t stream) {
+int enqueue_messages(const Comm &comm, const std::vector<Message> &messages, int fault, cudaStream_t stream) {
   for (auto &message : messages)
     if (!message.sends && message.peer != comm->rank) count_received(comm->device, message.bytes);
-  auto *task = new MessageTask{comm, messages, is_wrong};
+  auto *task = new MessageTask{comm, messages, fault};
   Current current(comm->context);
   return standin_enqueue_collective((CUstream)stream, run_messages, task, [](void *data) { delete (MessageTask *)data; },
                                     "ncclSend and ncclRecv");

@@ -22,6 +22,7 @@ enum { ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg };
 #include <vector>
 
 const int MISMATCH = 719, ILLEGAL_ADDRESS = 700;  // codes of the driver
+const int WRONG_RESULT = 100, NEVER_ENDS = 101;  // kinds of faults of a group, besides the codes of NCCL
 const int MOST_RANKS = 16;
 const size_t PIECE = 256 << 10;  // bytes of a slot; each rank has two, used in turn: ranks meet once for each piece
 
@@ -52,7 +53,7 @@ struct Slot {
 };
 
 struct Shared {
-  std::atomic<int> joined;
+  std::atomic<int> joined, connected;  // ranks
   struct {
     std::atomic<uint64_t> pieces;  // that the rank has put into its slots so far
     std::atomic<int> thread;       // that called for the rank outside of a group last
@@ -67,8 +68,12 @@ struct ncclComm {
   Shared *shared = nullptr;
   int n = 0, rank = 0, device = 0;
   void *context = nullptr;
+  std::string clique;
   uint64_t pieces = 0;  // that are enqueued
-  std::atomic<bool> aborted{false};
+  bool connected = false;
+  unsigned long long memory = 0;  // of the device: an address
+  std::atomic<int> calls{0};      // under way, which use the communicator
+  std::atomic<bool> aborted{false}, left{false};
   ~ncclComm() {
     if (shared) munmap(shared, sizeof *shared);
   }
@@ -76,15 +81,24 @@ struct ncclComm {
 
 typedef std::shared_ptr<ncclComm> Comm;  // operations in flight hold it
 
-// The communicator of a handle; a null pointer for one that is destroyed.
+// The communicator of a handle; a null pointer for one that never was. One that was destroyed or aborted ends the process.
 Comm find(ncclComm_t handle);
-void forget(ncclComm_t handle);
+
+// Ends a rank. The last one of its clique in this process frees the memory of all, and waits for their devices. A call
+// that is still under way then ends the process.
+int leave(const Comm &comm);
 
 // Makes the communicator of a rank; a null pointer if that fails.
 Comm join(const std::string &clique, int n, int rank, int device);
 
 // Waits until all ranks have joined.
-int meet(const Comm &comm, const std::string &clique);
+int meet(const Comm &comm);
+
+// Connects ranks of this process before their first exchange: memory on each device, and a meeting with all other ranks.
+int connect(const std::vector<Comm> &comms);
+
+// On a worker: whether an exchange that all ranks have come to may end; else it waits until it is aborted.
+void end_or_hang(const ncclComm &comm, bool hangs);
 
 // While one lives, a context is current; then the one before is, or that of device 0, as after cudaSetDevice.
 struct Current {
@@ -93,10 +107,10 @@ struct Current {
 };
 
 // Enqueues this rank's part of a collective on a stream.
-int enqueue_collective(const Comm &comm, const Call &call, const void *send, void *receive, bool is_wrong,
+int enqueue_collective(const Comm &comm, const Call &call, const void *send, void *receive, int fault,
                        cudaStream_t stream);
 // Enqueues the messages of a group for this rank on a stream.
-int enqueue_messages(const Comm &comm, const std::vector<Message> &messages, bool is_wrong, cudaStream_t stream);
+int enqueue_messages(const Comm &comm, const std::vector<Message> &messages, int fault, cudaStream_t stream);
 // Counts bytes that a device receives from others. Those of reductions depend on how NCCL does them.
 void count_received(int device, size_t bytes);
 bool can_reduce(int dtype);
