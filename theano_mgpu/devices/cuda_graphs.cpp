@@ -36,7 +36,6 @@ struct Arena {
     size_t room = 0, staged = 0;             // bytes of it, and those that this call has taken
     const char *why = nullptr;               // why the call cannot be a graph
     bool finds_errors = false;               // the call reads whether a kernel has found an index out of bounds
-    long times_given = 0;                    // how often the blocks were given back: no older graph may be launched
 
     bool is_mine() const { return mode != OFF && thread == std::this_thread::get_id(); }
     bool captures() const { return mode == CAPTURED && thread == std::this_thread::get_id(); }
@@ -89,7 +88,7 @@ struct Arena {
     }
 
     // Give all blocks back to libgpuarray, which keeps a block as long as an array lies there.
-    bool give_back(void (*release)(Array *)) {
+    void give_back(void (*release)(Array *)) {
         std::vector<Array *> given;
         {
             std::lock_guard<std::mutex> lock(mutex);
@@ -98,8 +97,6 @@ struct Arena {
         }
         for (Array *block : given)
             release(block);
-        times_given += !given.empty();
-        return !given.empty();
     }
 };
 
@@ -108,6 +105,7 @@ Arena arenas[MOST];
 int n_arenas = 0;
 BufferTable table;
 const BufferTable *lower = nullptr;  // the functions of cuda_contexts.cpp
+int (*drop_graphs)(Context *) = nullptr;  // of Python; says whether there were any
 
 Arena *find(const Context *context) {
     for (int i = 0; i < n_arenas; ++i)
@@ -130,7 +128,10 @@ Array *alloc(Context *context, size_t size, void *data, int flags) {
     Arena *arena = find(context);
     if (!arena->is_mine()) {
         Array *array = lower->alloc(context, size, data, flags);
-        return array || !arena->give_back(lower->release) ? array : lower->alloc(context, size, data, flags);
+        if (array || !drop_graphs(context))
+            return array;
+        arena->give_back(lower->release);
+        return lower->alloc(context, size, data, flags);
     }
     const size_t bytes = rounded(size ? size : 1);
     Used taken;
@@ -231,8 +232,10 @@ int transfer(Array *to, size_t to_offset, Array *from, size_t from_offset, size_
 
 }
 
-// Give a context an arena; `make` is libgpuarray's cuda_make_buf. Return 0 if there are too many.
-extern "C" int add_arena(Context *context, Array *(*make)(Context *, size_t, size_t)) {
+// Give a context an arena; `make` is libgpuarray's cuda_make_buf, and `drop` frees graphs where memory is short. Return
+// 0 if there are too many.
+extern "C" int add_arena(Context *context, Array *(*make)(Context *, size_t, size_t), int (*drop)(Context *)) {
+    drop_graphs = drop;
     if (find(context))
         return 1;
     if (n_arenas == MOST)
@@ -287,9 +290,6 @@ extern "C" size_t n_used(Context *context) {
     std::lock_guard<std::mutex> lock(arena->mutex);
     return arena->used.size();
 }
-
-// How often the memory of a context's graphs was given back, where memory was short.
-extern "C" const long *times_given(Context *context) { return &find(context)->times_given; }
 
 // Say of each array whether it has one reference: 1, or 0.
 extern "C" void find_free(Array *const *arrays, size_t n, char *are_free) {

@@ -60,9 +60,11 @@ class Arena:
         self._context, self._gpu = context, gpu_context(context)
         self._driver, self._library = load_driver(), _library()
         self.stream = cuda_contexts.stream_of(self._gpu)
-        if not self._library.add_arena(self._gpu.ptr, cuda_contexts.extension(b'cuda_make_buf')):
+        _arenas[self._gpu.ptr] = self
+        if not self._library.add_arena(self._gpu.ptr, cuda_contexts.extension(b'cuda_make_buf'), _drop_graphs):
             raise ExchangeError('too many contexts are open')
-        self._times_given = self._library.times_given(self._gpu.ptr)
+        self.is_short = False  # whether memory has been short once: there are no graphs then
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # functions that have graphs, with a method `give_back`
 
     def compute(self, run: Callable[[], None]) -> int:
         """Run a call whose arrays lie in the arena; return the bytes of page-locked memory that its copies would take.
@@ -114,12 +116,6 @@ class Arena:
     def n_arrays(self) -> int:
         """Return the number of arrays in the arena."""
         return int(self._library.n_used(self._gpu.ptr))
-
-    @property
-    def age(self) -> int:
-        """Return how often the arena's memory was given back, where memory was short: no older graph may be launched.
-        """
-        return int(self._times_given[0])
 
     def page_locked(self, size: int) -> np.ndarray:
         """Return page-locked memory of some bytes for copies of a graph."""
@@ -175,6 +171,19 @@ class Graph:
         """Return whether its last launch, or one before, has found an index out of bounds; wait for it."""
         self.wait()
         return self._arena.take_error()
+
+
+_arenas: dict[int, Arena] = {}  # by the address of the context
+
+
+@ctypes.CFUNCTYPE(INTEGER, ADDRESS)
+def _drop_graphs(context):
+    """Drop the graphs of a context, where an array has no memory; say whether there were any."""
+    arena = _arenas[context]
+    arena.is_short, users = True, list(arena.users)
+    for each in users:
+        each.give_back()
+    return len(users)
 
 
 @functools.lru_cache(maxsize=None)
@@ -252,10 +261,10 @@ def _library():
     from ..utils import native
     library = ctypes.CDLL(native.build(SOURCE, headers=[cuda_contexts.HEADER]))
     for function, types, result in (
-            (library.add_arena, [ADDRESS, ADDRESS], INTEGER), (library.begin, [ADDRESS, INTEGER, ADDRESS, SIZE], None),
+            (library.begin, [ADDRESS, INTEGER, ADDRESS, SIZE], None),
             (library.end, [ADDRESS], ctypes.c_char_p), (library.staged, [ADDRESS], SIZE),
             (library.finds_errors, [ADDRESS], INTEGER), (library.take_error, [ADDRESS], INTEGER),
             (library.n_used, [ADDRESS], SIZE), (library.find_free, [ADDRESS, SIZE, ADDRESS], None),
-            (library.times_given, [ADDRESS], ctypes.POINTER(ctypes.c_long))):
+            (library.add_arena, [ADDRESS, ADDRESS, ctypes.CFUNCTYPE(INTEGER, ADDRESS)], INTEGER)):
         function.argtypes, function.restype = types, result
     return library

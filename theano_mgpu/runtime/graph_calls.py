@@ -27,6 +27,7 @@ from .graph_order import AFTER, BEFORE, DEVICE, Order, on_device
 
 MOST_GRAPHS, MOST_ARRAYS, MOST_LAYOUTS = 8, 3, 4  # of a function; for a result of one layout; for a result
 MOST_SEEN, IN_VAIN = 64, 32  # arguments that are remembered; calls without a graph after which none is looked for
+SHORT = 'the device is short of memory'
 
 
 class Recorded(NamedTuple):
@@ -35,8 +36,6 @@ class Recorded(NamedTuple):
     Attributes
     ----------
     graph : Graph
-    age : int
-        The arena's, see `Arena.age`.
     results : list of Result
         The arrays that it writes: the values of `Order.kept`.
     copied : list of (cell, array)
@@ -46,7 +45,6 @@ class Recorded(NamedTuple):
     """
 
     graph: Graph
-    age: int
     results: Sequence[Result]
     copied: list[tuple[list[Any], np.ndarray]]
     fixed: list[tuple[list[Any], Any]]
@@ -119,13 +117,17 @@ class GraphCalls:
         try:
             return self._computed(shapes, values)
         except _OpByOp as refused:
-            results = self.op_by_op(*values)  # raises an error of the function itself
-            self.why_not = str(refused)
-            self._forget()
-            return results
+            why_not = str(refused)
+            if self._order:
+                self._empty_device()
         finally:
             for cell in self._emptied:
                 cell[0] = None
+        if why_not:
+            self._forget()
+        results = self.op_by_op(*values)  # raises an error of the function itself
+        self.why_not = self.why_not or why_not
+        return results
 
     def _take(self, values):
         for cell, value in zip(self._given, values):
@@ -159,18 +161,24 @@ class GraphCalls:
             arena = self._arena = self._arena or arena_of(self._context)
             if order.why_not or isinstance(arena, str):
                 raise _OpByOp(order.why_not or arena)
+            if arena.is_short:
+                raise _OpByOp(SHORT)
+            arena.users.add(self)
             self._run_before()
             numbers = [_bits(self._vm.storage_map[variable][0]) for variable in order.numbers]
             kind = shapes, *(number for number, variable in zip(numbers, order.numbers) if _is_whole(variable))
             key = (kind, *numbers, *(cell[0].gpudata for cell in self._on_device))
             results = self._free_arrays(kind)
             recorded = self._graphs.get((key, *map(id, results)))
-            if recorded is None or recorded.age != arena.age:
+            if recorded is None:
                 return self._without_graph(key, results, values)
         except _OpByOp:
             raise
         except Exception as error:
-            raise _OpByOp(str(error).strip().partition('\n')[0] or type(error).__name__) from error
+            why_not, traced = str(error).strip().partition('\n')[0] or type(error).__name__, error
+            while traced is not None:  # thunks keep their last error, whose frames, and all that called them, have arrays
+                traced = traced.with_traceback(None).__context__
+            raise _OpByOp(why_not) from None
         self._graphs.move_to_end((key, *map(id, results)))
         self.launches += 1
         self._launch(recorded)
@@ -257,6 +265,8 @@ class GraphCalls:
         outputs = self._results(results)
         if [_bits(each) for each in outputs] != expected:
             raise CannotCapture('its first launch had another result than the call')
+        if self.why_not:
+            raise _OpByOp(self.why_not)
         self._graphs[(key, *map(id, results))] = recorded
         if len(self._graphs) > MOST_GRAPHS:
             self._graphs.popitem(last=False)
@@ -275,7 +285,7 @@ class GraphCalls:
             self._empty_device()
         if arena.n_arrays() != n_arrays:
             raise CannotCapture('it keeps memory on the device from call to call')
-        return Recorded(graph, arena.age, results, copied, fixed)
+        return Recorded(graph, results, copied, fixed)
 
     def _run(self, nodes, after_each=lambda i: None):
         for i, (node, thunk) in enumerate(nodes):
@@ -333,11 +343,15 @@ class GraphCalls:
             _empty_inner(node.op)
 
     def _forget(self):
-        """Free the memory of a function that is computed op by op for good."""
-        if self.why_not:
-            self._graphs.clear()
-            self._seen.clear()
-            self._layouts, self._arrays, self._choices = {}, [], {}
+        self._graphs.clear()
+        self._seen.clear()
+        self._choices.clear()
+        self._arrays = [OrderedDict() for _ in self._arrays]
+
+    def give_back(self) -> None:
+        """Free all memory of graphs, where the device is short of it: the function is computed op by op from now on."""
+        self.why_not = SHORT
+        self._forget()
 
 
 def _bits(value):
