@@ -175,8 +175,9 @@ class GraphCalls:
         except _OpByOp:
             raise
         except Exception as error:
-            why_not, traced = str(error).strip().partition('\n')[0] or type(error).__name__, error
-            while traced is not None:  # thunks keep their last error, whose frames, and all that called them, have arrays
+            why_not = str(error).strip().partition('\n')[0] or type(error).__name__
+            traced: BaseException | None = error
+            while traced is not None:  # thunks keep their last error, whose frames and callers have arrays
                 traced = traced.with_traceback(None).__context__
             raise _OpByOp(why_not) from None
         self._graphs.move_to_end((key, *map(id, results)))
