@@ -31,11 +31,11 @@ print(json.dumps([choice.chosen for choice in step.executable.changes()] if N el
 '''
 
 
-def steps(name, devices, flags, **settings):
+def steps(name, devices, flags, before='', **settings):
     """Return losses and calls of a model's training steps, the digest of its weights, and what its parts have chosen.
     """
-    *found, digest, chosen = map(json.loads, run('NAME, N = %r, %d\n' % (name, devices) + STEPS, devices, flags=flags,
-                                                 quiet=1, **settings))
+    *found, digest, chosen = map(json.loads, run('NAME, N = %r, %d\n' % (name, devices) + before + STEPS, devices,
+                                                 flags=flags, quiet=1, **settings))
     return found, digest, chosen
 
 
@@ -51,6 +51,12 @@ def test_a_step_is_few_launches(name, devices):
     assert {(n, *call) for _, n, calls in found[-3:] for call in calls} == {(12, 0, devices), (6, 0, devices)}
     assert chosen == ['%d of %d part%s in one launch each' % (devices ** 2, devices ** 2, 's' * (devices > 1))]
     assert none == []
+
+def test_layers_are_timed_before_graphs_are_launched():
+    """The choice of `--explain` is true without it, too: timing a layer waits for the device, which no graph can."""
+    found, _, chosen = steps('mlp', 1, ON, 'from theano_mgpu.graph import layers\nlayers.is_on = True\n')
+    assert found[-1][2] == [[0, 1]] and chosen == ['1 of 1 part in one launch each']
+
 
 RANDOM = '''
 import collections, logging, random

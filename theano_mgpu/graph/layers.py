@@ -118,6 +118,11 @@ class Times:
         return {part: self._seconds[part] / timed for part in reversed(order) if part in self._seconds}
 
 
+def untimed(thunk: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the thunk itself, in place of one that times it."""
+    return getattr(thunk, '__wrapped__', thunk)
+
+
 def _wait(cells):
     for cell in cells:
         if hasattr(cell[0], 'sync'):

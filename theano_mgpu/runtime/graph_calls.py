@@ -21,12 +21,14 @@ from theano.gof.link import raise_with_op
 
 from ..devices.context_map import Context
 from ..devices.cuda_graphs import Arena, CannotCapture, Choices, Graph, Result, arena_of, layout
+from ..graph import layers
 from ..plan import Choice
 from ..utils.tables import counted
 from .graph_order import AFTER, BEFORE, DEVICE, Order, on_device
 
 MOST_GRAPHS, MOST_ARRAYS, MOST_LAYOUTS = 8, 3, 4  # of a function; for a result of one layout; for a result
 MOST_SEEN, IN_VAIN = 64, 32  # arguments that are remembered; calls without a graph after which none is looked for
+TIMED = 12  # first calls, which are op by op where the time of layers is measured
 SHORT = 'the device is short of memory'
 
 
@@ -102,7 +104,7 @@ class GraphCalls:
         self.unchecked: list[tuple[Graph, Sequence[Any]]] = []
         self._choices: dict[Any, Choices] = {}  # of the same, by shapes
         self._emptied = list(self._given)  # storage that is emptied after each call
-        self._calls_without = self._recordings = 0
+        self._calls_without, self._recordings, self._n_timed = 0, 0, TIMED if layers.is_on else 0
         self._order: Order | None = None
 
     def __call__(self, *values: Any, into: Any = ()) -> list[Any]:
@@ -112,8 +114,9 @@ class GraphCalls:
         self._take(values)
         shapes = tuple([(cell[0].shape, cell[0].strides) for cell in self._on_device] +
                        [np.shape(cell[0]) for cell in self._of_host] + [int(cell[0]) for cell in self._numbers])
-        if not self._has_seen(shapes):
-            return self.op_by_op(*values)  # kernels are built, and algorithms chosen
+        if self._n_timed or not self._has_seen(shapes):
+            self._n_timed = max(self._n_timed - 1, 0)
+            return self.op_by_op(*values)  # kernels are built, algorithms chosen, and layers timed
         try:
             return self._computed(shapes, values)
         except _OpByOp as refused:
@@ -199,7 +202,7 @@ class GraphCalls:
         return self._results(results)
 
     def _ordered(self):
-        order = Order(self._vm.nodes, self._vm.thunks, self._outputs, self._changing)
+        order = Order(self._vm.nodes, list(map(layers.untimed, self._vm.thunks)), self._outputs, self._changing)
         made = [each for time in (BEFORE, AFTER) for node, _ in order.nodes[time] for each in node.outputs]
         self._emptied += [self._vm.storage_map[variable] for variable in {*made, *order.kept, *order.fixed}]
         self._arrays = [OrderedDict() for _ in order.kept]
