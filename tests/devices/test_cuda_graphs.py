@@ -280,3 +280,30 @@ print(calls.why_not, calls.launches)
 def test_ops_that_work_in_place():
     """Shapes, numbers of the host and values that the host reads survive ops in place, at whatever time these run."""
     assert run(IN_PLACE, 1, quiet=1) == [' 10']
+
+
+EVICTED = PREPARED + '''
+calls = GraphCalls(function, function.mgpu_call.op_by_op, context, 2)
+rows = np.random.RandomState(0).rand(14, 6).astype('float32')
+given = [(gpuarray.array(rows[:n], context=array.context), np.arange(n, dtype='int32')) for n in range(2, 15)]
+expected = [[np.asarray(value).tobytes() for value in calls.op_by_op(*each)] for each in given]
+
+def rounds(n, begin, end):
+    """Call the function some times with each of some lengths, and print how many calls were launches."""
+    before = calls.launches
+    for _ in range(n):
+        for each, bits in list(zip(given, expected))[begin:end]:
+            assert [np.asarray(value).tobytes() for value in calls(*each)] == bits
+    print(calls.launches - before, len(calls._graphs), calls.why_not)
+
+rounds(2, 0, 8)
+rounds(4, 0, 13)  # there is no room for the last lengths
+rounds(20, 8, 13)
+rounds(2, 8, 13)
+'''
+
+
+def test_graphs_of_many_lengths():
+    """A function has a few graphs: one that was not launched for long goes for another, and results stay right."""
+    first, *_, last = run(EVICTED, 1, quiet=1)
+    assert first == '0 0 ' and last == '10 8 '

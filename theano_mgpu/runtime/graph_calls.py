@@ -27,7 +27,7 @@ from ..utils.tables import counted
 from .graph_order import AFTER, BEFORE, DEVICE, Order, on_device
 
 MOST_GRAPHS, MOST_ARRAYS, MOST_LAYOUTS = 8, 3, 4  # of a function; for a result of one layout; for a result
-MOST_SEEN, IN_VAIN = 64, 32  # arguments that are remembered; calls without a graph after which none is looked for
+MOST_SEEN, IN_VAIN, UNUSED = 64, 32, 64  # arguments that are remembered; calls without a launch, of all or one graph
 TIMED = 12  # first calls, which are op by op where the time of layers is measured
 SHORT = 'the device is short of memory'
 
@@ -100,11 +100,12 @@ class GraphCalls:
         self._seen: OrderedDict[Any, None] = OrderedDict()  # shapes, and arguments, of calls
         self._graphs: OrderedDict[Any, Recorded] = OrderedDict()  # by arguments and the arrays of results
         self._layouts: dict[Any, Any] = {}  # of the values that are kept, by shapes
-        self._arrays: list[OrderedDict[Any, list[Result]]] = []  # for each value that is kept, by layout
+        self._arrays: list[dict[Any, list[Result]]] = []  # for each value that is kept, by layout
         self.unchecked: list[tuple[Graph, Sequence[Any]]] = []
         self._choices: dict[Any, Choices] = {}  # of the same, by shapes
         self._emptied = list(self._given)  # storage that is emptied after each call
-        self._calls_without, self._recordings, self._n_timed = 0, 0, TIMED if layers.is_on else 0
+        self._launched: dict[Any, int] = {}  # the numbers of the calls that have launched the graphs last
+        self._calls, self._n_timed = 0, TIMED if layers.is_on else 0
         self._order: Order | None = None
 
     def __call__(self, *values: Any, into: Any = ()) -> list[Any]:
@@ -167,6 +168,7 @@ class GraphCalls:
             if arena.is_short:
                 raise _OpByOp(SHORT)
             arena.users.add(self)
+            self._calls += 1
             self._run_before()
             numbers = [_bits(self._vm.storage_map[variable][0]) for variable in order.numbers]
             kind = shapes, *(number for number, variable in zip(numbers, order.numbers) if _is_whole(variable))
@@ -183,7 +185,7 @@ class GraphCalls:
             while traced is not None:  # thunks keep their last error, whose frames and callers have arrays
                 traced = traced.with_traceback(None).__context__
             raise _OpByOp(why_not) from None
-        self._graphs.move_to_end((key, *map(id, results)))
+        self._note_launch((key, *map(id, results)), recorded)
         self.launches += 1
         self._launch(recorded)
         if recorded.graph.finds_errors:
@@ -192,20 +194,27 @@ class GraphCalls:
 
     def _without_graph(self, key, results, values):
         """Return the results of a call that has no graph yet."""
-        self._calls_without += 1
-        if self._calls_without > IN_VAIN and not self.launches:
+        if self._calls > IN_VAIN and not self.launches:
             raise _OpByOp('its values lie elsewhere, or are other numbers, in each call')
-        may_record = self._recordings <= MOST_GRAPHS or self._recordings * 4 <= self.launches
-        if self._has_seen(key) and may_record:
+        if self._has_seen(key) and self._has_room():
             return self._recorded(key, results, values)
         self._run_device(results)  # into arrays that a graph may have: new values of variables lie where it reads them
         return self._results(results)
+
+    def _has_room(self):
+        """Return whether one more graph may be recorded; the one that was not launched for a long time goes."""
+        if len(self._graphs) == MOST_GRAPHS:
+            oldest = next(iter(self._graphs))
+            if self._calls - self._launched[oldest] < UNUSED:
+                return False
+            del self._graphs[oldest], self._launched[oldest]
+        return True
 
     def _ordered(self):
         order = Order(self._vm.nodes, list(map(layers.untimed, self._vm.thunks)), self._outputs, self._changing)
         made = [each for time in (BEFORE, AFTER) for node, _ in order.nodes[time] for each in node.outputs]
         self._emptied += [self._vm.storage_map[variable] for variable in {*made, *order.kept, *order.fixed}]
-        self._arrays = [OrderedDict() for _ in order.kept]
+        self._arrays = [{} for _ in order.kept]
         return order
 
     def _free_arrays(self, kind):
@@ -223,11 +232,17 @@ class GraphCalls:
                 if len(arrays[wanted]) == MOST_ARRAYS:
                     raise _OpByOp  # somebody holds all of them
                 arrays[wanted].append(Result(self._context, wanted))
-                arrays.move_to_end(wanted)
-                if len(arrays) > MOST_LAYOUTS:
-                    arrays.popitem(last=False)
+                self._drop_layouts(arrays, wanted)
         self._choices.clear()
         return self._free_arrays(kind)
+
+    def _drop_layouts(self, arrays, wanted):
+        """Drop all arrays of a result but the wanted ones, and those of graphs, where they have many layouts."""
+        if len(arrays) > MOST_LAYOUTS:
+            used = {id(result) for recorded in self._graphs.values() for result in recorded.results}
+            for each in [each for each in arrays if each != wanted]:
+                if used.isdisjoint(map(id, arrays[each])):
+                    del arrays[each]
 
     def _learn(self, kind):
         """Find the layouts of the values that are kept."""
@@ -256,7 +271,6 @@ class GraphCalls:
 
     def _recorded(self, key, results, values):
         """Return the results by a new graph of the present arguments, with the same bits as Theano's own call has."""
-        self._recordings += 1
         expected = [_bits(each) for each in self.op_by_op(*values)]
         self._take(values)
         recorded = self._record(results)
@@ -271,10 +285,12 @@ class GraphCalls:
             raise CannotCapture('its first launch had another result than the call')
         if self.why_not:
             raise _OpByOp(self.why_not)
-        self._graphs[(key, *map(id, results))] = recorded
-        if len(self._graphs) > MOST_GRAPHS:
-            self._graphs.popitem(last=False)
+        self._note_launch((key, *map(id, results)), recorded)
         return outputs
+
+    def _note_launch(self, key, recorded):
+        self._graphs[key], self._launched[key] = recorded, self._calls
+        self._graphs.move_to_end(key)
 
     def _record(self, results):
         """Record a graph of the present arguments, which writes to some arrays."""
@@ -348,9 +364,10 @@ class GraphCalls:
 
     def _forget(self):
         self._graphs.clear()
+        self._launched.clear()
         self._seen.clear()
         self._choices.clear()
-        self._arrays = [OrderedDict() for _ in self._arrays]
+        self._arrays = [{} for _ in self._arrays]
 
     def give_back(self) -> None:
         """Free all memory of graphs, where the device is short of it: the function is computed op by op from now on."""
