@@ -173,10 +173,10 @@ class GraphCalls:
             numbers = [_bits(self._vm.storage_map[variable][0]) for variable in order.numbers]
             kind = shapes, *(number for number, variable in zip(numbers, order.numbers) if _is_whole(variable))
             key = (kind, *numbers, *(cell[0].gpudata for cell in self._on_device))
-            results = self._free_arrays(kind)
+            results = self._free_arrays(kind, values)
             recorded = self._graphs.get((key, *map(id, results)))
             if recorded is None:
-                return self._without_graph(key, results, values)
+                return self._without_graph(key, results)
         except _OpByOp:
             raise
         except Exception as error:
@@ -192,12 +192,12 @@ class GraphCalls:
             self.unchecked.append((recorded.graph, values))
         return self._results(results)
 
-    def _without_graph(self, key, results, values):
+    def _without_graph(self, key, results):
         """Return the results of a call that has no graph yet."""
         if self._calls > IN_VAIN and not self.launches:
             raise _OpByOp('its values lie elsewhere, or are other numbers, in each call')
         if self._has_seen(key) and self._has_room():
-            return self._recorded(key, results, values)
+            return self._recorded(key, results)
         self._run_device(results)  # into arrays that a graph may have: new values of variables lie where it reads them
         return self._results(results)
 
@@ -217,10 +217,10 @@ class GraphCalls:
         self._arrays = [{} for _ in order.kept]
         return order
 
-    def _free_arrays(self, kind):
+    def _free_arrays(self, kind, values):
         """Return an array for each result that is kept, which nobody holds, for calls of a kind."""
         if kind not in self._layouts:
-            self._learn(kind)
+            self._learn(kind, values)
         if kind not in self._choices:
             arrays = [each.setdefault(wanted, []) for each, wanted in zip(self._arrays, self._layouts[kind])]
             self._choices[kind] = Choices(arrays)
@@ -234,7 +234,7 @@ class GraphCalls:
                 arrays[wanted].append(Result(self._context, wanted))
                 self._drop_layouts(arrays, wanted)
         self._choices.clear()
-        return self._free_arrays(kind)
+        return self._free_arrays(kind, values)
 
     def _drop_layouts(self, arrays, wanted):
         """Drop all arrays of a result but the wanted ones, and those of graphs, where they have many layouts."""
@@ -244,10 +244,15 @@ class GraphCalls:
                 if used.isdisjoint(map(id, arrays[each])):
                     del arrays[each]
 
-    def _learn(self, kind):
-        """Find the layouts of the values that are kept."""
+    def _learn(self, kind, values):
+        """Find the layouts of the values that are kept, and compare a pass over the nodes with Theano's own call."""
+        expected = [_bits(each) for each in self.op_by_op(*values)]
+        self._take(values)
         self._run_device()
         self._layouts[kind] = [layout(cell[0]) for cell in self._kept()]
+        self._run(self._order.nodes[AFTER])
+        if [_bits(self._vm.storage_map[variable][0]) for variable in self._outputs] != expected:
+            raise CannotCapture('its ops have other results in another order')
         while len(self._layouts) > MOST_SEEN:
             del self._layouts[next(iter(self._layouts))]
         self._empty_device()
@@ -269,20 +274,18 @@ class GraphCalls:
         self._run(self._order.nodes[AFTER])
         return [cells[variable][0] for variable in self._outputs]
 
-    def _recorded(self, key, results, values):
+    def _recorded(self, key, results):
         """Return the results by a new graph of the present arguments, with the same bits as Theano's own call has."""
-        expected = [_bits(each) for each in self.op_by_op(*values)]
-        self._take(values)
         recorded = self._record(results)
-        for result in results:  # the launch has to write each byte
-            value = np.asarray(result.array)
+        computed = [np.asarray(result.array) for result in results]
+        for result, value in zip(results, computed):  # the launch has to write each byte
             if value.size:
                 others = ~np.frombuffer(value.tobytes('A'), 'uint8')
                 result.array.write(np.frombuffer(others.tobytes(), value.dtype))
         self._launch(recorded)
-        outputs = self._results(results)
-        if [_bits(each) for each in outputs] != expected:
+        if [_bits(result.array) for result in results] != list(map(_bits, computed)):
             raise CannotCapture('its first launch had another result than the call')
+        outputs = self._results(results)
         if self.why_not:
             raise _OpByOp(self.why_not)
         self._note_launch((key, *map(id, results)), recorded)
