@@ -258,11 +258,12 @@ from theano_mgpu.runtime import compiler
 context = mgpu.init()[0]
 x, factor, ids = T.fmatrix('x'), T.fscalar('factor'), T.ivector('ids')
 rows = T.tanh(x)
-sums, n = rows.sum(axis=0), x.shape[1] + 1
+sums, n, count = rows.sum(axis=0), x.shape[1] + 1, T.cast(factor * 2 + x.shape[0], 'float32')
 read = T.argmax(T.sqr(rows - 0.5), axis=1)
 # exp works in place on the sums once they are multiplied by what the host has read; and 2 n in place on n.
 outputs = [T.cast(read, 'float32').dimshuffle(0, 'x') * sums, T.exp(sums), factor * n, T.alloc(rows.sum(), n),
-           T.alloc(rows.max(), n * 2), rows[ids] + factor, read + ids]
+           T.alloc(rows.max(), n * 2), rows[ids] + factor, read + ids, rows.sum() / count,
+           -1 / count.dimshuffle('x') * factor]
 function = compiler.compile_for(context, [x, factor, ids], outputs, {}, {})
 calls = function.mgpu_call
 for shape in (4, 6), (2, 6), (4, 6):
@@ -307,3 +308,19 @@ def test_graphs_of_many_lengths():
     """A function has a few graphs: one that was not launched for long goes for another, and results stay right."""
     first, *_, last = run(EVICTED, 1, quiet=1)
     assert first == '0 0 ' and last == '10 8 '
+
+
+NUMBERED = '''
+from support.data_set_cases import CASES, differences
+from theano_mgpu.runtime import graph_calls
+made, begin = [], graph_calls.GraphCalls.__init__
+graph_calls.GraphCalls.__init__ = lambda self, *given: made.append(self) or begin(self, *given)
+graph_calls.GraphCalls._has_seen = lambda self, arguments: True
+difference, usage = differences(CASES['numbered'], None)
+print(difference < 1e-12, usage.why, [each.why_not for each in made if each.why_not], len(made))
+'''
+
+
+def test_a_view_of_a_number_is_worked_on_in_place():
+    """The host divides a view of the number of samples in place, before the graph copies the number."""
+    assert run(NUMBERED, 2, flags='floatX=float64', quiet=1) == ['True divided [] 6']

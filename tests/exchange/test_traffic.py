@@ -47,6 +47,7 @@ def traffic(folder, order='any', owner='all', collectives='host', flags='gpuarra
         Of both devices together: copies from the host and their bytes, copies to it, copies within a device,
         allocations, and launches of kernels.
     """
+    flags += ',mgpu.cuda_graphs=off'  # copies within a graph are not in the trace
     start, stop = map(float, run(STEP % (order, owner, collectives), 2, flags, trace=folder / 'trace')[-1].split())
     counts, sizes = Counter(), Counter()
     for line in (folder / 'trace').read_text().splitlines():

@@ -75,7 +75,7 @@ class Order:
         self._add_shapes(times, when)
         self.nodes = {time: [(node, thunk) for node, thunk in zip(nodes, thunks) if times[node] == time]
                       for time in (BEFORE, DEVICE, AFTER)}
-        self._find_destroyed(times, when)
+        self._find_destroyed(times, roots)
         taken = list(dict.fromkeys([*outputs, *(each for node, _ in self.nodes[AFTER] for each in node.inputs)]))
         self.kept = [each for each in taken if each.owner is not None and when.get(each) == DEVICE]
         self.fixed = [each for each in taken if each.owner is not None and when[each] is None]
@@ -107,16 +107,13 @@ class Order:
                     self._refuse('%s takes the shape of a value on the device' % named(node.op))
                 times[made] = BEFORE
 
-    def _find_destroyed(self, times, when):
-        """Find values of the host that its ops work on in place, though another part, or the next call, needs them."""
-        for node in [node for node, time in times.items() if time != DEVICE]:
-            for variable in [node.inputs[i] for each in getattr(node.op, 'destroy_map', {}).values() for i in each]:
-                others = {times[client] for client, _ in variable.clients if client != 'output'}
-                if others == {times[node]} or when.get(variable) == DEVICE:
-                    continue
-                made = variable.owner
-                if made is None or times[made] != BEFORE or _places(made, 'view_map'):
-                    self._refuse('%s works in place on a value that is needed again' % named(node.op))
+    def _find_destroyed(self, times, roots):
+        """Find values of `BEFORE` that its nodes work on in place, maybe through a view, and that others take."""
+        destroyed = {roots.get(node.inputs[i], node.inputs[i]) for node, time in times.items() if time == BEFORE
+                     for i in _places(node, 'destroy_map').values()}
+        for variable in [variable for node, time in times.items() if time == BEFORE for variable in node.outputs]:
+            clients = {client == 'output' or times[client] for client, _ in variable.clients}
+            if roots.get(variable, variable) in destroyed and clients - {BEFORE}:
                 self.saved.add(variable)
 
     def _refuse(self, why):
