@@ -152,8 +152,9 @@ print(*[round(each / 2e6, 1) for each in peaks(2)])
 
 def test_a_variable_of_the_default_device_has_one_copy_there(tmp_path):
     """The first context had a second copy on the same device, and each change of hands went through the host."""
-    trace, flags = tmp_path / 'trace', FLAGS.replace('float64', 'float32') + ',gpuarray.preallocate=-1,mgpu.cuda_graphs=off'
-    copies = run(ONE_COPY, flags=flags, trace=trace, nccl_memory='1')[-1]  # of graphs, the results have copies
+    trace = tmp_path / 'trace'
+    flags = FLAGS.replace('float64', 'float32') + ',gpuarray.preallocate=-1,mgpu.cuda_graphs=off'
+    copies = run(ONE_COPY, flags=flags, trace=trace, nccl_memory='1')[-1]  # results of graphs are copies
     assert all(1 <= float(each) < 1.5 for each in copies.split()), copies
     moved = [line.split() for line in trace.read_text().splitlines()]
     large = [words[3] for words in moved if words[2] in ('HtoD', 'DtoH') and int(words[4]) == 2000000]

@@ -237,7 +237,7 @@ class GraphCalls:
         return self._free_arrays(kind, values)
 
     def _drop_layouts(self, arrays, wanted):
-        """Drop all arrays of a result but the wanted ones, and those of graphs, where they have many layouts."""
+        """Drop the arrays of a result with other layouts, where these are many, but for the results of graphs."""
         if len(arrays) > MOST_LAYOUTS:
             used = {id(result) for recorded in self._graphs.values() for result in recorded.results}
             for each in [each for each in arrays if each != wanted]:
