@@ -44,8 +44,9 @@ def training(args, looks_ahead, least):
 def main():
     parser = make_parser(__doc__, rounds=7)
     parser.add_argument('--contexts', default='dev0->cuda0;dev1->cuda1')
-    for name, number in (('samples', 64), ('features', 150528), ('units', 256)):
-        parser.add_argument('--' + name, type=int, default=number)
+    parser.add_argument('--samples', type=int, default=64, help='of a batch (default %(default)s)')
+    parser.add_argument('--features', type=int, default=150528, help='of a sample (default %(default)s)')
+    parser.add_argument('--units', type=int, default=256, help='of the layer that reads them (default %(default)s)')
     parser.add_argument('--json', metavar='FILE')
     args = parser.parse_args()
     mgpu.init(args.contexts)
