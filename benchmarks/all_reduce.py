@@ -26,7 +26,7 @@ import sys
 import tempfile
 
 from theano_mgpu.comm.host_sum import add_by_numpy, all_reduce
-from theano_mgpu.comm.host_sum import threads as threads_here
+from theano_mgpu.utils.processor import threads as threads_here
 
 import numpy as np
 import theano

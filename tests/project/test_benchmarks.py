@@ -75,7 +75,7 @@ def test_scaling_compares(tmp_path):
     with open(json_path) as f:
         rows = json.load(f)['results']
     assert [(row['kind'], row['workers'], row['threads']) for row in rows] == [
-        ('keras', 1, 1), ('keras', 1, 2), ('mgpu', 1, 1), ('mgpu', 2, 1), ('sharded', 2, 1)]
+        ('keras', 1, 1), ('keras', 1, 2), ('cores', 1, 2), ('mgpu', 1, 1), ('mgpu', 2, 1), ('sharded', 2, 1)]
     assert all(len(row['seconds']) == 2 and 0 < row['lowest'] <= row['median'] for row in rows)
     assert text.count('Keras on Theano ') == 2 and plt.imread(plot_path).shape[0] > 300
 
