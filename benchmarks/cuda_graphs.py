@@ -20,7 +20,7 @@ from theano_mgpu.runtime.graph_calls import GraphCalls
 import numpy as np
 from models import adam
 from step_overhead import MODELS
-from turns import compare, make_parser, show, write_json
+from turns import compare, make_parser, show_all
 
 WARM_UP = 30  # steps, after which all parts are recorded
 
@@ -68,11 +68,7 @@ def main():
     arguments = parse_arguments()
     print('batch of %d for each context, %d rounds, median (lowest to highest)'
           % (arguments.batch_size, arguments.rounds))
-    rows = []
-    for row in measure(arguments):
-        rows.append(row)
-        show(row)
-    write_json(rows, arguments.json)
+    show_all(measure(arguments), arguments.json)
     return 0
 
 

@@ -27,7 +27,7 @@ from theano_mgpu.runtime.replicas.replicated import copy_on
 import numpy as np
 import theano
 from models import adam, cnn, lstm, mlp, plain_step
-from turns import compare, make_parser, show, write_json
+from turns import compare, make_parser, show_all
 
 MODELS = {'cnn': (cnn, (1, 28, 28)), 'mlp': (mlp, (784,)), 'lstm': (lstm, (20, 32)),
           'small': (lambda: mlp(sizes=(16, 16, 10)), (16,))}
@@ -123,11 +123,7 @@ def measure(arguments):
 def main():
     arguments = parse_arguments()
     print('batch %d, %d rounds, median (lowest to highest)' % (arguments.batch_size, arguments.rounds))
-    rows = []
-    for row in measure(arguments):
-        rows.append(row)
-        show(row)
-    write_json(rows, arguments.json)
+    show_all(measure(arguments), arguments.json)
     return 0
 
 

@@ -163,6 +163,15 @@ def show(row):
                                               Spread(row['ratio'], row['lowest'], row['highest'])), flush=True)
 
 
+def show_all(rows, path):
+    """Show rows of `compare` as they come, and write them to a file, see `write_json`."""
+    shown = []
+    for row in rows:
+        shown.append(row)
+        show(row)
+    write_json(shown, path)
+
+
 def write_json(rows, path):
     """Write the results of a benchmark to the file that ``--json`` names, if it names one."""
     if path:

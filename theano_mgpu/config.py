@@ -51,7 +51,7 @@ OWN_FLAGS.update({
                             'devices, whose number rounding then depends on. See "The same bits on any number of '
                             'devices".'),
     'mgpu.cuda_graphs': ('auto', ('auto', 'off'),
-                         'Whether what a CUDA device computes of a step is recorded, and then launched as a whole '
+                         'Whether the work of a CUDA device in a step is recorded, and then launched as a whole '
                          '(auto), or op by op (off), for those who look for a fault. The results have the same bits.'),
     'mgpu.recompute': ('False', ('False', 'True'),
                        'Whether, on a model that is placed on several contexts, the backward pass of each computes its '

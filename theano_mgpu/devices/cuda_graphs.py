@@ -85,8 +85,8 @@ class Arena:
         made, failed = ADDRESS(), None
         with collector_paused(), cuda_contexts.alone(self._gpu), self._current() as call:
             self._library.begin(self._gpu.ptr, CAPTURED, staging.ctypes.data, staging.nbytes)
-            call('cuStreamBeginCapture_v2', self.stream, THREAD_LOCAL)
             try:
+                call('cuStreamBeginCapture_v2', self.stream, THREAD_LOCAL)
                 run()
             except Exception as error:
                 failed = error
@@ -149,6 +149,7 @@ class Arena:
             call('cuEventSynchronize', event)
             call('cuGraphExecDestroy', executable)
             call('cuEventDestroy_v2', event)
+
 
 class Graph:
     """A graph of a context, made of what was captured, with the page-locked memory that it copies from."""

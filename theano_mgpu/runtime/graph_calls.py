@@ -161,22 +161,21 @@ class GraphCalls:
     def _computed(self, shapes, values):
         """Return the results, by a graph where there is one, or one can be recorded."""
         try:
-            order = self._order = self._order or self._ordered()
-            arena = self._arena = self._arena or arena_of(self._context)
-            if order.why_not or isinstance(arena, str):
-                raise _OpByOp(order.why_not or arena)
-            if arena.is_short:
+            if self._order is None:
+                self._prepare()
+            if self._arena.is_short:
                 raise _OpByOp(SHORT)
-            arena.users.add(self)
+            order = self._order
             self._calls += 1
             self._run_before()
             numbers = [_bits(self._vm.storage_map[variable][0]) for variable in order.numbers]
             kind = shapes, *(number for number, variable in zip(numbers, order.numbers) if _is_whole(variable))
             key = (kind, *numbers, *(cell[0].gpudata for cell in self._on_device))
             results = self._free_arrays(kind, values)
-            recorded = self._graphs.get((key, *map(id, results)))
+            place = (key, *map(id, results))
+            recorded = self._graphs.get(place)
             if recorded is None:
-                return self._without_graph(key, results)
+                return self._without_graph(key, place, results)
         except _OpByOp:
             raise
         except Exception as error:
@@ -185,19 +184,19 @@ class GraphCalls:
             while traced is not None:  # thunks keep their last error, whose frames and callers have arrays
                 traced = traced.with_traceback(None).__context__
             raise _OpByOp(why_not) from None
-        self._note_launch((key, *map(id, results)), recorded)
+        self._note_launch(place, recorded)
         self.launches += 1
         self._launch(recorded)
         if recorded.graph.finds_errors:
             self.unchecked.append((recorded.graph, values))
         return self._results(results)
 
-    def _without_graph(self, key, results):
+    def _without_graph(self, key, place, results):
         """Return the results of a call that has no graph yet."""
         if self._calls > IN_VAIN and not self.launches:
             raise _OpByOp('its values lie elsewhere, or are other numbers, in each call')
         if self._has_seen(key) and self._has_room():
-            return self._recorded(key, results)
+            return self._recorded(place, results)
         self._run_device(results)  # into arrays that a graph may have: new values of variables lie where it reads them
         return self._results(results)
 
@@ -210,12 +209,17 @@ class GraphCalls:
             del self._graphs[oldest], self._launched[oldest]
         return True
 
-    def _ordered(self):
-        order = Order(self._vm.nodes, list(map(layers.untimed, self._vm.thunks)), self._outputs, self._changing)
+    def _prepare(self):
+        """Put the nodes in order, and take the arena of the context."""
+        thunks = list(map(layers.untimed, self._vm.thunks))
+        order = self._order = Order(self._vm.nodes, thunks, self._outputs, self._changing)
         made = [each for time in (BEFORE, AFTER) for node, _ in order.nodes[time] for each in node.outputs]
         self._emptied += [self._vm.storage_map[variable] for variable in {*made, *order.kept, *order.fixed}]
         self._arrays = [{} for _ in order.kept]
-        return order
+        self._arena = arena_of(self._context)
+        if order.why_not or isinstance(self._arena, str):
+            raise _OpByOp(order.why_not or self._arena)
+        self._arena.users.add(self)
 
     def _free_arrays(self, kind, values):
         """Return an array for each result that is kept, which nobody holds, for calls of a kind."""
@@ -268,13 +272,12 @@ class GraphCalls:
 
     def _results(self, results):
         """Return the function's results, once the nodes of the device are computed, or will be."""
-        cells = self._vm.storage_map
-        for variable, result in zip(self._order.kept, results):
-            cells[variable][0] = result.array.view()  # which is counted as a reference, as long as somebody has it
+        for cell, result in zip(self._kept(), results):
+            cell[0] = result.array.view()  # a view is counted as a reference, as long as somebody has it
         self._run(self._order.nodes[AFTER])
-        return [cells[variable][0] for variable in self._outputs]
+        return [self._vm.storage_map[variable][0] for variable in self._outputs]
 
-    def _recorded(self, key, results):
+    def _recorded(self, place, results):
         """Return the results by a new graph of the present arguments, with the same bits as Theano's own call has."""
         recorded = self._record(results)
         computed = [np.asarray(result.array) for result in results]
@@ -288,12 +291,12 @@ class GraphCalls:
         outputs = self._results(results)
         if self.why_not:
             raise _OpByOp(self.why_not)
-        self._note_launch((key, *map(id, results)), recorded)
+        self._note_launch(place, recorded)
         return outputs
 
-    def _note_launch(self, key, recorded):
-        self._graphs[key], self._launched[key] = recorded, self._calls
-        self._graphs.move_to_end(key)
+    def _note_launch(self, place, recorded):
+        self._graphs[place], self._launched[place] = recorded, self._calls
+        self._graphs.move_to_end(place)
 
     def _record(self, results):
         """Record a graph of the present arguments, which writes to some arrays."""
