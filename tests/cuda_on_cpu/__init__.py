@@ -97,8 +97,8 @@ def environment(devices=2, base=None, cudnn=None, **settings):
     cudnn : {7, 8, 9}, optional
         The version of cuDNN; none by default.
     **settings
-        ``name=value`` sets CUDA_ON_CPU_NAME; README.md lists the names. True and False become 1 and 0. With `processes`
-        or `display` there is NVML.
+        ``name=value`` sets CUDA_ON_CPU_NAME; README.md lists the names. True and False become 1 and 0. With `processes`,
+        `display` or `nvml_hang` there is NVML.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def environment(devices=2, base=None, cudnn=None, **settings):
     """
     env = dict(os.environ if base is None else base)
     libraries = build(cudnn=cudnn)
-    tells_uses = {'processes', 'display'} & {*settings}
+    tells_uses = {'processes', 'display', 'nvml_hang'} & {*settings}
     paths = (libraries, tells_uses and os.path.join(libraries, 'nvml'),
              cudnn and os.path.join(cudnn_folder(cudnn), 'lib'), env.get('LD_LIBRARY_PATH'))
     env['LD_LIBRARY_PATH'] = os.pathsep.join(path for path in paths if path)

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import theano_mgpu as mgpu
-from theano_mgpu.devices import contexts, discovery, leases
+from theano_mgpu.devices import contexts, leases, nvml
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.errors import MgpuError
 from theano_mgpu.utils import rank_process
@@ -108,7 +108,7 @@ def test_other_programs_and_free_memory_count(monkeypatch):
     held = [leases.Held('a', 'cuda0', '0000:01:00.0'), leases.Held('b', 'cuda1', '0000:02:00.0'),
             leases.Held('c', 'cuda2', '0000:03:00.0')]
     loads = {'0000:01:00.0': ([99], 8), '0000:02:00.0': ([os.getpid()], 2), '0000:03:00.0': ([], 4)}
-    monkeypatch.setattr(discovery, 'nvml_load', loads.get)
+    monkeypatch.setattr(nvml, 'load', loads.get)
     assert leases._freest(held, [], ()) == (0, 2)
     assert leases._freest(held, [], ['b']) == (0, 1)
     assert leases._freest(held[:1], [], ()) == (1, 0)

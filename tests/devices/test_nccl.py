@@ -1,4 +1,5 @@
 """Sums between CUDA devices by NCCL: the answers of one device, and errors; each in a process on the stand-in."""
+import os
 import re
 import subprocess
 
@@ -208,12 +209,27 @@ def test_a_wrong_result_in_the_trial_is_named(groups, text):
     assert line.startswith('the host ') and text in line
 
 
-@pytest.mark.parametrize('settings, text', [
-    ({'nccl_hang': True}, 'the devices have not exchanged their values within 1 s'),
-    ({'memory': '64M', 'nccl_memory': '80M'}, 'error 1, unhandled cuda error')])
-def test_the_host_adds_where_the_first_exchange_hangs_or_has_too_little_memory(settings, text):
-    line, = run(TRIAL.replace('GROUPS', '-1'), flags='mgpu.timeout=1', **settings)
-    assert line.startswith('the host ') and text in line
+def test_the_host_adds_where_there_is_too_little_memory_for_the_first_exchange():
+    line, = run(TRIAL.replace('GROUPS', '-1'), memory='64M', nccl_memory='80M')
+    assert line.startswith('the host ') and 'error 1, unhandled cuda error' in line
+
+
+def test_a_first_exchange_that_hangs_is_not_waited_for_again(tmp_path):
+    """Each process waited for mgpu.timeout, 10 minutes, without a word."""
+    def lines(variable, **settings):
+        env = dict(os.environ, NCCL_DEBUG_FILE=str(tmp_path / variable))  # no other test's outcome counts
+        line, = run(TRIAL.replace('GROUPS', '-1'), flags='mgpu.timeout=1', base=env, **settings)
+        return line
+    hang = 'NCCL has not ended the first exchange of values within 1 s. '
+    first = lines('a', nccl_hang=True)
+    assert first.startswith('the host ') and hang in first and 'NCCL_P2P_DISABLE=1' in first and '(ACS)' in first
+    again = lines('a', nccl_hang=True, nccl_abort_ms=60000)  # it would wait for the abort
+    assert 'in an earlier process, ' + hang in again and 'does not work here' not in again
+    kept, = re.findall(r'or (\S+) is deleted', again)
+    assert lines('b').startswith('NCCL')  # with another variable it is tried
+    assert lines('a').startswith('the host ')
+    os.remove(kept)
+    assert lines('a').startswith('NCCL')
 
 
 MESSAGES = """

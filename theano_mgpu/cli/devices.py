@@ -27,7 +27,7 @@ import sys
 import time
 from typing import Any, Sequence
 
-from ..devices import cards, leases
+from ..devices import cards, leases, nvml
 from ..devices import discovery as hardware
 from ..devices.context_map import Context, describe
 from ..devices.contexts import configured, flagged, gpu_context, init
@@ -107,8 +107,10 @@ def look_at(context: Context, card: cards.Card | None = None, by_nvml: bool = Fa
     if card:
         entry.update(pci_bus_id=card.bus_id, nvidia_smi_number=card.smi_number)
     try:
-        status = hardware.nvml_status(card.name, card.bus_id) if card and by_nvml else None
-        if status is None:
+        use = nvml.use(card.bus_id) if card and by_nvml else None
+        if card and use:
+            status = hardware.DeviceStatus(card.name, *use)
+        else:
             with quietly():
                 init(describe([context]))
                 status = hardware.status(context.device, gpu_context(context))
@@ -155,13 +157,14 @@ def watched_rows(contexts: Sequence[Context]) -> list[list[str]]:
     in_smi = cards.differ(list(all_cards.values()))
     rows = [['SMI'] * in_smi + WATCHED]
     for context in {context.device: context for context in contexts}.values():
-        entry = look_at(context, all_cards.get(context.device), by_nvml=True)
+        card = all_cards.get(context.device)
+        entry = look_at(context, card, by_nvml=True)
         free, total = entry['free_bytes'], entry['total_bytes']
         rows.append([text_of(entry.get('nvidia_smi_number'))] * in_smi + [
             context.device, entry['name'] or 'cannot be opened: %s' % entry['reason'],
             bytes_text(None if free is None or total is None else total - free), bytes_text(total),
             text_of(entry['utilisation_percent'], '%d %%'),
-            used_by(others, entry.get('pci_bus_id', context.device))])
+            used_by(others, card.place if card else context.device)])
     return rows
 
 

@@ -13,7 +13,7 @@ from typing import Collection, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from ..compat import cuda_libraries
 from ..utils.tables import bytes_text
-from .discovery import decoded, nvml, nvml_uses
+from . import nvml
 
 PROC = '/proc/driver/nvidia/gpus'  # a folder for each card, named by its PCI bus id
 SAME_ORDER = 'CUDA_DEVICE_ORDER=PCI_BUS_ID'
@@ -25,7 +25,7 @@ SERVER = 'nvidia-cuda-mps'  # the beginning of the name of the process through w
 class Card(NamedTuple):
     """One CUDA device: its `device` (``'cuda0'``), name, PCI bus id, nvidia-smi's number, None if unknown, and memory.
 
-    The memory is in bytes.
+    The memory is in bytes. A slice of a card (MIG) has the UUID `of_slice`: all slices have the bus id of the card.
     """
 
     device: str
@@ -33,6 +33,12 @@ class Card(NamedTuple):
     bus_id: str
     smi_number: Optional[int]
     memory: int = 0
+    of_slice: str = ''
+
+    @property
+    def place(self) -> str:
+        """The place for which processes are counted: the PCI bus id, or the UUID of a slice."""
+        return self.of_slice or self.bus_id
 
 
 def cards() -> list[Card]:
@@ -44,17 +50,20 @@ def cards() -> list[Card]:
     named = []
     for number in range(len(survey.capabilities)):
         name, bus_id = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
-        memory = ctypes.c_size_t()
+        memory, uuid = ctypes.c_size_t(), ctypes.create_string_buffer(16)
         driver.cuDeviceGetName(name, len(name), number)
         driver.cuDeviceGetPCIBusId(bus_id, len(bus_id), number)
         driver.cuDeviceTotalMem_v2(ctypes.byref(memory), number)
-        named.append((name.value.decode('utf8', 'replace'), bus_id.value.decode(), memory.value))
+        title = name.value.decode('utf8', 'replace')
+        if ' MIG ' in title:
+            driver.cuDeviceGetUuid_v2(uuid, number)  # the first version gives that of the card
+        named.append((title, bus_id.value.decode(), memory.value, uuid.raw.hex() if ' MIG ' in title else ''))
     # Where nothing tells of all cards, those that CUDA sees are all, if it is not told to hide some.
-    seen = [] if 'CUDA_VISIBLE_DEVICES' in os.environ else [bus_id for _, bus_id, _ in named]
-    everywhere = sorted(map(bus_address, _bus_ids() or seen))
+    seen = [] if 'CUDA_VISIBLE_DEVICES' in os.environ else [bus_id for _, bus_id, *_ in named]
+    everywhere = sorted(map(bus_address, nvml.bus_ids() or _in_proc() or seen))
     return [Card('cuda%d' % number, name, bus_id,
-                 everywhere.index(bus_address(bus_id)) if bus_address(bus_id) in everywhere else None, memory)
-            for number, (name, bus_id, memory) in enumerate(named)]
+                 everywhere.index(bus_address(bus_id)) if bus_address(bus_id) in everywhere else None, memory, of_slice)
+            for number, (name, bus_id, memory, of_slice) in enumerate(named)]
 
 
 @functools.lru_cache(maxsize=None)
@@ -70,7 +79,7 @@ def left_out(devices: Tuple[str, ...], for_good: bool) -> Dict[str, str]:
         return {}
     little, busy, unsupported = {}, {}, {card.device: cuda_libraries.why_not(card.device) for card in there}
     usable = sorted((card for card in there if not unsupported[card.device]), key=lambda card: -card.memory)
-    uses = [] if 'CUDA_VISIBLE_DEVICES' in os.environ else nvml_uses(card.bus_id for card in usable)
+    uses = [] if 'CUDA_VISIBLE_DEVICES' in os.environ else nvml.uses(card.bus_id for card in usable)
     for card, (processes, display) in zip(usable, uses):
         others = [] if for_good else list(filter(is_of_another_user, processes))
         if card.memory * LITTLE < usable[0].memory * (1 + display):
@@ -83,18 +92,14 @@ def left_out(devices: Tuple[str, ...], for_good: bool) -> Dict[str, str]:
 
 
 def is_of_another_user(process: int) -> bool:
-    """Return whether a process is known to be another user's; in a container, NVML may give numbers of the host's."""
+    """Return whether a process is known to be another user's."""
     try:
         if os.stat('/proc/%d' % process).st_uid == os.getuid():
             return False
         with open('/proc/%d/comm' % process) as file:
             return not file.read().startswith(SERVER)
     except OSError:
-        try:
-            os.kill(process, 0)  # sends no signal
-        except OSError as error:
-            return isinstance(error, PermissionError)  # there is one, which /proc hides
-        return False
+        return nvml.exists(process)  # there is one, which /proc hides
 
 
 def left_out_note(out: Dict[str, str], taken: Collection[str], every: str) -> str:
@@ -117,12 +122,7 @@ def bus_address(bus_id: str) -> Tuple[int, ...]:
     return tuple(int(part, 16) for part in re.split('[:.]', bus_id))
 
 
-def _bus_ids():
-    """Return the PCI bus ids of all cards of this machine; none where neither NVML nor the driver's files tell."""
-    with nvml() as library:
-        if library is not None:
-            handles = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
-            return [decoded(library.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+def _in_proc():
     return os.listdir(PROC) if os.path.isdir(PROC) else []
 
 

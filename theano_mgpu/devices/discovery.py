@@ -7,10 +7,11 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Iterable, Iterator, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from ..compat import cuda_libraries
 from ..errors import ContextError, warn
+from . import nvml
 
 DEVICE_PATTERN = re.compile('cpu|cuda[0-9]{0,4}|opencl[0-9]{1,4}:[0-9]{1,4}')
 KINDS = ('cuda', 'opencl', 'cpu')
@@ -135,67 +136,8 @@ def status(device: str, gpu_context: Any) -> DeviceStatus:
                        for key in ('MemAvailable', 'MemTotal'))
         return DeviceStatus(_proc_fields('/proc/cpuinfo').get('model name', 'host'), free, total, None)
     name = decoded(gpu_context.devname)
-    seen = nvml_status(name, gpu_context.unique_id) if device.startswith('cuda') else None
+    seen = nvml.use(decoded(gpu_context.unique_id)) if device.startswith('cuda') else None
     return DeviceStatus(name.strip(), gpu_context.free_gmem, gpu_context.total_gmem, seen and seen.utilisation)
-
-
-def nvml_status(name: str, bus_id: str) -> DeviceStatus | None:
-    """Return the status of an NVIDIA device, found by its PCI address: CUDA and NVML number devices differently.
-
-    None where NVML is missing, as in some containers, or does not know the device, as a slice of one (MIG).
-    """
-    def read(library, handle):
-        memory = library.nvmlDeviceGetMemoryInfo(handle)
-        return DeviceStatus(name, memory.free, memory.total, library.nvmlDeviceGetUtilizationRates(handle).gpu)
-    return _nvml_read(bus_id, read)
-
-
-def nvml_load(bus_id: str) -> tuple[list[int], int]:
-    """Return the processes that compute on an NVIDIA device, and its free memory in bytes; none, and 0, if unknown."""
-    def read(library, handle):
-        processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
-        return [each.pid for each in processes], library.nvmlDeviceGetMemoryInfo(handle).free
-    return _nvml_read(bus_id, read) or ([], 0)
-
-
-def nvml_uses(bus_ids: Iterable[str]) -> list[tuple[list[int], bool]]:
-    """Return for each NVIDIA device the processes that compute on it, and whether it drives a display, if NVML tells.
-    """
-    uses: list[tuple[list[int], bool]] = []
-    with nvml() as library:
-        for bus_id in bus_ids:
-            processes, display = [], False
-            if library is not None:
-                with contextlib.suppress(library.NVMLError):
-                    handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
-                    processes = [each.pid for each in library.nvmlDeviceGetComputeRunningProcesses(handle)]
-                    display = bool(library.nvmlDeviceGetDisplayActive(handle))
-            uses.append((processes, display))
-    return uses
-
-
-def _nvml_read(bus_id, read):
-    """Return the result of ``read(pynvml, handle)`` for a device; None where NVML is missing, or does not know it."""
-    with nvml() as library:
-        if library is not None:
-            with contextlib.suppress(library.NVMLError):
-                return read(library, library.nvmlDeviceGetHandleByPciBusId(bus_id))
-    return None
-
-
-@contextlib.contextmanager
-def nvml() -> Iterator[Any]:
-    """Yield the module pynvml, initialised; None where it or NVML is missing, or fails."""
-    try:
-        import pynvml
-        pynvml.nvmlInit()
-    except Exception:  # no module, or a pynvml.NVMLError: without NVIDIA's driver
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _proc_fields(path):

@@ -20,7 +20,7 @@ from typing import Any, Collection, Dict, Iterator, List, NamedTuple, Optional, 
 from ..utils import command_line, mpi_environment, owned, progress, rank_process, timeline
 from ..utils.files import check_own
 from ..utils.mpi_environment import RUN
-from . import cards, discovery
+from . import cards, nvml
 from .context_map import Context
 
 NAME = re.compile(r'(lease-\w+)(\.\w+)?')  # a file; of a process that a run has started, its name begins as the run's
@@ -34,7 +34,7 @@ _waits = False                 # whether `take` waits for a free device in any c
 class Held(NamedTuple):
     """A context of a process: its name, its device, and the place for which processes are counted.
 
-    The place is the PCI bus id of a card, or else the device; on the CPU, it is the name.
+    The place is that of a `Card`, or else the device; on the CPU, it is the name.
     """
 
     name: str
@@ -158,7 +158,7 @@ def count(samples: int, seconds: float) -> None:
 
 def held(contexts: Sequence[Context]) -> list[Held]:
     """Return contexts with their places; no device is opened."""
-    known = {card.device: card.bus_id for card in cards.cards()} if any(c.kind == 'cuda' for c in contexts) else {}
+    known = {card.device: card.place for card in cards.cards()} if any(c.kind == 'cuda' for c in contexts) else {}
     return [Held(name, device, name if kind == 'cpu' else known.get('cuda0' if device == 'cuda' else device, device))
             for name, device, kind in contexts]
 
@@ -198,7 +198,7 @@ def _freest(choice, files, opened):
     others = [each for each in files if each.is_alive and each is not _own]
     known, ranking = {os.getpid(), *(each.pid for each in others)}, []
     for number, (name, device, place) in enumerate(choice):
-        processes, free = discovery.nvml_load(place) if device.startswith('cuda') else ([], 0)
+        processes, free = nvml.load(place) if device.startswith('cuda') else ([], 0)
         n = sum(any(held.place == place for held in each.contexts) for each in others)
         ranking.append((n + len(set(processes) - known), name not in opened, -free, number))
     best = min(ranking)

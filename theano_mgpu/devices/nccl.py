@@ -16,13 +16,14 @@ from ..comm.communicator import Communicator
 from ..compat import cuda_libraries
 from ..errors import ExchangeError
 from ..options import present_flag
-from ..utils import rank_process
+from ..utils import progress, rank_process
 from ..utils.pointers import pointers
 from .collectives import Collectives, Copies
 from .context_map import Context
 from .contexts import card_of, gpu_context, primary_context
 from .cuda_contexts import keep_apart, stream_of
 from .cuda_driver import FIRST, load_driver
+from .first_exchange import CAUSE, CONNECTING, forget, keep, outcome
 from .nccl_library import FUNCTIONS, Nccl, load
 from .nccl_trial import Trial
 
@@ -40,7 +41,7 @@ REASONS = ('', 'mgpu.collectives=host', NOT_CUDA, 'two replicas are on one devic
            'gpuarray.single_stream=False', 'CUDA_LAUNCH_BLOCKING=1', 'an exchange by NCCL has failed in this process')
 # By the host of each rank, and its contexts with the bus ids of their devices: a communicator, or why they cannot be
 # connected. Each context computes on a stream of its own, also where another one is on the same device.
-_cliques: dict[Any, Connected | str] = {}
+_cliques: dict[Any, Connected | Failure] = {}
 _of_contexts: dict[Any, Connected] = {}  # by the contexts of this process, and the number of ranks
 _has_told = False  # the user of an error
 
@@ -51,6 +52,17 @@ class Connected(NamedTuple):
 
     communicator: NcclCommunicator
     rate: float
+
+
+class Failure(NamedTuple):
+    """The reason why devices cannot be connected, and whether NCCL `hangs`, so that it would do so again."""
+
+    text: str
+    hangs: bool = False
+
+
+class Hang(ExchangeError):
+    """Devices have not ended their first exchange."""
 
 
 class NcclCommunicator:
@@ -85,8 +97,8 @@ class NcclCommunicator:
     def exchange(self, copies: Copies, collectives: Collectives, most: float = 0) -> None:
         """Enqueue copies and then collectives on each device, before what it is given to compute from now on.
 
-        Raise an ExchangeError if that fails. They may take `most` seconds, if that is less than the flag allows, and
-        not 0.
+        Raise an ExchangeError if that fails: a Hang if they take more than `most` seconds, which is less than the flag
+        allows, and not 0.
         """
         self._enqueue(copies, collectives, None, most)
 
@@ -110,7 +122,7 @@ class NcclCommunicator:
         given = _Exchange(copies.bytes.size, collectives.counts.size, *[
             array.ctypes.data for array in (copies.to, copies.source, copies.bytes, *collectives)])
         limit = present_flag('mgpu.timeout') * self._patience
-        self._limit = min(limit, most) if limit and most else limit or most
+        self._limit, self._is_first = min(limit or most, most) if most else limit, most > 0
         if self._library.mgpu_exchange(self._handle, ctypes.byref(given), self._limit, number) >= FAILING:
             raise self._error()
 
@@ -145,6 +157,8 @@ class NcclCommunicator:
             context = self.contexts[device]
             return ExchangeError('%s failed before the devices had exchanged their values: %s'
                                  % (context.device, self._nccl.driver.text_of(code)), context)
+        if kind == BY_TIMEOUT and self._is_first:
+            return Hang(_hang('the first exchange of values', self._limit))
         if kind == BY_TIMEOUT:
             return ExchangeError('the devices have not exchanged their values within %g s: a device or a process does '
                                  'not answer. The flag mgpu.timeout sets %s' % (
@@ -199,15 +213,13 @@ def connect(contexts: Sequence[Context], ranks: Communicator) -> str:
     if len(set(devices)) < len(devices):
         return 'two processes are on one device'
     if key not in _cliques:
-        first = sum(len(own) for _, own in of_ranks[:ranks.rank])
-        least = min(all_gather_int(ranks, min(gpu_context(context).total_gmem for context in contexts)))
-        trial = Trial(contexts, first, len(devices), least)
-        _cliques[key] = clique = _tried(trial, contexts, first, len(devices), ranks)
-        if isinstance(clique, str):
-            give_up(clique, rank_process.note)
+        before = next(filter(None, all_gather_object(ranks, outcome(devices))), '')
+        _cliques[key] = Failure(before) if before else _connected(contexts, devices, of_ranks, ranks)
+        if before:
+            rank_process.note('sums go through the host, which takes longer: %s' % before)
     clique = _cliques[key]
-    if isinstance(clique, str):
-        return clique
+    if isinstance(clique, Failure):
+        return clique.text
     _of_contexts[tuple(contexts), ranks.size] = clique
     return ''
 
@@ -222,50 +234,71 @@ def rate_of(contexts: Sequence[Context], n_ranks: int) -> float:
     return _of_contexts[tuple(contexts), n_ranks].rate
 
 
+def _connected(contexts, devices, of_ranks, ranks):
+    """Return what `_tried` does; tell the user of a failure, and keep one that later processes would wait for, too."""
+    first = sum(len(own) for _, own in of_ranks[:ranks.rank])
+    least = min(all_gather_int(ranks, min(gpu_context(context).total_gmem for context in contexts)))
+    trial = Trial(contexts, first, len(devices), least)
+    with progress.note_if_long(lambda: 'NCCL connects %d devices, which may take a minute; else sums go through the '
+                               'host' % len(devices)):
+        clique = _tried(trial, contexts, first, len(devices), ranks)
+    if isinstance(clique, Connected):
+        forget(devices)
+        return clique
+    if clique.hangs:
+        keep(devices, clique.text)
+    give_up(clique.text, rank_process.note)
+    return clique
+
+
 def _tried(trial, contexts, first, size, ranks):
-    """Return a communicator, once a trial has given the expected results; or else the errors of the ranks."""
+    """Return a communicator, once a trial has given the expected results; or else the failures of the ranks."""
     nccl, error = _outcome(lambda: load(cuda_libraries.survey().libraries['libnccl.so'].path))
     errors = all_gather_object(ranks, error)
     if not any(errors):
-        comms, error = _connected(nccl, contexts, first, size, ranks)
+        comms, error = _communicators(nccl, contexts, first, size, ranks)
         errors = all_gather_object(ranks, error)
     if not any(errors):
         made = NcclCommunicator(contexts, nccl, comms, first, size)
         failure, error = _outcome(lambda: trial.failure(made))
-        errors = all_gather_object(ranks, failure or error)
+        errors = all_gather_object(ranks, error or (Failure(failure) if failure else None))
         if not any(errors):
             rates, errors = zip(*all_gather_object(ranks, _outcome(lambda: trial.rate(made))))
             if not any(errors):
                 return Connected(made, min(rates))
         made.give_up()  # no device of this process waits for others any more
-    return '; '.join(dict.fromkeys(filter(None, errors)))
+    failures = dict.fromkeys(filter(None, errors))
+    return Failure('; '.join(each.text for each in failures), any(each.hangs for each in failures))
 
 
-def _connected(nccl, contexts, first, size, ranks):
-    """Return NCCL's communicators, and the text of an error."""
+def _communicators(nccl, contexts, first, size, ranks):
+    """Return NCCL's communicators, and a failure or None."""
     primary = list(map(primary_context, contexts))
     made = _outcome(lambda: nccl.unique_id(primary[0])) if ranks.rank == 0 else None
     unique_id, error = broadcast_object(ranks, made)
-    if error:
-        return [], error
-    return _within_timeout(lambda: nccl.connect(primary, first, size, unique_id))
+    return ([], error) if error else _in_time(lambda: nccl.connect(primary, first, size, unique_id))
 
 
-def _within_timeout(work: Callable[[], Any]) -> tuple[Any, str]:
-    """Return the result of work that may hang, and the text of its error; leave it after the flag ``mgpu.timeout``."""
+def _in_time(work: Callable[[], Any]) -> tuple[Any, Failure | None]:
+    """Return the result of work that may hang, and its failure or None; leave it after `CONNECTING`."""
     outcomes: list[Any] = []
     thread = threading.Thread(target=lambda: outcomes.append(_outcome(work)), name='theano_mgpu NCCL', daemon=True)
     thread.start()
-    thread.join(present_flag('mgpu.timeout') or None)
-    return outcomes[0] if outcomes else ([], 'NCCL has not connected the devices within %d s (mgpu.timeout)'
-                                         % present_flag('mgpu.timeout'))
+    limit = min(present_flag('mgpu.timeout') or CONNECTING, CONNECTING)
+    thread.join(limit)
+    return outcomes[0] if outcomes else ([], Failure(_hang('the connection of devices', limit), True))
 
 
 def _outcome(work):
+    """Return the result of some work, and a failure or None."""
     try:
-        return work(), ''
+        return work(), None
     except ExchangeError as error:
-        return [], str(error)
+        return [], Failure(str(error), isinstance(error, Hang))
+
+
+def _hang(what, seconds):
+    return 'NCCL has not ended %s within %g s. %s' % (what, seconds, CAUSE)
 
 
 class _Exchange(ctypes.Structure):

@@ -10,13 +10,13 @@ import numpy as np
 from .collectives import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives
 from .context_map import Context
 from .failures import FailureExplained
+from .first_exchange import limit
 from .nccl_library import DTYPES, SUM
 from .transfers import DeviceMemory, fetch
 
 OF_SUMS = 'float32', 'float64'
 SIZES = 1, 1 << 12, 1 << 20  # elements: NCCL has a protocol for few bytes, one for some, and one for many
 PART = 1 << 8                # of a device's memory: an array of a trial takes no larger one
-SECONDS = 60                 # of one exchange
 
 
 class Exchanged(NamedTuple):
@@ -59,8 +59,10 @@ class Trial:
     def failure(self, communicator: Any) -> str:
         """Return which result is wrong, or an empty text; raise an ExchangeError if NCCL gives an error."""
         failures = []
+        for _, received in self._devices:
+            received[-1].sync()  # what the devices were to compute before does not count
         for size, op in itertools.product(self._sizes, (SUM, BROADCAST, MESSAGE)):  # other processes wait for each
-            communicator.exchange(NO_COPIES, self._collectives(size, op), SECONDS)
+            communicator.exchange(NO_COPIES, self._collectives(size, op), limit(self._bytes(size, op)))
             communicator.wait()
             failures += self._failures(size, op)
         return next(iter(failures), '')
@@ -70,10 +72,10 @@ class Trial:
         seconds, size = [], self._sizes[-1]
         for _ in range(2):
             began = time.perf_counter()
-            communicator.exchange(NO_COPIES, self._collectives(size, SUM), SECONDS)
+            communicator.exchange(NO_COPIES, self._collectives(size, SUM), limit(self._bytes(size, SUM)))
             communicator.wait()
             seconds.append(time.perf_counter() - began)
-        return size * sum(np.dtype(each.dtype).itemsize for _, each in self._of(SUM)) / min(seconds)
+        return self._bytes(size, SUM) / min(seconds)
 
     def _failures(self, size, op):
         for number, each in self._of(op):
@@ -85,6 +87,9 @@ class Trial:
 
     def _of(self, op):
         return [(number, each) for number, each in enumerate(self._each) if each.op == op]
+
+    def _bytes(self, size, op):
+        return size * sum(np.dtype(each.dtype).itemsize for _, each in self._of(op))
 
     def _collectives(self, size, op):
         """Return the collectives of an op on arrays of some elements."""

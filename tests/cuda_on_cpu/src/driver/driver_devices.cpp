@@ -73,6 +73,8 @@ API CUresult cuInit(unsigned flags) {
   std::lock_guard<std::mutex> lock(init_mutex);
   if (initialized) return SUCCESS;
   read_settings();
+  const char *refusal = getenv("CUDA_ON_CPU_INIT");
+  if (refusal && atoi(refusal)) return (CUresult)atoi(refusal);
   for (int physical : visible_devices()) {
     Device *device = new Device;
     device->ordinal = (int)devices.size();
