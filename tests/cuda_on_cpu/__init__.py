@@ -97,8 +97,8 @@ def environment(devices=2, base=None, cudnn=None, **settings):
     cudnn : {7, 8, 9}, optional
         The version of cuDNN; none by default.
     **settings
-        ``name=value`` sets CUDA_ON_CPU_NAME; README.md lists the names. True and False become 1 and 0. With `processes`,
-        `display` or `nvml_hang` there is NVML.
+        ``name=value`` sets CUDA_ON_CPU_NAME; README.md lists the names. True and False become 1 and 0. With
+        `processes`, `display` or `nvml_hang` there is NVML.
 
     Returns
     -------

@@ -35,7 +35,7 @@ def cores() -> int:
     Its affinity, the quotas of its cgroups, which containers have, and OMP_NUM_THREADS bound them.
     """
     physical = {_siblings(each) for each in usable()}
-    return max(1, math.ceil(min(len(physical), threads(), *_quotas())))
+    return max(1, math.ceil(min(len(physical), threads(), *quotas())))
 
 
 def usable() -> set[int]:
@@ -50,7 +50,7 @@ def _siblings(processor):
     return str(processor)
 
 
-def _quotas() -> Iterator[float]:
+def quotas() -> Iterator[float]:
     """Yield the quotas of the cgroups that this process is in, of both versions of cgroups, in processors."""
     with contextlib.suppress(OSError):
         for line in Path(CGROUP).read_text().splitlines():

@@ -7,16 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from ...errors import MgpuError
 from ...utils.tables import counted
+from ..limited import environment
 from .models import Recipe
 
-PACKAGES = str(Path(__file__).resolve().parents[3])  # the folder that theano_mgpu is in
 SETTLE = 0.05        # seconds before each turn: idle threads of OpenBLAS and OpenMP spin for some milliseconds
 BLOCK_SECONDS = 0.08  # seconds of a block: short, so that a busy spell of the machine hits all contestants
 FEWEST, MOST = 3, 100  # steps in a block
@@ -87,10 +86,9 @@ def start_ranks(n: int, settings: dict[str, Any]) -> Iterator[Callable[[], Block
 
     For the settings see rank_work.py. Raises an MgpuError if they end before they have answered.
     """
-    path = os.pathsep.join(filter(None, [PACKAGES, os.environ.get('PYTHONPATH')]))
     job: Any = subprocess.Popen([sys.executable, '-m', 'theano_mgpu', 'launch', '-n', str(n), '--gpus-per-process', '1',
                                  '-m', __package__ + '.rank_work', json.dumps(settings)],
-                                env=dict(os.environ, PYTHONPATH=path), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                 universal_newlines=True)
     with job:
         def answer() -> Block:

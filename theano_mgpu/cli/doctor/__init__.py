@@ -20,7 +20,7 @@ from typing import Callable, Iterator
 
 from ...utils import mpi_environment
 from ..output import print_json
-from . import advice, device_checks, host_checks, mpi_checks
+from . import advice, device_checks, host_checks, machine_checks, mpi_checks
 from .host_checks import FAIL, SKIP, Finding, Setup
 
 NAME_WIDTH = 14
@@ -64,6 +64,9 @@ def plan(setup: Setup) -> list[tuple[str, Callable[[Setup], Finding]]]:
         ('Keras', if_theano(host_checks.check_keras)),
         ('mpi4py', host_checks.check_mpi),
         ('job', if_theano(mpi_checks.check_job)) if mpi_environment.size() > 1 else ('mpirun', mpi_checks.check_mpirun),
+        ('cores', machine_checks.check_cores),
+        ('shared memory', machine_checks.check_shared_memory),
+        ('limits', machine_checks.check_limits),
         ('contexts', host_checks.check_map),
         ('pygpu', device_checks.check_pygpu),
         ('OpenCL devices', device_checks.check_opencl),
@@ -72,7 +75,8 @@ def plan(setup: Setup) -> list[tuple[str, Callable[[Setup], Finding]]]:
     if device_checks.cuda_is_wanted(setup):
         checks += [(name, functools.partial(device_checks.check_library, name=name))
                    for name in device_checks.CUDA_LIBRARIES]
-        checks += [('architecture', device_checks.check_nvrtc),
+        checks += [('cards', machine_checks.check_cards),
+                   ('architecture', device_checks.check_nvrtc),
                    ('libgpuarray', if_theano(device_checks.check_libgpuarray)),
                    ('libcudnn.so', if_theano(device_checks.check_cudnn))]
     for context in setup.contexts:

@@ -4,6 +4,8 @@ from __future__ import annotations
 import ctypes
 import glob
 import itertools
+import json
+import sys
 import warnings
 
 from ...compat import cuda_libraries
@@ -11,12 +13,15 @@ from ...devices import cards, cuda_contexts, discovery, peers
 from ...devices.context_map import Context, describe
 from ...devices.contexts import gpu_context, init
 from ...utils.values import wrong
+from .. import limited
 from ..output import quietly
+from . import sums
 from .host_checks import FAIL, OK, SKIP, WARN, Finding, Setup, broken, first_line, random_matrices, version_tuple
 
 # The shared libraries that libgpuarray opens by name, and the purpose of each.
 CUDA_LIBRARIES = {'libcuda.so': 'every CUDA call', 'libnvrtc.so': 'every GPU kernel', 'libcublas.so': 'gemm',
                   'libnccl.so': 'sums between devices'}
+LONGEST = 150  # seconds of a process that tries NCCL
 SLOWER = 'without it, convolutions are several times slower'
 
 
@@ -234,31 +239,14 @@ def check_copies(setup: Setup) -> Finding:
 
 
 def check_collectives(setup: Setup) -> Finding:
-    """Compare a sum that all contexts have parts of with NumPy, and say whether NCCL or the host adds it."""
-    import theano.tensor as T
-
-    from ... import function
-    a, _ = random_matrices()
-    x = T.fmatrix('x')
-    with warnings.catch_warnings(record=True) as caught, quietly():
-        warnings.simplefilter('always')
-        init(describe(setup.contexts))
-        f = function([x], T.dot(x.T, x), executor='serial')
-        result = f(a)
-    fault = wrong(result, a.T.dot(a), 1e-3, 1e-3)
-    if fault:
-        return Finding(FAIL, 'dot(x.T, x) ' + fault, 'Set mgpu.collectives=host, and try again')
-    choice = next((choice for choice in f.plan.choices if choice.what == 'collectives'), None)
-    problems = [str(each.message).partition('. From now on')[0] for each in caught if 'NCCL' in str(each.message)]
-    if choice is None:
-        return Finding(SKIP, 'sums go through the host: no CUDA device is among the contexts')
-    if choice.chosen != 'the host' and not problems:
-        return Finding(OK, 'NCCL adds sums between %s, as NumPy does' % ', '.join(each.name for each in f.contexts))
-    reason = ' '.join(problems) or choice.reason
-    if reason == 'mgpu.collectives=host':
-        return Finding(OK, 'sums go through the host: ' + reason)
-    return Finding(WARN, 'sums go through the host, which takes longer: ' + reason,
-                   'NCCL needs a CUDA device of its own for each context')
+    """Check a sum that all contexts have parts of, in a process of its own, in which NCCL may hang."""
+    ended = limited.run([sys.executable, '-m', sums.__name__, describe(setup.contexts)], LONGEST)
+    found = [line for line in ended.text.splitlines() if line.startswith(sums.MARK)]
+    if found:
+        return Finding(*json.loads(found[-1][len(sums.MARK):]))
+    hang = 'has not ended within %d s' % LONGEST if ended.code is None else 'ended with exit code %d' % ended.code
+    last = ''.join(ended.text.splitlines()[-1:])
+    return Finding(FAIL, 'a process that adds a sum over the contexts %s: %s' % (hang, last), sums.REMEDY)
 
 
 def remedy_of(context: Context) -> str:

@@ -19,6 +19,10 @@ from .versions import architecture_for, cublas_problem, dotted, nccl_version, nv
 
 LIBRARIES = ('libcuda.so', 'libnvrtc.so', 'libcublas.so', 'libnccl.so')
 TF32 = (11, 0)  # the first version of cuBLAS that has it
+NOT_READY = 802  # an error of the driver
+NO_FABRIC = ('A machine with NVSwitch needs the fabric manager, in the version of the driver. As root: systemctl '
+             'enable --now nvidia-fabricmanager')
+NO_DEVICE = 'Does nvidia-smi list a GPU? A container has to be started with its GPUs (docker run --gpus all)'
 REQUIRED = LIBRARIES[:3]  # Theano opens no context without cuBLAS; NCCL is for sums between devices
 
 
@@ -75,8 +79,7 @@ def survey() -> Survey:
     version, capabilities, problem = _devices(driver)
     if problem:
         return Survey([], (), {'libcuda.so': Library(path, version, None, '%s: %s' % (path, problem),
-                                                             'Does nvidia-smi list a GPU? A container has to be '
-                                                             'started with its GPUs (docker run --gpus all)')})
+                                                     NO_FABRIC if 'error %d' % NOT_READY in problem else NO_DEVICE)})
     try:
         libraries = {'libcuda.so': _named('libcuda.so', path, version, driver, 'cuInit')}
         libraries['libnvrtc.so'], architectures = nvrtc.provide(driver, version, capabilities)
