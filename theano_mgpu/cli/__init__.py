@@ -7,6 +7,7 @@ examples:
   theano-mgpu                                show the devices here, and the next commands
   theano-mgpu devices                        list contexts and devices
   theano-mgpu doctor                         check the set-up, and print remedies
+  theano-mgpu report                         measure this machine, in a file to send in
   theano-mgpu config -n 2 --write            use two devices from now on
   theano-mgpu flags                          list the package's flags, with their values
   theano-mgpu run train.py                   a Keras or Theano script, unchanged, on all devices
@@ -30,10 +31,10 @@ from ..compat import keras_names
 from ..errors import MgpuError, MissingError, exit_code_of
 from ..parsing import nearest
 from ..utils import rank_process
-from . import bench, compare, config, devices, doctor, flags, launch, overview, predict, run
+from . import bench, compare, config, devices, doctor, flags, launch, overview, predict, report, run
 from .output import add_command, tell
 
-COMMANDS = (devices, doctor, config, flags, run, launch, predict, bench, compare)
+COMMANDS = (devices, doctor, report, config, flags, run, launch, predict, bench, compare)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 PACKAGES = str(Path(__file__).resolve().parents[2])  # the folder that theano_mgpu is in
+MODULES = 'Extension modules:'  # a line of faulthandler with hundreds of names
 PATIENCE = 3  # seconds for the stacks, and for the end
 
 
 class Ended(NamedTuple):
-    """The exit code of a command, None if it was ended at its limit, and all of its output."""
+    """The exit code of a command, None if it was ended at its limit; its output until then, and its stacks then."""
 
     code: int | None
     text: str
+    stacks: str = ''
 
 
 def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] = {},
@@ -29,6 +31,7 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] = {
     the kernel does not let end, since a driver holds it, is left.
     """
     lines: list[str] = []
+    said = 0
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no files of gigabytes
     try:
         process = subprocess.Popen(command, env={**environment(), 'PYTHONFAULTHANDLER': '1', **variables},
@@ -47,13 +50,15 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] = {
     try:
         code: int | None = process.wait(seconds)
     except subprocess.TimeoutExpired:
-        code = None
+        code, said = None, len(lines)
         _send(process.pid, signal.SIGABRT)
         reader.join(PATIENCE)
     finally:
         _send(process.pid, signal.SIGKILL)  # what it has left behind, too
         reader.join(PATIENCE)
-    return Ended(code, ''.join(lines))
+    if code is not None:
+        return Ended(code, ''.join(lines))
+    return Ended(None, ''.join(lines[:said]), ''.join(line for line in lines[said:] if not line.startswith(MODULES)))
 
 
 def environment() -> dict[str, str]:

@@ -34,9 +34,9 @@ ALL = -1       # exchanges, in place of the number of one
 A_WHILE = .05  # seconds of a wait: between two, Python takes Ctrl-C
 ABORTING = 60  # seconds that an abort may take before it is no longer waited for
 
-NOT_CUDA = 'not all replicas are on CUDA devices'
+NOT_CUDA, BY_FLAG = 'not all replicas are on CUDA devices', 'mgpu.collectives=host'
 # Why a process cannot use NCCL. Other processes hear the number.
-REASONS = ('', 'mgpu.collectives=host', NOT_CUDA, 'two replicas are on one device',
+REASONS = ('', BY_FLAG, NOT_CUDA, 'two replicas are on one device',
            "NCCL is not installed: for drivers from CUDA 12 on, python -m pip install 'theano_mgpu[cuda12]'",
            'gpuarray.single_stream=False', 'CUDA_LAUNCH_BLOCKING=1', 'an exchange by NCCL has failed in this process')
 # By the host of each rank, and its contexts with the bus ids of their devices: a communicator, or why they cannot be

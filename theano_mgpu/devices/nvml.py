@@ -39,7 +39,8 @@ def load(bus_id: str) -> Tuple[List[int], int]:
     def read(library: Any) -> Tuple[List[int], int]:
         handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
         return _processes(library, handle), library.nvmlDeviceGetMemoryInfo(handle).free
-    return _ask(read, ([], 0))
+    unknown: Tuple[List[int], int] = [], 0
+    return _ask(read, unknown)
 
 
 def uses(bus_ids: Iterable[str]) -> List[Tuple[List[int], bool]]:
@@ -49,7 +50,8 @@ def uses(bus_ids: Iterable[str]) -> List[Tuple[List[int], bool]]:
             handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
             return _processes(library, handle), bool(library.nvmlDeviceGetDisplayActive(handle))
         return read_one
-    return [_ask(read(bus_id), ([], False)) for bus_id in bus_ids]
+    unknown: Tuple[List[int], bool] = [], False
+    return [_ask(read(bus_id), unknown) for bus_id in bus_ids]
 
 
 def bus_ids() -> List[str]:

@@ -33,7 +33,7 @@ from ..utils.timeline import HOST, note
 from .batch import Batch
 from .batches.prefetch import LookAhead
 from .building import Updates, build, divide
-from .overlap import ExchangeWatch
+from .overlap import ExchangeWatch, HostSums
 from .remedies import Remedies
 from .replicas.replicated import replicated
 from .speeds import Speeds
@@ -102,7 +102,7 @@ class DividedFunction:
         splitter, every = self.built.splitter, options.flags.check
         self._speeds = Speeds(options.name, splitter) if splitter.shares.adapts else None
         self._sentinel = Sentinel(self.built, options.name, every) if every else None
-        self._watch = ExchangeWatch(self.executable, options)
+        self._watch, self._host_sums = ExchangeWatch(self.executable, options), HostSums(self.executable)
         has_rows = any(output.has_rows for output in self.plan.results)
         own = [i for i, split in enumerate(self.arguments.split) if split] if self.sharded else None
         self._check_batch = BatchCheck(ranks, self.built.number, options.name, has_rows,
@@ -207,6 +207,9 @@ class DividedFunction:
             # A batch that was split ahead is of no use if rank 0 has sent other values.
             result = self._computed(values, states, lengths, batch if values is own else None)
             self.samples, self.seconds = result.samples, result.ended - began
+            cost = self._host_sums.note(self.seconds)
+            if cost:
+                record.note_change('%s: %s' % (self.options.name or 'a function', cost))
             self._overlap(self._watch.note(self.seconds))
             rank_process.report(STEP)
             return result.outputs

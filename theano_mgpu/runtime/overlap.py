@@ -1,4 +1,4 @@
-"""The choice to exchange gradients while the next ones are computed, by the times of the first steps."""
+"""The part of its time in which a step exchanges gradients: a choice that follows from it, and a note."""
 from __future__ import annotations
 
 import math
@@ -6,11 +6,14 @@ import statistics
 
 from ..comm import alone
 from ..comm.collectives import all_gather_int
+from ..devices.nccl import BY_FLAG
 from ..options import AUTO, Options
 from .executable import Executable
 
 FIRST, LAST = 3, 12  # steps that are timed
-NOTICEABLE = 15      # percent of a step: less is hardly worth a step in several pieces
+NOTICEABLE = 15      # percent of a step: less is hardly worth a step in several pieces, or a note
+TIMED = 9            # steps of which each phase is timed, after as many others
+OF_SUMS = 'device_to_host', 'all_reduce', 'exchange'
 
 
 class ExchangeWatch:
@@ -51,3 +54,28 @@ class ExchangeWatch:
         own = math.ceil(100 * part)
         least = min(all_gather_int(self._ranks, own))
         return least if least >= NOTICEABLE else 0
+
+
+class HostSums:
+    """A watch over what it costs that sums of several cards go through the host: in some steps each phase is timed."""
+
+    def __init__(self, executable: Executable) -> None:
+        plan, self._timings = executable.plan, executable.timings
+        cards = {context.device for context in plan.mesh.contexts if context.kind == 'cuda'}
+        self._why, self._steps, self._before = plan.machine.against_nccl, 0, 0.0
+        self._is_over = len(cards) < 2 or self._why in ('', BY_FLAG) or self._timings.waits()
+        self._measured: list[tuple[float, float]] = []  # seconds of sums, and of the step
+
+    def note(self, seconds: float) -> str:
+        """Note the duration of a step; return a sentence on the cost, if it is noticeable, after the last one."""
+        if self._is_over:
+            return ''
+        now = sum(self._timings.seconds.get(phase, 0) for phase in OF_SUMS)
+        self._measured += [(now - self._before, seconds)] * self._timings.exact
+        self._steps, self._before = self._steps + 1, now
+        self._timings.exact, self._is_over = len(self._measured) < TIMED <= self._steps, len(self._measured) == TIMED
+        if not self._is_over:
+            return ''
+        taken, whole = map(statistics.median, zip(*self._measured))
+        return 'sums of the cards go through the host, %.2g of %.2g ms of a step: %s' % (
+            1e3 * taken, 1e3 * whole, self._why) if 100 * taken > NOTICEABLE * whole else ''

@@ -1,12 +1,13 @@
 """`theano-mgpu bench`: measure how a model scales.
 
-A model trains on synthetic data on 1, 2, ... all contexts (see "theano-mgpu devices"), and
-with --ranks on 1, 2, ... N processes; if contexts are CPUs, plain Keras takes part, too. All take turns, a few steps
-at a time; figures are medians of the rounds. The whole batch has the same size for all, as in a script that changes
-only the number of devices. The phases of a step: scatter (divide the batch) and host_to_device, launch (on GPUs) and
-run (until devices have computed), device_to_host (gradients), all_reduce (add them), exchange (other values that all
-contexts need, and all values between processes) and wait (for other processes), update and broadcast; other is the
-time of Python and Keras. On GPUs a sentence says which batch size fits in their memory.
+A model trains on synthetic data on 1, 2, 4 ... and all contexts (see "theano-mgpu devices"), and
+with --ranks on 1, 2, 4 ... and N processes; if contexts are CPUs, plain Keras takes part, too. All take
+turns, a few steps at a time; figures are medians of the rounds. The whole batch has the same size for
+all, as in a script that changes only the number of devices. The phases of a step: scatter (divide the
+batch) and host_to_device, launch (on GPUs) and run (until devices have computed), device_to_host
+(gradients), all_reduce (add them), exchange (other values that all contexts need, and all values
+between processes) and wait (for other processes), update and broadcast; other is the time of Python and
+Keras. On GPUs a sentence says which batch size fits in their memory.
 
 In a clone of the repository benchmarks/predict_scaling.py does the same, says what limits a step and from which batch
 size on more devices pay, and predicts 2 to 1024 devices.
@@ -43,7 +44,7 @@ from ...utils.tables import bytes_text, counted, table
 from ..arguments import add_contexts, devices, positive, use_contexts
 from ..job_command import check_mpi
 from ..output import note, quietly
-from .measure import Block, Trainee, combined, start_ranks, take_turns
+from .measure import Block, Trainee, combined, numbers_to, start_ranks, take_turns
 from .models import MODELS, Recipe
 
 CORES = len(processor.usable())  # cores that this process may use
@@ -55,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add('--model', default='cnn', metavar='NAME|FILE', help='%s, or a file written by keras.Model.save '
         '(default: %%(default)s)' % ', '.join(MODELS))
     add_contexts(parser)
-    add('--ranks', type=devices, metavar='N', help='measure 1 to N processes, too; needs MPI')
+    add('--ranks', type=devices, metavar='N', help='measure 1, 2, 4 ... and N processes, too; needs MPI')
     add('--batch-size', type=positive, metavar='B', help='samples in the whole batch (default: 16 to 128, by model)')
     add('--input-shape', type=positive, nargs='+', metavar='D',
         help="of a sample (default: the model's; vgg16 and resnet50 on CPUs: 64 64 3)")
@@ -153,14 +154,14 @@ def measure_all(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Con
     """
     names, steps, fits = [context.name for context in contexts], args.steps, ''
     contestants: dict[str, Callable[[], Block]] = {}
-    for n in range(contexts[0].kind != 'cpu', len(names) + 1):
+    for n in [0] * (contexts[0].kind == 'cpu') + numbers_to(len(names)):
         title = counted(n, 'context') if n else 'plain Keras'
         note('compiling for %s' % title)
         trainee = Trainee(recipe.replicate(names[:n]) if n else recipe.build(), recipe, args.batch_size)
         steps, fits = steps or trainee.steps_in_block(), trainee.fits
         contestants[title] = functools.partial(trainee.block, steps)
     with contextlib.ExitStack() as stack:
-        for n in range(1, (args.ranks or 0) + 1):
+        for n in numbers_to(args.ranks or 0):
             note('starting %s' % counted(n, 'rank'))
             contestants[counted(n, 'rank')] = stack.enter_context(start_ranks(n, dict(
                 model=recipe.name, input_shape=recipe.input_shape, optimizer=recipe.optimizer,

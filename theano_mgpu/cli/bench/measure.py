@@ -40,6 +40,17 @@ def combined(blocks: Sequence[Block], mean: Callable[..., Any] = np.mean) -> Blo
                  {phase: float(mean([block.phases[phase] for block in blocks])) for phase in blocks[0].phases})
 
 
+def numbers_to(most: int) -> list[int]:
+    """Return the numbers of devices to compare: the powers of 2 below a number, and this one.
+
+    Examples
+    --------
+    >>> numbers_to(0), numbers_to(3), numbers_to(8)
+    ([], [1, 2, 3], [1, 2, 4, 8])
+    """
+    return [1 << i for i in range(most.bit_length()) if 1 << i < most] + [most] * (most > 0)
+
+
 class Trainee:
     """A model, a parallel one or plain Keras's, that is trained repeatedly on the same samples, and has compiled."""
 

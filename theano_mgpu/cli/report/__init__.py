@@ -1,0 +1,175 @@
+"""`theano-mgpu report`: check and measure this machine, and write a report that can be sent in.
+
+The steps: what the machine is, and how its cards are linked; doctor; copies from, to and between cards; sums
+by NCCL, by size; an exchange that is aborted; whether several devices give the weights of one; how models scale over
+contexts and over processes. Without a GPU, the cores of the CPU are the devices. Each step has a process of its own
+and a limit, and all have ten minutes: one that hangs ends with the stacks of its threads, and the next one follows. The
+file is complete after each step, also if the report is interrupted. A table is at its top.
+
+Names of users, hosts and folders are left out. Please read the file, and post it in an issue of the repository, also
+if all is well: few machines with several GPUs have been seen.
+
+examples:
+  theano-mgpu report                                  write theano-mgpu-report.txt, in at most ten minutes
+  theano-mgpu report big.txt --only machine nccl      two of the steps, to another file
+  theano-mgpu report --contexts 'dev0->cuda1;dev1->cuda2'
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import sys
+import time
+from typing import NamedTuple
+
+import theano_mgpu
+
+from ...devices.context_map import default_map, describe
+from ...devices.contexts import configured
+from ...errors import MgpuError
+from ...utils.files import check_folder, check_writable, whole_text
+from ...utils.flags import environment_flags, set_environment_flags
+from ...utils.tables import table
+from .. import limited
+from ..arguments import add_contexts, selected
+from ..output import note
+from .names import without_names
+
+FILE = 'theano-mgpu-report.txt'
+MARK = '= '    # before the line of a probe that is for the table
+SECONDS = 600  # of all steps
+MOST = 400     # lines of a step
+LONGEST = 200  # characters of a line in the table
+POST = ('Please read %s, and post it in an issue of the repository of theano_mgpu ("A report of a machine"), also if '
+        'all is well.')
+TITLES = ['STEP', 'RESULT', 'SECONDS', 'FOUND']
+OK, FAILED, LEFT_OUT, RUNNING, ENDED = 'ok', 'FAILED', 'left out', 'running', 'TIME OUT'
+
+
+class Step(NamedTuple):
+    """A step: a probe, its limit in seconds, the cards that it needs, variables of the environment, Theano's flags."""
+
+    probe: str
+    seconds: int
+    cards: int = 0
+    variables: dict[str, str] = {}
+    flags: str = ''
+
+
+STEPS = {
+    'machine': Step('machine', 40), 'doctor': Step('doctor', 200), 'copies': Step('copies', 60, 1),
+    'nccl': Step('nccl', 80, 2, {'NCCL_DEBUG': 'INFO'}),
+    'nccl staged': Step('nccl', 80, 2, {'NCCL_DEBUG': 'INFO', 'NCCL_P2P_DISABLE': '1'}),
+    'equal': Step('equal', 200), 'abort': Step('abort', 60, 2), 'mlp': Step('scaling mlp', 150),
+    'cnn': Step('scaling cnn', 150), 'lstm': Step('scaling lstm', 150), 'resnet50': Step('scaling resnet50', 200, 1),
+    'cnn without cuDNN': Step('scaling cnn', 100, 1, flags='dnn.enabled=False'),
+    'mlp with TF32': Step('scaling mlp', 100, 1, flags='mgpu.tf32=True')}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.add_argument('file', nargs='?', default=FILE, metavar='FILE', help='(default: %(default)s)')
+    add_contexts(parser)
+    parser.add_argument('--only', nargs='+', choices=STEPS, default=list(STEPS), metavar='STEP', help=', '.join(STEPS))
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise a MgpuError if the file cannot be written."""
+    check_folder(args.file)
+    try:
+        check_writable(args.file)
+    except OSError as error:
+        raise MgpuError(str(error)) from error
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the steps, and write the file after each; return 1 if one has failed, 130 after Ctrl-C, else 0."""
+    contexts = selected(args) or configured()
+    if [context.kind for context in contexts] == ['cuda']:  # two contexts share it
+        contexts = selected(argparse.Namespace(contexts=default_map([contexts[0].device] * 2))) or contexts
+    n_cards = len({context.device for context in contexts if context.kind == 'cuda'})
+    set_environment_flags({'floatX': 'float32', **environment_flags(), 'contexts': describe(contexts)})
+    os.environ['KERAS_BACKEND'] = 'theano'
+    report = Report(args.file, describe(contexts))
+    for number in signal.SIGTERM, signal.SIGHUP:  # a closed connection, a scheduler
+        signal.signal(number, signal.default_int_handler)
+    try:
+        for name in args.only:
+            step, left = STEPS[name], SECONDS - report.seconds()
+            why_not = '' if n_cards >= step.cards else 'there is no CUDA device' if not n_cards else \
+                'NCCL connects several cards, and all contexts share one' if step.cards > 1 else ''
+            if name == 'nccl staged' and report.results.get('nccl', OK) == OK and len(args.only) > 1:
+                why_not = why_not or 'NCCL works as it is'
+            if not why_not and left < min(20, step.seconds):
+                why_not = 'the %d s are over' % SECONDS
+            report.take(name, step, min(step.seconds, left), why_not)
+    except KeyboardInterrupt:
+        report.write()
+        note('interrupted; %s has what was found so far' % args.file)
+        return 130
+    print(POST % args.file)
+    return int(any(result in (FAILED, ENDED) for result in report.results.values()))
+
+
+class Report:
+    """The file of a report: a head, a table with a row for each step, and the output of each."""
+
+    def __init__(self, path: str, contexts: str) -> None:
+        self._path, self._began = path, time.monotonic()
+        self._head = 'theano_mgpu %s, Python %s, %s\ncontexts %s' % (
+            theano_mgpu.__version__, platform.python_version(), platform.platform(), contexts)
+        self._rows: list[list[str]] = []
+        self._texts: list[str] = []
+        print(self._head)
+
+    @property
+    def results(self) -> dict[str, str]:
+        """The result of each step so far."""
+        return {name: result for name, result, *_ in self._rows}
+
+    def seconds(self) -> float:
+        """Return how long the report has taken so far."""
+        return time.monotonic() - self._began
+
+    def take(self, name: str, step: Step, limit: float, why_not: str = '') -> None:
+        """Run a step, or leave it out for a reason; show its row, and write the file before and after it."""
+        self._rows.append([name, RUNNING, '', 'at most %d s' % limit])
+        self._texts.append('')
+        if why_not:
+            self._rows[-1] = [name, LEFT_OUT, '', why_not]
+        else:
+            self.write()
+            if sys.stdout.isatty():
+                print('%s: %s, %s' % (name, RUNNING, self._rows[-1][-1]), end='\r', flush=True)
+            began, flags = time.monotonic(), ','.join(filter(None, [os.environ['THEANO_FLAGS'], step.flags]))
+            ended = limited.run([sys.executable, '-m', __name__, *step.probe.split()], limit,
+                                {**step.variables, 'THEANO_FLAGS': flags})
+            lines = (ended.text + ended.stacks).splitlines(True)
+            cut = ['... %d lines are left out\n' % (len(lines) - MOST)] * (len(lines) > MOST)
+            self._texts[-1] = '\n=== %s\n%s' % (name, ''.join(
+                lines[:MOST // 2] + cut + lines[MOST // 2:][-MOST // 2:]))
+            self._rows[-1] = [name, OK if ended.code == 0 else ENDED if ended.code is None else FAILED,
+                              '%.0f' % (time.monotonic() - began), found(ended, limit)]
+        self.write()
+        widths = [max(map(len, STEPS)), max(map(len, (LEFT_OUT, ENDED))), 7]
+        cells = self._rows[-1]
+        print('\x1b[K' * sys.stdout.isatty() + '  '.join([
+            cells[0].ljust(widths[0]), cells[1].ljust(widths[1]), cells[2].rjust(widths[2]), without_names(cells[3])]),
+              flush=True)
+
+    def write(self) -> None:
+        """Write the file as far as it is known."""
+        with whole_text(self._path) as file:
+            file.write(without_names('%s\n\n%s\n%s' % (
+                self._head, table([TITLES, *self._rows], {2}), ''.join(self._texts))))
+
+
+def found(ended: limited.Ended, limit: float) -> str:
+    """Return what a probe has found, for the table: its last line, the error that has ended it, or that it hangs."""
+    lines = [line for line in ended.text.splitlines() if line.strip()]
+    if lines and lines[-1].startswith(MARK):
+        return lines[-1][len(MARK):]
+    how = 'not done after %d s' % limit if ended.code is None else 'exit code %d' % ended.code
+    return '%s; the last line: %s' % (how, ''.join(lines[-1:])[:LONGEST])

@@ -1,0 +1,309 @@
+"""The probes of `theano-mgpu report`, each in a process of its own: they print what they measure."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import itertools
+import json
+import os
+import platform
+import re
+import tempfile
+import threading
+import time
+from typing import Any, Callable, Mapping, Sequence, Tuple
+
+from ...devices import cards
+from ...devices.context_map import Context, describe
+from ...devices.contexts import configured, contexts, init
+from ...utils.installed import installed
+from ...utils.tables import bytes_text, counted
+from .. import limited
+from ..bench.measure import numbers_to
+from ..output import quietly
+
+Found = Tuple[bool, str]  # whether all is well, and a text for the table
+PACKAGES = 'Theano', 'numpy', 'pygpu', 'Keras', 'mpi4py', 'h5py', 'nvidia-ml-py'
+VARIABLES = re.compile('(CUDA|NCCL|OMP|OPENBLAS|MKL|THEANO|MGPU|KERAS|NVIDIA|UCX|OMPI_MCA|SLURM_(GPU|CPU|N[TN])).*')
+FILES = {'IOMMU': '/sys/class/iommu/*', 'NUMA nodes': '/sys/devices/system/node/node[0-9]*',
+         'container': '/.dockerenv', 'container (podman)': '/run/.containerenv'}
+SMI = [['--query-gpu=index,name,pci.bus_id,driver_version,memory.total,memory.used,compute_mode,persistence_mode,'
+        'mig.mode.current,ecc.mode.current,display_active,pcie.link.gen.max,pcie.link.width.current,utilization.gpu',
+        '--format=csv'], ['topo', '-m'], ['topo', '-p2p', 'r']]
+LINK = re.compile(r'\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b')  # as nvidia-smi writes how two cards are linked
+MEGABYTES = 64
+SIZES = 1 << 12, 1 << 20, 1 << 25, 1 << 28  # bytes of a sum
+STEPS, UNITS = 6, 256
+TOLERANCE = 1e-4  # of the largest weight
+
+
+def machine() -> Found:
+    """Print what the machine is, and how its cards are linked."""
+    found = cards.cards()
+    for card in found:
+        print('%s: %s, %s, at %s' % (card.device, card.name, bytes_text(card.memory), card.bus_id))
+    with contextlib.suppress(OSError):
+        print(''.join(line for path in ('/etc/os-release', '/proc/driver/nvidia/version', '/proc/meminfo')
+                      if os.path.exists(path) for line in open(path)
+                      if line.startswith(('PRETTY_NAME', 'NVRM', 'MemTotal', 'MemAvailable'))))
+    print('\n'.join('%s: %s' % (name, ' '.join(map(os.path.basename, sorted(glob.glob(pattern)))) or 'none')
+                    for name, pattern in FILES.items()))
+    print(', '.join('%s %s' % (name, installed(name) or 'none') for name in PACKAGES))
+    print('\n'.join('%s=%s' % each for each in sorted(os.environ.items()) if VARIABLES.fullmatch(each[0])))
+    texts = []
+    for words in SMI if found else ():
+        texts.append(limited.run(['nvidia-smi', *words], 10).text)
+        print(texts[-1])
+    links = dict.fromkeys(link for text in texts[1:2] for line in text.splitlines() if line.startswith('GPU')
+                          for link in LINK.findall(line))
+    kinds = ['%d x %s' % (len(list(alike)), name) for name, alike in itertools.groupby(
+        sorted(card.name.strip() for card in found))]
+    return True, ', '.join([*(kinds or ['no NVIDIA GPU']), *['links ' + ' '.join(links)] * bool(links),
+                            counted(os.cpu_count() or 1, 'core'), 'Linux ' + platform.release()])
+
+
+def doctor() -> Found:
+    """Run the checks of `theano-mgpu doctor`."""
+    from ..doctor import as_text, diagnose, host_checks
+    statuses: dict[str, list[str]] = {}
+    for name, finding in diagnose(host_checks.Setup()):
+        print(as_text(name, finding), flush=True)
+        statuses.setdefault(finding.status, []).append(name)
+    listed = ['%s: %s' % (status, ', '.join(statuses[status])) for status in ('fail', 'warn') if status in statuses]
+    return 'fail' not in statuses, '; '.join(listed) or 'all is well'
+
+
+def copies() -> Found:
+    """Measure copies between the host and each card, of one card and of all at once, and between cards."""
+    import numpy as np
+
+    from ...devices import page_locked, peers
+    from ...devices.contexts import gpu_context
+    from ...devices.transfers import DeviceMemory
+    opened, n = _opened(), MEGABYTES << 18
+    there = [DeviceMemory(context).zeros((n,), 'float32') for context in opened]
+    memories = {'other': [np.zeros(n, 'float32') for _ in opened],
+                'page-locked': [page_locked.zeros(n, 'float32', [context]) for context in opened]}
+
+    def rate(arrays: Sequence[int], way: str, memory: str) -> float:
+        def copy() -> None:
+            for i in arrays:
+                getattr(there[i], way)(memories[memory][i])
+            for i in arrays:
+                there[i].sync()
+        return len(arrays) * 4e-9 * n / _seconds(copy)
+    for i, context in enumerate(opened):
+        print(context.device, ', '.join('%s memory, %s: %.1f GB/s' % (memory, way, rate([i], way, memory))
+                                        for memory in memories for way in ('write', 'read')))
+    one, every = rate([0], 'write', 'page-locked'), rate(range(len(opened)), 'write', 'page-locked')
+    text = 'to a card %.1f GB/s page-locked, %.1f other' % (one, rate([0], 'write', 'other'))
+    wrong = []
+    for a, b in itertools.combinations(range(len(opened)), 2):
+        move = functools.partial(lambda a, b: there[a].transfer(gpu_context(opened[b])).sync(), a, b)
+        before = _seconds(move)
+        path = peers.path(gpu_context(opened[a]), gpu_context(opened[b]))
+        pair = '%s and %s: copies go %s, %.1f GB/s (%.1f before access was asked for)' % (
+            opened[a].device, opened[b].device, path, 4e-9 * n / _seconds(move), 4e-9 * n / before)
+        print(pair)
+        wrong += [pair] * (path == peers.WRONG)
+        if (a, b) == (0, 1):
+            text += ', to all at once %.1f; %s' % (every, pair)
+    return not wrong, '; '.join(wrong) or text
+
+
+def nccl() -> Found:
+    """Connect 2, 4, ... cards by NCCL, and measure sums of several sizes, whose results are compared."""
+    from ...comm.communicator import Communicator
+    from ...devices import nccl as module
+    from ...devices.contexts import card_of
+    from ...devices.first_exchange import forget
+    opened, text = _opened(), ''
+    for some in map(opened.__getitem__, map(slice, numbers_to(len(opened))[1:])):
+        why_not = module.reason_against(some, 'auto')
+        forget([('', card_of(context)) for context in some])
+        began = time.perf_counter()
+        failure = why_not or module.connect(some, Communicator())
+        if failure:
+            return bool(why_not), failure
+        text = '%d cards: connected in %.1f s' % (len(some), time.perf_counter() - began)
+        print(text)
+        for size in SIZES:
+            size = min(size, min(card.memory for card in cards.cards()) // 16)
+            seconds, right = _sum(some, size)
+            moved = 2 * (len(some) - 1) / len(some) * size / seconds / 1e9
+            figure = '%s in %.2f ms, %.1f GB/s from and to each card' % (bytes_text(size), 1e3 * seconds, moved)
+            print(figure)
+            if not right:
+                return False, 'wrong sums of %s over %d cards' % (bytes_text(size), len(some))
+        text += '; ' + figure
+    return True, text
+
+
+def abort() -> Found:
+    """Leave out one card's part of an exchange, and compute a step once it was aborted."""
+    import numpy as np
+
+    from ...comm.communicator import Communicator
+    from ...devices import nccl as module
+    from ...devices.collectives import MESSAGE, NO_COPIES, Collectives
+    from ...devices.transfers import DeviceMemory
+    from ...errors import ExchangeError
+    opened = _opened()[:2]
+    failure = module.reason_against(opened, 'auto') or module.connect(opened, Communicator())
+    if failure:
+        return False, failure
+    place = DeviceMemory(opened[0]).zeros((8,), 'float32').gpudata
+    nothing, one = np.zeros((2, 1), 'uint64'), np.ones(1, 'int32')
+    received = np.array([[place], [0]], 'uint64')  # the first card waits for a message that is never sent
+    began = time.perf_counter()
+    try:
+        module.communicator_of(opened, 1).exchange(NO_COPIES, Collectives(
+            nothing, received, np.array([8], 'uint64'), 7 * one, MESSAGE * one, one, 0 * one), 5)
+        module.communicator_of(opened, 1).wait()
+    except ExchangeError as error:
+        print(error)
+    else:
+        return False, 'an exchange without one of its cards has ended'
+    text = 'ended after %.1f s (limit 5 s)' % (time.perf_counter() - began)
+    reference, after = (_train(contexts=[context.name for context in opened[:n]])[0] for n in (1, 2))
+    return _difference(reference, after) < TOLERANCE, text + ', and then a step over two cards is right'
+
+
+def equal() -> Found:
+    """Compare the weights of a model after some steps, in each way to compute them, with those of one context."""
+    opened = contexts()
+    names = [context.name for context in opened]
+    expected, seconds = _train(contexts=names[:1])
+    ways: dict[str, Callable[[], Any]] = {'all contexts': _train}
+    ways['sums through the host'] = lambda: _train({'mgpu.collectives': 'host'})
+    ways['sharded update'] = lambda: _train(update_on='sharded')
+    ways['micro-batches'] = lambda: _train(micro_batches=2)
+    if len(names) > 1:
+        ways['placed on two contexts'] = lambda: _train(place=names[1])
+    if opened[0].kind == 'cuda':
+        ways['memory freed by a thread'] = lambda: _beside_frees(opened, _train)
+        ways['other names'] = lambda: _train(contexts=init(describe(
+            [context._replace(name='other%d' % i) for i, context in enumerate(opened)])))
+    shards = {'mgpu.logical_shards': 8, 'mgpu.shares': 'equal'}
+    bits = [_train(shards, contexts=names[:n])[0] for n in numbers_to(len(names))]
+    alike = all((a == b).all() for other in bits for a, b in zip(bits[0], other))
+    print('8 logical shards on %s contexts: %s bits' % (', '.join(map(str, numbers_to(len(names)))),
+                                                        'the same' if alike else 'OTHER'), flush=True)
+    differences = {}
+    for way, train in ways.items():
+        values, seconds = train()
+        differences[way] = _difference(expected, values)
+        print('%s: the weights differ by %.1e of the largest, %.2f ms a step' % (way, differences[way], 1e3 * seconds),
+              flush=True)
+    worst = max(differences, key=differences.__getitem__)
+    return alike and differences[worst] < TOLERANCE, 'as on one context, to %.1e (%s); logical shards: %s bits' % (
+        differences[worst], worst, 'the same' if alike else 'OTHER')
+
+
+def scaling(model: str) -> Found:
+    """Measure a model over contexts, and over ranks where MPI is installed, in turns; `theano-mgpu bench` prints it."""
+    from ...comm import mpi_library
+    from .. import main
+    from ..bench.models import MODELS
+    if not installed('keras'):
+        return True, 'not measured: Keras is not installed'
+    n = len(configured())
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'bench.json')
+        has_mpi = installed('mpi4py') is not None and mpi_library.probe().returncode == 0
+        batch = n * MODELS[model].batch_size  # each device has the usual number of samples
+        if main(['bench', '--model', model, '--batch-size', str(batch), '--rounds', '7', '--json', path,
+                 *['--ranks', str(n)] * has_mpi]):
+            return False, 'bench has failed'
+        with open(path) as file:
+            rows = json.load(file)['rows']
+    return True, ', '.join('%s %.2f' % (title, row['speedup']) for title, row in rows.items()
+                           if title != '1 context') + ' times as fast as 1 context, with its %.1f ms a step' % (
+                               1e3 * rows['1 context']['seconds'])
+
+
+def _sum(opened: Sequence[Context], size: int) -> tuple[float, bool]:
+    """Return how long a sum of some bytes of each card takes, and whether all cards get the right one."""
+    import numpy as np
+
+    from ...devices.collectives import EVERY, NO_COPIES, Collectives
+    from ...devices.nccl import communicator_of
+    from ...devices.nccl_library import DTYPES, SUM
+    from ...devices.transfers import DeviceMemory, fetch
+    communicator, n = communicator_of(opened, 1), len(opened)
+    parts = [DeviceMemory(context).contiguous(np.full(size // 4, place + 1, 'float32'))
+             for place, context in enumerate(opened)]
+    sums = [DeviceMemory(context).zeros((size // 4,), 'float32') for context in opened]
+    send, receive = (np.array([[each.gpudata] for each in arrays], 'uint64') for arrays in (parts, sums))
+    row = Collectives(send, receive, np.array([size // 4], 'uint64'), *np.array([[DTYPES['float32']], [SUM], [EVERY]],
+                                                                                'int32'))
+
+    def exchange() -> None:
+        communicator.exchange(NO_COPIES, row)
+        communicator.wait()
+    return _seconds(exchange), all((fetch(each) == n * (n + 1) // 2).all() for each in sums)
+
+
+def _opened() -> list[Context]:
+    """Open the contexts, and return one for each CUDA device."""
+    with quietly():
+        return list({context.device: context for context in contexts() if context.kind == 'cuda'}.values())
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    """Return the shortest time of three calls, after one that does not count."""
+    times = []
+    for _ in range(4):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
+
+
+def _train(flags: Mapping[str, Any] = {}, place: str | None = None, **options: Any) -> tuple[list[Any], float]:
+    """Return the weights of an MLP with batch normalisation after some steps, and the seconds of the last step."""
+    import numpy as np
+    import theano
+    import theano.tensor as T
+
+    from ... import placement, training_function
+    rng, x, t = np.random.RandomState(0), T.fmatrix('x'), T.ivector('t')
+    params = [theano.shared((rng.randn(*size) / UNITS ** .5).astype('float32'))
+              for size in ((32, UNITS), (UNITS, UNITS), (UNITS, 10))]
+    gamma, beta = theano.shared(np.ones(UNITS, 'float32')), theano.shared(np.zeros(UNITS, 'float32'))
+    hidden = T.nnet.bn.batch_normalization_train(T.tanh(T.dot(x, params[0])), gamma, beta, axes=(0,))[0]
+    last = T.tanh(T.dot(hidden, params[1]))
+    if place:
+        placement.place(last, place)
+    loss = T.nnet.categorical_crossentropy(T.nnet.softmax(T.dot(last, params[2])), t).mean()
+    params += [gamma, beta]
+    with theano.configparser.change_flags(**flags):
+        step = training_function([x, t], loss, params, lambda gradients, params: [
+            (param, param - np.float32(.1) * gradient) for param, gradient in zip(params, gradients)], **options)
+        for i in range(STEPS):
+            size = 61 - 7 * (i % 3)
+            step(rng.randn(size, 32).astype('float32'), rng.randint(0, 10, size).astype('int32'))
+    return [param.get_value() for param in params], step.seconds
+
+
+def _difference(expected: Sequence[Any], values: Sequence[Any]) -> float:
+    """Return the largest difference of weights, relative to the largest weight of each array."""
+    return max(float(abs(a - b).max() / abs(a).max()) for a, b in zip(expected, values))
+
+
+def _beside_frees(opened: Sequence[Context], train: Callable[[], Any]) -> Any:
+    """Train while a thread takes and frees page-locked memory: a free waits for all cards."""
+    from ...devices import page_locked
+    over = threading.Event()
+
+    def free() -> None:
+        while not over.wait(1e-3):
+            page_locked.zeros(1 << 18, 'float32', opened)
+    thread = threading.Thread(target=free, daemon=True)
+    thread.start()
+    try:
+        return train()
+    finally:
+        over.set()
+        thread.join()
