@@ -52,6 +52,27 @@ def test_a_step_is_few_launches(name, devices):
     assert chosen == ['%d of %d part%s in one launch each' % (devices ** 2, devices ** 2, 's' * (devices > 1))]
     assert none == []
 
+
+
+IN_A_THREAD = """
+import threading
+import theano, theano.tensor as T
+opening = threading.Thread(target=mgpu.init)  # a thread's memory is above 4 GiB
+opening.start()
+opening.join()
+x = T.fmatrix()
+f = mgpu.function([x], [T.dot(x, x.T), T.tanh(x)])
+for _ in range(6):
+    f(np.ones((4, 4), 'float32'))
+print([choice.chosen for choice in f.executable.changes()])
+"""
+
+
+def test_handles_of_a_driver_that_are_long():
+    """The address of a stream was cut to 32 bits: a segmentation fault, always with a Python that is built as PIE."""
+    assert eval(run(IN_A_THREAD, 1)[0]) == ['1 of 1 part in one launch each']
+
+
 def test_layers_are_timed_before_graphs_are_launched():
     """The choice of `--explain` is true without it, too: timing a layer waits for the device, which no graph can."""
     found, _, chosen = steps('mlp', 1, ON, 'from theano_mgpu.graph import layers\nlayers.is_on = True\n')

@@ -261,7 +261,7 @@ def _on_stream(context, name, *handles):
     """Call a function of the driver, one of whose two handles is the stream on which a context computes."""
     driver = load_driver()
     with driver.current(primary_context(context)):
-        driver.check(name, on_stream(gpu_context(context), getattr(driver.library, name), *handles))
+        driver.check(name, on_stream(gpu_context(context), driver.function(name), *handles))
 
 
 def _current(context):

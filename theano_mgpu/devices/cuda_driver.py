@@ -32,10 +32,22 @@ class Driver:
 
     def __init__(self) -> None:
         self.library = declared('libcuda.so', FUNCTIONS)
+        self._names = set(FUNCTIONS)
+
+    def declare(self, functions: dict[str, list[Any]]) -> None:
+        """Add functions, with the types of their arguments; raise an ExchangeError if the driver lacks one."""
+        _declare(self.library, functions, 'libcuda.so')
+        self._names.update(functions)
+
+    def function(self, name: str) -> Any:
+        """Return a function that is declared; without types, ctypes would cut addresses to 32 bits."""
+        if name not in self._names:
+            raise KeyError('the types of %s are not declared' % name)
+        return getattr(self.library, name)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise a RuntimeError for another code than 0, as Theano's own calls do."""
-        self.check(name, getattr(self.library, name)(*arguments))
+        self.check(name, self.function(name)(*arguments))
 
     def check(self, name: str, code: int) -> None:
         """Raise a RuntimeError for the code of a function, unless it is 0."""
@@ -113,8 +125,15 @@ def declared(path: str, functions: dict[str, list[Any]]) -> ctypes.CDLL:
     """Return a library with the types of its functions; raise an ExchangeError if it cannot be used."""
     try:
         library = ctypes.CDLL(path)
+    except OSError as error:
+        raise ExchangeError('%s cannot be used: %s' % (path, error)) from error
+    _declare(library, functions, path)
+    return library
+
+
+def _declare(library, functions, path):
+    try:
         for name, types in functions.items():
             getattr(library, name).argtypes = types or None
-    except (OSError, AttributeError) as error:
+    except AttributeError as error:
         raise ExchangeError('%s cannot be used: %s' % (path, error)) from error
-    return library

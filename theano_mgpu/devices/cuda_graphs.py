@@ -26,6 +26,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import threading
 import weakref
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -38,7 +39,7 @@ from ..utils.attributes import collector_paused
 from . import cuda_contexts, page_locked
 from .context_map import Context
 from .contexts import gpu_context, primary_context
-from .cuda_driver import ADDRESS, INTEGER, SIZE, declared, load_driver
+from .cuda_driver import ADDRESS, INTEGER, SIZE, load_driver
 
 SOURCE = Path(__file__).with_suffix('.cpp')
 FUNCTIONS: dict[str, list[Any]] = {
@@ -91,7 +92,7 @@ class Arena:
             except Exception as error:
                 failed = error
             finally:
-                code = self._driver.library.cuStreamEndCapture(self.stream, ctypes.byref(made))
+                code = self._driver.function('cuStreamEndCapture')(self.stream, ctypes.byref(made))
                 why = self._library.end(self._gpu.ptr)
             try:
                 if why or failed or code:
@@ -135,7 +136,7 @@ class Arena:
         """Start a graph, and record an event behind it."""
         with self._current():
             for name, handle in ('cuGraphLaunch', executable), ('cuEventRecord', event):
-                function = getattr(self._driver.library, name)
+                function = self._driver.function(name)
                 self._driver.check(name, cuda_contexts.on_stream(self._gpu, function, handle, self.stream))
 
     def wait(self, event: Any) -> None:
@@ -175,6 +176,7 @@ class Graph:
 
 
 _arenas: dict[int, Arena] = {}  # by the address of the context
+_opening = threading.Lock()     # functions of several contexts begin on several threads
 
 
 @ctypes.CFUNCTYPE(INTEGER, ADDRESS)
@@ -193,8 +195,9 @@ def arena_of(context: Context) -> Arena | str:
     if not theano.config.gpuarray.single_stream:
         return 'gpuarray.single_stream=False'
     try:
-        declared('libcuda.so', FUNCTIONS)
-        return Arena(context)
+        with _opening:
+            load_driver().declare(FUNCTIONS)
+            return _arenas.get(gpu_context(context).ptr) or Arena(context)
     except Exception as error:  # Theano raises a bare Exception for the errors of a compiler
         return str(error).partition('\n')[0]
 

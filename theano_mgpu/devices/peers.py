@@ -66,7 +66,7 @@ def _can_access(driver: Driver, device: int, peer: int) -> bool:
 def _call(driver: Driver, name: str, context: int, peer: int, *flags: int) -> int:
     """Call a function in a context, and return the driver's code."""
     with driver.current(context):
-        return getattr(driver.library, name)(peer, *flags)
+        return driver.function(name)(peer, *flags)
 
 
 def _copies(source: Any, target: Any, seed: int) -> bool:

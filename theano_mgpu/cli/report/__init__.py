@@ -21,12 +21,13 @@ import os
 import platform
 import signal
 import sys
+import textwrap
 import time
-from typing import NamedTuple
+from typing import Mapping, NamedTuple, Sequence
 
 import theano_mgpu
 
-from ...devices.context_map import default_map, describe
+from ...devices.context_map import Context, default_map, describe, parse_context_map
 from ...devices.contexts import configured
 from ...errors import MgpuError
 from ...utils.files import check_folder, check_writable, whole_text
@@ -41,31 +42,39 @@ FILE = 'theano-mgpu-report.txt'
 MARK = '= '    # before the line of a probe that is for the table
 SECONDS = 600  # of all steps
 MOST = 400     # lines of a step
-LONGEST = 200  # characters of a line in the table
+LONGEST, WIDTH = 200, 76  # characters of the last line of a step, and of a line of the table
 POST = ('Please read %s, and post it in an issue of the repository of theano_mgpu ("A report of a machine"), also if '
         'all is well.')
+STAGED = 'nccl staged'  # with copies through the host alone, which is what its remedy does
 TITLES = ['STEP', 'RESULT', 'SECONDS', 'FOUND']
 OK, FAILED, LEFT_OUT, RUNNING, ENDED = 'ok', 'FAILED', 'left out', 'running', 'TIME OUT'
 
 
 class Step(NamedTuple):
-    """A step: a probe, its limit in seconds, the cards that it needs, variables of the environment, Theano's flags."""
+    """A step: a command, its limit in seconds, the cards that it needs, and its variables and flags of Theano."""
 
-    probe: str
+    command: Sequence[str]
     seconds: int
     cards: int = 0
     variables: dict[str, str] = {}
     flags: str = ''
 
 
+def probe(*words: str) -> Sequence[str]:
+    """Return the command of a function of `probes` with some arguments."""
+    return [sys.executable, '-m', __name__, *words]
+
+
+OF_NCCL = {'NCCL_DEBUG': 'INFO'}
 STEPS = {
-    'machine': Step('machine', 40), 'doctor': Step('doctor', 200), 'copies': Step('copies', 60, 1),
-    'nccl': Step('nccl', 80, 2, {'NCCL_DEBUG': 'INFO'}),
-    'nccl staged': Step('nccl', 80, 2, {'NCCL_DEBUG': 'INFO', 'NCCL_P2P_DISABLE': '1'}),
-    'equal': Step('equal', 200), 'abort': Step('abort', 60, 2), 'mlp': Step('scaling mlp', 150),
-    'cnn': Step('scaling cnn', 150), 'lstm': Step('scaling lstm', 150), 'resnet50': Step('scaling resnet50', 200, 1),
-    'cnn without cuDNN': Step('scaling cnn', 100, 1, flags='dnn.enabled=False'),
-    'mlp with TF32': Step('scaling mlp', 100, 1, flags='mgpu.tf32=True')}
+    'machine': Step(probe('machine'), 40), 'doctor': Step(probe('doctor'), 200), 'copies': Step(probe('copies'), 60, 1),
+    'nccl': Step(probe('nccl'), 80, 2, OF_NCCL),
+    STAGED: Step(probe('nccl'), 80, 2, {**OF_NCCL, 'NCCL_P2P_DISABLE': '1'}),
+    'equal': Step(probe('equal'), 200), 'abort': Step(probe('abort'), 60, 2), 'mlp': Step(probe('scaling', 'mlp'), 150),
+    'cnn': Step(probe('scaling', 'cnn'), 150), 'lstm': Step(probe('scaling', 'lstm'), 150),
+    'resnet50': Step(probe('scaling', 'resnet50'), 200, 1),
+    'cnn without cuDNN': Step(probe('scaling', 'cnn'), 100, 1, flags='dnn.enabled=False'),
+    'mlp with TF32': Step(probe('scaling', 'mlp'), 100, 1, flags='mgpu.tf32=True')}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -88,28 +97,31 @@ def run(args: argparse.Namespace) -> int:
     """Run the steps, and write the file after each; return 1 if one has failed, 130 after Ctrl-C, else 0."""
     contexts = selected(args) or configured()
     if [context.kind for context in contexts] == ['cuda']:  # two contexts share it
-        contexts = selected(argparse.Namespace(contexts=default_map([contexts[0].device] * 2))) or contexts
-    n_cards = len({context.device for context in contexts if context.kind == 'cuda'})
+        contexts = parse_context_map(default_map([contexts[0].device] * 2))
+    return take_steps({name: STEPS[name] for name in args.only}, contexts, args.file)
+
+
+def take_steps(steps: Mapping[str, Step], contexts: Sequence[Context], path: str, seconds: float = SECONDS) -> int:
+    """Run steps on contexts, all within some seconds, and write a file; return the exit code of `run`."""
     set_environment_flags({'floatX': 'float32', **environment_flags(), 'contexts': describe(contexts)})
     os.environ['KERAS_BACKEND'] = 'theano'
-    report = Report(args.file, describe(contexts))
+    report = Report(path, describe(contexts))
+    n_cards = len({context.device for context in contexts if context.kind == 'cuda'})
     for number in signal.SIGTERM, signal.SIGHUP:  # a closed connection, a scheduler
         signal.signal(number, signal.default_int_handler)
     try:
-        for name in args.only:
-            step, left = STEPS[name], SECONDS - report.seconds()
-            why_not = '' if n_cards >= step.cards else 'there is no CUDA device' if not n_cards else \
-                'NCCL connects several cards, and all contexts share one' if step.cards > 1 else ''
-            if name == 'nccl staged' and report.results.get('nccl', OK) == OK and len(args.only) > 1:
-                why_not = why_not or 'NCCL works as it is'
-            if not why_not and left < min(20, step.seconds):
-                why_not = 'the %d s are over' % SECONDS
+        for name, step in steps.items():
+            left = seconds - report.seconds()
+            why_not = ('there is no CUDA device' if n_cards < min(1, step.cards) else
+                       'it needs several cards, and all contexts share one' if n_cards < step.cards else
+                       'NCCL works as it is' if name == STAGED and report.results.get('nccl') == OK else
+                       'the %d s are over' % seconds if left < min(20, step.seconds) else '')
             report.take(name, step, min(step.seconds, left), why_not)
     except KeyboardInterrupt:
         report.write()
-        note('interrupted; %s has what was found so far' % args.file)
+        note('interrupted; %s has what was found so far' % path)
         return 130
-    print(POST % args.file)
+    print(POST % path)
     return int(any(result in (FAILED, ENDED) for result in report.results.values()))
 
 
@@ -135,41 +147,41 @@ class Report:
 
     def take(self, name: str, step: Step, limit: float, why_not: str = '') -> None:
         """Run a step, or leave it out for a reason; show its row, and write the file before and after it."""
-        self._rows.append([name, RUNNING, '', 'at most %d s' % limit])
+        self._rows.append([name, LEFT_OUT, '', why_not])
         self._texts.append('')
-        if why_not:
-            self._rows[-1] = [name, LEFT_OUT, '', why_not]
-        else:
+        if not why_not:
+            self._rows[-1][1:] = RUNNING, '', 'at most %d s' % limit
             self.write()
             if sys.stdout.isatty():
-                print('%s: %s, %s' % (name, RUNNING, self._rows[-1][-1]), end='\r', flush=True)
+                print('%s: %s, at most %d s' % (name, RUNNING, limit), end='\r', flush=True)
             began, flags = time.monotonic(), ','.join(filter(None, [os.environ['THEANO_FLAGS'], step.flags]))
-            ended = limited.run([sys.executable, '-m', __name__, *step.probe.split()], limit,
-                                {**step.variables, 'THEANO_FLAGS': flags})
+            ended = limited.run(step.command, limit, {**step.variables, 'THEANO_FLAGS': flags})
             lines = (ended.text + ended.stacks).splitlines(True)
             cut = ['... %d lines are left out\n' % (len(lines) - MOST)] * (len(lines) > MOST)
-            self._texts[-1] = '\n=== %s\n%s' % (name, ''.join(
-                lines[:MOST // 2] + cut + lines[MOST // 2:][-MOST // 2:]))
-            self._rows[-1] = [name, OK if ended.code == 0 else ENDED if ended.code is None else FAILED,
-                              '%.0f' % (time.monotonic() - began), found(ended, limit)]
+            self._texts[-1] = ''.join(['\n=== %s\n' % name, *lines[:MOST // 2], *cut, *lines[MOST // 2:][-MOST // 2:]])
+            result = OK if ended.code == 0 else ENDED if ended.code is None else FAILED
+            self._rows[-1][1:] = result, '%.0f' % (time.monotonic() - began), found(ended, limit)
         self.write()
-        widths = [max(map(len, STEPS)), max(map(len, (LEFT_OUT, ENDED))), 7]
-        cells = self._rows[-1]
-        print('\x1b[K' * sys.stdout.isatty() + '  '.join([
-            cells[0].ljust(widths[0]), cells[1].ljust(widths[1]), cells[2].rjust(widths[2]), without_names(cells[3])]),
-              flush=True)
+        print('\x1b[K' * sys.stdout.isatty() + without_names('\n'.join(
+            '%-*s  %-8s  %7s  %s' % (max(map(len, STEPS)), *cells) for cells in _wrapped(self._rows[-1]))), flush=True)
 
     def write(self) -> None:
         """Write the file as far as it is known."""
+        rows = [cells for row in self._rows for cells in _wrapped(row)]
         with whole_text(self._path) as file:
-            file.write(without_names('%s\n\n%s\n%s' % (
-                self._head, table([TITLES, *self._rows], {2}), ''.join(self._texts))))
+            file.write(without_names('%s\n\n%s\n%s' % (self._head, table([TITLES, *rows], {2}), ''.join(self._texts))))
+
+
+def _wrapped(row):
+    """Return a row as rows of which the last cell is no wider than a terminal has room for."""
+    first, *rest = textwrap.wrap(row[-1], WIDTH, break_long_words=False) or ['']
+    return [[*row[:-1], first], *[[''] * len(row[:-1]) + [each] for each in rest]]
 
 
 def found(ended: limited.Ended, limit: float) -> str:
-    """Return what a probe has found, for the table: its last line, the error that has ended it, or that it hangs."""
-    lines = [line for line in ended.text.splitlines() if line.strip()]
-    if lines and lines[-1].startswith(MARK):
-        return lines[-1][len(MARK):]
+    """Return what a step has found, for the table: its last line, or the error that has ended it, or its limit."""
+    last = ''.join([line for line in ended.text.splitlines() if line.strip()][-1:])
+    if last.startswith(MARK) or ended.code == 0:
+        return last[len(MARK) * last.startswith(MARK):]
     how = 'not done after %d s' % limit if ended.code is None else 'exit code %d' % ended.code
-    return '%s; the last line: %s' % (how, ''.join(lines[-1:])[:LONGEST])
+    return '%s; the last line: %s' % (how, last[:LONGEST])
