@@ -271,6 +271,16 @@ def test_a_fit_that_continues_says_so_once(initial_epoch, cpu2, tmp_path, capfd)
         assert capfd.readouterr().err.count('theano-mgpu: note: %s: %s\n' % (path, state)) == 1
 
 
+def test_a_generator_of_keras_1_has_no_number_of_batches():
+    """TypeError: such a fit could not be continued."""
+    from theano_mgpu.keras.hooks.fit_record import FitRecord
+    record = FitRecord({'epochs': 2, 'samples': 20})
+    record.completed = 3
+    assert record.progress('run.npz') == 'run.npz: continues after batch 3'
+    record.lengths = [2, 1]
+    assert record.progress('run.npz') == 'run.npz: all 3 batches are done; remove it to train again'
+
+
 def test_a_generator_with_other_batches_than_before_is_warned_of(cpu2, tmp_path):
     """A generator may draw its batches at random, and has to be able to go on."""
     path = str(tmp_path / 'run.npz')

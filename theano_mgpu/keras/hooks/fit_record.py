@@ -93,10 +93,11 @@ class FitRecord(Record):
     def progress(self, path: str) -> str:
         """Return how far the fit of a file has come, as text."""
         epochs, steps = self.fit['epochs'] - (self.fit.get('initial_epoch') or 0), self.fit.get('steps')
-        total = epochs * (steps or -(-self.fit['samples'] // self.fit['batch_size']))
-        if self.stopped or self.completed == total:
+        size = self.fit['batch_size']  # none of a generator; Keras 1 has no steps then, either
+        total = epochs * (steps or (-(-self.fit['samples'] // size) if size else 0))
+        if self.stopped or self.completed == total or len(self.lengths) == epochs:
             return '%s: all %d batches are done; remove it to train again' % (path, self.completed)
-        return '%s: continues after batch %d of %d' % (path, self.completed, total)
+        return '%s: continues after batch %d%s' % (path, self.completed, ' of %d' % total if total else '')
 
     def end(self) -> None:
         """Note that the fit is over: the random numbers from now on are the script's."""
