@@ -43,7 +43,7 @@ print(json.dumps([[each.device, each.place, nvml.uses([each.place])[0][0]] for e
 
 
 def test_processes_that_do_not_exist_here_are_not_counted():
-    """In a container NVML numbers the processes of the host: each own process counted as a stranger's, too."""
+    """Each own process counted as a stranger's, too: in a container NVML numbers the processes of the host."""
     with python('-c', LOADS, processes='4194302,%d;4194303' % os.getpid()) as process:
         found = json.loads(process.communicate(timeout=60)[0])
     assert [processes for _, _, processes in found] == [[os.getpid()], []]

@@ -56,7 +56,7 @@ def cards() -> list[Card]:
         driver.cuDeviceTotalMem_v2(ctypes.byref(memory), number)
         title = name.value.decode('utf8', 'replace')
         if ' MIG ' in title:
-            driver.cuDeviceGetUuid_v2(uuid, number)  # the first version gives that of the card
+            driver.cuDeviceGetUuid_v2(uuid, number)  # the first version gives the card's
         named.append((title, bus_id.value.decode(), memory.value, uuid.raw.hex() if ' MIG ' in title else ''))
     # Where nothing tells of all cards, those that CUDA sees are all, if it is not told to hide some.
     seen = [] if 'CUDA_VISIBLE_DEVICES' in os.environ else [bus_id for _, bus_id, *_ in named]

@@ -34,7 +34,7 @@ _waits = False                 # whether `take` waits for a free device in any c
 class Held(NamedTuple):
     """A context of a process: its name, its device, and the place for which processes are counted.
 
-    The place is that of a `Card`, or else the device; on the CPU, it is the name.
+    The place is a `Card`'s, or else the device; on the CPU, it is the name.
     """
 
     name: str

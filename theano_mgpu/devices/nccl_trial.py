@@ -34,16 +34,18 @@ class Trial:
     """A trial by the devices of this process, which come from the place `first` on among `size` devices.
 
     The device at place p sends p + 1 times a pattern of small whole numbers, so that sums have no rounding. Each device
-    has memory of at least `least` bytes. Raise a ReplicaError if one has too little that is free.
+    has memory of at least `least` bytes, which bounds the `sizes` of exchanges, in elements. Raise a ReplicaError if
+    one has too little that is free.
     """
 
-    def __init__(self, contexts: Sequence[Context], first: int, size: int, least: int) -> None:
+    def __init__(self, contexts: Sequence[Context], first: int, size: int, least: int,
+                 sizes: Sequence[int] = SIZES) -> None:
         every, last, whole = range(size), size - 1, size * (size + 1) // 2
         self._each = [Exchanged(dtype, SUM, EVERY, EVERY, every, whole) for dtype in OF_SUMS]
         self._each += [Exchanged(dtype, SUM, last, EVERY, every[last:], whole) for dtype in OF_SUMS]
         self._each += [Exchanged('float32', BROADCAST, last, EVERY, every, size),
                        Exchanged('float32', MESSAGE, 0, last, every[last:], 1)]
-        self._sizes = sorted({max(1, min(length, least // PART // 8)) for length in SIZES})
+        self._sizes = sorted({max(1, min(length, least // PART // 8)) for length in sizes})
         self._pattern, self._first = np.arange(self._sizes[-1]) % 251 + 1, first
         self._devices = [self._on(*each, contexts) for each in enumerate(contexts)]
 
@@ -67,15 +69,20 @@ class Trial:
             failures += self._failures(size, op)
         return next(iter(failures), '')
 
+    @property
+    def bytes(self) -> int:
+        """The bytes of the sums of the largest size."""
+        return self._bytes(self._sizes[-1], SUM)
+
     def rate(self, communicator: Any) -> float:
         """Return how many bytes of sums a second the devices exchange; raise an ExchangeError if NCCL gives one."""
-        seconds, size = [], self._sizes[-1]
+        seconds = []
         for _ in range(2):
             began = time.perf_counter()
-            communicator.exchange(NO_COPIES, self._collectives(size, SUM), limit(self._bytes(size, SUM)))
+            communicator.exchange(NO_COPIES, self._collectives(self._sizes[-1], SUM), limit(self.bytes))
             communicator.wait()
             seconds.append(time.perf_counter() - began)
-        return self._bytes(size, SUM) / min(seconds)
+        return self.bytes / min(seconds)
 
     def _failures(self, size, op):
         for number, each in self._of(op):

@@ -70,7 +70,7 @@ def is_kept_loaded(bus_id: str) -> bool | None:
 
 
 def exists(process: int) -> bool:
-    """Return whether there is a process, another user's, too. In a container, NVML's numbers are those of the host."""
+    """Return whether there is a process, another user's, too. In a container, NVML has the numbers of the host."""
     try:
         if 0 < process < MOST:
             os.kill(process, 0)  # sends no signal

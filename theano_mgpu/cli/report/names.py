@@ -1,4 +1,4 @@
-"""Names that a report leaves out: of users, hosts and networks, and of folders but those of the system."""
+"""Names that a report leaves out: users, hosts, networks, and all folders but the system's."""
 from __future__ import annotations
 
 import contextlib

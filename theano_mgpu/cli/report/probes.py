@@ -33,7 +33,7 @@ SMI = [['--query-gpu=index,name,pci.bus_id,driver_version,memory.total,memory.us
         '--format=csv'], ['topo', '-m'], ['topo', '-p2p', 'r']]
 LINK = re.compile(r'\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b')  # as nvidia-smi writes how two cards are linked
 MEGABYTES = 64
-SIZES = 1 << 12, 1 << 20, 1 << 25, 1 << 28  # bytes of a sum
+SIZES = 1 << 7, 1 << 15, 1 << 20, 1 << 25  # elements of sums, of two dtypes, on each card
 STEPS, UNITS = 6, 256
 TOLERANCE = 1e-4  # of the largest weight
 
@@ -116,26 +116,27 @@ def nccl() -> Found:
     """Connect 2, 4, ... cards by NCCL, and measure sums of several sizes, whose results are compared."""
     from ...comm.communicator import Communicator
     from ...devices import nccl as module
-    from ...devices.contexts import card_of
+    from ...devices.contexts import card_of, gpu_context
     from ...devices.first_exchange import forget
+    from ...devices.nccl_trial import Trial
     opened, text = _opened(), ''
-    for some in map(opened.__getitem__, map(slice, numbers_to(len(opened))[1:])):
-        why_not = module.reason_against(some, 'auto')
+    for n in numbers_to(len(opened))[1:]:
+        some = opened[:n]
         forget([('', card_of(context)) for context in some])
-        began = time.perf_counter()
+        began, why_not = time.perf_counter(), module.reason_against(some, 'auto')
         failure = why_not or module.connect(some, Communicator())
         if failure:
             return bool(why_not), failure
-        text = '%d cards: connected in %.1f s' % (len(some), time.perf_counter() - began)
+        text = '%d cards: connected in %.1f s' % (n, time.perf_counter() - began)
         print(text)
+        communicator, least = module.communicator_of(some, 1), min(gpu_context(each).total_gmem for each in some)
         for size in SIZES:
-            size = min(size, min(card.memory for card in cards.cards()) // 16)
-            seconds, right = _sum(some, size)
-            moved = 2 * (len(some) - 1) / len(some) * size / seconds / 1e9
-            figure = '%s in %.2f ms, %.1f GB/s from and to each card' % (bytes_text(size), 1e3 * seconds, moved)
+            trial = Trial(some, 0, n, least, [size])
+            failure = trial.failure(communicator)
+            if failure:
+                return False, failure
+            figure = 'sums of %s at %.2f GB/s' % (bytes_text(trial.bytes), trial.rate(communicator) / 1e9)
             print(figure)
-            if not right:
-                return False, 'wrong sums of %s over %d cards' % (bytes_text(size), len(some))
         text += '; ' + figure
     return True, text
 
@@ -171,7 +172,7 @@ def abort() -> Found:
 
 
 def equal() -> Found:
-    """Compare the weights of a model after some steps, in each way to compute them, with those of one context."""
+    """Compare a model after some steps, in each way to compute them, with its weights on one context."""
     opened = contexts()
     names = [context.name for context in opened]
     expected, seconds = _train(contexts=names[:1])
@@ -221,28 +222,6 @@ def scaling(model: str) -> Found:
     return True, ', '.join('%s %.2f' % (title, row['speedup']) for title, row in rows.items()
                            if title != '1 context') + ' times as fast as 1 context, with its %.1f ms a step' % (
                                1e3 * rows['1 context']['seconds'])
-
-
-def _sum(opened: Sequence[Context], size: int) -> tuple[float, bool]:
-    """Return how long a sum of some bytes of each card takes, and whether all cards get the right one."""
-    import numpy as np
-
-    from ...devices.collectives import EVERY, NO_COPIES, Collectives
-    from ...devices.nccl import communicator_of
-    from ...devices.nccl_library import DTYPES, SUM
-    from ...devices.transfers import DeviceMemory, fetch
-    communicator, n = communicator_of(opened, 1), len(opened)
-    parts = [DeviceMemory(context).contiguous(np.full(size // 4, place + 1, 'float32'))
-             for place, context in enumerate(opened)]
-    sums = [DeviceMemory(context).zeros((size // 4,), 'float32') for context in opened]
-    send, receive = (np.array([[each.gpudata] for each in arrays], 'uint64') for arrays in (parts, sums))
-    row = Collectives(send, receive, np.array([size // 4], 'uint64'), *np.array([[DTYPES['float32']], [SUM], [EVERY]],
-                                                                                'int32'))
-
-    def exchange() -> None:
-        communicator.exchange(NO_COPIES, row)
-        communicator.wait()
-    return _seconds(exchange), all((fetch(each) == n * (n + 1) // 2).all() for each in sums)
 
 
 def _opened() -> list[Context]:
