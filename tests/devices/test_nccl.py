@@ -606,3 +606,19 @@ print(by(step), max(abs(np.asarray(a) - b).max() for a, b in zip(*results)) < 1e
 def test_two_processes_with_two_devices_each(tmp_path):
     """Some batches leave a process without samples."""
     assert launched(2, RANKS, tmp_path, 4) == ['the host True']
+
+
+def test_what_sums_through_the_host_cost_is_said():
+    """Where NCCL cannot be used, several cards may be slower than one, and nothing said why."""
+    code = TRAINING + '''
+from theano_mgpu.plan.record import changes
+step, _ = trained('auto', 2, sizes=(6, 500, 500, 4), normalise=False)
+for batch in batches(20):
+    step(*batch)
+print(*[each for each in changes if 'go through the host' in each])
+'''
+    line, = run(code, base=dict(os.environ, CUDA_LAUNCH_BLOCKING='1'), copy_rate=100)
+    found = re.search(r'the host, (\S+) of (\S+) ms of a step: CUDA_LAUNCH_BLOCKING=1$', line)
+    taken, whole = map(float, found.groups())
+    assert .15 * whole < taken < whole
+    assert run(code, base=dict(os.environ, THEANO_FLAGS=''), flags='mgpu.collectives=host', copy_rate=100) == ['']

@@ -63,17 +63,19 @@ class HostSums:
         plan, self._timings = executable.plan, executable.timings
         cards = {context.device for context in plan.mesh.contexts if context.kind == 'cuda'}
         self._why, self._steps, self._before = plan.machine.against_nccl, 0, 0.0
-        self._is_over = len(cards) < 2 or self._why in ('', BY_FLAG) or self._timings.waits()
+        self._is_over, self._times = len(cards) < 2 or self._why in ('', BY_FLAG), False
         self._measured: list[tuple[float, float]] = []  # seconds of sums, and of the step
 
     def note(self, seconds: float) -> str:
         """Note the duration of a step; return a sentence on the cost, if it is noticeable, after the last one."""
-        if self._is_over:
+        if self._is_over or self._timings.waits() != self._times:  # others time the phases
+            self._is_over = True
             return ''
         now = sum(self._timings.seconds.get(phase, 0) for phase in OF_SUMS)
-        self._measured += [(now - self._before, seconds)] * self._timings.exact
+        self._measured += [(now - self._before, seconds)] * self._times
         self._steps, self._before = self._steps + 1, now
-        self._timings.exact, self._is_over = len(self._measured) < TIMED <= self._steps, len(self._measured) == TIMED
+        self._timings.exact = self._times = len(self._measured) < TIMED <= self._steps
+        self._is_over = len(self._measured) == TIMED
         if not self._is_over:
             return ''
         taken, whole = map(statistics.median, zip(*self._measured))

@@ -30,6 +30,7 @@ import theano_mgpu
 from ...devices.context_map import Context, default_map, describe, parse_context_map
 from ...devices.contexts import configured
 from ...errors import MgpuError
+from ...utils import mpi_environment
 from ...utils.files import check_folder, check_writable, whole_text
 from ...utils.flags import environment_flags, set_environment_flags
 from ...utils.tables import table
@@ -85,7 +86,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise a MgpuError if the file cannot be written."""
+    """Raise a MgpuError for a rank, or if the file cannot be written."""
+    if mpi_environment.size() > 1:
+        raise MgpuError('report starts its own processes: run it without launch')
     check_folder(args.file)
     try:
         check_writable(args.file)
