@@ -55,8 +55,9 @@ def forget(devices: Devices) -> None:
 
 
 def _file(devices):
-    libraries = cuda_libraries.survey().libraries
+    versions = [cuda_libraries.survey().libraries[name].version for name in ('libcuda.so', 'libnccl.so')
+                if name in cuda_libraries.survey().libraries]
     boot = Path(BOOT).read_text() if os.path.exists(BOOT) else ''
     variables = sorted(each for each in os.environ.items() if each[0].startswith('NCCL_'))
-    key = repr((list(devices), boot, variables, *(libraries[name].version for name in ('libcuda.so', 'libnccl.so'))))
+    key = repr((list(devices), boot, variables, versions))
     return os.path.join(folder(), 'nccl-%s.txt' % hashlib.sha256(key.encode()).hexdigest()[:16])
