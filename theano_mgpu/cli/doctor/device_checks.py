@@ -244,7 +244,7 @@ def check_collectives(setup: Setup) -> Finding:
     found = [line for line in ended.text.splitlines() if line.startswith(sums.MARK)]
     if found:
         return Finding(*json.loads(found[-1][len(sums.MARK):]))
-    hang = 'has not ended within %d s' % LONGEST if ended.code is None else 'ended with exit code %d' % ended.code
+    hang = 'has not ended within %g s' % LONGEST if ended.code is None else 'ended with exit code %d' % ended.code
     last = ''.join(ended.text.splitlines()[-1:])
     return Finding(FAIL, 'a process that adds a sum over the contexts %s: %s' % (hang, last), sums.REMEDY)
 
