@@ -87,6 +87,21 @@ print(report.take_steps({'equal': report.STEPS['equal']._replace(seconds=%d)}, c
         assert 'hread 0x' in text and 'most recent call first' in text and 'TIME OUT' in text
 
 
+@on_standin
+def test_a_driver_that_hangs_at_once(tmp_path):
+    path = str(tmp_path / 'report.txt')
+    done = subprocess.run([sys.executable, '-c', '''
+import argparse, sys
+from theano_mgpu.cli import report
+report.LISTING = 3
+report.STEPS['machine'] = report.STEPS['machine']._replace(seconds=4)
+print(report.run(argparse.Namespace(contexts=None, only=['machine', 'nccl'], file=sys.argv[1])))
+''', path], env=standin(init=-1), timeout=120, capture_output=True, text=True)
+    text = open(path).read()
+    assert done.stdout.split()[-1] == '1' and 'the driver hangs' in done.stderr
+    assert re.search('machine  TIME OUT', text) and 'in _devices' in text and 'nccl' not in text
+
+
 def test_what_was_found_is_there_when_it_is_interrupted(tmp_path):
     path = tmp_path / 'report.txt'
     command = [sys.executable, '-m', 'theano_mgpu', 'report', str(path), '--only', 'machine', 'doctor', '--gpus', '1']

@@ -17,6 +17,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import signal
@@ -27,21 +28,21 @@ from typing import Mapping, NamedTuple, Sequence
 
 import theano_mgpu
 
-from ...devices.context_map import Context, default_map, describe, parse_context_map
-from ...devices.contexts import configured
+from ...devices.context_map import Context, describe, parse_context_map
 from ...errors import MgpuError
 from ...utils import mpi_environment
 from ...utils.files import check_folder, check_writable, whole_text
 from ...utils.flags import environment_flags, set_environment_flags
 from ...utils.tables import table
 from .. import limited
-from ..arguments import add_contexts, selected
+from ..arguments import add_contexts
 from ..output import note
 from .names import without_names
 
 FILE = 'theano-mgpu-report.txt'
 MARK = '= '    # before the line of a probe that is for the table
 SECONDS = 600  # of all steps
+LISTING = 40   # seconds to list the devices
 MOST = 400     # lines of a step
 LONGEST, WIDTH = 200, 76  # characters of the last line of a step, and of a line of the table
 POST = ('Please read %s, and post it in an issue of the repository of theano_mgpu ("A report of a machine"), also if '
@@ -98,10 +99,15 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the steps, and write the file after each; return 1 if one has failed, 130 after Ctrl-C, else 0."""
-    contexts = selected(args) or configured()
-    if [context.kind for context in contexts] == ['cuda']:  # two contexts share it
-        contexts = parse_context_map(default_map([contexts[0].device] * 2))
-    return take_steps({name: STEPS[name] for name in args.only}, contexts, args.file)
+    listed = limited.run(probe('devices', json.dumps(args.contexts)), LISTING)  # a driver may hang already there
+    last = found(listed, LISTING)
+    if listed.code:
+        raise MgpuError(last.partition('Error: ')[2] or last)
+    names = [name for name in args.only if listed.code == 0 or name in ('machine', 'doctor')]
+    if listed.code is None:
+        note('the devices cannot be listed within %d s: the driver hangs' % LISTING)
+    contexts = parse_context_map(last) if listed.code == 0 else []
+    return take_steps({name: STEPS[name] for name in names}, contexts, args.file)
 
 
 def take_steps(steps: Mapping[str, Step], contexts: Sequence[Context], path: str, seconds: float = SECONDS) -> int:

@@ -15,8 +15,8 @@ import time
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from ...devices import cards
-from ...devices.context_map import Context, describe
-from ...devices.contexts import configured, contexts, init
+from ...devices.context_map import Context, default_map, describe
+from ...devices.contexts import OPTION, choose_contexts, configured, contexts, init
 from ...utils.installed import installed
 from ...utils.tables import bytes_text, counted
 from .. import limited
@@ -36,6 +36,15 @@ MEGABYTES = 64
 SIZES = 1 << 7, 1 << 15, 1 << 20, 1 << 25  # elements of sums, of two dtypes, on each card
 STEPS, UNITS = 6, 256
 TOLERANCE = 1e-4  # of the largest weight
+
+
+def devices(chosen: str) -> Found:
+    """Return the map of the contexts that options choose, or else the default; two of them share a single card."""
+    chosen = json.loads(chosen)
+    some = choose_contexts(chosen, OPTION) if chosen else configured()
+    if [context.kind for context in some] == ['cuda']:
+        return True, default_map([some[0].device] * 2)
+    return True, describe(some)
 
 
 def machine() -> Found:
