@@ -504,5 +504,8 @@ def conformance(path):
                 failed.append('rank %d, after a time-out: %s' % (ranks.rank, each))
     with open('%s.%d' % (path, ranks.rank), 'w') as file:
         json.dump(failed, file)
+    end = time.monotonic() + 10
+    while not all(os.path.exists('%s.%d' % (path, rank)) for rank in range(ranks.size)) and time.monotonic() < end:
+        time.sleep(.02)  # the first rank that ends has the job end
     if is_late and not failed:
         time.sleep(30)  # the others end the job
