@@ -56,6 +56,9 @@ def test_the_table_is_true(settings, expected, tmp_path):
     assert code == ('FAILED' in expected.values())
     assert ('copy wrong bytes' in text or 'wrongly' in text) == ('peer' in settings)
     assert ('fabric manager' in text) == ('init' in settings)
+    if 'init' in settings:
+        rows, _, _ = written(tmp_path, '--only', 'machine', env=standin(**settings))
+        assert 'the driver reports error 802' in rows['machine']
 
 
 @on_standin

@@ -171,8 +171,8 @@ class Report:
             result = OK if ended.code == 0 else ENDED if ended.code is None else FAILED
             self._rows[-1][1:] = result, '%.0f' % (time.monotonic() - began), found(ended, limit)
         self.write()
-        print('\x1b[K' * sys.stdout.isatty() + without_names('\n'.join(
-            '%-*s  %-8s  %7s  %s' % (max(map(len, STEPS)), *cells) for cells in _wrapped(self._rows[-1]))), flush=True)
+        print('\x1b[K' * sys.stdout.isatty() + '\n'.join(
+            '%-*s  %-8s  %7s  %s' % (max(map(len, STEPS)), *cells) for cells in _wrapped(self._rows[-1])), flush=True)
 
     def write(self) -> None:
         """Write the file as far as it is known."""
@@ -183,7 +183,7 @@ class Report:
 
 def _wrapped(row):
     """Return a row as rows of which the last cell is no wider than a terminal has room for."""
-    first, *rest = textwrap.wrap(row[-1], WIDTH, break_long_words=False) or ['']
+    first, *rest = textwrap.wrap(without_names(row[-1]), WIDTH, break_long_words=False) or ['']
     return [[*row[:-1], first], *[[''] * len(row[:-1]) + [each] for each in rest]]
 
 

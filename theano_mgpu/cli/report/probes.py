@@ -14,6 +14,7 @@ import threading
 import time
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
+from ...compat import cuda_libraries
 from ...devices import cards
 from ...devices.context_map import Context, default_map, describe
 from ...devices.contexts import OPTION, choose_contexts, configured, contexts, init
@@ -68,7 +69,9 @@ def machine() -> Found:
                           for link in LINK.findall(line))
     kinds = ['%d x %s' % (len(list(alike)), name) for name, alike in itertools.groupby(
         sorted(card.name.strip() for card in found))]
-    return True, ', '.join([*(kinds or ['no NVIDIA GPU']), *['links ' + ' '.join(links)] * bool(links),
+    driver = cuda_libraries.survey().libraries.get('libcuda.so')
+    what = kinds or [driver.problem if driver and driver.problem else 'no NVIDIA GPU']
+    return True, ', '.join([*what, *['links ' + ' '.join(links)] * bool(links),
                             counted(os.cpu_count() or 1, 'core'), 'Linux ' + platform.release()])
 
 
