@@ -148,10 +148,11 @@ class TestCudaDevices:
         run(ON_DEVICES, 2, flags, delay_us=50)
 
 
-@pytest.mark.parametrize('n', [3, pytest.param(200, marks=pytest.mark.slow)])
-def test_drawn_models(n, contexts):
+@pytest.mark.parametrize('seeds', [range(3), *[pytest.param(range(start, start + 50), marks=pytest.mark.slow)
+                                               for start in range(0, 200, 50)]], ids=str)
+def test_drawn_models(seeds, contexts):
     """Words are repeated, negative, or none; a table is scaled, looked up in several ways, or used as a matrix."""
-    with change_flags(floatX='float64', mode=PYTHON if n < 10 else theano.config.mode):
-        for seed in range(n):
+    with change_flags(floatX='float64', mode=PYTHON if len(seeds) < 10 else theano.config.mode):
+        for seed in seeds:
             contexts('cpu', 2 + seed % 3)
             check_drawn([seed])
