@@ -608,7 +608,7 @@ def test_two_processes_with_two_devices_each(tmp_path):
     assert launched(2, RANKS, tmp_path, 4) == ['the host True']
 
 
-def test_what_sums_through_the_host_cost_is_said():
+    """Several cards may be slower than one where NCCL cannot be used, and nothing said why."""
     """Where NCCL cannot be used, several cards may be slower than one, and nothing said why."""
     code = TRAINING + '''
 from theano_mgpu.plan.record import changes
