@@ -474,7 +474,7 @@ print(communicator.has_failed)
 def test_nothing_is_freed_beside_a_call_that_waits_for_another_process():
     """The call waits within NCCL for ranks of a process that has ended, and uses what the last abort frees."""
     error, failed = run(LONELY, 4, nccl_abort_ms=0)
-    assert 'the devices have not exchanged their values within 1 s' in error and failed == 'True'
+    assert 'NCCL has not ended the first exchange of values within 1 s' in error and failed == 'True'
 
 
 BESIDE = '''
@@ -608,8 +608,8 @@ def test_two_processes_with_two_devices_each(tmp_path):
     assert launched(2, RANKS, tmp_path, 4) == ['the host True']
 
 
+def test_what_sums_through_the_host_cost_is_said():
     """Several cards may be slower than one where NCCL cannot be used, and nothing said why."""
-    """Where NCCL cannot be used, several cards may be slower than one, and nothing said why."""
     code = TRAINING + '''
 from theano_mgpu.plan.record import changes
 step, _ = trained('auto', 2, sizes=(6, 500, 500, 4), normalise=False)
