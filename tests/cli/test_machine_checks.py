@@ -1,4 +1,4 @@
-"""Checks of `theano-mgpu doctor` of what a container, a scheduler or the administrator gives."""
+"""Checks of `theano-mgpu doctor` of a container, a scheduler and the administrator's settings."""
 import os
 import resource
 import subprocess

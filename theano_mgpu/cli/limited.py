@@ -54,7 +54,7 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] = {
         _send(process.pid, signal.SIGABRT)
         reader.join(PATIENCE)
     finally:
-        _send(process.pid, signal.SIGKILL)  # what it has left behind, too
+        _send(process.pid, signal.SIGKILL)  # processes that it has left behind, too
         reader.join(PATIENCE)
     if code is not None:
         return Ended(code, ''.join(lines))

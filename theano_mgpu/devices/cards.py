@@ -50,14 +50,15 @@ def cards() -> list[Card]:
     named = []
     for number in range(len(survey.capabilities)):
         name, bus_id = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
-        memory, uuid = ctypes.c_size_t(), ctypes.create_string_buffer(16)
+        memory, uuid, of_slice = ctypes.c_size_t(), ctypes.create_string_buffer(16), ''
         driver.cuDeviceGetName(name, len(name), number)
         driver.cuDeviceGetPCIBusId(bus_id, len(bus_id), number)
         driver.cuDeviceTotalMem_v2(ctypes.byref(memory), number)
         title = name.value.decode('utf8', 'replace')
         if ' MIG ' in title:
             driver.cuDeviceGetUuid_v2(uuid, number)  # the first version gives the card's
-        named.append((title, bus_id.value.decode(), memory.value, uuid.raw.hex() if ' MIG ' in title else ''))
+            of_slice = uuid.raw.hex()
+        named.append((title, bus_id.value.decode(), memory.value, of_slice))
     # Where nothing tells of all cards, those that CUDA sees are all, if it is not told to hide some.
     seen = [] if 'CUDA_VISIBLE_DEVICES' in os.environ else [bus_id for _, bus_id, *_ in named]
     everywhere = sorted(map(bus_address, nvml.bus_ids() or _in_proc() or seen))

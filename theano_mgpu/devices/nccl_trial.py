@@ -62,7 +62,7 @@ class Trial:
         """Return which result is wrong, or an empty text; raise an ExchangeError if NCCL gives an error."""
         failures = []
         for _, received in self._devices:
-            received[-1].sync()  # what the devices were to compute before does not count
+            received[-1].sync()  # earlier work of the devices does not count
         for size, op in itertools.product(self._sizes, (SUM, BROADCAST, MESSAGE)):  # other processes wait for each
             communicator.exchange(NO_COPIES, self._collectives(size, op), limit(self._bytes(size, op)))
             communicator.wait()

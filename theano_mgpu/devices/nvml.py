@@ -27,31 +27,25 @@ class Use(NamedTuple):
 
 def use(bus_id: str) -> Use | None:
     """Return the use of a card; None where NVML is missing or does not know the card, as of a slice of one (MIG)."""
-    def read(library: Any) -> Use:
-        handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
-        memory = library.nvmlDeviceGetMemoryInfo(handle)
-        return Use(memory.free, memory.total, library.nvmlDeviceGetUtilizationRates(handle).gpu)
-    return _ask(read, None)
+    def read(library: Any, card: Any) -> Use:
+        memory = library.nvmlDeviceGetMemoryInfo(card)
+        return Use(memory.free, memory.total, library.nvmlDeviceGetUtilizationRates(card).gpu)
+    return _ask_of(bus_id, read, None)
 
 
 def load(bus_id: str) -> Tuple[List[int], int]:
     """Return the processes that compute on a card, and its free memory in bytes; none, and 0, if unknown."""
-    def read(library: Any) -> Tuple[List[int], int]:
-        handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
-        return _processes(library, handle), library.nvmlDeviceGetMemoryInfo(handle).free
     unknown: Tuple[List[int], int] = [], 0
-    return _ask(read, unknown)
+    return _ask_of(bus_id, lambda library, card: (_processes(library, card),
+                                                  library.nvmlDeviceGetMemoryInfo(card).free), unknown)
 
 
 def uses(bus_ids: Iterable[str]) -> List[Tuple[List[int], bool]]:
     """Return for each card the processes that compute on it, and whether it drives a display, if NVML tells."""
-    def read(bus_id: str) -> Callable[[Any], Tuple[List[int], bool]]:
-        def read_one(library: Any) -> Tuple[List[int], bool]:
-            handle = library.nvmlDeviceGetHandleByPciBusId(bus_id)
-            return _processes(library, handle), bool(library.nvmlDeviceGetDisplayActive(handle))
-        return read_one
     unknown: Tuple[List[int], bool] = [], False
-    return [_ask(read(bus_id), unknown) for bus_id in bus_ids]
+    return [_ask_of(bus_id, lambda library, card: (_processes(library, card),
+                                                   bool(library.nvmlDeviceGetDisplayActive(card))), unknown)
+            for bus_id in bus_ids]
 
 
 def bus_ids() -> List[str]:
@@ -65,8 +59,7 @@ def bus_ids() -> List[str]:
 
 def is_kept_loaded(bus_id: str) -> bool | None:
     """Return whether the driver stays loaded while nobody uses a card (persistence mode); None if unknown."""
-    return _ask(lambda library: bool(library.nvmlDeviceGetPersistenceMode(
-        library.nvmlDeviceGetHandleByPciBusId(bus_id))), None)
+    return _ask_of(bus_id, lambda library, card: bool(library.nvmlDeviceGetPersistenceMode(card)), None)
 
 
 def exists(process: int) -> bool:
@@ -82,6 +75,11 @@ def exists(process: int) -> bool:
 def _processes(library, handle):
     """Return the processes that compute on a card, as far as this process can know them."""
     return [each.pid for each in library.nvmlDeviceGetComputeRunningProcesses(handle) if exists(each.pid)]
+
+
+def _ask_of(bus_id: str, read: Callable[[Any, Any], Answer], otherwise: Answer) -> Answer:
+    """Return ``read(pynvml, card)``, as `_ask` does, of the card with a PCI bus id."""
+    return _ask(lambda library: read(library, library.nvmlDeviceGetHandleByPciBusId(bus_id)), otherwise)
 
 
 def _ask(read: Callable[[Any], Answer], otherwise: Answer) -> Answer:

@@ -57,7 +57,7 @@ class ExchangeWatch:
 
 
 class HostSums:
-    """A watch over what it costs that sums of several cards go through the host: in some steps each phase is timed."""
+    """A watch over the cost of sums of several cards through the host: in some steps each phase is timed."""
 
     def __init__(self, executable: Executable) -> None:
         plan, self._timings = executable.plan, executable.timings

@@ -1,4 +1,4 @@
-"""Checks of `theano-mgpu doctor` of what a container, a scheduler or the administrator gives: cores, memory, cards."""
+"""Checks of `theano-mgpu doctor` of a container, a scheduler and the administrator's settings: cores, memory, cards."""
 from __future__ import annotations
 
 import os

@@ -1,6 +1,6 @@
 """`theano-mgpu report`: check and measure this machine, and write a report that can be sent in.
 
-The steps: what the machine is, and how its cards are linked; doctor; copies from, to and between cards; sums
+The steps: the machine, and the links of its cards; doctor; copies from, to and between cards; sums
 by NCCL, by size; an exchange that is aborted; whether several devices give the weights of one; how models scale over
 contexts and over processes. Without a GPU, the cores of the CPU are the devices. Each step has a process of its own
 and a limit, and all have ten minutes: one that hangs ends with the stacks of its threads, and the next one follows. The
@@ -188,7 +188,7 @@ def _wrapped(row):
 
 
 def found(ended: limited.Ended, limit: float) -> str:
-    """Return what a step has found, for the table: its last line, or the error that has ended it, or its limit."""
+    """Return the finding of a step, for the table: its last line, or the error that has ended it, or its limit."""
     last = ''.join([line for line in ended.text.splitlines() if line.strip()][-1:])
     if last.startswith(MARK) or ended.code == 0:
         return last[len(MARK) * last.startswith(MARK):]

@@ -1,4 +1,4 @@
-"""The probes of `theano-mgpu report`, each in a process of its own: they print what they measure."""
+"""The probes of `theano-mgpu report`, each in a process of its own: they print their measurements."""
 from __future__ import annotations
 
 import contextlib
@@ -49,7 +49,7 @@ def devices(chosen: str) -> Found:
 
 
 def machine() -> Found:
-    """Print what the machine is, and how its cards are linked."""
+    """Print the parts of the machine, and the links of its cards."""
     found = cards.cards()
     for card in found:
         print('%s: %s, %s, at %s' % (card.device, card.name, bytes_text(card.memory), card.bus_id))
@@ -187,7 +187,7 @@ def equal() -> Found:
     """Compare a model after some steps, in each way to compute them, with its weights on one context."""
     opened = contexts()
     names = [context.name for context in opened]
-    expected, seconds = _train(contexts=names[:1])
+    expected, _ = _train(contexts=names[:1])
     ways: dict[str, Callable[[], Any]] = {'all contexts': _train}
     ways['sums through the host'] = lambda: _train({'mgpu.collectives': 'host'})
     ways['sharded update'] = lambda: _train(update_on='sharded')
@@ -199,10 +199,11 @@ def equal() -> Found:
         ways['other names'] = lambda: _train(contexts=init(describe(
             [context._replace(name='other%d' % i) for i, context in enumerate(opened)])))
     shards = {'mgpu.logical_shards': 8, 'mgpu.shares': 'equal'}
-    bits = [_train(shards, contexts=names[:n])[0] for n in numbers_to(len(names))]
+    numbers = numbers_to(len(names))
+    bits = [_train(shards, contexts=names[:n])[0] for n in numbers]
     alike = all((a == b).all() for other in bits for a, b in zip(bits[0], other))
-    print('8 logical shards on %s contexts: %s bits' % (', '.join(map(str, numbers_to(len(names)))),
-                                                        'the same' if alike else 'OTHER'), flush=True)
+    said = 'the same bits' if alike else 'OTHER bits'
+    print('8 logical shards on %s contexts: %s' % (', '.join(map(str, numbers)), said), flush=True)
     differences = {}
     for way, train in ways.items():
         values, seconds = train()
@@ -210,8 +211,8 @@ def equal() -> Found:
         print('%s: the weights differ by %.1e of the largest, %.2f ms a step' % (way, differences[way], 1e3 * seconds),
               flush=True)
     worst = max(differences, key=differences.__getitem__)
-    return alike and differences[worst] < TOLERANCE, 'as on one context, to %.1e (%s); logical shards: %s bits' % (
-        differences[worst], worst, 'the same' if alike else 'OTHER')
+    return alike and differences[worst] < TOLERANCE, 'as on one context, to %.1e (%s); logical shards: %s' % (
+        differences[worst], worst, said)
 
 
 def scaling(model: str) -> Found:
