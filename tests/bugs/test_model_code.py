@@ -1,6 +1,7 @@
 """Bugs that were found and fixed, each under its symptom: code in model files that `theano-mgpu predict` loads."""
 import json
 import os
+import pickle
 
 import theano_mgpu as mgpu
 from theano_mgpu.cli import main
@@ -47,6 +48,29 @@ def test_code_in_a_model_is_not_run_with_safe(name):
         load_model('model.h5', True)
     assert not os.path.exists('ran')
     assert load_model('model.h5', False).count_params() >= 0 and os.path.exists('ran')
+
+
+class Touch:
+    def __reduce__(self):
+        return exec, ("open('ran', 'w').close()",)
+
+
+def test_pickled_models():
+    """A pickled model was "no HDF5 file"; it is read, but with --safe, since reading it may run any code."""
+    model = Sequential([layers.Dense(3, input_shape=(4,))])
+    for name, thing in ('model.pkl', model), ('touch.pkl', Touch()), ('list.pkl', [model]):
+        with open(name, 'wb') as file:
+            pickle.dump(thing, file)
+        with pytest.raises(MgpuError, match='the model %s is refused by --safe: it is a pickle' % name):
+            load_model(name, True)
+    assert not os.path.exists('ran')
+    np.testing.assert_array_equal(load_model('model.pkl', False).get_weights()[0], model.get_weights()[0])
+    with pytest.raises(MgpuError, match='list.pkl is a pickle of the type list, and not of a Keras model'):
+        load_model('list.pkl', False)
+    with open('cut.pkl', 'wb') as file:
+        file.write(pickle.dumps(model)[:-9])
+    with pytest.raises(MgpuError, match='Keras cannot load the model cut.pkl'):
+        load_model('cut.pkl', False)
 
 
 def test_custom_classes_and_whatever_else_could_be_called_are_refused():

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pickle
 import re
 import traceback
 from typing import Any
@@ -16,18 +17,23 @@ LAMBDA_KEYS = 'function_type', 'output_shape_type', 'output_mask_type', 'mode_ty
 
 DAMAGED = 'The file is damaged, cut off, or no HDF5 file: copy it again, or write it again with model.save'
 UNREADABLE = 'The system does not let this process read the file: look at its name and permissions'
+TRUST = 'Without --safe, code in the file would be run: leave the option out only if you trust the file'
 CUSTOM = 'If the model has custom layers, load it in a script and use theano_mgpu.keras.Predictor(model)'
 
 
 def load_model(path: str, safe: bool) -> Any:
-    """Load a model that `keras.Model.save` wrote, without its optimizer; raise an MgpuError if Keras cannot.
+    """Load a model that `keras.Model.save` wrote, without its optimizer, or a pickled one; raise an MgpuError if Keras
+    cannot.
 
-    `safe` refuses one with Lambda layers, whose functions are code within the file, or with classes that are not
-    Keras's own: then nothing in it has been run.
+    `safe` refuses a pickle, and a model with Lambda layers, whose functions are code within the file, or with classes
+    that are not Keras's own: then nothing in it has been run.
     """
     import h5py
     advice, next_step = '', DAMAGED
     try:
+        if _is_pickle(path):
+            next_step = CUSTOM
+            return _from_pickle(path, safe)
         check_hdf5(path)
         with h5py.File(path, 'r') as file:  # the file that is checked is the one that is loaded
             if 'model_config' not in file.attrs:
@@ -50,6 +56,23 @@ def load_model(path: str, safe: bool) -> Any:
             path, type(error).__name__, ' '.join(str(error).split()), advice, next_step)) from None
 
 
+def _is_pickle(path):
+    with open(path, 'rb') as file:
+        return file.read(1) == pickle.PROTO  # protocol 2 and later
+
+
+def _from_pickle(path, safe):
+    if safe:
+        raise MgpuError('the model %s is refused by --safe: it is a pickle, which runs code when it is read. %s'
+                        % (path, TRUST))
+    from keras import models
+    with open(path, 'rb') as file:
+        model = pickle.load(file)
+    if not isinstance(model, models.Model):
+        raise MgpuError('%s is a pickle of the type %s, and not of a Keras model' % (path, type(model).__name__))
+    return model
+
+
 def advice_for(file: Any) -> str:
     """Return what helps if a file cannot be loaded; an empty text if the Keras that is installed wrote it."""
     written = file.attrs.get('keras_version', keras_versions.version())
@@ -66,8 +89,8 @@ def check_safe(path: str, config: Any, advice: str = '') -> None:
     """Raise a MgpuError with the advice if a model's configuration has Lambda layers, or classes not of Keras."""
     reasons = list(dict.fromkeys(_unsafe(config, 'the model')))
     if reasons:
-        raise MgpuError('the model %s is refused by --safe: %s. %sWithout --safe, code in the file would be run: leave '
-                        'the option out only if you trust the file' % (path, ', '.join(reasons), advice))
+        raise MgpuError('the model %s is refused by --safe: %s. %s%s'
+                        % (path, ', '.join(reasons), advice, TRUST))
 
 
 def _unsafe(config, name):

@@ -11,7 +11,7 @@ The Keras that is installed, 1.0 to 2.3.1, loads the model. An error names the v
 load, and how to install that.
 
 A model with Lambda layers has code of whoever wrote the file in it, and runs that when it is loaded. --safe refuses
-such models, and those with classes that are not of Keras, before anything in them is run.
+such models, pickles, and models with classes that are not of Keras, before anything in them is run.
 
 Each context computes another batch (see "theano-mgpu devices"). With launch, each process has a share of them.
 
@@ -46,7 +46,7 @@ from .output import note, quietly
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument('model', help='a file that keras.Model.save wrote')
+    parser.add_argument('model', help='a file that keras.Model.save wrote, or a pickled model')
     parser.add_argument('input', help='samples: %s' % ', '.join(KINDS))
     parser.add_argument('output', help='file for the outputs: %s' % ', '.join(KINDS))
     parser.add_argument('--batch-size', type=positive, default=32, metavar='N',
@@ -54,8 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_contexts(parser)
     parser.add_argument('--replicas-per-gpu', type=positive, default=1, metavar='K',
                         help='deprecated, without effect')
-    parser.add_argument('--safe', action='store_true', help='refuse a model that has code in its file (Lambda layers), '
-                        'or custom classes')
+    parser.add_argument('--safe', action='store_true', help='refuse a model that has code in its file (Lambda layers, '
+                        'pickles), or custom classes')
     parser.add_argument('--quiet', action='store_true', help='no progress bar, and no summary')
 
 

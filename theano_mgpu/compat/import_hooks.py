@@ -82,8 +82,20 @@ def refuse_import(name: str, message: str) -> None:
 
 
 def move(names: Mapping[str, str]) -> None:
-    """Import modules by names that they had, if Python does not find them; `names` maps these to the names of today."""
+    """Import modules, and those below them, by names that they had, if Python does not find them.
+
+    `names` maps these to the names of today.
+    """
     _moved.update(names)
+
+
+def _has_moved(name, path):
+    """Return whether a module has another name today, or is below one that has."""
+    package = name.rpartition('.')[0]
+    if package in _moved and sys.modules[package].__name__ == _moved[package]:
+        _moved[name] = _moved[package] + name[len(package):]
+        return True
+    return name in _moved and importlib.machinery.PathFinder.find_spec(name, path) is None
 
 
 class _Mover(importlib.abc.Loader):
@@ -108,7 +120,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             raise ImportError(message, name=name)
         for function in _hooks['before'].pop(name, ()):
             function()
-        if name in _moved and importlib.machinery.PathFinder.find_spec(name, path) is None:
+        if _has_moved(name, path):
             return importlib.machinery.ModuleSpec(name, _Mover())
         if name in _again:
             return _again.pop(name)

@@ -15,6 +15,7 @@ def names() -> dict[str, Any]:
     import theano
     from theano import tensor
     from theano.gpuarray import GpuArrayType, basic_ops
+    from theano.gpuarray import type as gpuarray_type
     from theano.sandbox.rng_mrg import MRG_RandomStreams
     from theano.tensor.nnet import abstract_conv
     from theano.tensor.signal import pool
@@ -47,7 +48,11 @@ def names() -> dict[str, Any]:
         'gpu_alloc_empty': lambda *shape: tensor.zeros(shape, 'float32'),
         **dict.fromkeys(('shared_constructor', 'float32_shared_constructor'), theano.shared),
         'CudaNdarrayType': GpuArrayType, 'HostFromGpu': basic_ops.HostFromGpu, 'GpuFromHost': basic_ops.GpuFromHost,
-        'CURAND_RandomStreams': MRG_RandomStreams}
+        'CURAND_RandomStreams': MRG_RandomStreams,
+        # Of pickles, see old_pickles.py.
+        'CudaNdarray_unpickler': lambda array: gpuarray_type.GpuArray_unpickler(array, None),
+        'CudaNdarrayVariable': gpuarray_type.GpuArrayVariable, 'CudaNdarrayConstant': gpuarray_type.GpuArrayConstant,
+        'CudaNdarraySharedVariable': gpuarray_type.GpuArraySharedVariable}
 
 
 def use(device: str, *ignored: Any, **options: Any) -> None:

@@ -24,15 +24,16 @@ MAP = "THEANO_FLAGS='contexts=dev0->cuda0;dev1->cuda1', or theano_mgpu.init('dev
 SHARED = "theano.shared(value, target='dev0')"
 BLOCK = "the block `with theano_mgpu.device('dev1'):`"
 # Modules of Theano before 1.0, and of scikit-learn before 0.20 and 0.23 -> the modules that have their names today.
-MOVED = {'theano.compat.six': 'six', 'theano.compat.six.moves': 'six.moves', 'theano.compat.python2x': 'collections',
-         'sklearn.externals.joblib': 'joblib', 'sklearn.cross_validation': __package__ + '.cross_validation'}
+MOVED = {'theano.compat.six': 'six', 'theano.compat.python2x': 'collections',
+         'theano.sandbox.gpuarray': 'theano.gpuarray', 'sklearn.externals.joblib': 'joblib',
+         'sklearn.cross_validation': __package__ + '.cross_validation'}
 # Names that old scripts and tutorials use -> their replacements.
 REPLACED = {'theano.gpuarray.shared_constructor': SHARED, 'theano.gpuarray.float32_shared_constructor': SHARED,
             'theano.gpuarray.change_flags': BLOCK, 'theano.gpuarray.set_device': BLOCK,
             'theano.gpuarray.gpu_from_host': "x.transfer('dev0')", 'theano.ProfileMode': 'the flag profile=True'}
 CUDA = 'theano.sandbox.cuda'
 CUDA_MODULES = 'basic_ops', 'blas', 'dnn', 'rng_curand', 'type', 'var'
-OLD_PACKAGES = CUDA, 'theano.sandbox.gpuarray', 'theano.misc.pycuda_init', 'theano.misc.pycuda_utils'
+OLD_PACKAGES = CUDA, 'theano.misc.pycuda_init', 'theano.misc.pycuda_utils'
 
 
 def restore_numpy_aliases() -> None:
