@@ -12,8 +12,14 @@ from support.standin import run
 
 def test_sessions_of_tensorflow():
     """Ended with "module 'keras.backend' has no attribute 'clear_session'"."""
-    from keras.backend import theano_backend
-    from keras.backend import clear_session, get_session, is_symbolic, manual_variable_initialization, set_session
+    from keras.backend import (
+        clear_session,
+        get_session,
+        is_symbolic,
+        manual_variable_initialization,
+        set_session,
+        theano_backend,
+    )
     manual_variable_initialization(True)
     set_session(None)
     names, phase = [], K.learning_phase()

@@ -44,6 +44,10 @@ def test_fit_is_that_of_one_process(update_on, tmp_path):
         assert len(f.readlines()) == len(g.readlines()) == 5
     with open(ranks + '.csv') as log, open(ranks + '.own0.csv') as first, open(ranks + '.own1.csv') as second:
         assert log.read() == first.read() == second.read()
+    table, first, second = [open(ranks + name).read() for name in ('.table.csv', '.table0.csv', '.table1.csv')]
+    assert table == first == second and len(table.splitlines()) == 4
+    assert 'the callback Both runs on each rank, since it writes, by open, and steers' in done.stderr
+    assert {name for name in os.listdir(str(tmp_path)) if 'both' in name} == {'ranks.both0', 'ranks.both1', 'one.both0'}
     for name in ('.h5', '.best.h5', '.alone.h5', '.own0.h5', '.own1.h5'):
         keras.models.load_model(ranks + name)
     saved = keras.models.load_model(ranks + '.h5')

@@ -1,4 +1,5 @@
 """Entry point of the MPI jobs of the Keras add-on's tests: ``python keras_rank_jobs.py JOB ARGUMENTS``."""
+import csv
 import glob
 import json
 import os
@@ -60,24 +61,56 @@ class Schedules(callbacks.Callback):
         keras.backend.set_value(self.model.optimizer.lr, 0.01 / (1 + epoch))
 
 
+class Table(callbacks.Callback):
+    """A callback of the user's own, which writes: two ranks cannot write its file."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.losses = path, []
+
+    def on_train_begin(self, logs=None):
+        open(self.path, 'x').close()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.losses.append(float(logs['loss']))
+        with open(self.path, 'a') as file:
+            csv.writer(file).writerow([epoch, logs['loss'], float(keras.backend.get_value(self.model.optimizer.lr))])
+
+
+class Measured(callbacks.Callback):
+    """A callback of the user's own, which all ranks need: it has a metric for other callbacks."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs['measured'] = float(np.abs(self.model.predict(X[:11], batch_size=4)).sum())
+
+
+class Both(Measured):
+    def on_train_end(self, logs=None):
+        open('%s.both%d' % (self.model.path, mgpu.rank()), 'w').close()
+
+
 def fit(path, contexts):
     """Train with Keras's options around `fit`; ragged batches in an order that is drawn."""
     mgpu.init(contexts)
     model = parallel()
+    model.path = path
     is_first = mgpu.rank() == 0
+    tables = [Table(path + '.table.csv'), Table('%s.table%d.csv' % (path, mgpu.rank()))]
     history = model.fit(X, Y, batch_size=8, epochs=4, validation_split=0.2, verbose=1, callbacks=[
         *[callbacks.LambdaCallback()] * is_first, Schedules(),
         callbacks.ModelCheckpoint(path + '.best.h5', save_best_only=True),
         callbacks.ModelCheckpoint('%s.own%d.h5' % (path, mgpu.rank())),
         callbacks.CSVLogger('%s.own%d.csv' % (path, mgpu.rank())),
         callbacks.CSVLogger(path + '.csv'), callbacks.EarlyStopping(patience=3),
-        callbacks.LambdaCallback(on_epoch_end=draw),
+        callbacks.LambdaCallback(on_epoch_end=draw), *tables, Both(),
+        callbacks.EarlyStopping('measured', patience=3),
         *[callbacks.ModelCheckpoint(path + '.of_first.h5')] * is_first])
     if is_first:
         model.save(path + '.alone.h5')
     scores = model.evaluate(X[:11], Y[:11], batch_size=4, verbose=0)
     model.fit_generator(Pieces(), epochs=2, shuffle=True, verbose=0)
     model.save(path + '.h5')
+    assert tables[0].losses == tables[1].losses == history.history['loss']
     write(path, model, history.history, np.array(scores), model.predict(X[:11], batch_size=4))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 from typing import ContextManager
 
 from ..compat.import_hooks import replaced
-from ..compat.patch import AFTER_THEANO, Patch, during
+from ..compat.patch import AFTER_THEANO, BEFORE_THEANO, Patch, after, during
 from ..errors import MgpuError
 from ..utils import mpi_environment
-from . import mpi_library
+from . import mpi_library, trackers
 
 
 def hidden_mpi() -> ContextManager[None]:
@@ -38,4 +38,8 @@ PATCHES = [
           during('theano'), hidden_mpi, 'test_an_mpi4py_without_mpi_does_not_end_the_import'),
     Patch('Theano', '1.0.5', 'each rank of a host compiles the same modules, on all cores',
           AFTER_THEANO, leave_compiling_to_the_first_rank, 'test_one_rank_of_a_host_compiles_ahead'),
+    Patch('Weights & Biases, Neptune', 'all', 'each rank of a job records a run',
+          BEFORE_THEANO, trackers.silence_trackers, 'test_ranks_record_one_run'),
+    Patch('MLflow', 'all', 'each rank of a job records a run',
+          after('mlflow'), trackers.record_elsewhere, 'test_ranks_record_one_run'),
 ]

@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 
-
 class Session:
     """A session of TensorFlow, as far as Theano knows one: `run` computes values, and all else changes nothing."""
 

@@ -30,12 +30,9 @@ from ...utils.rank_process import wait_until_needed
 from ..models import members
 from .checkpoint import Checkpoint
 from .feed import fed
+from .writers import only_writes
 
-# Callbacks that only write. Those that steer (EarlyStopping, schedules) have to run, and agree, on every rank.
-WRITERS = tuple(vars(keras_callbacks)[name] for name in (
-    'ModelCheckpoint', 'CSVLogger', 'RemoteMonitor', 'ProgbarLogger', 'TensorBoard') if hasattr(keras_callbacks, name))
 SET = 'set_%s' if hasattr(keras_callbacks.Callback, 'set_model') else '_set_%s'  # the latter before Keras 1.2
-PATHS = ('filepath', 'filename', 'log_dir')  # attributes that name the files which they write
 
 
 def run_loop(method: Callable[..., Any], self: Model, *args: Any, **kwargs: Any) -> Any:
@@ -120,11 +117,11 @@ class LoopCallbacks:
 
     def _find_common(self):
         """Return the positions of the callbacks that only write, to files of the same names on all ranks."""
-        own: dict[Any, int] = {}  # the position of each: of a class and files, and a number among those that are alike
+        own: dict[Any, int] = {}  # the position of each: of a class and texts, and a number among those that are alike
         for position, callback in enumerate(self._others, 1):
-            if isinstance(callback, WRITERS):
-                kind = (type(callback).__name__, *[os.path.abspath(str(getattr(callback, name))) for name in PATHS
-                                                   if getattr(callback, name, None)])
+            if only_writes(callback):
+                kind = (type(callback).__name__, *[os.path.abspath(value) for _, value in sorted(vars(callback).items())
+                                                   if isinstance(value, (str, os.PathLike))])
                 own[kind, sum(kind == other for other, _ in own)] = position
         of_ranks = all_gather_object(self._ranks, list(own))
         common = [key for key in of_ranks[0] if all(key in keys for keys in of_ranks)]
@@ -174,9 +171,10 @@ class LoopCallbacks:
         """Call it on rank 0; at the end of an epoch or the training, other ranks wait until it has written."""
         def act():
             self._call_unless_replaying(position, callback, hook, args)
-            return {name: value for name, value in vars(callback).items() if isinstance(value, (int, float, np.number))}
+            return {name: value for name, value in vars(callback).items() if isinstance(value, (int, float, np.number))
+                    or hook == 'on_train_end' and _is_plain(value)}
         if hook in ('on_epoch_end', 'on_train_end'):
-            # A script may look at ModelCheckpoint.best, and has to find the same on every rank.
+            # A script may look at ModelCheckpoint.best, or at losses that a callback of its own keeps.
             vars(callback).update(on_rank_0(self._ranks, act))
         elif self._ranks.rank == 0:
             act()
@@ -188,6 +186,13 @@ class LoopCallbacks:
             self._checkpoint.end_epoch_of(callback, position, *args)
         elif not (may_replay and self._checkpoint.replaying):
             getattr(callback, hook)(*args)
+
+
+def _is_plain(value):
+    """Return whether a value is numbers, texts or arrays, in containers or not, which other ranks can have, too."""
+    if isinstance(value, (list, tuple, set, dict)):
+        return all(map(_is_plain, [*value, *value.values()] if isinstance(value, dict) else value))
+    return isinstance(value, (int, float, str, bytes, np.number, np.ndarray, type(None)))
 
 
 class RankSync(keras_callbacks.Callback):
