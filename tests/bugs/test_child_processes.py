@@ -74,12 +74,15 @@ def test_processes_that_need_no_fixes_are_left_alone(installed):
     """Nothing is imported before Theano or Keras is, and nothing by a Python that no such process has started."""
     loaded = "import sys; print([name for name in sys.modules if 'theano' in name])"
     assert run_installed(installed, '-c', loaded) == '[]\n'
-    started = {theano_imports.IMPORTED: '1'}
+    started = {theano_imports.IMPORTED: theano_imports.BY_PARENT}
     assert run_installed(installed, '-c', loaded, **started) == "['theano_mgpu_first']\n"
     theano_first = ('import sys, theano.tensor; from theano_mgpu.graph import graph; '
                     'assert theano is graph.theano; names = list(sys.modules); '
                     'print(names.index("theano_mgpu") < names.index("theano"), theano.__spec__.origin)')
     assert run_installed(installed, '-c', theano_first, **started) == 'True %s\n' % theano.__file__
+    numpy_first = 'import numpy.linalg, sys; print(numpy is sys.modules["numpy"], "theano_mgpu" in sys.modules)'
+    for value, imported in ('1', True), (theano_imports.BY_PARENT, False):
+        assert run_installed(installed, '-c', numpy_first, MGPU_IMPORTED=value) == 'True %s\n' % imported
     first, = installed.parent.parent.glob('lib/python*/site-packages/theano_mgpu_first.py')
     first.rename(str(first) + '.gone')
     assert run_installed(installed, '-c', loaded, **started) == '[]\n'

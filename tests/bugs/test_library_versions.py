@@ -190,7 +190,7 @@ def test_a_theanorc_of_theano_0_x_is_read(monkeypatch, capsys, tmp_path):
                     '[dnn]\nconv.workmem = none\n[mgpu]\nbatch_statistics = local\n')
     monkeypatch.setenv('THEANORC', str(path))
     monkeypatch.setenv('THEANO_FLAGS', 'optimizer=fast_compile,mgpu.exchange=float16')
-    monkeypatch.setenv(theano_imports.IMPORTED, '1')  # the parent has said what the file has
+    monkeypatch.setenv(theano_imports.IMPORTED, theano_imports.BY_PARENT)  # the parent has said what the file has
     old_flags.read_old_flags()
     assert flags.environment_flags() == {
         'optimizer': 'fast_compile', 'device': 'cuda1', 'gpuarray.preallocate': '0.5', 'dnn.conv.algo_fwd': 'none',

@@ -36,22 +36,22 @@ def standin(devices=2, **settings):
 
 def test_a_machine_without_a_gpu(tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith('CUDA_ON_CPU')}
-    rows, text, code = written(tmp_path, '--only', 'machine', 'doctor', 'copies', 'nccl', '--gpus', '2',
+    rows, text, code = written(tmp_path, '--only', 'machine,doctor,copies,nccl', '--gpus', '2',
                                env=dict(env, USER='', LOGNAME='', HOME='/home/nobody-here', SECRET='x'))
     assert rows['machine'].startswith('ok') and 'no NVIDIA GPU' in rows['machine']
     assert rows['doctor'].startswith(('ok', 'FAILED')) and 'shared memory' in text
     assert rows['copies'].startswith('left out') and 'no CUDA device' in text
     assert rows['nccl'].startswith('left out') and code == rows['doctor'].startswith('FAILED')
-    assert 'SECRET' not in text and 'contexts dev0->cpu;dev1->cpu' in text
+    assert 'SECRET' not in text and '\nNCCL_DEBUG_FILE=' in text and 'contexts dev0->cpu;dev1->cpu' in text
 
 
 @on_standin
 @pytest.mark.parametrize('settings, expected', [
-    pytest.param({}, {'copies': 'ok', 'nccl': 'ok', 'nccl staged': 'left out'}, id='well'),
+    pytest.param({}, {'copies': 'ok', 'nccl': 'ok', 'nccl-staged': 'left out'}, id='well'),
     pytest.param({'peer': 'broken'}, {'copies': 'FAILED'}, id='copies that are wrong'),
     pytest.param({'init': 802}, {'doctor': 'ok', 'nccl': 'left out'}, id='a driver that refuses')])
 def test_the_table_is_true(settings, expected, tmp_path):
-    rows, text, code = written(tmp_path, '--only', *expected, env=standin(**settings))
+    rows, text, code = written(tmp_path, '--only', ','.join(expected), env=standin(**settings))
     assert {name: rows[name].startswith(result) for name, result in expected.items()} == dict.fromkeys(expected, True)
     assert code == ('FAILED' in expected.values())
     assert ('copy wrong bytes' in text or 'wrongly' in text) == ('peer' in settings)
@@ -63,8 +63,8 @@ def test_the_table_is_true(settings, expected, tmp_path):
 
 @on_standin
 def test_a_first_exchange_that_hangs_is_named(tmp_path):
-    rows, text, code = written(tmp_path, '--only', 'nccl', 'nccl staged', env=standin(nccl_hang=True))
-    assert rows['nccl'].startswith('FAILED') and rows['nccl staged'].startswith('FAILED') and code == 1
+    rows, text, code = written(tmp_path, '--only', 'nccl,nccl-staged', env=standin(nccl_hang=True))
+    assert rows['nccl'].startswith('FAILED') and rows['nccl-staged'].startswith('FAILED') and code == 1
     assert text.count('NCCL has not ended the first exchange of values within 20 s') >= 2 and '(ACS)' in text
 
 
@@ -81,13 +81,13 @@ def test_a_step_that_hangs_or_a_card_that_is_lost(settings, said, tmp_path, monk
 import sys
 from theano_mgpu.cli import report
 from theano_mgpu.devices.contexts import configured
-print(report.take_steps({'equal': report.STEPS['equal']._replace(seconds=%d)}, configured(), sys.argv[1]))
+print(report.take_steps({'equal': report.STEPS['equal']}, configured(), sys.argv[1], %d))
 ''' % limit, path], timeout=300, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
     text = open(path).read()
     assert code == '1' and time.monotonic() - began < 250
     assert said in ' '.join(text.split()), text
     if 'nccl_fail' in settings:
-        assert 'hread 0x' in text and 'most recent call first' in text and 'TIME OUT' in text
+        assert '= stopped after 25 s; the stacks' in text and 'hread 0x' in text and 'most recent call first' in text and 'TIME OUT' in text
 
 
 @on_standin
@@ -97,7 +97,7 @@ def test_a_driver_that_hangs_at_once(tmp_path):
 import argparse, sys
 from theano_mgpu.cli import report
 report.LISTING = 3
-report.STEPS['machine'] = report.STEPS['machine']._replace(seconds=4)
+report.STEPS['machine'] = report.STEPS['machine']._replace(seconds=2)
 print(report.run(argparse.Namespace(contexts=None, only=['machine', 'nccl'], file=sys.argv[1])))
 ''', path], env=standin(init=-1), timeout=120, capture_output=True, text=True)
     text = open(path).read()
@@ -107,14 +107,14 @@ print(report.run(argparse.Namespace(contexts=None, only=['machine', 'nccl'], fil
 
 def test_what_was_found_is_there_when_it_is_interrupted(tmp_path):
     path = tmp_path / 'report.txt'
-    command = [sys.executable, '-m', 'theano_mgpu', 'report', str(path), '--only', 'machine', 'doctor', '--gpus', '1']
+    command = [sys.executable, '-m', 'theano_mgpu', 'report', str(path), '--only', 'machine,doctor', '--gpus', '1']
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while 'doctor   running' not in (path.read_text() if path.exists() else ''):
             time.sleep(.05)
         process.send_signal(signal.SIGHUP)  # a connection that is closed
         assert process.wait(30) == 130 and 'has what was found so far' in process.stderr.read()
     text = path.read_text()
-    assert re.search('machine  ok ', text) and '=== machine' in text and 'doctor   running' in text
+    assert re.search('machine  ok ', text) and '=== machine' in text and re.search('doctor   left out +\\d+  interrupted', text)
 
 
 def is_running(process):

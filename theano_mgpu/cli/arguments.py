@@ -48,7 +48,7 @@ def add_contexts(parser: argparse.ArgumentParser, *short: str) -> None:
                        'core)')
     which.add_argument(*short, '--gpus', metavar='N|LIST', type=gpus, dest='contexts',
                        help='how many of these default contexts, or their names or numbers, e.g. 2, or 0,2, or '
-                       'dev0,dev2; without a GPU and a map, N contexts on the CPU')
+                       'dev0,dev2; without a GPU and a map, N contexts on the CPU, at most one a core')
 
 
 def context_map(text: str) -> int | str:

@@ -12,6 +12,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 PACKAGES = str(Path(__file__).resolve().parents[2])  # the folder that theano_mgpu is in
 MODULES = 'Extension modules:'  # a line of faulthandler with hundreds of names
+MISSING = 127  # the exit code of a command that cannot be run, as of a shell
 PATIENCE = 3  # seconds for the stacks, and for the end
 
 
@@ -38,7 +39,7 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] = {
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True, errors='replace', start_new_session=True)
     except OSError as error:
-        return Ended(127, '%s cannot be run: %s' % (command[0], error.strerror))
+        return Ended(MISSING, '%s cannot be run: %s' % (command[0], error.strerror))
 
     def read() -> None:
         assert process.stdout is not None

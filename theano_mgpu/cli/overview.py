@@ -8,6 +8,7 @@ import theano_mgpu
 from ..comm.allocation import allocation
 from ..devices import discovery
 from ..utils import processor
+from ..utils.command_line import called
 from ..utils.installed import installed
 from ..utils.tables import counted
 from .doctor import advice, host_checks
@@ -29,7 +30,7 @@ def show() -> None:
     width = max(len(command) for command, _ in steps)
     print('\nnext:')
     print('\n'.join('  %-*s  %s' % (width, *step) for step in steps))
-    print('\ntheano-mgpu --help lists all commands.')
+    print('\n%s --help lists all commands.' % called())
 
 
 def devices() -> str:

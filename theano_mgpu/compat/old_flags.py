@@ -6,7 +6,7 @@ import re
 from typing import Any, Callable, Mapping
 
 from ..utils import command_line, flags, progress
-from .theano_imports import IMPORTED
+from .theano_imports import BY_PARENT, IMPORTED
 
 FREE = 'by a flag for one device, if there is one'  # how `theano-mgpu run` chooses contexts without such options
 # Flags that name one card. The flag device=cuda0 asks for a GPU, whichever it is, and stands beside contexts.
@@ -74,7 +74,7 @@ def read_old_flags() -> None:
     new, said = today({**files, **own})
     if said:
         flags.set_environment_flags({name: new[name] for name in new if name in own or new[name] != files.get(name)})
-        if IMPORTED in os.environ:  # the parent has said what the files have
+        if os.environ.get(IMPORTED) == BY_PARENT:  # the parent has said what the files have
             said = today(own)[1]
         if said:
             progress.note(said)

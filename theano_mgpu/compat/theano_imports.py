@@ -11,11 +11,12 @@ from .import_hooks import new_module, replaced
 from .wrapping import wrap
 
 IMPORTED = 'MGPU_IMPORTED'  # in the environment of processes that this one starts, see theano_mgpu_first.py
+BY_PARENT = 'parent'         # its value there; a user gives it the value 1
 
 
 def have_child_processes_patched() -> None:
     """Make processes that this one starts import theano_mgpu before Theano and Keras: see theano_mgpu_first.py."""
-    os.environ[IMPORTED] = '1'
+    os.environ[IMPORTED] = BY_PARENT
 
 
 def parts_of_scipy_left_out() -> ContextManager[None]:

@@ -24,6 +24,13 @@ def own_command() -> 'str | None':
     return ' '.join(sys.argv[1:2]) if is_ours else None
 
 
+def called() -> str:
+    """Return how the user can call ``theano-mgpu``: by its path, where PATH does not have its folder."""
+    from shutil import which
+    is_found = os.path.basename(sys.argv[0]) != 'theano-mgpu' or which('theano-mgpu') == os.path.abspath(sys.argv[0])
+    return 'theano-mgpu' if is_found else sys.argv[0]
+
+
 def _is_run_by_module():
     words = getattr(sys, 'orig_argv', [])
     return sys.argv[:1] == ['-m'] and ('-m', 'theano_mgpu') in zip(words, words[1:])

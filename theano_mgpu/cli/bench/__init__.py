@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
         note('interrupted')
         return 130
     rows = {title: row_of(each, blocks['1 context'], args.batch_size) for title, each in blocks.items()}
-    print('\nmedians of %s in turns; speedup over 1 context with the same whole batch\n%s'
-          % (counted(args.rounds, 'round'), as_table(rows)))
+    print('\nmedians of %s in turns; speedup over 1 context with the same whole batch: the median of the ratios in '
+          'each round\n%s' % (counted(args.rounds, 'round'), as_table(rows)))
     if fits:
         print('\n' + fits)
     if args.json:

@@ -10,6 +10,7 @@ from ...comm.allocation import allocation
 from ...devices import discovery
 from ...devices.contexts import flagged
 from ...utils import mpi_environment
+from ...utils.command_line import called
 from ...utils.flags import theanorc_files
 from ...utils.tables import counted
 from . import device_checks
@@ -56,7 +57,11 @@ def next_steps(setup: Setup) -> list[Step]:
             last = ('theano-mgpu config', 'lines for your .theanorc: these devices, with float32')
     else:
         last = ('theano-mgpu bench --model cnn', 'measure how a model scales here')
-    return [check, first_script(setup), last]
+    return [(_as_called(command), text) for command, text in (check, first_script(setup), last)]
+
+
+def _as_called(command):
+    return command.replace('theano-mgpu', called(), 1)
 
 
 def last_line(findings: Sequence[tuple[str, Finding]], setup: Setup) -> str:
@@ -65,5 +70,6 @@ def last_line(findings: Sequence[tuple[str, Finding]], setup: Setup) -> str:
             WARN, 'apply the remedy of %s, unless you do not need it'):
         names = [name for name, finding in findings if finding.status == status]
         if names:
-            return 'Advice: %s.' % (text % names[0])
-    return 'Advice: %s runs %s.' % first_script(setup)
+            return 'Advice: %s.' % _as_called(text % names[0])
+    command, text = first_script(setup)
+    return 'Advice: %s runs %s.' % (_as_called(command), text)

@@ -4,14 +4,15 @@ The steps: the machine, and the links of its cards; doctor; copies from, to and 
 by NCCL, by size; an exchange that is aborted; whether several devices give the weights of one; how models scale over
 contexts and over processes. Without a GPU, the cores of the CPU are the devices. Each step has a process of its own
 and a limit, and all have ten minutes: one that hangs ends with the stacks of its threads, and the next one follows. The
-file is complete after each step, also if the report is interrupted. A table is at its top.
+file is complete after each step, also if the report is interrupted. A table is at its top. A step may take
+twice its limit where the later ones leave the time.
 
 Names of users, hosts and folders are left out. Please read the file, and post it in an issue of the repository, also
 if all is well: few machines with several GPUs have been seen.
 
 examples:
   theano-mgpu report                                  write theano-mgpu-report.txt, in at most ten minutes
-  theano-mgpu report big.txt --only machine nccl      two of the steps, to another file
+  theano-mgpu report big.txt --only machine,nccl      two of the steps, to another file
   theano-mgpu report --contexts 'dev0->cuda1;dev1->cuda2'
 """
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import sys
 import textwrap
@@ -33,7 +35,7 @@ from ...errors import MgpuError
 from ...utils import mpi_environment
 from ...utils.files import check_folder, check_writable, whole_text
 from ...utils.flags import environment_flags, set_environment_flags
-from ...utils.tables import table
+from ...utils.tables import counted, table
 from .. import limited
 from ..arguments import add_contexts
 from ..output import note
@@ -47,7 +49,8 @@ MOST = 400     # lines of a step
 LONGEST, WIDTH = 200, 76  # characters of the last line of a step, and of a line of the table
 POST = ('Please read %s, and post it in an issue of the repository of theano_mgpu ("A report of a machine"), also if '
         'all is well.')
-STAGED = 'nccl staged'  # with copies through the host alone, which is what its remedy does
+STAGED = 'nccl-staged'  # with copies through the host alone, which is what its remedy does
+VARIABLES = re.compile('(CUDA|NCCL|OMP|OPENBLAS|MKL|THEANO|MGPU|KERAS|NVIDIA|UCX|OMPI_MCA|SLURM_(GPU|CPU|N[TN]))')
 TITLES = ['STEP', 'RESULT', 'SECONDS', 'FOUND']
 OK, FAILED, LEFT_OUT, RUNNING, ENDED = 'ok', 'FAILED', 'left out', 'running', 'TIME OUT'
 
@@ -72,18 +75,29 @@ STEPS = {
     'machine': Step(probe('machine'), 40), 'doctor': Step(probe('doctor'), 200), 'copies': Step(probe('copies'), 60, 1),
     'nccl': Step(probe('nccl'), 80, 2, OF_NCCL),
     STAGED: Step(probe('nccl'), 80, 2, {**OF_NCCL, 'NCCL_P2P_DISABLE': '1'}),
-    'equal': Step(probe('equal'), 200), 'abort': Step(probe('abort'), 60, 2), 'mlp': Step(probe('scaling', 'mlp'), 150),
+    'abort': Step(probe('abort'), 100, 2), 'equal': Step(probe('equal'), 200), 'mlp': Step(probe('scaling', 'mlp'), 150),
     'cnn': Step(probe('scaling', 'cnn'), 150), 'lstm': Step(probe('scaling', 'lstm'), 150),
     'resnet50': Step(probe('scaling', 'resnet50'), 200, 1),
-    'cnn without cuDNN': Step(probe('scaling', 'cnn'), 100, 1, flags='dnn.enabled=False'),
-    'mlp with TF32': Step(probe('scaling', 'mlp'), 100, 1, flags='mgpu.tf32=True')}
+    'cnn-without-cudnn': Step(probe('scaling', 'cnn'), 100, 1, flags='dnn.enabled=False'),
+    'mlp-with-tf32': Step(probe('scaling', 'mlp'), 100, 1, flags='mgpu.tf32=True')}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument('file', nargs='?', default=FILE, metavar='FILE', help='(default: %(default)s)')
+    parser.add_argument('file', nargs='?', default=FILE, metavar='FILE', help='the file to write; one that exists is replaced (default: %(default)s)')
     add_contexts(parser)
-    parser.add_argument('--only', nargs='+', choices=STEPS, default=list(STEPS), metavar='STEP', help=', '.join(STEPS))
+    parser.add_argument('--only', type=names_of_steps, default=list(STEPS), metavar='STEP,...',
+                        help='only these steps, of %s' % ', '.join(STEPS))
+
+
+def names_of_steps(text: str) -> list[str]:
+    """Return the steps that an option names; raise an error of its parser if there is another one."""
+    names = text.split(',')
+    for name in names:
+        if name not in STEPS:
+            raise argparse.ArgumentTypeError('there is no step %r: give some of %s, with commas between them'
+                                             % (name, ', '.join(STEPS)))
+    return names
 
 
 def check(args: argparse.Namespace) -> None:
@@ -118,20 +132,24 @@ def take_steps(steps: Mapping[str, Step], contexts: Sequence[Context], path: str
     n_cards = len({context.device for context in contexts if context.kind == 'cuda'})
     for number in signal.SIGTERM, signal.SIGHUP:  # a closed connection, a scheduler
         signal.signal(number, signal.default_int_handler)
+    later = sum(step.seconds for step in steps.values() if step.cards <= n_cards)
     try:
         for name, step in steps.items():
             left = seconds - report.seconds()
+            later -= step.seconds * (step.cards <= n_cards)
             why_not = ('there is no CUDA device' if n_cards < min(1, step.cards) else
                        'it needs several cards, and all contexts share one' if n_cards < step.cards else
                        'NCCL works as it is' if name == STAGED and report.results.get('nccl') == OK else
                        'the %d s are over' % seconds if left < min(20, step.seconds) else '')
-            report.take(name, step, min(step.seconds, left), why_not)
+            report.take(name, step, min(max(step.seconds, min(left - later, 2 * step.seconds)), left), why_not)
     except KeyboardInterrupt:
         report.write()
         note('interrupted; %s has what was found so far' % path)
         return 130
-    print(POST % path)
-    return int(any(result in (FAILED, ENDED) for result in report.results.values()))
+    bad = [name for name, result in report.results.items() if result in (FAILED, ENDED)]
+    print(''.join(['%d of %s did not succeed: %s.\n' % (len(bad), counted(len(steps), 'step'), ', '.join(bad))] * bool(bad)
+                  + [POST % path]))
+    return int(bool(bad))
 
 
 class Report:
@@ -139,11 +157,12 @@ class Report:
 
     def __init__(self, path: str, contexts: str) -> None:
         self._path, self._began = path, time.monotonic()
-        self._head = 'theano_mgpu %s, Python %s, %s\ncontexts %s' % (
-            theano_mgpu.__version__, platform.python_version(), platform.platform(), contexts)
+        self._head = 'theano_mgpu %s, Python %s, %s, %s\ncontexts %s' % (
+            theano_mgpu.__version__, platform.python_version(), platform.platform(), time.strftime('%Y-%m-%d'), contexts)
+        self._head += ''.join('\n%s' % each for each in own_variables())
         self._rows: list[list[str]] = []
         self._texts: list[str] = []
-        print(self._head)
+        print(self._head + '\n\n' + _in_columns(TITLES))
 
     @property
     def results(self) -> dict[str, str]:
@@ -164,21 +183,38 @@ class Report:
             if sys.stdout.isatty():
                 print('%s: %s, at most %d s' % (name, RUNNING, limit), end='\r', flush=True)
             began, flags = time.monotonic(), ','.join(filter(None, [os.environ['THEANO_FLAGS'], step.flags]))
-            ended = limited.run(step.command, limit, {**step.variables, 'THEANO_FLAGS': flags})
-            lines = (ended.text + ended.stacks).splitlines(True)
+            try:
+                ended = limited.run(step.command, limit, {**step.variables, 'THEANO_FLAGS': flags})
+            except KeyboardInterrupt:
+                self._rows[-1][1:] = LEFT_OUT, '%.0f' % (time.monotonic() - began), 'interrupted'
+                raise
+            stopped = '= stopped after %.0f s; the stacks of its threads:\n' % limit * (ended.code is None)
+            lines = (ended.text + stopped + ended.stacks).splitlines(True)
             cut = ['... %d lines are left out\n' % (len(lines) - MOST)] * (len(lines) > MOST)
             self._texts[-1] = ''.join(['\n=== %s\n' % name, *lines[:MOST // 2], *cut, *lines[MOST // 2:][-MOST // 2:]])
             result = OK if ended.code == 0 else ENDED if ended.code is None else FAILED
             self._rows[-1][1:] = result, '%.0f' % (time.monotonic() - began), found(ended, limit)
         self.write()
-        print('\x1b[K' * sys.stdout.isatty() + '\n'.join(
-            '%-*s  %-8s  %7s  %s' % (max(map(len, STEPS)), *cells) for cells in _wrapped(self._rows[-1])), flush=True)
+        print('\x1b[K' * sys.stdout.isatty() + '\n'.join(map(_in_columns, _wrapped(self._rows[-1]))), flush=True)
 
     def write(self) -> None:
         """Write the file as far as it is known."""
         rows = [cells for row in self._rows for cells in _wrapped(row)]
         with whole_text(self._path) as file:
             file.write(without_names('%s\n\n%s\n%s' % (self._head, table([TITLES, *rows], {2}), ''.join(self._texts))))
+
+
+def own_variables() -> list[str]:
+    """Return the variables of this process that matter, NAME=VALUE, as the user has set them."""
+    try:
+        with open('/proc/self/environ', errors='replace') as file:  # before this package has changed any
+            return sorted(each for each in file.read().split('\0') if VARIABLES.match(each))
+    except OSError:
+        return []
+
+
+def _in_columns(cells):
+    return '%-*s  %-8s  %7s  %s' % (max(map(len, STEPS)), *cells)
 
 
 def _wrapped(row):
@@ -192,5 +228,6 @@ def found(ended: limited.Ended, limit: float) -> str:
     last = ''.join([line for line in ended.text.splitlines() if line.strip()][-1:])
     if last.startswith(MARK) or ended.code == 0:
         return last[len(MARK) * last.startswith(MARK):]
-    how = 'not done after %d s' % limit if ended.code is None else 'exit code %d' % ended.code
-    return '%s; the last line: %s' % (how, last[:LONGEST])
+    how = 'not done after %.0f s' % limit if ended.code is None else 'exit code %d' % ended.code
+    again = '. What is compiled is kept: try this step again, by --only' * (ended.code is None and 'compil' in last)
+    return '%s; the last line: %s%s' % (how, last[:LONGEST], again)

@@ -26,7 +26,6 @@ from ..output import quietly
 
 Found = Tuple[bool, str]  # whether all is well, and a text for the table
 PACKAGES = 'Theano', 'numpy', 'pygpu', 'Keras', 'mpi4py', 'h5py', 'nvidia-ml-py'
-VARIABLES = re.compile('(CUDA|NCCL|OMP|OPENBLAS|MKL|THEANO|MGPU|KERAS|NVIDIA|UCX|OMPI_MCA|SLURM_(GPU|CPU|N[TN])).*')
 FILES = {'IOMMU': '/sys/class/iommu/*', 'NUMA nodes': '/sys/devices/system/node/node[0-9]*',
          'container': '/.dockerenv', 'container (podman)': '/run/.containerenv'}
 SMI = [['--query-gpu=index,name,pci.bus_id,driver_version,memory.total,memory.used,compute_mode,persistence_mode,'
@@ -36,6 +35,7 @@ LINK = re.compile(r'\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b')  # as nvidia-smi writes
 MEGABYTES = 64
 SIZES = 1 << 7, 1 << 15, 1 << 20, 1 << 25  # elements of sums, of two dtypes, on each card
 STEPS, UNITS = 6, 256
+ROUNDS = 7
 TOLERANCE = 1e-4  # of the largest weight
 
 
@@ -60,11 +60,13 @@ def machine() -> Found:
     print('\n'.join('%s: %s' % (name, ' '.join(map(os.path.basename, sorted(glob.glob(pattern)))) or 'none')
                     for name, pattern in FILES.items()))
     print(', '.join('%s %s' % (name, installed(name) or 'none') for name in PACKAGES))
-    print('\n'.join('%s=%s' % each for each in sorted(os.environ.items()) if VARIABLES.fullmatch(each[0])))
     texts = []
     for words in SMI if found else ():
-        texts.append(limited.run(['nvidia-smi', *words], 10).text)
-        print(texts[-1])
+        ended = limited.run(['nvidia-smi', *words], 10)
+        texts.append(ended.text)
+        print(ended.text)
+        if ended.code == limited.MISSING:
+            break
     links = dict.fromkeys(link for text in texts[1:2] for line in text.splitlines() if line.startswith('GPU')
                           for link in LINK.findall(line))
     kinds = ['%d x %s' % (len(list(alike)), name) for name, alike in itertools.groupby(
@@ -175,7 +177,7 @@ def abort() -> Found:
             nothing, received, np.array([8], 'uint64'), 7 * one, MESSAGE * one, one, 0 * one), 5)
         module.communicator_of(opened, 1).wait()
     except ExchangeError as error:
-        print(error)
+        print('expected, as one of the cards stays away: %s' % error)
     else:
         return False, 'an exchange without one of its cards has ended'
     text = 'ended after %.1f s (limit 5 s)' % (time.perf_counter() - began)
@@ -208,7 +210,7 @@ def equal() -> Found:
     for way, train in ways.items():
         values, seconds = train()
         differences[way] = _difference(expected, values)
-        print('%s: the weights differ by %.1e of the largest, %.2f ms a step' % (way, differences[way], 1e3 * seconds),
+        print('%s: the weights differ by %.1e of the largest weight, %.2f ms a step' % (way, differences[way], 1e3 * seconds),
               flush=True)
     worst = max(differences, key=differences.__getitem__)
     return alike and differences[worst] < TOLERANCE, 'as on one context, to %.1e (%s); logical shards: %s' % (
@@ -227,14 +229,14 @@ def scaling(model: str) -> Found:
         path = os.path.join(folder, 'bench.json')
         has_mpi = installed('mpi4py') is not None and mpi_library.probe().returncode == 0
         batch = n * MODELS[model].batch_size  # each device has the usual number of samples
-        if main(['bench', '--model', model, '--batch-size', str(batch), '--rounds', '7', '--json', path,
+        if main(['bench', '--model', model, '--batch-size', str(batch), '--rounds', str(ROUNDS), '--json', path,
                  *['--ranks', str(n)] * has_mpi]):
             return False, 'bench has failed'
         with open(path) as file:
             rows = json.load(file)['rows']
-    return True, ', '.join('%s %.2f' % (title, row['speedup']) for title, row in rows.items()
-                           if title != '1 context') + ' times as fast as 1 context, with its %.1f ms a step' % (
-                               1e3 * rows['1 context']['seconds'])
+    return True, '1 context %.1f ms a step; as many times as fast, by the median of the ratios of %s: %s' % (
+        1e3 * rows['1 context']['seconds'], counted(ROUNDS, 'round'), ', '.join(
+            '%s %.2f' % (title, row['speedup']) for title, row in rows.items() if title != '1 context'))
 
 
 def _opened() -> list[Context]:
