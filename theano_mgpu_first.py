@@ -3,12 +3,12 @@
 ``theano_mgpu.pth`` in site-packages imports this when Python starts, if the environment has MGPU_IMPORTED, which
 ``import theano_mgpu`` sets. Workers of joblib, spawned processes and notebook kernels, which inherit no module, then
 get the fixes that Theano 1.0.5 and Keras 2.3.1 need today, once they import either; a process that imports neither
-pays for one comparison an import. With MGPU_IMPORTED=1, which a user sets, NumPy has it imported, too. A rank that `theano-mgpu launch` has started ends with its mpirun from here on.
+pays for one comparison an import. With MGPU_IMPORTED=1, which a user sets, NumPy has it imported, too. A rank that
+`theano-mgpu launch` has started ends with its mpirun from here on.
 """
 import os
 import sys
 from importlib.machinery import ModuleSpec
-
 
 # A user who sets the variable to 1 has NumPy import theano_mgpu, too, which chooses the kernels of its BLAS.
 NAMES = ('theano', 'keras') + ('numpy',) * (os.environ.get('MGPU_IMPORTED') == '1')

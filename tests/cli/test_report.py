@@ -87,7 +87,8 @@ print(report.take_steps({'equal': report.STEPS['equal']}, configured(), sys.argv
     assert code == '1' and time.monotonic() - began < 250
     assert said in ' '.join(text.split()), text
     if 'nccl_fail' in settings:
-        assert '= stopped after 25 s; the stacks' in text and 'hread 0x' in text and 'most recent call first' in text and 'TIME OUT' in text
+        assert '= stopped after 25 s; the stacks' in text and 'hread 0x' in text and 'TIME OUT' in text
+        assert 'most recent call first' in text
 
 
 @on_standin
@@ -114,7 +115,8 @@ def test_what_was_found_is_there_when_it_is_interrupted(tmp_path):
         process.send_signal(signal.SIGHUP)  # a connection that is closed
         assert process.wait(30) == 130 and 'has what was found so far' in process.stderr.read()
     text = path.read_text()
-    assert re.search('machine  ok ', text) and '=== machine' in text and re.search('doctor   left out +\\d+  interrupted', text)
+    assert re.search('machine  ok ', text) and '=== machine' in text
+    assert re.search('doctor   left out +\\d+  interrupted', text)
 
 
 def is_running(process):

@@ -50,7 +50,7 @@ def outdated() -> str:
 
 
 def _old(texts):
-    return ' and '.join(text for text in texts if set(text.lower().split()).intersection(OLD))
+    return ' and '.join(text for text in dict.fromkeys(texts) if set(text.lower().split()).intersection(OLD))
 
 
 def _fitting(description):

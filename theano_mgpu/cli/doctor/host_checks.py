@@ -190,7 +190,7 @@ def check_map(setup: Setup) -> Finding:
 def source_of_map() -> str:
     """Return the source of the context map, as text."""
     place = source_of('contexts')
-    return 'from ' + place if place else "the default for this machine, since THEANO_FLAGS and .theanorc map no contexts"
+    return 'from ' + place if place else 'the default for this machine, as THEANO_FLAGS and .theanorc map no contexts'
 
 
 def check_keras(setup: Setup) -> Finding:

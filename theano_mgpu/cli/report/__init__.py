@@ -75,8 +75,9 @@ STEPS = {
     'machine': Step(probe('machine'), 40), 'doctor': Step(probe('doctor'), 200), 'copies': Step(probe('copies'), 60, 1),
     'nccl': Step(probe('nccl'), 80, 2, OF_NCCL),
     STAGED: Step(probe('nccl'), 80, 2, {**OF_NCCL, 'NCCL_P2P_DISABLE': '1'}),
-    'abort': Step(probe('abort'), 100, 2), 'equal': Step(probe('equal'), 200), 'mlp': Step(probe('scaling', 'mlp'), 150),
-    'cnn': Step(probe('scaling', 'cnn'), 150), 'lstm': Step(probe('scaling', 'lstm'), 150),
+    'abort': Step(probe('abort'), 100, 2), 'equal': Step(probe('equal'), 200),
+    'mlp': Step(probe('scaling', 'mlp'), 150), 'cnn': Step(probe('scaling', 'cnn'), 150),
+    'lstm': Step(probe('scaling', 'lstm'), 150),
     'resnet50': Step(probe('scaling', 'resnet50'), 200, 1),
     'cnn-without-cudnn': Step(probe('scaling', 'cnn'), 100, 1, flags='dnn.enabled=False'),
     'mlp-with-tf32': Step(probe('scaling', 'mlp'), 100, 1, flags='mgpu.tf32=True')}
@@ -84,10 +85,11 @@ STEPS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument('file', nargs='?', default=FILE, metavar='FILE', help='the file to write; one that exists is replaced (default: %(default)s)')
+    parser.add_argument('file', nargs='?', default=FILE, metavar='FILE',
+                        help='the file to write; one that exists is replaced (default: %(default)s)')
     add_contexts(parser)
     parser.add_argument('--only', type=names_of_steps, default=list(STEPS), metavar='STEP,...',
-                        help='only these steps, of %s' % ', '.join(STEPS))
+                        help='only these steps, of ' + ', '.join(STEPS))
 
 
 def names_of_steps(text: str) -> list[str]:
@@ -147,8 +149,9 @@ def take_steps(steps: Mapping[str, Step], contexts: Sequence[Context], path: str
         note('interrupted; %s has what was found so far' % path)
         return 130
     bad = [name for name, result in report.results.items() if result in (FAILED, ENDED)]
-    print(''.join(['%d of %s did not succeed: %s.\n' % (len(bad), counted(len(steps), 'step'), ', '.join(bad))] * bool(bad)
-                  + [POST % path]))
+    if bad:
+        print('%d of %s did not succeed: %s.' % (len(bad), counted(len(steps), 'step'), ', '.join(bad)))
+    print(POST % path)
     return int(bool(bad))
 
 
@@ -158,8 +161,8 @@ class Report:
     def __init__(self, path: str, contexts: str) -> None:
         self._path, self._began = path, time.monotonic()
         self._head = 'theano_mgpu %s, Python %s, %s, %s\ncontexts %s' % (
-            theano_mgpu.__version__, platform.python_version(), platform.platform(), time.strftime('%Y-%m-%d'), contexts)
-        self._head += ''.join('\n%s' % each for each in own_variables())
+            theano_mgpu.__version__, platform.python_version(), platform.platform(), time.strftime('%Y-%m-%d'),
+            '\n'.join([contexts, *own_variables()]))
         self._rows: list[list[str]] = []
         self._texts: list[str] = []
         print(self._head + '\n\n' + _in_columns(TITLES))

@@ -210,8 +210,8 @@ def equal() -> Found:
     for way, train in ways.items():
         values, seconds = train()
         differences[way] = _difference(expected, values)
-        print('%s: the weights differ by %.1e of the largest weight, %.2f ms a step' % (way, differences[way], 1e3 * seconds),
-              flush=True)
+        print('%s: the weights differ by %.1e of the largest weight, %.2f ms a step'
+              % (way, differences[way], 1e3 * seconds), flush=True)
     worst = max(differences, key=differences.__getitem__)
     return alike and differences[worst] < TOLERANCE, 'as on one context, to %.1e (%s); logical shards: %s' % (
         differences[worst], worst, said)
