@@ -4,6 +4,9 @@ import json
 import os
 import random
 import re
+import signal
+import subprocess
+import sys
 import threading
 
 import theano_mgpu as mgpu
@@ -49,6 +52,92 @@ def test_two_processes_go_on_to_the_bit(kind, tmp_path):
         return launch(2, tmp_path / folder, calls, kind, job=SCRIPT, flags=FLAGS, expected=expected).stdout
     launched('killed', 5, 3)
     assert launched('killed', 0, 0) == launched('whole', 0, 0)
+
+
+@pytest.mark.parametrize('kind, number', [
+    ('plain', signal.SIGTERM), ('training', signal.SIGUSR1),
+    pytest.param('enable', signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_writes_a_checkpoint_after_the_call_that_runs(kind, number, tmp_path):
+    """Up to `every` calls were lost when a scheduler ended the process."""
+    for calls in 4, 3:
+        done = python(SCRIPT, tmp_path / 'ended', calls, kind, int(number), flags=FLAGS, expected=-number)
+        assert 'the process ends, with a checkpoint, once the call' in done.stderr
+    found = python(SCRIPT, tmp_path / 'ended', 0, kind, int(number), flags=FLAGS)
+    assert 'computed 27\n' in found.stderr  # of 36: the call after each signal ends, too
+    assert found.stdout == started(tmp_path / 'whole', 0, kind, 0)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize('kind', ['training', pytest.param('enable', marks=pytest.mark.slow)])
+def test_all_ranks_end_after_the_same_call_when_one_gets_a_signal(kind, tmp_path):
+    def launched(folder, calls, expected=0):
+        return launch(2, tmp_path / folder, calls, kind, int(signal.SIGTERM), job=SCRIPT, flags=FLAGS,
+                      expected=expected)
+    launched('ended', 5, 128 + signal.SIGTERM)
+    found = launched('ended', 0)
+    assert found.stdout == launched('whole', 0).stdout and 'computed 30\n' in found.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+def test_launch_waits_for_the_checkpoint_and_does_not_start_again(number, tmp_path):
+    """mpirun killed the ranks two seconds after SIGTERM; after SIGUSR1 the job was started again."""
+    script = tmp_path / 'script.py'
+    script.write_text(SLOW)
+    command = [sys.executable, '-m', 'theano_mgpu', 'launch', '-n', '2', '--restarts', '2', str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=str(tmp_path),
+                          env=dict(os.environ, THEANO_FLAGS=FLAGS + ',contexts=a->cpu;b->cpu')) as process:
+        assert '3\n' in iter(process.stdout.readline, '')
+        process.send_signal(number)
+        rest, messages = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and 'restart 1' not in messages and '0\n' not in rest, messages
+    with np.load(str(tmp_path / 'run.npz')) as file:
+        assert file['extra/calls'] in (4, 5, 6)
+
+
+SLOW = '''
+import time
+import theano_mgpu as mgpu
+import theano, theano.tensor as T
+x, w = T.vector('x'), theano.shared(0., 'w')
+step = mgpu.training_function([x], (x * w).sum(), [w], lambda gradients: {w: w + gradients[0]})
+for number in range(step.checkpoint('run.npz', every=1000), 100):
+    step([1, 2])
+    if number > 2:
+        time.sleep(4)  # longer than mpirun would wait
+    if mgpu.rank() == 0:
+        print(number, flush=True)
+'''
+
+
+def test_signals_end_what_has_no_call_and_are_left_to_handlers(tmp_path):
+    """A worker of a pool, which inherits the handler, did not end; neither did a process after its loop."""
+    done = python('-c', IDLES, tmp_path, flags=FLAGS, expected=-signal.SIGTERM)
+    assert done.stdout.split() == ['own', 'fork', str(-signal.SIGTERM), 'idle'], done.stdout + done.stderr
+
+
+IDLES = '''
+import os, signal, sys, time
+import theano_mgpu as mgpu
+import theano
+from theano_mgpu.comm import notice
+signal.signal(signal.SIGUSR1, lambda *given: print('own', flush=True))
+count = theano.shared(0., 'count')
+step = theano.function([], count, updates={count: count + 1})
+checkpoint = mgpu.Checkpoint(sys.argv[1], [step], every=1000)
+step()
+os.kill(os.getpid(), signal.SIGUSR1)
+child = os.fork()
+if not child:
+    time.sleep(60)
+time.sleep(.1)
+os.kill(child, signal.SIGTERM)
+print('fork', -os.WTERMSIG(os.waitpid(child, 0)[1]), flush=True)
+notice.IDLE = .5
+os.kill(os.getpid(), signal.SIGTERM)
+print('idle', flush=True)
+time.sleep(60)
+'''
 
 
 @pytest.fixture

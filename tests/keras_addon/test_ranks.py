@@ -1,6 +1,7 @@
 """The add-on in several processes: the results, files and output of fit; checkpoints; data of each process."""
 import json
 import os
+import signal
 
 import keras
 import numpy as np
@@ -74,6 +75,18 @@ def test_a_killed_fit_goes_on_from_its_last_checkpoint(update_on, spares, tmp_pa
     assert_same_history(history(killed), history(whole), 1e-6)
     with open(killed + '.csv') as f, open(whole + '.csv') as g:
         assert len(f.readlines()) == len(g.readlines()) == 5
+
+
+@pytest.mark.parametrize('ranks', [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_signal_to_one_rank_ends_a_fit_with_a_checkpoint(ranks, tmp_path):
+    ended, whole = str(tmp_path / 'ended'), str(tmp_path / 'whole')
+    for expected in 128 + signal.SIGTERM, 0:
+        launch(ranks, 'checkpoint', ended, tmp_path / 'a.npz', 17, 0, int(signal.SIGTERM), job=JOBS, expected=expected)
+    launch(1, 'checkpoint', whole, tmp_path / 'b.npz', -1, job=JOBS)
+    (*ours, computed), (*theirs, all_) = arrays(ended + '.0.npz'), arrays(whole + '.0.npz')
+    assert_same(ours, theirs, 1e-6)
+    assert (computed, all_) == (28 - 18 + 1, 28)  # the batch after the signal ends, and is reported again
+    assert_same_history(history(ended), history(whole), 1e-6)
 
 
 @pytest.mark.slow

@@ -230,34 +230,50 @@ def test_the_example(alone_theano, tmp_path):
     assert difference(tmp_path / 'ranks.npz', alone_theano) < 1e-5
 
 
-def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(tmp_path):
-    """Slurm requeues a job that it ends for another one, or after its time limit."""
-    log, started = tmp_path / 'log', tmp_path / 'started'
-    job = tmp_path / 'job.py'
+@pytest.mark.parametrize('ends', ['requeue', 'USR1'])
+def test_a_job_that_is_requeued_goes_on_to_the_bit(ends, tmp_path):
+    """Slurm requeues a job that it ends for another one, or after its time limit; the calls since the last checkpoint
+    were lost.
+    """
+    log, started, job = tmp_path / 'log', tmp_path / 'started', tmp_path / 'job.py'
     job.write_text(REQUEUED % {'file': str(tmp_path / 'run.npz'), 'started': str(started)})
-    number = sbatch(ROOT / 'examples' / 'cluster.sbatch', job, options=['--output', log], wait=False)
+    script, text = tmp_path / 'job.sh', (ROOT / 'examples' / 'cluster.sbatch').read_text()
+    asks = r'\1 || { code=$?; [ $code != 138 ] || scontrol requeue $SLURM_JOB_ID; exit $code; }'
+    script.write_text(re.sub('exec (theano-mgpu .*)', asks, text) if ends == 'USR1' else text)
+    number = sbatch(script, job, options=['--output', log], wait=False)
     wait_until(started.exists, log)
-    run('scontrol', 'requeue', number)
+    # Slurm's option --signal=USR1@300 sends it to the steps, as here.
+    run(*(['scancel', '--signal=USR1', number] if ends == 'USR1' else ['scontrol', 'requeue', number]))
     wait_until(lambda: 'PENDING' in state_of(number), log)
+    time.sleep(5)  # its steps are ending
     run('scontrol', 'update', 'JobId=%d' % number, 'StartTime=now')  # else Slurm waits for two minutes
     wait_until(lambda: 'COMPLETED' in state_of(number), log)
-    assert re.findall(r'begins at (\d+)', log.read_text()) == ['0', '8'] and 'restart 1' not in log.read_text()
+    text = log.read_text()
+    begun = re.findall(r'begins at (\d+)', text)
+    assert len(begun) == 2, text
+    first, second = map(int, begun)
+    assert first == 0 and second > 9 and 'restart 1' not in text, text
+    whole = run('srun', '--nodes=2', '--ntasks=4', '--mpi=pmix', sys.executable, job, 'whole').stdout
+    assert re.findall('weights (.*)', text) == re.findall('weights (.*)', whole)[:1]
 
 
 REQUEUED = '''
-import time
+import sys, time
 import theano_mgpu as mgpu
 import numpy as np, theano, theano.tensor as T
 mgpu.init('a->cpu')
 x, w = T.matrix('x'), theano.shared(np.zeros(3, theano.config.floatX), name='w')
 step = mgpu.training_function([x], ((T.dot(x, w) - 1) ** 2).mean(), [w], lambda g: {w: w - 0.1 * g[0]})
-first = step.checkpoint(%(file)r, every=4)
+first = step.checkpoint(%(file)r + ''.join(sys.argv[1:]), every=1000)
 print('begins at', first, flush=True)
-for number in range(first, 12):
-    step(np.ones((8, 3), theano.config.floatX))
-    if first == 0 and number == 9:
-        open(%(started)r, 'w').close()
-        time.sleep(200)
+batches = np.random.RandomState(0).rand(60, 8, 3).astype(theano.config.floatX)
+for number in range(first, 60):
+    step(batches[number])
+    if first == 0 and not sys.argv[1:]:
+        time.sleep(.5)
+        if number == 9:
+            open(%(started)r, 'w').close()
+print('weights', [value.hex() for value in w.get_value().tolist()])
 '''
 
 

@@ -11,7 +11,8 @@ mgpu.function, mgpu.training_function and Keras models; a plain Theano function 
 With --restarts a script that ends with an error starts again. It resumes from its last checkpoint if it calls
 step.checkpoint(file, every=k), or fits with the callback theano_mgpu.keras.Checkpoint(file, every=k). It does not
 start again after SIGTERM, SIGINT, SIGHUP, SIGQUIT or SIGABRT, which end the job, nor if it failed twice in a row
-before its first step and rank 0 is on this host. SIGUSR1 and SIGUSR2 are passed on to the processes.
+before its first step and rank 0 is on this host. SIGUSR1 and SIGUSR2 are passed on to the processes. With a checkpoint,
+SIGTERM and SIGUSR1 end them once the call that runs has ended, and the file is written.
 With --spares 1 a second set of processes runs the script up to its first checkpoint, and waits there. After a failure
 it continues at once: imports, graphs and compiled code are there. It takes as much memory as the job.
 With --min M a job that fails before its first step, as without one of its GPUs, is tried with one process fewer, down

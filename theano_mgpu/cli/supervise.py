@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Callable, Collection, Iterable, Iterator, Mapping, NamedTuple, Tuple
 
+from ..comm.notice import NUMBERS
 from ..utils import mpi_environment, rank_process
 from ..utils.mpi_environment import CHECKPOINT, END, READY, STARTED, STEP, TOGETHER
 from .job_command import Start
@@ -19,6 +20,7 @@ from .job_folders import job_folders
 from .launcher_output import OWN_DESCRIPTOR, JobOutput
 from .output import note
 
+PATIENCE = 120  # seconds in which ranks may end by themselves after SIGTERM, once they have written a checkpoint
 GRACE = 3  # seconds in which mpirun may end by itself after a signal that a terminal may have sent to it, too
 LOOK = 0.02  # seconds from one look at the processes of a job to the next
 SOONEST, LATEST = 30, 3600  # seconds until spare processes that have failed beside a job of fewer are tried again
@@ -82,13 +84,15 @@ def run_with_restarts(start: Start, environment: dict[str, str], program: list[s
         job, history = make(), History(restarts, tuple(fewer))
         while True:
             killed = watch(job, reserve, signals, may_restart=history.restart < restarts)
-            stepped, has_checkpoint = job.stepped, job.has(CHECKPOINT)
+            stepped, has_checkpoint, has_ended_itself = job.stepped, job.has(CHECKPOINT), job.has(END)
             if killed:
                 job.output.messages.job = 'the job that was ended'
                 threading.Thread(target=job.close).start()  # mpirun needs two seconds, and then names the signal
             else:
                 code = job.close(signals.received)
-                if code == 0 or signals.received or job.output.failures:
+                # A signal to end may come from the scheduler to the ranks alone, see comm/notice.py.
+                is_ended = code - 128 in NUMBERS and (has_ended_itself or code - 128 in signals.passed)
+                if code == 0 or signals.received or job.output.failures or is_ended:
                     return code
             text = '%s after %.0f s' % (killed or 'the job ended with exit code %d' % code, job.seconds)
             following, text, history = decide(history, text, stepped, killed == GROWS, bool(reserve.jobs))
@@ -286,6 +290,7 @@ class Signals:
 
     def __init__(self, may_grow: bool) -> None:
         self.received, self._is_ending = 0, False
+        self.passed: set[int] = set()  # the numbers of those that the ranks got and that may end them
         self._numbers = self.ENDING + self.PASSED_ON + (GROW,) * bool(may_grow and GROW)
         self._new: list[int] = []  # those to be passed on
 
@@ -315,25 +320,33 @@ class Signals:
                 is_asked = True
             elif number in self.PASSED_ON:
                 # Open MPI 4.1's mpirun does not pass on SIGUSR1, against its manual.
-                for rank in ranks_of(process.pid) or [process.pid]:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(rank, number)
+                self.passed.add(number)
+                send(number, ranks_of(process.pid) or [process.pid])
             elif self._is_ending:
                 process.kill()  # its ranks end with it, see rank_process.install
             else:
                 self._is_ending = True
+                # mpirun would kill the ranks after a second or two: those that have a checkpoint write it first.
+                ranks = ranks_of(process.pid) if number == signal.SIGTERM else {}
+                send(number, ranks)
                 # A terminal sends some to mpirun, too; at a second signal mpirun would abandon its ranks.
-                timer = threading.Timer(GRACE * (number in self.FROM_A_TERMINAL), process.terminate)
+                timer = threading.Timer(PATIENCE if ranks else GRACE * (number in self.FROM_A_TERMINAL),
+                                        process.terminate)
                 timer.daemon = True
                 timer.start()
         return is_asked
 
 
+def send(number: int, processes: Iterable[int]) -> None:
+    """Send a signal to processes, some of which may have ended."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
 def end_all(ranks: Collection[int]) -> None:
     """End processes by SIGKILL, and wait until none of them has a file or a device open."""
-    for rank in ranks:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank, signal.SIGKILL)
+    send(signal.SIGKILL, ranks)
     while not all(map(has_ended, ranks)):
         time.sleep(LOOK / 10)
 

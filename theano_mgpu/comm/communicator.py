@@ -6,6 +6,8 @@ from typing import Any, Callable, ContextManager, Sequence
 
 import numpy as np
 
+from .notice import notices
+
 WIDTH = 32  # integers that a rank can give to a handshake: an array's shape, too
 
 
@@ -50,12 +52,17 @@ class Communicator:
 
     def __init__(self, rank: int = 0, size: int = 1, hosts: Sequence[str] = ('',)) -> None:
         self.rank, self.size, self.hosts = rank, size, list(hosts)
-        self.n_handshakes = self.n_failures = self.n_changes = 0
+        self.n_handshakes = self.n_failures = self.n_changes = self._notice = 0
         self.lost: str | None = None
         self.single_thread: ContextManager = contextlib.nullcontext()
         self.mailbox: Any = None
         self.functions: list[str] = []
         self.divided: dict[Callable[[], None], None] = {}
+
+    @property
+    def notice(self) -> int:
+        """The signal to end that a rank has got, as of the last handshake: the same on all; 0 if there is none."""
+        return self._notice if self.size > 1 else notices.received
 
     @property
     def on_one_host(self) -> bool:

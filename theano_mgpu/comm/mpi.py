@@ -26,6 +26,7 @@ from .communicator import WIDTH, Communicator
 from .failures import description, known_to_all, packed, unpacked
 from .host_sum import all_reduce as sum_of_buffers
 from .mailbox import HANDSHAKE, PARTS, Mailbox
+from .notice import notices
 from .waiting import REMEDY, Watchdog, poll, unanswered
 
 LONGEST = 1 << 30  # bytes in one message: MPI counts up to 2**31
@@ -126,7 +127,7 @@ class MpiCommunicator(Communicator):
         self.mailbox = Mailbox(mpi, self.single_thread)
         self._others = [rank for rank in range(self.size) if rank != self.rank]
         self._activity: Sequence[int] = (SHARE,)
-        self._sent = np.zeros(3 + WIDTH + 1, 'int64')  # the activity, integers, and how often it has changed variables
+        self._sent = np.zeros(3 + WIDTH + 2, 'int64')  # the activity, integers, a notice, changes of variables
         self._received = np.zeros((self.size, len(self._sent)), 'int64')
         self._senders = {rank: self._comm.Recv_init(self._received[rank], rank, HANDSHAKE) for rank in self._others}
         self._requests = [self._comm.Send_init(self._sent, rank, HANDSHAKE) for rank in self._others]
@@ -163,11 +164,11 @@ class MpiCommunicator(Communicator):
         self._sent[:] = 0
         self._sent[:len(activity)] = activity
         self._sent[3:3 + len(integers)] = integers
-        self._sent[-1] = alone.n_changes
+        self._sent[-2:] = notices.received, alone.n_changes
         self._received[self.rank] = self._sent
         self._mpi.Prequest.Startall(self._requests)
         self._wait(activity)
-        self.n_changes = int(self._received[:, -1].sum())
+        self._notice, self.n_changes = int(self._received[:, -2].max()), int(self._received[:, -1].sum())
 
     def _wait(self, activity):
         """Wait for the integers of the others; after an error their messages are left over, and the ranks are lost."""

@@ -165,7 +165,7 @@ class Report:
             '\n'.join([contexts, *own_variables()]))
         self._rows: list[list[str]] = []
         self._texts: list[str] = []
-        print(self._head + '\n\n' + _in_columns(TITLES))
+        print(without_names(self._head) + '\n\n' + _in_columns(TITLES))
 
     @property
     def results(self) -> dict[str, str]:

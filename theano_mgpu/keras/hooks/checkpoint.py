@@ -97,9 +97,11 @@ class Checkpoint(Callback):
                 self._replay.refuse() if isinstance(error, OtherFit) else self._replay.go_on()
             raise
         finally:
-            functions, self._functions, self._replay = self._functions, [], None
+            functions, self._functions, replay, self._replay = self._functions, [], self._replay, None
             for function in functions:
                 function.dispatched.end_replay()
+            if replay:
+                replay.close()
 
     def on_train_begin(self, logs: Any = None) -> None:
         state = parallel_state_of(self.model)

@@ -12,6 +12,7 @@ import numpy as np
 from ...checks.settings import check_same
 from ...comm.collectives import broadcast_object
 from ...comm.communicator import Communicator
+from ...comm.notice import end, notices
 from ...comm.rank_0 import on_rank_0
 from ...errors import MgpuError, named, warn
 from ...utils.mpi_environment import CHECKPOINT
@@ -139,6 +140,7 @@ class Replay:
         self.saved: Any = None
         self._content: Any = None
         self._locks: list[FileLock] = []
+        notices.watch()
         on_rank_0(ranks, lambda: self._locks.append(lock_file(self.path)))
         exists = on_rank_0(ranks, lambda: os.path.exists(self.path))
         report(CHECKPOINT)
@@ -167,8 +169,12 @@ class Replay:
             if completes:
                 self.save()  # which says that it is not written
             return proceed(call)
-        # In one line, because Ctrl-C may raise between two lines, before `with` can free the lock.
-        with self._turn: return self._next(number, call, proceed, checksum(call), steps, completes)  # noqa: E701
+        notices.running += 1
+        try:
+            # In one line, because Ctrl-C may raise between two lines, before `with` can free the lock.
+            with self._turn: return self._next(number, call, proceed, checksum(call), steps, completes)  # noqa: E701
+        finally:
+            notices.running -= 1
 
     def _next(self, number, call, proceed, checksum, steps, completes):
         record, saved = self.record, self.saved
@@ -189,8 +195,12 @@ class Replay:
                 self.go_on()
         if saved and steps and steps.account:
             steps.account.steps += 1
-        elif not saved and completes and record.completed % self._every == 0:
-            self.save()  # at the end of a call, from where random numbers are drawn again
+        elif not saved and completes:
+            ends = self._ranks.notice
+            if ends or record.completed % self._every == 0:
+                self.save()  # at the end of a call, from where random numbers are drawn again
+            if ends:
+                end(ends)
         return computed
 
     def save(self) -> None:
@@ -221,6 +231,10 @@ class Replay:
         """End a replay as if there were no file."""
         self._leave()
         set_random_states(self._before)
+
+    def close(self) -> None:
+        """End the process if it has got a signal to end; later ones end it at once, if no other replay is there."""
+        notices.leave()
 
     def finish(self) -> None:
         """Leave other files to the replays of this path that this process makes from now on."""
