@@ -1,6 +1,8 @@
 """Every argument of `theano.function`, `In`, `Out`, a call and a copy: divided functions do as in plain Theano."""
+import copy
 import functools
 import inspect
+import pickle
 import re
 
 import theano_mgpu as mgpu
@@ -55,6 +57,21 @@ def test_a_call_is_that_of_plain_theano(script, cpu2, enabled):
         assert_equal(found, figure)
     assert not [message for message in enabled.messages if 'continues on one device' in message]
     assert bool(report.usages and any(usage.samples for usage in report.usages)) == (script not in WHOLE)
+
+
+@pytest.mark.parametrize('copied', [lambda f: pickle.loads(pickle.dumps(f)), copy.deepcopy], ids=['pickle', 'deepcopy'])
+def test_a_function_that_is_read_from_a_pickle_is_divided(copied, cpu2, enabled):
+    """It ran on the host: a chain of PyMC3 in a process of its own had no device."""
+    report, w, x = enabled(), theano.shared(np.arange(3.), 'w'), T.dmatrix('x')
+    rate = T.dscalar('rate')
+    f = theano.function([x, theano.In(rate, value=2.)], x.dot(w) * rate, updates={w: w + x.sum(0)}, mode=MODE)
+    g = copied(f)
+    values = np.arange(15.).reshape(5, 3)
+    for _ in range(2):
+        np.testing.assert_allclose(g(values), f(values), 1e-12)
+    assert [len(usage.contexts) for usage in report.usages] == [2, 2] and report.usages[1].samples == 10
+    assert g.get_shared()[0] is not w  # it has a variable of its own, of the same value
+    np.testing.assert_allclose(g.get_shared()[0].get_value(), w.get_value(), 1e-12)
 
 
 def test_a_copy_is_divided(cpu2, enabled):

@@ -4,6 +4,7 @@ import collections
 import importlib.util
 import json
 import os
+import pickle
 import random
 import shutil
 import subprocess
@@ -396,6 +397,10 @@ def test_flags_have_the_names_of_theano_pymc():
     finally:
         theano.config.gcc.cxxflags = before
     assert theano.config.gcc__cxxflags == before
+    # A model has such an object: it could not be sent to the process of a chain.
+    with pickle.loads(pickle.dumps(theano.config.change_flags(gcc__cxxflags='-O0'))):
+        assert theano.config.gcc.cxxflags == '-O0'
+    assert theano.config.gcc.cxxflags == before
 
 
 def test_flags_change_for_a_while_as_in_theano_pymc():
@@ -490,15 +495,18 @@ def test_pymc3_of_3_8_finds_the_function_of_numpy_that_it_imports():
 
 
 @pytest.mark.parametrize('versions', [{'Theano-PyMC': '1.1.2'}, {'Theano-PyMC': '1.0.11', 'Theano': '1.0.5'}])
-def test_theano_pymc_in_place_of_theano_is_named(versions, monkeypatch):
+def test_theano_pymc_in_place_of_theano_is_named(versions, monkeypatch, tmp_path):
     monkeypatch.setattr(metadata, 'distributions', lambda name: [
         types.SimpleNamespace(version=version) for each, version in versions.items() if each == name])
     if 'Theano' in versions:
-        compat.check_fork()  # installed later, it has replaced the fork
-        return
-    with pytest.raises(MgpuError, match='Theano-PyMC 1.1.2 is installed in place of Theano 1.0.5') as caught:
+        compat.check_fork()  # no file of the fork is left
+        theano_folder = tmp_path / 'theano'
+        (theano_folder / 'graph').mkdir(parents=True)  # of the fork alone
+        (theano_folder / '__init__.py').touch()
+        monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(MgpuError, match='is installed in place of Theano 1.0.5, or over it') as caught:
         compat.check_fork()
-    assert 'pip install --no-deps --force-reinstall Theano==1.0.5' in str(caught.value)
+    assert 'pip uninstall -y Theano-PyMC Theano, then pip install --no-deps Theano==1.0.5' in str(caught.value)
 
 
 def test_minibatches_of_pymc3_cut_their_data():

@@ -5,6 +5,7 @@ tables of other rooms as well; those apply the rest of theirs themselves, by `pa
 """
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import sys
 from typing import Sequence
@@ -20,12 +21,13 @@ __all__ = ['PATCHES', 'before_theano', 'import_theano']
 
 
 def check_fork() -> None:
-    """Raise an MgpuError if Theano-PyMC is installed in place of Theano."""
-    fork = installed('Theano-PyMC')
-    if fork and not installed('Theano'):
-        raise MgpuError('Theano-PyMC %s is installed in place of Theano 1.0.5, with which theano_mgpu runs PyMC3, too: '
-                        'pip uninstall Theano-PyMC, then pip install --no-deps --force-reinstall Theano==1.0.5'
-                        % fork)
+    """Raise an MgpuError if Theano-PyMC is installed in place of Theano, or over it."""
+    fork, found = installed('Theano-PyMC'), importlib.machinery.PathFinder.find_spec('theano')
+    has_files = found is not None and os.path.isdir(os.path.join(os.path.dirname(found.origin or ''), 'graph'))
+    if fork and (has_files or not installed('Theano')):
+        raise MgpuError('Theano-PyMC %s is installed in place of Theano 1.0.5, or over it; theano_mgpu runs PyMC3 with '
+                        'Theano 1.0.5, too: pip uninstall -y Theano-PyMC Theano, then pip install --no-deps '
+                        'Theano==1.0.5' % fork)
 
 
 def before_theano(*tables: Sequence[Patch]) -> None:

@@ -26,6 +26,8 @@ def spell_flags_as_theano_pymc() -> None:
         if '.' in flag.fullname:  # a flag is a descriptor that looks at no instance: it may have two places
             setattr(configparser.TheanoConfigParser, flag.fullname.replace('.', '__'), flag)
     configparser.TheanoConfigParser.change_flags = staticmethod(change_flags)
+    # A model has such an object, and goes to the processes of ``pm.sample(cores=4, mp_ctx='spawn')``.
+    configparser.change_flags.__reduce__ = lambda self: (configparser.change_flags, (dict(self.new_vals),))
 
 
 def add_modules_of_theano_pymc() -> None:

@@ -27,8 +27,8 @@ _changing = threading.RLock()
 FUNCTION, OPTION = 'call theano_mgpu.init(%r)', 'give --contexts %r'  # the ways in which callers map contexts
 TOLD = 'MGPU_TOLD'  # the last note about cards that are left out, for the processes that this one starts
 ON_CPU = Context('host', 'cpu', 'cpu')
-TO_USE_GPUS = ('start processes with multiprocessing.set_start_method("spawn"), or fork before the first function over '
-               'contexts is made')
+TO_USE_GPUS = ('start processes with multiprocessing.set_start_method("spawn"), chains of PyMC3 with mp_ctx="spawn", '
+               'or fork before the first function over contexts is made')
 
 
 def flagged() -> str:

@@ -9,6 +9,7 @@ import time
 from typing import Any, Callable, ContextManager, List, Mapping, Sequence, TypeVar, cast
 
 import theano
+from theano.compile import function_module
 from theano.compile.function_module import alias_root
 
 from ..compat.wrapping import arguments_of, wrap
@@ -133,7 +134,16 @@ def after_each_function(attach: Callable[[Any, Mapping[str, Any]], Any], first: 
 
 @functools.lru_cache(None)
 def hook_functions_once() -> None:
-    """Call the hooks with each function that Theano makes from now on."""
+    """Call the hooks with each function that Theano makes, or reads from a pickle, from now on."""
+    @wrap(function_module)
+    def _constructor_Function(original, maker, *args, **kwargs):
+        began, function = time.perf_counter(), original(maker, *args, **kwargs)
+        if function is not None and not getattr(_making, 'plain', False):
+            function.mgpu_name = _name_for_user(maker.name)
+            function.mgpu_seconds = time.perf_counter() - began
+            any(attach(function, _arguments_of(maker)) for attach in _hooks)
+        return function
+
     @wrap(sys.modules['theano.compile.function'])
     def pfunc(original, *args, **kwargs):
         if getattr(_making, 'plain', False):
@@ -146,6 +156,14 @@ def hook_functions_once() -> None:
         function = _made(original, arguments)
         any(attach(function, arguments) for attach in _hooks)
         return function
+
+
+def _arguments_of(maker):
+    """Return the arguments of `theano.compile.pfunc.pfunc` for the function of a maker."""
+    updates = [(each.variable, each.update) for each in maker.inputs if each.shared and each.update is not None]
+    return dict(params=[each for each in maker.inputs if not each.shared], updates=updates, givens=(), name=None,
+                outputs=[each.variable for each in maker.outputs], mode=maker.mode, profile=maker.profile,
+                no_default_updates=True)
 
 
 def _made(original, arguments):
