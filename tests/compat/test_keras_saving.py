@@ -7,6 +7,7 @@ import sys
 import types
 
 from theano_mgpu.compat import import_hooks
+from theano_mgpu.utils import mpi_environment
 
 import h5py
 import keras
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from keras.engine import saving
 from keras.layers import Dense, Embedding, Flatten, Layer
+from keras.utils import HDF5Matrix
 from support.keras_equivalence import QUICK
 from support.processes import python
 
@@ -86,6 +88,24 @@ def test_h5py_files_are_opened_and_read_as_by_h5py_2(tmp_path):
         h5py.File(str(tmp_path / 'none' / 'state.h5'))
     with pytest.raises(OSError):
         h5py.File(str(tmp_path / 'none.h5'), 'r')
+
+
+def test_a_matrix_is_opened_to_read(tmp_path):
+    """The second process ended with "unable to lock file": a file that can be written is locked."""
+    path = str(tmp_path / 'x.h5')
+    with h5py.File(path, 'w') as file:
+        file['x'] = np.arange(12.).reshape(6, 2)
+    matrix = HDF5Matrix(path, 'x')
+    code = 'import sys, h5py; print(h5py.File(sys.argv[1], "r")["x"][()].sum())'
+    assert python('-c', code, path).stdout == '66.0\n' and HDF5Matrix.refs[path].mode == 'r'
+    assert matrix[1:3].tolist() == [[2, 3], [4, 5]] and HDF5Matrix(path, 'x', start=4).shape == (2, 2)
+
+
+def test_the_ranks_of_a_job_open_a_file_that_exists_to_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(mpi_environment, 'size', lambda: 2)
+    for mode in 'r+', 'r':  # it is made, then read
+        with h5py.File(str(tmp_path / 'x.h5')) as file:
+            assert file.mode == mode
 
 
 class EqualNames(Layer):

@@ -4,10 +4,12 @@ Each function patches the module that it takes as its argument.
 """
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 
+from ..utils import mpi_environment
 from .wrapping import wrap
 
 
@@ -57,7 +59,10 @@ def read_texts_that_can_be_decoded(h5py: Any) -> None:
 
 
 def open_to_append(h5py: Any) -> None:
-    """Open a file without a mode as h5py 2 did, to read and write where that can be, and restore its attributes."""
+    """Open a file without a mode as h5py 2 did, to read and write where that can be, and restore its attributes.
+
+    The ranks of a job open one that exists to read: the first that could write would lock it for the others.
+    """
     if not _is_3(h5py):
         return
     h5py.Dataset.value = property(lambda dataset: dataset[()])
@@ -65,12 +70,22 @@ def open_to_append(h5py: Any) -> None:
 
     @wrap(h5py.File)
     def __init__(original, self, name, mode=None, *args, **kwargs):
+        is_shared = mpi_environment.size() > 1 and isinstance(name, (str, os.PathLike)) and os.path.exists(name)
         try:
-            original(self, name, mode or 'a', *args, **kwargs)
+            original(self, name, mode or ('r' if is_shared else 'a'), *args, **kwargs)
         except OSError:
             if mode:
                 raise
             original(self, name, 'r', *args, **kwargs)
+
+
+def open_matrices_to_read(io_utils: Any) -> None:
+    """Open the file of an ``HDF5Matrix`` to read, which is all that it does: several processes may have it open."""
+    @wrap(io_utils.HDF5Matrix)
+    def __init__(original, self, datapath, *args, **kwargs):
+        if datapath not in self.refs:
+            self.refs[datapath] = io_utils.h5py.File(datapath, 'r')
+        original(self, datapath, *args, **kwargs)
 
 
 def read_names_as_lists(io_utils: Any) -> None:

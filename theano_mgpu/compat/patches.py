@@ -114,6 +114,8 @@ PATCHES = [
           after('h5py'), keras_saving.read_texts_that_can_be_decoded, 'test_attributes_of_either_h5py_are_read'),
     Patch('h5py', '3 and later', 'h5py.File(name) cannot write; no Dataset.value; model.save to a stream',
           after('h5py'), keras_saving.open_to_append, 'test_h5py_files_are_opened_and_read_as_by_h5py_2'),
+    Patch('h5py', 'all', 'HDF5Matrix in several processes: unable to lock file',
+          after('keras.utils.io_utils'), keras_saving.open_matrices_to_read, 'test_a_matrix_is_opened_to_read'),
     Patch('h5py', '3 and later, with Keras 2.2.3 and 2.2.4', 'load_model: The truth value of an array ... is ambiguous',
           after('keras.utils.io_utils'), keras_saving.read_names_as_lists, 'test_files_come_back'),
     Patch('Python', '3.7 and later, with Keras 2.0 and 2.1', 'fit_generator: generator raised StopIteration',
