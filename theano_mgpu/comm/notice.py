@@ -86,7 +86,8 @@ def end_by(number: int) -> None:
     time.sleep(IDLE)  # the signal is on its way
 
 
-def end(number: int) -> None:
-    """End this process once its checkpoint is written; the launcher does not start it again."""
+def end(number: int, checkpoint: str) -> None:
+    """End this process once its checkpoint, which a text describes, is written; no launcher starts it again."""
+    rank_process.note('%s: the process ends by %s' % (checkpoint, signal.Signals(number).name))
     rank_process.report(mpi_environment.END)
     end_by(number)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import ContextManager
 
+from ..compat import keras_saving
 from ..compat.import_hooks import replaced
 from ..compat.patch import AFTER_THEANO, BEFORE_THEANO, Patch, after, during
 from ..errors import MgpuError
@@ -32,6 +33,9 @@ def leave_compiling_to_the_first_rank() -> None:
     if mpi_environment.local_rank():
         config.mgpu.compile_jobs = 1
 
+
+if mpi_environment.size() > 1:
+    keras_saving.share_files()
 
 PATCHES = [
     Patch('Theano', '1.0.5', 'import theano starts MPI, or ends with: cannot load MPI library',

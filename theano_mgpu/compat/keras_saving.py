@@ -9,8 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ..utils import mpi_environment
 from .wrapping import wrap
+
+_sharing = False  # whether other processes open the same files
+
+
+def share_files() -> None:
+    """Take into account that other processes run the same script."""
+    global _sharing
+    _sharing = True
 
 
 class Text(str):
@@ -70,7 +77,7 @@ def open_to_append(h5py: Any) -> None:
 
     @wrap(h5py.File)
     def __init__(original, self, name, mode=None, *args, **kwargs):
-        is_shared = mpi_environment.size() > 1 and isinstance(name, (str, os.PathLike)) and os.path.exists(name)
+        is_shared = _sharing and isinstance(name, (str, os.PathLike)) and os.path.exists(name)
         try:
             original(self, name, mode or ('r' if is_shared else 'a'), *args, **kwargs)
         except OSError:

@@ -10,6 +10,7 @@ from keras.callbacks import Callback
 
 from ...auto.parallel_state import parallel_state_of
 from ...checks.ledger import ledger_at
+from ...comm.notice import notices
 from ...errors import MgpuError
 from ...runtime.state.replay import check_every
 from ...runtime.steps import Computed
@@ -101,6 +102,7 @@ class Checkpoint(Callback):
             for function in functions:
                 function.dispatched.end_replay()
             if replay:
+                notices.running -= 1
                 replay.close()
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -114,6 +116,7 @@ class Checkpoint(Callback):
                             'have finished different numbers of batches')
         self._record, self._in_batch = FitRecord(self.params, self.model, self._others), False
         self._replay = train.step.replay(self.path, self._record, self.every, self.allow_nan)
+        notices.running += 1  # until the fit ends: a validation may take long
         self._functions = [functions[kind] for kind in ('train', 'test') if kind in functions]
         for function in self._functions:
             function.dispatched.begin_replay(functools.partial(self.replay_or_compute, function))

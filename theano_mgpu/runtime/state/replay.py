@@ -200,7 +200,7 @@ class Replay:
             if ends or record.completed % self._every == 0:
                 self.save()  # at the end of a call, from where random numbers are drawn again
             if ends:
-                end(ends)
+                end(ends, '%s has all %d calls' % (self.path, record.completed))
         return computed
 
     def save(self) -> None:
