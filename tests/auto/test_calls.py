@@ -74,6 +74,21 @@ def test_a_function_that_is_read_from_a_pickle_is_divided(copied, cpu2, enabled)
     np.testing.assert_allclose(g.get_shared()[0].get_value(), w.get_value(), 1e-12)
 
 
+def test_an_input_may_be_computed_elsewhere(cpu2, enabled):
+    """The note said that the graph needs a variable that is not among the inputs: dl4mt's functions of one word."""
+    x, w = T.dmatrix('x'), theano.shared(np.arange(9.).reshape(3, 3), 'w')
+    hidden, values = T.tanh(x), np.arange(15.).reshape(5, 3)
+    outputs, updates = [T.dot(hidden, w), hidden.sum(axis=0)], [(w, w + T.dot(hidden.T, hidden))]
+
+    def compute():
+        w.set_value(np.arange(9.).reshape(3, 3))
+        return [*theano.function([hidden], outputs, updates=updates, mode=MODE)(values), w.get_value()]
+    expected, report = compute(), enabled()
+    for found, figure in zip(compute(), expected):
+        np.testing.assert_allclose(found, figure, 1e-12)
+    assert [len(usage.contexts) for usage in report.usages] == [2] and not enabled.messages
+
+
 def test_a_copy_is_divided(cpu2, enabled):
     report = enabled()
     f, _ = affine(name='f')

@@ -59,5 +59,9 @@ class Definition:
         """
         if self._held:
             raise Refusal('theano.In(%s) has the value of a container' % self._held[0])
-        graph = with_givens(self.outputs + self.states, self.updates, None, no_default_updates=True)
-        return ([each.variable for each in self.inputs], *graph)
+        inputs = [each.variable for each in self.inputs]
+        # An argument takes the place of the graph of its variable.
+        leaves = {v: v.type(v.name) for v in inputs
+                  if v.owner is not None and isinstance(v.type, theano.tensor.TensorType)}
+        graph = with_givens(self.outputs + self.states, self.updates, leaves, no_default_updates=True)
+        return ([leaves.get(v, v) for v in inputs], *graph)
