@@ -47,7 +47,8 @@ def output(code, **environment):
 # Public functions in the modules of patches that patch nothing: patches, tests and the package use them.
 NO_PATCHES = {'keras_names.about', 'keras_names.hint', 'keras_saving.share_files', 'legacy_convolutions.as_abstract',
               'legacy_convolutions.has_steps', 'numpy2.is_needed', 'old_flags.today', 'old_gpu.names', 'old_gpu.use',
-              'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_loops.options',
+              'theano_flags.blas_ldflags', 'theano_flags.lacks_python_headers', 'theano_keys.reads_keys',
+              'theano_loops.options',
               'vector_math.available', 'vector_math.support_code'}
 PATCHES = [patch for table in tables().values() for patch in table]
 

@@ -62,6 +62,12 @@ class Keeps(Callback):
         self.losses.append(logs['loss'])
 
 
+class Schedule(Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        with open('rates') as file:
+            self.rate = float(file.readline())
+
+
 class Said(Stops):
     mgpu_rank_0 = True
 
@@ -81,7 +87,7 @@ class Far(Callback):
 
 WRITE = [Through(), Rows(), Reads(), Said(), OfTracker(), callbacks.CSVLogger('a'), callbacks.ModelCheckpoint('b'),
          callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: open('log', 'a').write(str(logs)))]
-ON_EACH = [Metric(), Rate(), Keeps(), SaidNot(), callbacks.EarlyStopping(), callbacks.ReduceLROnPlateau(),
+ON_EACH = [Schedule(), Metric(), Rate(), Keeps(), SaidNot(), callbacks.EarlyStopping(), callbacks.ReduceLROnPlateau(),
            callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(a=1)), callbacks.History()]
 
 

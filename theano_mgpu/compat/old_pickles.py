@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import GraphError
 from ..utils import progress
+from .theano_keys import reads_keys
 from .wrapping import wrap
 
 TEXTS = 'theano_mgpu.python2'  # the handler of errors in the texts of a pickle
@@ -129,6 +130,8 @@ def read_arrays_of_absent_gpus(gpuarray_type: Any) -> None:
                    gpuarray_type.GpuArraySharedVariable: TensorSharedVariable}
 
     def is_here(name):
+        if reads_keys():  # of compiled code, which are equal only as they were written
+            return True
         try:
             gpuarray_type.get_context(name)
         except gpuarray_type.ContextNotDefined:
@@ -160,7 +163,9 @@ def read_arrays_of_absent_gpus(gpuarray_type: Any) -> None:
     def set_type(self, state):
         state = {'dtype': 'float32', 'context_name': None, **state}  # a CudaNdarrayType has neither
         if is_here(state['context_name']):
-            self.__init__(state['dtype'], state['broadcastable'], state['context_name'], state['name'])
+            vars(self).update(state)
+            if 'typecode' not in state:
+                self.__init__(state['dtype'], state['broadcastable'], state['context_name'], state['name'])
         else:
             self.__class__ = tensor.TensorType
             self.__init__(state['dtype'], state['broadcastable'], state['name'])

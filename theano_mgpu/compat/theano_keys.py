@@ -37,11 +37,16 @@ def write_keys_whole() -> None:
             file.write(keys)
 
 
+def reads_keys() -> bool:
+    """Return whether this thread reads keys of compiled code, which name types of any device."""
+    return getattr(_reading, 'keys', False)
+
+
 def read_keys_without_devices(gpuarray_type: ModuleType) -> None:
     """Leave the test value of a fused op on the host while keys are read."""
     @wrap(gpuarray_type)
     def GpuArray_unpickler(original, array, context_name):
-        return array if getattr(_reading, 'keys', None) else original(array, context_name)
+        return array if reads_keys() else original(array, context_name)
 
 
 def look_up_keys() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import re
 import sys
 import types
 from typing import Any
@@ -22,6 +23,7 @@ WRITE = {'open', 'write', 'writerow', 'writelines', 'write_text', 'write_bytes',
          'mkdir', 'makedirs', 'log_metric', 'log_metrics', 'log_param', 'log_params', 'log_artifact', 'add_scalar',
          'add_scalars', 'add_summary', 'add_image', 'add_histogram', 'post', 'put', 'urlopen', 'send', 'sendall',
          'sendmail', 'send_message', 'execute', 'executemany', 'commit', 'basicConfig', 'FileHandler'}
+MODE = re.compile(r'[wax][bt+]{0,2}|r[bt]?\+[bt]?')  # of a file that is written
 # Names that it reads, or sets, if all ranks need it.
 NEEDED = {'set_value', 'batch_set_value', 'set_weights', 'load_weights', 'reset_states', 'compile', 'fit',
           'fit_generator', 'train_on_batch', 'test_on_batch', 'predict', 'predict_on_batch', 'evaluate',
@@ -96,6 +98,8 @@ def names_in(callback: keras_callbacks.Callback) -> tuple[set[str], set[str]]:
 def _names_of(code):
     """Return the names in a code object, and the names of globals."""
     names, used, loaded = set(code.co_names), set(), []
+    if not any(isinstance(constant, str) and MODE.fullmatch(constant) for constant in code.co_consts):
+        names.discard('open')  # to read
     for each in dis.get_instructions(code):
         if each.opname == 'STORE_ATTR':
             names.add('%s =' % each.argval)
