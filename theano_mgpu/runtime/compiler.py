@@ -12,6 +12,8 @@ from theano.gof.link import raise_with_op
 from theano.gpuarray.basic_ops import as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayType
 
+from ..errors import GraphError
+
 from ..devices.context_map import Context
 from ..devices.contexts import type_name
 from ..devices.theano_contexts import compiling_for
@@ -57,6 +59,9 @@ def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Se
     a device of the same type, its optimised graph serves this context, too; see `retarget.link`.
     """
     whole = list(outputs) + list(updates.values())
+    if any(isinstance(variable.type, theano.scalar.Scalar) for variable in inputs):
+        # Such as the bound of a slice: C code would read garbage of an array in the place of the number.
+        raise GraphError('a number of Theano\'s scalar type would go from one stage to the next')
     order = list(by_depth(dict(enumerate(whole))) if updates else range(len(whole)))
     with collector_paused(), plain_functions():
         function = _linked(context, replicas, name, like) or \
