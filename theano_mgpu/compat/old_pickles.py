@@ -115,7 +115,7 @@ def _no_op(ops):
 
 
 def read_arrays_of_absent_gpus(gpuarray_type: Any) -> None:
-    """Read arrays of a GPU as arrays of the host where no context has the name of theirs, and so what they are part of.
+    """Read arrays of a GPU as arrays of the host where no context has their name, and variables and functions likewise.
 
     Shared variables and graphs become variables and graphs of the host, which Theano moves to a GPU as any others. A
     function is compiled anew from its graph. A ``CudaNdarray`` of Theano before 1.0, whose contexts had no names, is an

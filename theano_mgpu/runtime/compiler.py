@@ -12,11 +12,10 @@ from theano.gof.link import raise_with_op
 from theano.gpuarray.basic_ops import as_gpuarray_variable
 from theano.gpuarray.type import GpuArrayType
 
-from ..errors import GraphError
-
 from ..devices.context_map import Context
 from ..devices.contexts import type_name
 from ..devices.theano_contexts import compiling_for
+from ..errors import GraphError
 from ..graph.graph import by_depth, fits_gpu, on_host, taken_on_device
 from ..graph.rewrites import substitute
 from ..graph.theano_functions import plain_functions
@@ -61,7 +60,7 @@ def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Se
     whole = list(outputs) + list(updates.values())
     if any(isinstance(variable.type, theano.scalar.Scalar) for variable in inputs):
         # Such as the bound of a slice: C code would read garbage of an array in the place of the number.
-        raise GraphError('a number of Theano\'s scalar type would go from one stage to the next')
+        raise GraphError("a number of Theano's scalar type would go from one stage to the next")
     order = list(by_depth(dict(enumerate(whole))) if updates else range(len(whole)))
     with collector_paused(), plain_functions():
         function = _linked(context, replicas, name, like) or \
