@@ -5,6 +5,7 @@ import copy
 import logging
 from typing import Any, Sequence
 
+import numpy as np
 import theano
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
@@ -15,7 +16,6 @@ from theano.gpuarray.type import GpuArrayType
 from ..devices.context_map import Context
 from ..devices.contexts import type_name
 from ..devices.theano_contexts import compiling_for
-from ..errors import GraphError
 from ..graph.graph import by_depth, fits_gpu, on_host, taken_on_device
 from ..graph.rewrites import substitute
 from ..graph.theano_functions import plain_functions
@@ -58,9 +58,6 @@ def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Se
     a device of the same type, its optimised graph serves this context, too; see `retarget.link`.
     """
     whole = list(outputs) + list(updates.values())
-    if any(isinstance(variable.type, theano.scalar.Scalar) for variable in inputs):
-        # Such as the bound of a slice: C code would read garbage of an array in the place of the number.
-        raise GraphError("a number of Theano's scalar type would go from one stage to the next")
     order = list(by_depth(dict(enumerate(whole))) if updates else range(len(whole)))
     with collector_paused(), plain_functions():
         function = _linked(context, replicas, name, like) or \
@@ -73,7 +70,10 @@ def compile_for(context: Context, inputs: Sequence[theano.Variable], outputs: Se
     explicit = function.maker.fgraph.inputs[:len(inputs)]
     function.mgpu_takes = [isinstance(variable.type, GpuArrayType) for variable in explicit]
     function.mgpu_call = _call_of(function, len(inputs))
-    if context.kind == 'cuda' and type(function.fn).__name__ == 'CVM' and not function.profile and \
+    numbers = {i: np.dtype(v.dtype).type for i, v in enumerate(explicit) if isinstance(v.type, theano.scalar.Scalar)}
+    if numbers:
+        function.mgpu_call = _with_numbers(function.mgpu_call, numbers)
+    elif context.kind == 'cuda' and type(function.fn).__name__ == 'CVM' and not function.profile and \
             own_flag('mgpu.cuda_graphs') == 'auto':
         function.mgpu_call = GraphCalls(function, function.mgpu_call, context, len(inputs))
     return function
@@ -107,6 +107,17 @@ def _call_of(function, n_inputs):
             for cell in emptied:
                 cell[0] = None
     return call
+
+
+def _with_numbers(call, numbers):
+    """Return a call that converts some values, by their positions, to numbers of these types.
+
+    An input of Theano's scalar type, such as the bound of a slice, comes from another stage as an array: C code would
+    read garbage in the place of the number.
+    """
+    def converted(*values, **options):
+        return call(*[numbers[i](value) if i in numbers else value for i, value in enumerate(values)], **options)
+    return converted
 
 
 def _linked(context, replicas, name, like):
