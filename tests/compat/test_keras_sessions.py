@@ -58,7 +58,7 @@ for fold in range(20):
     del model
     K.clear_session()
     peaks(2)
-    print(json.dumps(peaks(2)))  # of no time: what is used
+    print(json.dumps(peaks(2)))  # of no time: the bytes in use
 '''
 
 
