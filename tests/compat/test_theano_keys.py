@@ -14,6 +14,7 @@ import theano
 import theano.tensor as T
 from theano.gof import cmodule
 from theano.gof.cc import get_module_cache
+from theano.gpuarray import type as gpuarray_type
 
 
 @pytest.fixture
@@ -197,14 +198,27 @@ def test_equal_keys_have_one_digest(monkeypatch):
             assert theano_keys._digest(pickle.loads(pickled)) == theano_keys._digest(key)
 
 
+def test_keys_of_devices_that_are_not_open_are_found_as_they_were_written(folder, monkeypatch):
+    """The check of a new key read the others of its code, and opened their devices: `contexts` held dev0, too."""
+    with monkeypatch.context() as while_open:
+        of_gpus = []
+        for name in ('absent0', 'absent1'):
+            while_open.setitem(gpuarray_type._context_reg, name, object())
+            type_ = gpuarray_type.GpuArrayType('float32', (False,), name)
+            of_gpus.append(((1,), ('key', (), (), (), 'md5:0', (type_,))))
+        data = add(folder, 1, *of_gpus)
+    for key in of_gpus:
+        start(folder).check_key(key, data.key_pkl)
+
+
 @pytest.mark.needs_compiler
-def test_a_module_is_loaded_without_a_list_of_all():
+def test_a_module_is_loaded_without_a_list_of_all(monkeypatch):
     """Python listed the folder of all compiled code: 5 ms for each module with 15,000 entries."""
     sys.path_importer_cache.pop(theano.config.compiledir, None)
     x = T.dvector()
     cache = get_module_cache()
     theano.function([x], x * 3 + T.exp(x), mode='FAST_RUN')
-    cache.module_from_name.clear()
+    monkeypatch.setattr(cache, 'module_from_name', {})
     for name in [name for name in sys.modules if name.startswith('tmp')]:
         del sys.modules[name]
     found = theano.function([x], x * 3 + T.exp(x), mode='FAST_RUN')

@@ -78,6 +78,11 @@ def look_up_keys() -> None:
         return original(self, module_hash, key, keep_lock)
 
     @wrap(ModuleCache)
+    def check_key(original, self, key, key_pkl):  # it reads all keys that share the code, also of other devices
+        with temporarily(_reading, 'keys', True):
+            original(self, key, key_pkl)
+
+    @wrap(ModuleCache)
     def clear_unversioned(original, self, min_age=None):  # Theano calls it when a process ends
         with _listed(self, _index(self).unknown()):
             original(self, min_age)
