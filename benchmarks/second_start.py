@@ -21,8 +21,8 @@ import time
 from turns import make_parser, ratio, spread, take_turns
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LENET = 'tests/theano_scripts/convolutional_mlp.py --size 28 --filters 20 50 --batch 20 --train 20 --hidden 500 ' \
-    '--epochs 1'
+LENET = 'tests/programs/theano_scripts/convolutional_mlp.py --size 28 --filters 20 50 --batch 20 --train 20 --hidden' \
+    ' 500 --epochs 1'
 RUN = '''import os, runpy, sys
 sys.argv = sys.argv[1:]
 sys.path[0] = os.path.dirname(sys.argv[0])

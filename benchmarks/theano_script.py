@@ -19,7 +19,8 @@ import numpy as np
 from turns import make_parser, ratio, take_turns
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LENET = 'tests/theano_scripts/convolutional_mlp.py --size 28 --filters 20 50 --batch 500 --train 2000 --hidden 500'
+LENET = 'tests/programs/theano_scripts/convolutional_mlp.py --size 28 --filters 20 50 --batch 500 --train 2000' \
+    ' --hidden 500'
 # Run as Python would, but for the fixes without which Theano does not import.
 PLAIN = 'import theano_mgpu, os, runpy, sys; sys.argv = sys.argv[1:]; ' \
     'sys.path[0] = os.path.dirname(sys.argv[0]); runpy.run_path(sys.argv[0], run_name="__main__")'

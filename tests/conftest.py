@@ -40,14 +40,7 @@ initial_weights.draw_by_numpy()
 if os.environ.get('TEST_CUDA_GRAPHS') == 'first':  # most tests call a function too few times for a graph
     graph_calls.GraphCalls._has_seen = lambda self, arguments: True
 
-# Tests of these modules and packages run with the flag mgpu.verify, too. Most others compare with one device anyway.
-SELF_CHECKED = {'bugs', 'test_function', 'test_multi_gpu', 'test_training'}
-
-# Programs, not tests: tests/keras_addon/test_scripts.py, tests/bugs/test_errors.py and test_feeding.py run them.
-collect_ignore = ['keras_scripts', 'theano_scripts', 'projects', 'keras_versions/add_on.py', 'keras_versions/names.py',
-                  'keras_versions/predictions.py', 'keras_versions/zoo.py', 'keras_versions/zoo_difference.py',
-                  'support/error_cases.py', 'support/feeding_cases.py']
-collect_ignore_glob = ['libraries/[!t]*.py', 'libraries/train_*.py']
+collect_ignore = ['programs']  # tests run them
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers
@@ -76,10 +69,9 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def self_check(request):
-    """Have functions compute their first batch on one device, too, except in tests marked `unverified`."""
-    names = request.module.__name__.split('.')
-    is_on = not SELF_CHECKED.isdisjoint(names) and not request.node.get_closest_marker('unverified')
-    with theano.configparser.change_flags(**{'mgpu.verify': str(is_on)}):
+    """Have functions compute their first batch on one device, too, in tests marked `verified`."""
+    is_on = request.node.get_closest_marker('verified') and not request.node.get_closest_marker('unverified')
+    with theano.configparser.change_flags(**{'mgpu.verify': str(bool(is_on))}):
         yield
 
 
@@ -124,6 +116,17 @@ def cpu2(contexts):
 @pytest.fixture
 def gpu2(contexts):
     return contexts('gpu', 2)
+
+
+@pytest.fixture
+def enabled():
+    """Return a function that enables all contexts for models of Keras; notes go to its report only."""
+    from theano_mgpu.keras import disable, enable
+
+    def start(**options):
+        return enable(**dict({'tell': lambda text: None, 'always': True}, **options))
+    yield start
+    disable()
 
 
 @pytest.fixture

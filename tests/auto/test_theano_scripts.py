@@ -12,9 +12,9 @@ from theano_mgpu.utils.flags import join_flags, parse_flags
 import pytest
 from support.devices import context_map
 from support.processes import python
+from support.search_path import PROGRAMS
 
-TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDER = os.path.join(TESTS, 'theano_scripts')
+FOLDER = str(PROGRAMS / 'theano_scripts')
 # Each script with its arguments.
 CASES = ['logistic_sgd', 'logistic_sgd ragged', 'convolutional_mlp', 'SdA', 'rbm', 'rbm cd', 'lstm', 'lstm rmsprop',
          'lasagne_mnist mlp', 'lasagne_mnist mlp bn', 'lasagne_mnist cnn', 'lasagne_mnist cnn bn',

@@ -263,7 +263,7 @@ def test_ranks(files):
     (['two.npz', 'y.npy'], 'two.npz has the arrays a, b, but the model has the inputs dense_'),
 ])
 def test_errors(files, arguments, message, capfd):
-    """More of them are in tests/bugs/test_predict_files.py."""
+    """More of them are in tests/cli/test_predict_files.py."""
     np.save('wide.npy', np.ones((40, 9)))
     np.save('objects.npy', np.array([{}, []], dtype=object), allow_pickle=True)
     np.savez('objects.npz', x=np.array([{}, []], dtype=object))

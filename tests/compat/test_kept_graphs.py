@@ -444,7 +444,7 @@ def test_variables_come_from_lines_of_the_present_script(optimised):
 
 
 def test_messages_name_lines_of_the_present_script(optimised, cpu2):
-    """The same graph over contexts: see tests/bugs/test_lines_of_scripts.py."""
+    """The same graph over contexts: see tests/graph/test_lines_of_scripts.py."""
     for script in ('before', 'after'):
         x = T.dvector('x')
         with theano.change_flags(**{'traceback.limit': 8, 'mgpu.check': 1}):

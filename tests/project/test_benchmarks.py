@@ -250,7 +250,7 @@ def test_startup():
 @pytest.mark.slow
 def test_second_start():
     lines = run('second_start.py', 'fixes', 'run:a->cpu', '--rounds', '1', '--script',
-                'tests/theano_scripts/logistic_sgd.py').splitlines()
+                'tests/programs/theano_scripts/logistic_sgd.py').splitlines()
     assert len(lines) == 4 and '; / fixes: ' in lines[-1]
 
 

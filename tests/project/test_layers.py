@@ -134,6 +134,16 @@ def assigned_attributes(node):
     return [ast.unparse(target) for target in targets if isinstance(target, ast.Attribute)]
 
 
+def test_tests_stand_beside_their_subject():
+    """Regression tests were sorted by history: nobody knew where the test of a checkpoint belongs."""
+    tests = Path(__file__).parents[1]
+    folders = {path.name for path in tests.iterdir() if path.is_dir() and path.name[0] not in '._'}
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] not in '._'}
+    assert folders == rooms | {'support', 'programs', 'project', 'cuda_on_cpu', 'slurm'}
+    modules = {'test_%s.py' % path.stem for path in PACKAGE.glob('*.py')}
+    assert {path.name for path in tests.glob('test_*.py')} <= modules
+
+
 def test_a_dozen_modules_at_the_top_level():
     assert len([name for name, path in MODULES.items() if path.parent == PACKAGE]) <= 12
 

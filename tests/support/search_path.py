@@ -1,8 +1,9 @@
-"""The PYTHONPATH of processes that tests start."""
+"""The programs that tests start in processes of their own, and their PYTHONPATH."""
 import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / 'tests' / 'programs'
 
 
 def search_path(*folders):

@@ -16,7 +16,7 @@ VERSIONS = '0.3.3', '1.0.8', '1.2.2', '2.0.9', '2.1.6', '2.2.4', '2.3.1'  # thos
 TESTED = 'tested are ' + ', '.join(VERSIONS)
 COMMAND = "pip install 'Keras==%s'"
 # Each line has a version, owners, and the names that this version is the last to have, or to have set (`name=`);
-# tests/keras_versions/names.py compares the packages.
+# tests/programs/keras_versions/names.py compares the packages.
 TABLE = os.path.join(os.path.dirname(__file__), 'keras_names.txt')
 _MISSING = re.compile(r"(?:import name|module named|no attribute|keyword argument (?=')|not understood:|to optimizer:|"
                       r"keyword arguments:|Invalid argument|property (?='\w+' of)|can't set attribute)\W+([\w.]+)")
