@@ -26,7 +26,7 @@ from theano_mgpu.utils import rank_process
 
 import pytest
 import theano
-from support import initial_weights
+from support import initial_weights, started
 from support.devices import context_map
 from support.modes import LAZY
 from support.requirements import MISSING, is_slow_on_opencl, takes_a_gpu
@@ -65,6 +65,19 @@ def pytest_runtest_setup(item):
         reason = reason_of() if item.get_closest_marker(marker) else None
         if reason:
             pytest.skip(reason)
+
+
+def pytest_configure(config):
+    """Note what tests start, for a report that .ci/test-times reads."""
+    if config.option.xmlpath:
+        started.watch()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """Write the kind of a test into its report."""
+    if item.config.option.xmlpath:
+        item.user_properties.append(('kind', started.kind(item)))
 
 
 @pytest.fixture(autouse=True)
