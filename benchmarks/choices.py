@@ -23,7 +23,7 @@ from theano_mgpu.devices.context_map import default_map
 from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.exchange import layout
 from theano_mgpu.exchange.memory import Memories
-from theano_mgpu.utils import flags
+from theano_mgpu.utils import flag_text
 
 import numpy as np
 from models import Classifier, adam, mlp
@@ -180,8 +180,8 @@ def main():
     arguments = parse_arguments()
     devices = (discovery.discover('cuda')[0] or discovery.discover('opencl')[0])[:2]
     maps = ['host0->cpu;host1->cpu'] + ([default_map((devices * 2)[:2])] if devices else [])
-    if flags.flag('contexts'):
-        maps = [flags.flag('contexts')]
+    if flag_text.flag('contexts'):
+        maps = [flag_text.flag('contexts')]
     print('batch %d, %d rounds, median (lowest to highest)' % (arguments.batch_size, arguments.rounds))
     for name in arguments.choices or CHOICES:
         CHOICES[name](arguments, maps)

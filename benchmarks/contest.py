@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 
-from theano_mgpu.cli.arguments import positive
 from theano_mgpu.cli.bench import CORES
+from theano_mgpu.cli.shared_arguments import positive
 from theano_mgpu.devices import discovery
 from theano_mgpu.utils.tables import counted
 

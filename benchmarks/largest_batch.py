@@ -45,7 +45,7 @@ def worker(name, batch):
     """Train a model; print the largest batch that the plan predicts, and the slices of the batch."""
     import theano_mgpu as mgpu
     from theano_mgpu.keras import multi_gpu_model
-    from theano_mgpu.plan.memory import estimated
+    from theano_mgpu.plan.largest_batch import estimated
 
     import keras
     import numpy as np

@@ -37,7 +37,7 @@ import os
 import sys
 import tempfile
 
-from theano_mgpu.cli.arguments import positive
+from theano_mgpu.cli.shared_arguments import positive
 from theano_mgpu.utils.tables import counted
 
 import contest

@@ -36,12 +36,12 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 import theano_mgpu
-from theano_mgpu.cli.arguments import positive
 from theano_mgpu.cli.bench import CORES, add_options, check, describe_setting, prepare
 from theano_mgpu.cli.bench.measure import Trainee, take_turns
-from theano_mgpu.cli.bench.models import Recipe
+from theano_mgpu.cli.bench.synthetic_models import Recipe
 from theano_mgpu.cli.job_command import THREADS
 from theano_mgpu.cli.output import note
+from theano_mgpu.cli.shared_arguments import positive
 from theano_mgpu.devices.context_map import Context
 from theano_mgpu.errors import MgpuError
 from theano_mgpu.options import Options

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from theano_mgpu.cli.bench.measure import Trainee
-from theano_mgpu.cli.bench.models import Recipe
+from theano_mgpu.cli.bench.synthetic_models import Recipe
 from theano_mgpu.comm.activities import SHARE
 from theano_mgpu.comm.collectives import broadcast_object
 from theano_mgpu.comm.mpi import mpi_communicator

@@ -31,7 +31,7 @@ import contextlib
 import os
 import sys
 
-from theano_mgpu.cli.arguments import positive
+from theano_mgpu.cli.shared_arguments import positive
 from theano_mgpu.utils.tables import counted
 
 import contest

@@ -17,7 +17,7 @@ os.environ.update(COLUMNS='90', THEANO_FLAGS='', KERAS_BACKEND='theano')
 import theano_mgpu  # noqa: E402
 from theano_mgpu.cli import COMMANDS  # noqa: E402
 from theano_mgpu.cli.output import add_command  # noqa: E402
-from theano_mgpu.utils.flags import OWN_FLAGS, values_of  # noqa: E402
+from theano_mgpu.utils.flag_text import OWN_FLAGS, values_of  # noqa: E402
 
 project = html_title = 'theano_mgpu'
 version = release = theano_mgpu.__version__

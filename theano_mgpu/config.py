@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping
 
 from .errors import GraphError
-from .utils.flags import GONE, OWN_FLAGS, Number, Ratio, own_flag
+from .utils.flag_text import GONE, OWN_FLAGS, Number, Ratio, own_flag
 
 OWN_FLAGS.update({
     'mgpu.executor': ('auto', ('auto', 'serial', 'threads', 'mpi'),

@@ -22,7 +22,7 @@ from .parallel_function import function  # noqa: E402
 from .placement import device, place  # noqa: E402
 from .predict.predictor import Predictor  # noqa: E402
 from .training import training_function  # noqa: E402
-from .utils.flags import own_flag  # noqa: E402
+from .utils.flag_text import own_flag  # noqa: E402
 from .utils.mpi_environment import rank, size  # noqa: E402
 from .utils.tensorboard.event_file import Summary  # noqa: E402
 from .utils.timeline import records, start, timeline  # noqa: E402

@@ -1,6 +1,6 @@
 """The choice of the way of a call: the order in which ways are timed, what settles it, and how ranks agree."""
 from theano_mgpu.auto import choice as module
-from theano_mgpu.auto.choice import COUNTED, GROWN, LONGEST, SHORTEST, WARM_UP, Chooser, State, Way
+from theano_mgpu.auto.choice import COUNTED, GROWN, LONGEST, SHORTEST, WARM_UP, Chooser, Treatment, Way
 from theano_mgpu.comm.communicator import Communicator
 
 import numpy as np
@@ -39,7 +39,7 @@ def chooser_of(ways, ranks=None):
 def test_the_fastest_way_goes_on(ways, seconds, way, calls):
     chooser = chooser_of(ways)
     calls(chooser, 3 * CALLS, **seconds)
-    assert chooser.state is State.SETTLED and chooser.way is way
+    assert chooser.state is Treatment.SETTLED and chooser.way is way
     assert len(set(calls(chooser, 9, **seconds))) == 1
 
 
@@ -67,7 +67,7 @@ def test_few_calls_do_where_they_take_very_long(calls):
 def test_a_call_that_does_not_count_is_computed_all_the_same():
     chooser = chooser_of(TWO)
     assert [chooser.run(lambda way: (way, False)) for _ in range(3 * CALLS)] == [Way.HOST] * 3 * CALLS
-    assert chooser.state is State.TIMES and not chooser.seconds
+    assert chooser.state is Treatment.TIMES and not chooser.seconds
 
 
 def test_the_choice_is_made_anew_when_calls_have_grown(calls):
@@ -75,8 +75,8 @@ def test_the_choice_is_made_anew_when_calls_have_grown(calls):
     calls(chooser, CALLS, divided=1, whole=1e-4)
     chooser.rest()
     assert calls(chooser, 9 * CALLS, divided=1, whole=GROWN * 1e-4) == ['whole'] * 9 * CALLS
-    assert chooser.state is State.RESTS
-    assert 'divided' in calls(chooser, 40 * CALLS, divided=1, whole=2) and chooser.state is State.SETTLED
+    assert chooser.state is Treatment.RESTS
+    assert 'divided' in calls(chooser, 40 * CALLS, divided=1, whole=2) and chooser.state is Treatment.SETTLED
     assert chooser.reason() == 'divided, 1e+03 ms (host 2e+03 ms)'
 
 
@@ -113,5 +113,5 @@ def test_the_slowest_rank_counts(calls):
     ranks = TwoRanks()
     chooser = chooser_of((Way.SEVERAL, Way.HOST), ranks)
     calls(chooser, CALLS, divided=LONGEST * .9, whole=1)
-    assert chooser.state is State.SETTLED and chooser.seconds[Way.SEVERAL] == pytest.approx(LONGEST * 1.8)
+    assert chooser.state is Treatment.SETTLED and chooser.seconds[Way.SEVERAL] == pytest.approx(LONGEST * 1.8)
     assert ranks.shared == [CALLS]

@@ -146,8 +146,8 @@ def test_one_sample_is_no_error_of_strict(enabled):
 def test_a_refusal_is_not_looked_for_again(enabled, monkeypatch):
     """A graph is analysed once for each way to take the batch, whatever the length."""
     analysed = []
-    original = found.Found._compiled
-    monkeypatch.setattr(found.Found, '_compiled', lambda self, *args, **options: (
+    original = found.FoundBatch._compiled
+    monkeypatch.setattr(found.FoundBatch, '_compiled', lambda self, *args, **options: (
         analysed.append(options['samples']), original(self, *args, **options))[1])
     report = enabled()
     inputs, output, _ = along_the_batch()

@@ -7,7 +7,7 @@ import math
 import os
 import re
 
-from theano_mgpu.utils.flags import join_flags, parse_flags
+from theano_mgpu.utils.flag_text import join_flags, parse_flags
 
 import pytest
 from support.devices import context_map

@@ -11,7 +11,7 @@ from theano_mgpu.cli import main
 from theano_mgpu.cli.doctor import host_checks
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import default_map, parse_context_map
-from theano_mgpu.utils import flags
+from theano_mgpu.utils import flag_text
 
 import pytest
 import theano
@@ -205,8 +205,8 @@ def test_config_of_this_machine_is_what_is_read_back(capsys, monkeypatch, tmp_pa
     monkeypatch.setenv('THEANORC', str(path))
     monkeypatch.setenv('THEANO_FLAGS', '')
     found = discovery.discover_best()
-    assert flags.flag('contexts', '') == ('' if found == ['cpu'] else default_map(found))
-    assert flags.flag('floatX') == 'float64' and flags.own_flag('mgpu.executor') == 'serial'
+    assert flag_text.flag('contexts', '') == ('' if found == ['cpu'] else default_map(found))
+    assert flag_text.flag('floatX') == 'float64' and flag_text.own_flag('mgpu.executor') == 'serial'
     assert (host_checks.source_of_map() == 'from %s' % path) == (found != ['cpu'])
 
 
@@ -233,7 +233,7 @@ def test_config_converts_an_old_file(capsys, cpu_only, monkeypatch, tmp_path):
     assert main(['config', '--from', str(old)]) == 0
     captured = capsys.readouterr()
     new.write_text(captured.out)
-    assert flags.read_theanorc(str(new)) == {
+    assert flag_text.read_theanorc(str(new)) == {
         'device': 'cpu', 'floatx': 'float32', 'openmp': 'True', 'mgpu.executor': 'serial',
         'gpuarray.preallocate': '0.5', 'blas.ldflags': '', 'dnn.conv.algo_fwd': 'small'}
     for said in ('lib.cnmem=0.5 as gpuarray.preallocate=0.5', 'nvcc.fastmath=True not at all (no code is compiled by',
@@ -269,7 +269,7 @@ def test_flags_are_listed(capsys, monkeypatch):
     monkeypatch.setenv('THEANO_FLAGS', 'mgpu.timeout=5')
     assert main(['flags']) == 0
     lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
-    assert ['mgpu.timeout', '5', '600'] in lines and len(lines) == 1 + len(flags.OWN_FLAGS)
+    assert ['mgpu.timeout', '5', '600'] in lines and len(lines) == 1 + len(flag_text.OWN_FLAGS)
 
 
 def test_the_example_is_read_as_it_says(monkeypatch):
@@ -278,9 +278,9 @@ def test_the_example_is_read_as_it_says(monkeypatch):
         pytest.skip('not beside these tests')
     monkeypatch.setenv('THEANORC', str(path))
     monkeypatch.setenv('THEANO_FLAGS', '')
-    assert mgpu.Context('dev1', 'cuda1', 'cuda') == parse_context_map(flags.flag('contexts'))[1]
-    assert flags.own_flag('mgpu.executor') == 'auto'
-    assert (flags.flag('floatX'), flags.flag('blas.ldflags'), flags.flag('device')) == (
+    assert mgpu.Context('dev1', 'cuda1', 'cuda') == parse_context_map(flag_text.flag('contexts'))[1]
+    assert flag_text.own_flag('mgpu.executor') == 'auto'
+    assert (flag_text.flag('floatX'), flag_text.flag('blas.ldflags'), flag_text.flag('device')) == (
         'float32', '-lopenblas', 'cpu')
     code = "import theano_mgpu, theano; c = theano.config; print(c.floatX, c.blas.ldflags, c.mgpu.executor)"
     assert python('-c', code).stdout == 'float32 -lopenblas auto\n'

@@ -4,7 +4,7 @@ import pickle
 import subprocess
 import sys
 
-from theano_mgpu.comm.failures import packed, unpacked
+from theano_mgpu.comm.rank_errors import packed, unpacked
 
 import pytest
 from support.launch import INTERPRETED, environment

@@ -18,7 +18,7 @@ from theano_mgpu import compat
 from theano_mgpu.compat import keras_libraries, pymc3, theano_flags
 from theano_mgpu.devices import patches as device_patches
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.utils import flags, mpi_environment
+from theano_mgpu.utils import flag_text, mpi_environment
 from theano_mgpu.utils.command_line import own_command
 
 import numpy as np
@@ -206,7 +206,7 @@ def test_a_flag_that_does_not_exist_is_an_error(flag, nearest, monkeypatch, tmp_
     monkeypatch.setenv(where, flag)
     for _ in range(2):
         with pytest.raises(MgpuError) as raised:
-            flags.check_own_names()
+            flag_text.check_own_names()
         assert str(raised.value).startswith('there is no flag %s, which %s sets to %s; %s' % (
             name, where, value, nearest))
         where = str(tmp_path / 'theanorc')
@@ -274,7 +274,7 @@ def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):
     done = executed('import theano_mgpu, theano; print("fine")', PYTHONPATH=str(tmp_path))
     assert done.stdout.strip() == 'fine', done.stderr
     without = executed('import theano', PYTHONPATH=str(tmp_path)).stderr
-    assert 'RuntimeError' in without or not flags.flag('blas.ldflags')
+    assert 'RuntimeError' in without or not flag_text.flag('blas.ldflags')
 
 
 @pytest.mark.skipif(not shutil.which('g++'), reason='without g++ Theano does not try to compile')

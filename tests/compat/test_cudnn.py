@@ -1,7 +1,7 @@
 """The patches of cuDNN that need no device."""
 import types
 
-from theano_mgpu.compat.cuda_libraries import cudnn as libraries
+from theano_mgpu.compat.cuda_libraries import cudnn_choice as libraries
 from theano_mgpu.devices import patches
 from theano_mgpu.errors import MgpuWarning
 

@@ -6,7 +6,7 @@ import os
 import theano_mgpu as mgpu
 from theano_mgpu.compat import old_flags, theano_imports
 from theano_mgpu.compat.removed_names import CUDA
-from theano_mgpu.utils import flags, mpi_environment
+from theano_mgpu.utils import flag_text, mpi_environment
 
 import numpy as np
 import pytest
@@ -178,12 +178,12 @@ def test_flags_of_theano_0_x_are_read_as_flags_of_today(old, new, said, monkeypa
     monkeypatch.delenv(theano_imports.IMPORTED, raising=False)
     monkeypatch.setenv('THEANO_FLAGS', old)
     old_flags.read_old_flags()
-    read = flags.environment_flags()
-    assert read == flags.parse_flags(old if new is None else new)
+    read = flag_text.environment_flags()
+    assert read == flag_text.parse_flags(old if new is None else new)
     err = capsys.readouterr().err
     assert said in err and err.count('note: old flags are read') == 1 if said else not err
     old_flags.read_old_flags()
-    assert read == flags.environment_flags() and not capsys.readouterr().err
+    assert read == flag_text.environment_flags() and not capsys.readouterr().err
 
 
 def test_a_theanorc_of_theano_0_x_is_read(monkeypatch, capsys, tmp_path):
@@ -194,12 +194,12 @@ def test_a_theanorc_of_theano_0_x_is_read(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv('THEANO_FLAGS', 'optimizer=fast_compile,mgpu.exchange=float16')
     monkeypatch.setenv(theano_imports.IMPORTED, theano_imports.BY_PARENT)  # the parent has said what the file has
     old_flags.read_old_flags()
-    assert flags.environment_flags() == {
+    assert flag_text.environment_flags() == {
         'optimizer': 'fast_compile', 'device': 'cuda1', 'gpuarray.preallocate': '0.5', 'dnn.conv.algo_fwd': 'none',
         'dnn.conv.workmem': ''}
     err = capsys.readouterr().err
     assert 'mean today: mgpu.exchange=float16 as mgpu.exchange=float32 (' in err and err.count(' as ') == 2
-    flags.check_own_names()
+    flag_text.check_own_names()
 
 
 @pytest.mark.parametrize('variable, value', [(mpi_environment.RUN, '{}'), ('OMPI_COMM_WORLD_SIZE', '2')])

@@ -150,7 +150,7 @@ def test_a_script_that_names_a_card_or_a_number_has_it(another):
     """The card that is left out is the one of `dev1`; a process that is started says nothing more of it."""
     lines, notes = chosen("""
 import subprocess, sys, numpy as np, theano_mgpu as mgpu, theano, theano.tensor as T
-from theano_mgpu.devices.choice import chosen_contexts
+from theano_mgpu.devices.asked_contexts import chosen_contexts
 print(len(mgpu.contexts()), len(chosen_contexts(2)))
 try:
     chosen_contexts(3)

@@ -236,7 +236,7 @@ print(recorded().why_not or 'a graph')
 cuda_graphs.Graph.launch = lambda graph: None  # it computes nothing, as a driver with a fault might
 print(recorded().why_not)
 cuda_graphs.Graph.launch = launch
-cuda_graphs.Arena.page_locked = lambda arena, size: write(arena, 1)
+cuda_graphs.GraphMemory.page_locked = lambda memory, size: write(memory, 1)
 print(recorded().why_not)
 cuda_graphs.Arena.page_locked = write
 fill, kept = graph_calls.Result.fill, []

@@ -92,7 +92,7 @@ def sharded(collectives, n):
     return trained(collectives, n, sizes=(6, 120, 100, 90, 4), normalise=False, update_on='sharded')
 
 from theano_mgpu.runtime.divided_update import DeviceBroadcasts
-from theano_mgpu.devices.collectives import Collectives
+from theano_mgpu.devices.exchange_operations import Collectives
 starts, roots = [], []
 start, new = DeviceBroadcasts.start, Collectives.__new__
 DeviceBroadcasts.start = lambda self, values: starts.append(1) or start(self, values)
@@ -235,7 +235,7 @@ def test_a_first_exchange_that_hangs_is_not_waited_for_again(tmp_path):
 MESSAGES = """
 import ctypes
 from theano_mgpu.comm.communicator import Communicator
-from theano_mgpu.devices.collectives import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives
+from theano_mgpu.devices.exchange_operations import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives
 from theano_mgpu.devices.nccl import communicator_of, connect
 from theano_mgpu.devices.transfers import DeviceMemory
 contexts = mgpu.init(3)
@@ -445,7 +445,7 @@ def test_ctrl_c_ends_an_exchange_that_hangs_and_the_next_steps_are_right():
 LONELY = '''
 import subprocess, sys
 from theano_mgpu.devices import nccl as module
-from theano_mgpu.devices.collectives import EVERY, NO_COPIES, Collectives
+from theano_mgpu.devices.exchange_operations import EVERY, NO_COPIES, Collectives
 from theano_mgpu.devices.contexts import primary_context
 from theano_mgpu.devices.transfers import DeviceMemory
 if len(sys.argv) == 1:
@@ -481,7 +481,7 @@ BESIDE = '''
 import ctypes
 from pygpu.elemwise import elemwise2
 from theano_mgpu.comm.communicator import Communicator
-from theano_mgpu.devices.collectives import EVERY, NO_COPIES, Collectives
+from theano_mgpu.devices.exchange_operations import EVERY, NO_COPIES, Collectives
 from theano_mgpu.devices.nccl import communicator_of, connect
 from theano_mgpu.devices.transfers import DeviceMemory
 contexts = mgpu.init(2)

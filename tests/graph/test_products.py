@@ -1,5 +1,5 @@
 """The factors of the products that gradients are."""
-from theano_mgpu.graph.products import factors_of
+from theano_mgpu.graph.matrix_products import factors_of
 
 import numpy as np
 import pytest

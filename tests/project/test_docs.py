@@ -5,7 +5,7 @@ import re
 import runpy
 from pathlib import Path
 
-from theano_mgpu.utils.flags import OWN_FLAGS
+from theano_mgpu.utils.flag_text import OWN_FLAGS
 
 from support.patches import PAGE, tables, with_table
 from support.processes import python

@@ -1,6 +1,7 @@
 """The layout: no import upwards, no cycle, Theano and its patches only where they may be."""
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import theano_mgpu
@@ -132,6 +133,21 @@ def assigned_attributes(node):
         if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
     targets = [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
     return [ast.unparse(target) for target in targets if isinstance(target, ast.Attribute)]
+
+
+# The same idea in two rooms; `config` is a command, too, whose module has its name.
+SAME_FILES = {'__init__', '__main__', 'patches', 'checkpoint', 'enabling', 'placement', 'predictor', 'prefetch',
+              'verification', 'config'}
+SAME_CLASSES = {'Checkpoint', 'Predictor', 'Gather'}  # `Gather`: what the analysis asks for, and what a step does
+
+
+def test_one_meaning_a_name():
+    """19 files and 17 classes had the name of another one: a reader of `Found` or `layout.py` asked of what."""
+    files = Counter(path.stem for path in MODULES.values())
+    classes = Counter(node.name for path in MODULES.values() for node in ast.parse(path.read_text()).body
+                      if isinstance(node, ast.ClassDef))
+    assert {name for name, n in files.items() if n > 1} == SAME_FILES
+    assert {name for name, n in classes.items() if n > 1} == SAME_CLASSES
 
 
 def test_tests_stand_beside_their_subject():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from theano_mgpu.cli import COMMANDS, make_parser
 from theano_mgpu.cli.output import add_command
-from theano_mgpu.utils.flags import OWN_FLAGS
+from theano_mgpu.utils.flag_text import OWN_FLAGS
 
 import pytest
 from support.parameters import slow_but

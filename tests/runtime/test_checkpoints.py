@@ -8,7 +8,7 @@ import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.runtime.state import state_file
-from theano_mgpu.utils.flags import GONE
+from theano_mgpu.utils.flag_text import GONE
 
 import numpy as np
 import pytest

@@ -2,10 +2,10 @@
 import collections
 
 from theano_mgpu.comm.tree import Node, Tree, folded
-from theano_mgpu.devices.collectives import EVERY
+from theano_mgpu.devices.exchange_operations import EVERY
 from theano_mgpu.exchange import tree_devices
-from theano_mgpu.exchange.devices import NcclLayout
 from theano_mgpu.exchange.layout import ALIGNED, SMALL
+from theano_mgpu.exchange.nccl_channel import NcclLayout
 from theano_mgpu.exchange.tree_devices import order_of, pieces
 
 import cuda_on_cpu
@@ -82,7 +82,7 @@ from models import adam, sgd
 from support.nccl_programs import by, fails
 from test_logical_shards import Net
 from theano_mgpu.devices import nccl as module
-from theano_mgpu.devices.collectives import BROADCAST, MESSAGE
+from theano_mgpu.devices.exchange_operations import BROADCAST, MESSAGE
 from theano_mgpu.exchange import tree_devices
 nccl, cuda = ctypes.CDLL('libnccl.so.2'), ctypes.CDLL('libcuda.so')
 floatX, roots, senders, exchange = theano.config.floatX, [], [], module.NcclCommunicator.exchange

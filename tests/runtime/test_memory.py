@@ -155,7 +155,7 @@ def test_a_lack_of_memory_comes_with_advice(memory, doing, samples):
 
 LARGEST = CHAIN + '''
 from theano_mgpu.plan.explain import explanation
-from theano_mgpu.plan.memory import estimated
+from theano_mgpu.plan.largest_batch import estimated
 _, step = chain(1, 6, 128)
 before, size = estimated(step.plan, step.built.meter), int(sys.argv[1])
 for _ in range(3):

@@ -22,7 +22,7 @@ from theano_mgpu.devices.launcher import Launcher, Shard
 from theano_mgpu.devices.nccl import communicator_of, connect
 from theano_mgpu.devices.transfers import copy_to, fetch
 from theano_mgpu.errors import MgpuWarning
-from theano_mgpu.exchange import devices, host, layout, memory, orders, tree_devices
+from theano_mgpu.exchange import host, layout, memory, nccl_channel, orders, tree_devices
 from theano_mgpu.exchange.layout import ALIGNED
 from theano_mgpu.exchange.over_ranks import OverRanks
 from theano_mgpu.runtime.batch import Split
@@ -95,8 +95,8 @@ def by_nccl(make, order, owners, read_on):
     assert connect(make.contexts, make.ranks) == ''
     communicator = communicator_of(make.contexts, make.ranks.size)
     assert not communicator.has_failed
-    adder = devices.Reduction() if order.is_any else tree_devices.InTree(order, make.memories, make.launcher)
-    return devices.NcclChannel(communicator, owners, adder, make.memories, make.timings, make.ranks)
+    adder = nccl_channel.NcclSum() if order.is_any else tree_devices.InTree(order, make.memories, make.launcher)
+    return nccl_channel.NcclChannel(communicator, owners, adder, make.memories, make.timings, make.ranks)
 
 
 CHANNELS = {'stays': stays, 'host': by_host, 'nccl': by_nccl}
@@ -812,7 +812,7 @@ def lacking_memory(device, number):
 def ctrl_c_at_any_line(order, make):
     """Ctrl-C may come at each line of a step, of two rounds; the next step has the right sums."""
     steps = Steps(order, make, 2)
-    files = [each.__file__ for each in (orders, host, memory, layout, copies, devices, tree_devices)]
+    files = [each.__file__ for each in (orders, host, memory, layout, copies, nccl_channel, tree_devices)]
     like, number, interrupted = [((3,), 'float32'), ((LARGE,), 'float32')], 1, True
     while interrupted:
         parts = steps.parts(number, like, counts_of(make, 2))

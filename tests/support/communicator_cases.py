@@ -16,8 +16,8 @@ from theano_mgpu.comm import collectives, rank_0
 from theano_mgpu.comm.activities import ADD, AGREE, CALL, GATHER, READ, SHARE, describe
 from theano_mgpu.comm.communicator import WIDTH
 from theano_mgpu.comm.compilation import first_compiler
-from theano_mgpu.comm.failures import common_error, failing_together, raise_error
 from theano_mgpu.comm.mpi import mpi_communicator
+from theano_mgpu.comm.rank_errors import common_error, failing_together, raise_error
 from theano_mgpu.exchange.whole import exchanged
 from theano_mgpu.graph.analysis import SUM
 

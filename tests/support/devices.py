@@ -1,15 +1,15 @@
 """Devices that tests run on, and maps of contexts on them."""
 from theano_mgpu.devices import discovery
 from theano_mgpu.devices.context_map import parse_context_map
-from theano_mgpu.utils import flags
+from theano_mgpu.utils import flag_text
 
 import pytest
 
 
 def gpu_devices():
     """Return GPU devices to test on: the devices of the flag `contexts`, else two of this machine's."""
-    flagged = [c.device for c in parse_context_map(flags.flag('contexts', '')) if c.kind != 'cpu'] \
-        if flags.flag('contexts') else []
+    flagged = [c.device for c in parse_context_map(flag_text.flag('contexts', '')) if c.kind != 'cpu'] \
+        if flag_text.flag('contexts') else []
     found = flagged or discovery.discover('cuda')[0] or discovery.discover('opencl')[0]
     return (found * 2)[:max(2, len(found))]
 

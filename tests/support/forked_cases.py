@@ -806,7 +806,7 @@ def cores():
 def left():
     """Plain Theano computes what processes do not compute faster, and not the first context as a whole."""
     processor.cores, forked_parts.SHORTEST, choice.SHORTEST = lambda: 2, 0, 0
-    found.Found.patience = lambda self: 0
+    found.FoundBatch.patience = lambda self: 0
     note, seconds = forked_parts.ForkedParts.note, {}
     forked_parts.ForkedParts.note = lambda self, samples, _, crew: note(
         self, samples, seconds[crew.are_forked].pop(0), crew)

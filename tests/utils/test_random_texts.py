@@ -5,12 +5,12 @@ import tempfile
 
 from theano_mgpu import config
 from theano_mgpu.cli import job_command
-from theano_mgpu.cli.arguments import devices, positive
+from theano_mgpu.cli.shared_arguments import devices, positive
 from theano_mgpu.comm import mpi_library
 from theano_mgpu.comm.allocation import DEFAULT_HOSTFILE, allocation
 from theano_mgpu.devices.context_map import parse_context_map
 from theano_mgpu.errors import MgpuError
-from theano_mgpu.utils import flags, mpi_environment
+from theano_mgpu.utils import flag_text, mpi_environment
 
 import pytest
 from cost_model import parse_network
@@ -114,10 +114,10 @@ def test_variables_of_a_rank(variable, environment):
 @given(TEXT)
 def test_flags(text):
     """A quote that was not closed ended the import with "No closing quotation"."""
-    value_or_error(lambda: flags.parse_flags(text), 'THEANO_FLAGS')
+    value_or_error(lambda: flag_text.parse_flags(text), 'THEANO_FLAGS')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('THEANO_FLAGS', 'mgpu.timeout=' + text)
-        value_or_error(lambda: flags.own_flag('mgpu.timeout'), 'mgpu.timeout', 'THEANO_FLAGS')
+        value_or_error(lambda: flag_text.own_flag('mgpu.timeout'), 'mgpu.timeout', 'THEANO_FLAGS')
 
 
 @FEW
@@ -125,11 +125,11 @@ def test_flags(text):
 @example({'base_compiledir': "/tmp/it's", 'gcc.cxxflags': '-DX=\'a,b\' -DY="c d" -DZ=\\"e\\"', 'mgpu.ledger': 'a#b'})
 def test_flags_are_read_as_they_were_written(flags_):
     """A quote in a value was lost, or ended in "No closing quotation", and what came after # was no flag any more."""
-    written = value_or_error(lambda: flags.join_flags(flags_), 'THEANO_FLAGS cannot have all of these flags')
+    written = value_or_error(lambda: flag_text.join_flags(flags_), 'THEANO_FLAGS cannot have all of these flags')
     if written is None:
         assert any(name != name.lstrip() or '=' in name or value != value.rstrip() for name, value in flags_.items())
     else:
-        assert parse_config_string(written) == flags.parse_flags(written) == flags_
+        assert parse_config_string(written) == flag_text.parse_flags(written) == flags_
 
 
 @FEW
@@ -141,7 +141,7 @@ def test_a_configuration_file_is_converted_to_one_that_reads_alike(content):
         def read(content):
             with open(file.name, 'wb') as new:
                 new.write(content)
-            return value_or_error(lambda: flags.read_theanorc(file.name))
+            return value_or_error(lambda: flag_text.read_theanorc(file.name))
         old = read(content)
         if old is not None:
             contexts = old.pop('contexts', 'a->cpu')
@@ -157,7 +157,7 @@ def test_configuration_files(content):
         file.write(content)
         file.flush()
         patch.setenv('THEANORC', file.name)
-        value_or_error(flags.read_theanorc, file.name)
+        value_or_error(flag_text.read_theanorc, file.name)
 
 
 @pytest.mark.parametrize('parse,names', [

@@ -37,7 +37,7 @@ def word(way: Way) -> str:
 Compute = Callable[[Way], Tuple[Any, Optional[bool]]]
 
 
-class State(enum.Enum):
+class Treatment(enum.Enum):
     """The treatment of the next call by a Chooser."""
 
     TIMES = 'is timed'
@@ -57,14 +57,14 @@ class Chooser:
     ----------
     way : Way
         Of the next call.
-    state : State
+    state : Treatment
     seconds : dict of Way to float
         The seconds of a call in each way that was timed: the same number on every rank.
     """
 
     def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator,
                  patience: Callable[[], float] = float) -> None:
-        self.way, self.state = next(iter(ways())), State.TIMES
+        self.way, self.state = next(iter(ways())), Treatment.TIMES
         self.seconds: dict[Way, float] = {}
         self._ways, self._ranks, self._patience = ways, ranks, patience
         self._timed: list[float] = []  # seconds of calls of this rank in the present way, first and last ones
@@ -79,7 +79,7 @@ class Chooser:
         """
         way, began = self.way, time.perf_counter()
         results, counts = compute(way)
-        if counts is None and way is self.way and self.state is State.TIMES:
+        if counts is None and way is self.way and self.state is Treatment.TIMES:
             self._left += 1
             if self._left == COUNTED and self.seconds:
                 self._take(math.inf)
@@ -92,7 +92,7 @@ class Chooser:
     @property
     def quiet_calls(self) -> int:
         """The number of calls to come that are not timed, of a Chooser that rests."""
-        return max(0, self._next - self._calls - 1) if self.state is State.RESTS else 0
+        return max(0, self._next - self._calls - 1) if self.state is Treatment.RESTS else 0
 
     def skip(self, n: int) -> None:
         """Note that some calls were computed on the host meanwhile, of a Chooser that rests."""
@@ -107,7 +107,7 @@ class Chooser:
 
     def rest(self) -> None:
         """Compute calls on the host until some take much longer than those that were timed."""
-        self.state, self._calls, self._next = State.RESTS, 0, 2 * (WARM_UP + COUNTED)
+        self.state, self._calls, self._next = Treatment.RESTS, 0, 2 * (WARM_UP + COUNTED)
 
     def reason(self, why_not_divided: str = '') -> str:
         """Return why the way was chosen, as a text for the user, maybe with the reason of another one."""
@@ -119,17 +119,17 @@ class Chooser:
 
     def _is_timed(self):
         """Return whether the call that has just been made is timed; a Chooser that rests counts it."""
-        if self.state is State.RESTS:
+        if self.state is Treatment.RESTS:
             self._calls += 1
             return self._calls >= self._next
-        return self.state is State.TIMES
+        return self.state is Treatment.TIMES
 
     def _is_short(self):
         return self.seconds.get(Way.HOST, math.inf) < SHORTEST
 
     def _judge(self):
         """Take the seconds of a call in the present way, once enough calls were timed."""
-        if len(self._timed) == WARM_UP and self.seconds and self.state is State.TIMES:
+        if len(self._timed) == WARM_UP and self.seconds and self.state is Treatment.TIMES:
             fastest = min(self._on_slowest()[1:])  # the first one compiles
             if fastest > min(self.seconds.values()):
                 self._take(fastest)
@@ -144,12 +144,12 @@ class Chooser:
     def _take(self, seconds):
         """Note the seconds of a call in the present way, and go on."""
         self._timed, self._spent, self._left = [], 0.0, 0
-        if self.state is State.RESTS:
+        if self.state is Treatment.RESTS:
             if seconds <= max(SHORTEST, GROWN * self.seconds[Way.HOST]):
                 self._next *= 2
                 return
             self.seconds.clear()
-        self.seconds[self.way], self.state = seconds, State.TIMES
+        self.seconds[self.way], self.state = seconds, Treatment.TIMES
         self._go_on()
 
     def _go_on(self):
@@ -157,7 +157,7 @@ class Chooser:
         is_long = min(self.seconds.values(), default=0) > LONGEST
         other = None if self._is_short() else next((way for way in self._ways() if way not in self.seconds and
                                                     not (is_long and way is Way.HOST)), None)
-        self.state = State.TIMES if other else State.SETTLED
+        self.state = Treatment.TIMES if other else Treatment.SETTLED
         self.way = other or min(self.seconds, key=self.seconds.__getitem__, default=Way.HOST)
 
     def _on_slowest(self):
@@ -191,7 +191,7 @@ class LengthChooser:
     def settled(self, samples: int) -> Way | None:
         """Return the way of batches of a number of samples that stay whole for good; None for others."""
         return self._whole.way if samples < self.whole_below and self._whole is not None and \
-            self._whole.state is State.SETTLED else None
+            self._whole.state is Treatment.SETTLED else None
 
     def divide(self, samples: int) -> None:
         """Choose several contexts for batches of a number of samples, and for longer ones."""
@@ -211,7 +211,7 @@ class LengthChooser:
 
     def of_longest(self) -> Chooser | None:
         """Return the Chooser of the longest batches for which a way was chosen; None if there are none."""
-        chosen = [digits for digits, each in self._choosers.items() if each.state is not State.TIMES]
+        chosen = [digits for digits, each in self._choosers.items() if each.state is not Treatment.TIMES]
         return self._choosers[max(chosen)] if chosen else None
 
     def has_chosen(self) -> bool:
@@ -239,7 +239,7 @@ class LengthChooser:
             return compute(Way.SEVERAL)[0]
         chooser = self.chooser(samples)
         results = chooser.run(compute)
-        if chooser.state is State.SETTLED:
+        if chooser.state is Treatment.SETTLED:
             if chooser.way is Way.SEVERAL:
                 self.divide(samples)
             elif samples >= self.whole_below:

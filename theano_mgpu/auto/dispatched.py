@@ -9,7 +9,7 @@ from ..checks.ledger import Account
 from ..comm.alone import is_alone
 from ..comm.communicator import Communicator
 from ..runtime.steps import Computed, Steps
-from .choice import STILL_TIMED, Chooser, LengthChooser, State, Way
+from .choice import STILL_TIMED, Chooser, LengthChooser, Treatment, Way
 from .fallback import by_plain
 
 
@@ -176,12 +176,12 @@ class Dispatched:
         before = chooser.way, chooser.state
         computed = self.choice.run(samples, functools.partial(self._in, call))
         if before != (chooser.way, chooser.state):
-            if (chooser.way, chooser.state) == (Way.HOST, State.SETTLED) and self.source.may_grow():
+            if (chooser.way, chooser.state) == (Way.HOST, Treatment.SETTLED) and self.source.may_grow():
                 chooser.rest()
             longest = self.choice.of_longest()
-            if chooser.state is not State.TIMES and longest is not None:
+            if chooser.state is not Treatment.TIMES and longest is not None:
                 self.source.chosen(longest)
-        if chooser.state is State.RESTS and not self._quiet and not self.steps.are_any:
+        if chooser.state is Treatment.RESTS and not self._quiet and not self.steps.are_any:
             self._quiet = chooser.quiet_calls
             chooser.skip(self._quiet)
         return computed

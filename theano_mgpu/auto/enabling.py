@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from ..checks.verification import check_alone
 from ..compat import import_hooks, keras_versions
-from ..devices.choice import chosen_contexts, resolve_contexts
+from ..devices.asked_contexts import chosen_contexts, resolve_contexts
 from ..devices.contexts import take_cores_as_mapped
 from ..devices.mesh import rows_of
 from ..errors import warn

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from ..comm.activities import AGREE
 from ..comm.communicator import Communicator
-from ..comm.failures import failing_together
+from ..comm.rank_errors import failing_together
 from ..errors import DriftError, NonFiniteError, RankError, noted
 
 FAILED = 'it failed over the contexts: %s'  # why plain Theano or Keras has computed a call

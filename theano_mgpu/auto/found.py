@@ -15,9 +15,9 @@ from ..errors import GraphError, LengthError, MgpuError, in_one_line, named
 from ..graph.audit import host_obstacle
 from ..options import Flags
 from ..parallel_function import ParallelFunction
-from ..plan.layout import mesh_for
+from ..plan.context_layout import mesh_for
 from ..runtime.steps import Computed
-from .choice import Chooser, State, Way
+from .choice import Chooser, Treatment, Way
 from .definition import Definition, Refusal
 from .dispatched import BatchSource, Dispatched, LeaveToPlain, leave_to_plain
 from .enabled import Enabled
@@ -38,7 +38,7 @@ PROFILED = 'it is profiled'
 NOT_PLACED = '%s is placed on devices, but plain Theano runs it on one: %s'
 
 
-class Found(BatchSource):
+class FoundBatch(BatchSource):
     """The batch of a `theano.function`: its arguments with samples, slices of data sets, or whole data sets.
 
     A function whose graph is placed on devices runs on them from its first call on. Its batch is divided if there are
@@ -82,7 +82,7 @@ class Found(BatchSource):
             if self._placed:
                 self._enabled.tell(NOT_PLACED % (function.mgpu_name, PROFILED))
             return
-        Found(self._enabled, function, usage, self.has_samples, self._definition.copied(swap, delete_updates),
+        FoundBatch(self._enabled, function, usage, self.has_samples, self._definition.copied(swap, delete_updates),
               self._placed)
 
     # ------------------------------------------------------------------------------------------------------ its ways
@@ -144,7 +144,7 @@ class Found(BatchSource):
         if chooser.way is Way.HOST:
             if self.dispatched.choice.is_all_on_host():
                 self._programs = self._whole = None  # their copies take memory
-            if chooser.state is State.SETTLED and not self.has_samples:
+            if chooser.state is Treatment.SETTLED and not self.has_samples:
                 leave_to_plain(self._function)
 
     def closed(self, why: str, last: Way) -> None:

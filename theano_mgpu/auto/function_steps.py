@@ -8,7 +8,7 @@ from theano.compile.function_module import Function
 
 from ..checks.ledger import ledger
 from ..comm.communicator import Communicator
-from ..comm.failures import failing_together
+from ..comm.rank_errors import failing_together
 from ..devices import leases
 from ..errors import named
 from ..graph.updates import pairs

@@ -17,7 +17,7 @@ from ..options import Flags
 from ..utils import mpi_environment, rank_process
 from .data_sets import chains, has_data, note_updates
 from .enabled import Enabled
-from .found import NO_BATCH, NOT_PLACED, PROFILED, Found
+from .found import NO_BATCH, NOT_PLACED, PROFILED, FoundBatch
 from .function_call import explicit_inputs
 from .function_steps import count_calls, record
 from .rank_0_function import keep_alike
@@ -67,7 +67,7 @@ def attach(enabled: Enabled, function: Any, arguments: dict[str, Any]) -> None:
         if placed:
             enabled.tell(NOT_PLACED % (usage.name, obstacle))
     else:
-        Found(enabled, function, usage, has_samples, placed=placed)
+        FoundBatch(enabled, function, usage, has_samples, placed=placed)
     record(function, arguments, usage.name, choose_ranks(None))
     if leases.is_child() and arguments['params']:
         count_calls(function)

@@ -22,9 +22,9 @@ from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.steps import Computed, Steps
 from ..training import TrainingFunction
 from .choice import Chooser, Way
+from .counted_batches import count, length_of, on_devices
 from .dispatched import BatchSource, Dispatched, LeaveToPlain
 from .fallback import FAILED, is_for_plain
-from .steps import count, length_of, on_devices
 
 FIRST = 'first replica'  # the key of the program that divides no batch
 ALONE = 'this process'   # of one that runs without the other ranks

@@ -17,10 +17,10 @@ from ..errors import in_one_line, warn
 from ..graph.placement.propagation import is_placed
 from ..options import Flags
 from ..runtime.steps import Computed
+from .counted_batches import count, on_devices
 from .enabled import Enabled
 from .fallback import FAILED
 from .report import Report, Usage
-from .steps import count, on_devices
 
 CANNOT_DIVIDE = 'cannot be computed in parts: '  # why a model is not divided; the reason of the analysis follows
 ON_CPU = ('are on the CPU, and no processes can be forked for them, since a GPU is open: models run whole. To use '

@@ -14,7 +14,7 @@ from ..graph.theano_functions import builds_graphs
 from ..parallel_function import ParallelFunction
 from ..plan import CannotCut
 from ..runtime.batches.arguments import axes_for_samples
-from ..runtime.batches.data_sets import Slices, along
+from ..runtime.batches.data_set_slices import Slices, along
 from ..runtime.batches.free_batch_size import written_lengths
 from ..runtime.building import NotWanted
 from .data_sets import BatchWay, DataSets, fits, fits_at_once, has_data, is_apart, is_of_parameters, may_be_apart

@@ -18,8 +18,8 @@ import theano
 from theano.compile.sharedvalue import SharedVariable
 
 from ..comm.communicator import Communicator
-from ..comm.failures import failing_together
 from ..comm.rank_0 import on_rank_0
+from ..comm.rank_errors import failing_together
 from ..devices.contexts import chosen, gpu_context
 from ..devices.discovery import status
 from ..errors import MgpuError

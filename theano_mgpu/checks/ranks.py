@@ -9,7 +9,7 @@ import numpy as np
 from ..comm.activities import CALL, COMPARE, FEED
 from ..comm.collectives import all_gather_object, broadcast_object
 from ..comm.communicator import Communicator
-from ..comm.failures import raise_common
+from ..comm.rank_errors import raise_common
 from ..errors import RankBatchError, RankError, named
 from ..utils import rank_process
 from ..utils.values import checksum, is_due, sampled_checksum, sides

@@ -124,7 +124,7 @@ def place_of(ranks: Communicator, context: Context | None) -> str:
     return (rank + ', ' if ranks.size > 1 else '') + (describe([context]) if context else 'the host')
 
 
-class Found(NamedTuple):
+class NotFinite(NamedTuple):
     """A variable with values that are not finite: which elements are not, the op that made it, and how, in words.
 
     The op is None for a value that was given; the words then are NaN, infinity, or both.
@@ -136,7 +136,7 @@ class Found(NamedTuple):
     how: str
 
 
-def op_by_op(function: Any, arguments: Sequence[Any]) -> tuple[list[Any], Found | None]:
+def op_by_op(function: Any, arguments: Sequence[Any]) -> tuple[list[Any], NotFinite | None]:
     """Call a compiled Theano function op by op.
 
     Return its results, and the first variable that is not finite, among those that a result is not finite by; None if
@@ -152,7 +152,7 @@ def op_by_op(function: Any, arguments: Sequence[Any]) -> tuple[list[Any], Found 
         mask = not_finite(storage[variable][0])
         if mask is not None:
             is_first = node is None or not any(v in found for v in node.inputs)
-            found[variable] = Found(variable, mask, node, explain(mask) if is_first else '')
+            found[variable] = NotFinite(variable, mask, node, explain(mask) if is_first else '')
 
     given = [*arguments, *(container.storage[0] for container in function.input_storage[len(arguments):])]
     for variable, value in zip(graph.inputs, given):

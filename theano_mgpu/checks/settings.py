@@ -13,7 +13,7 @@ from ..errors import warn
 from ..graph import graph
 from ..options import Options
 from ..utils import blas
-from ..utils.flags import GONE, OWN_FLAGS, flag
+from ..utils.flag_text import GONE, OWN_FLAGS, flag
 from ..utils.values import shortened
 from . import ledger_file
 

@@ -26,9 +26,9 @@ from ..compat import old_flags
 from ..devices import cards, discovery
 from ..devices.context_map import choose_devices, default_map, describe, parse_context_map
 from ..utils.files import whole_text
-from ..utils.flags import OWN_FLAGS, read_theanorc, theanorc_files
-from .arguments import add_contexts, selected
+from ..utils.flag_text import OWN_FLAGS, read_theanorc, theanorc_files
 from .output import note
+from .shared_arguments import add_contexts, selected
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -32,8 +32,8 @@ from ..devices import discovery as hardware
 from ..devices.context_map import Context, describe
 from ..devices.contexts import configured, flagged, gpu_context, init
 from ..utils.tables import bytes_text, table
-from .arguments import add_contexts, selected
 from .output import note, print_json, quietly, tell
+from .shared_arguments import add_contexts, selected
 
 HEADER = ['CONTEXT', 'DEVICE', 'KIND', 'TYPE', 'NAME', 'FREE', 'TOTAL', 'BUSY']
 NUMBERS = {HEADER.index(title) for title in ('FREE', 'TOTAL', 'BUSY')}

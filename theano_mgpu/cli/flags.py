@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..utils.flags import OWN_FLAGS, check_own_names, own_flag, values_of
+from ..utils.flag_text import OWN_FLAGS, check_own_names, own_flag, values_of
 from ..utils.tables import table
 
 

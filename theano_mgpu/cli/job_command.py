@@ -14,7 +14,7 @@ from ..comm.allocation import DEFAULT_HOSTFILE, HOSTFILE, SLURM, Allocation
 from ..errors import MgpuError, MissingError
 from ..parsing import bare, is_host, whole_number
 from ..utils import blas, mpi_environment, processor, progress
-from ..utils.flags import environment_flags, flag, join_flags, own_flag
+from ..utils.flag_text import environment_flags, flag, join_flags, own_flag
 from .launcher_output import OWN_DESCRIPTOR
 
 COMMAND = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '__main__.py')

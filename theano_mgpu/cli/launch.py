@@ -51,13 +51,13 @@ from ..devices.contexts import flagged
 from ..errors import MgpuError
 from ..utils import mpi_environment
 from ..utils.files import check_folder
-from ..utils.flags import OWN_FLAGS, own_flag
+from ..utils.flag_text import OWN_FLAGS, own_flag
 from . import predict
 from . import run as run_command
-from .arguments import add_contexts, devices, positive, use_contexts
 from .job_command import CARRIED, COMMAND, choose_start, rank_environment
 from .output import add_command, note
 from .program import add_ledger, add_program, check_program, check_syntax
+from .shared_arguments import add_contexts, devices, positive, use_contexts
 from .supervise import run_with_restarts
 
 COMMANDS = {'run': run_command, 'predict': predict}  # which several processes can execute together

@@ -37,11 +37,11 @@ from ..devices.contexts import host_contexts, init
 from ..errors import MgpuError, PredictionError
 from ..utils import mpi_environment, progress
 from ..utils.tables import counted
-from .arguments import add_contexts, positive, use_contexts
 from .array_input import KINDS, InputError, kind_of, open_inputs, reading
 from .array_output import UnfinishedOutput, output_target, writing
 from .model_file import load_model
 from .output import note, quietly
+from .shared_arguments import add_contexts, positive, use_contexts
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import PACKAGE, PREFIX, MgpuError
 from ..utils import rank_process
-from ..utils.flags import OWN_FLAGS
+from ..utils.flag_text import OWN_FLAGS
 from ..utils.python2 import hint
 
 

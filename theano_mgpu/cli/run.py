@@ -47,11 +47,11 @@ from ..devices.contexts import OPTION, choose_contexts, chosen, configured, cont
 from ..errors import MgpuError, exit_code_of
 from ..utils import mpi_environment, rank_process
 from ..utils.files import whole_text
-from ..utils.flags import environment_flags, own_flag, set_environment_flags
+from ..utils.flag_text import environment_flags, own_flag, set_environment_flags
 from ..utils.tables import table
-from .arguments import add_contexts, devices
 from .output import note, tell
 from .program import add_ledger, add_program, check_program, own_traceback, run_module, run_script
+from .shared_arguments import add_contexts, devices
 
 NO_PROCESSES = ('--processes is not needed: without a GPU, processes compute for the contexts. To have several run the '
                 'script, use theano-mgpu launch -n 2 run SCRIPT')
@@ -252,7 +252,7 @@ def explain(recorded: list[Any], args: argparse.Namespace) -> None:
         return
     from ..graph.layers import tables
     from ..plan.explain import as_text, explanation, in_brief  # imports Theano, which the command itself does without
-    from ..plan.memory import estimated
+    from ..plan.largest_batch import estimated
     explanations = [explanation(each.plan, each.changes(), estimated(each.plan, each.meter))
                     for each in recorded]
     if args.json:

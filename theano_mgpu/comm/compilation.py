@@ -7,7 +7,7 @@ from typing import Iterator
 from ..utils import mpi_environment
 from .activities import COMPILE
 from .communicator import Communicator
-from .failures import raise_common
+from .rank_errors import raise_common
 
 
 @contextlib.contextmanager

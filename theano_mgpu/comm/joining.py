@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils import mpi_environment, rank_process
-from ..utils.flags import own_flag, parse_flags
+from ..utils.flag_text import own_flag, parse_flags
 from ..utils.mpi_environment import local_size, rank, size
 from .activities import PATIENT
 

@@ -23,10 +23,10 @@ from . import alone, mpi_library
 from .activities import ADD, COMPARE, COMPILE, END, FAILED, FEED, PATIENT, SHARE, SLOW, describe
 from .collectives import all_gather_object
 from .communicator import WIDTH, Communicator
-from .failures import description, known_to_all, packed, unpacked
 from .host_sum import all_reduce as sum_of_buffers
 from .mailbox import HANDSHAKE, PARTS, Mailbox
 from .notice import notices
+from .rank_errors import description, known_to_all, packed, unpacked
 from .waiting import REMEDY, Watchdog, poll, unanswered
 
 LONGEST = 1 << 30  # bytes in one message: MPI counts up to 2**31

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import MgpuError
 from ..utils import mpi_environment
 from ..utils.attributes import temporarily
-from ..utils.mpi_environment import HYDRA, MPI_OF_SRUN, MPIRUN, SRUN, Launcher
+from ..utils.mpi_environment import HYDRA, MPI_OF_SRUN, MPIRUN, SRUN, RankLauncher
 from . import joining
 
 OPEN_MPI = 'Open MPI'
@@ -161,7 +161,7 @@ def mismatch(library: str, size: int | None) -> str:
                ': each would train by itself' if size in (None, 1) else '', remedy(launcher, library)))
 
 
-def remedy(launcher: Launcher, library: str) -> str:
+def remedy(launcher: RankLauncher, library: str) -> str:
     """Return how to start the processes together: by another command, or with an mpi4py of the launcher's MPI."""
     rebuild = 'install mpi4py for this MPI: with its mpicc first on PATH, python -m pip install --force-reinstall ' \
         '--no-binary=mpi4py mpi4py'

@@ -8,7 +8,7 @@ from ..options import present_flag
 from .alone import is_alone
 from .collectives import broadcast_object
 from .communicator import Communicator
-from .failures import failing_together, known_to_all, packed, unpacked
+from .rank_errors import failing_together, known_to_all, packed, unpacked
 from .waiting import REMEDY, poll
 
 

@@ -11,7 +11,7 @@ import sys
 from typing import Sequence
 
 from ..errors import MgpuError
-from ..utils import flags
+from ..utils import flag_text
 from ..utils.attributes import collector_paused
 from ..utils.installed import installed
 from .patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, AtImport, Patch, apply
@@ -57,10 +57,10 @@ def import_theano(*tables: Sequence[Patch]) -> None:
 
 def _import_with_flags(tables):
     users = os.environ.get('THEANO_FLAGS')
-    changed = flags.parse_flags(users or '')
+    changed = flag_text.parse_flags(users or '')
     for table in tables:
         apply(table, AS_FLAGS, changed, again=True)
-    flags.set_environment_flags(changed)
+    flag_text.set_environment_flags(changed)
     try:
         with collector_paused():
             import theano  # noqa: F401

@@ -11,9 +11,9 @@ import zlib
 from typing import Any
 
 from ..errors import warn
-from ..utils import flags
+from ..utils import flag_text
 from .cuda_libraries import find_cudnn
-from .cuda_libraries.cudnn import SHIM
+from .cuda_libraries.cudnn_choice import SHIM
 from .wrapping import mark_version, wrap
 
 GRADIENTS = 'dnn.conv.algo_bwd_data', 'dnn.conv.algo_bwd_filter'  # flags whose defaults are not deterministic
@@ -38,7 +38,7 @@ def default_to_deterministic_algorithms(theanos: dict[str, str]) -> None:
     Theano's default algorithms add up in any order: two runs differ in the last bits.
     """
     for name in GRADIENTS:
-        if flags.flag(name) is None:
+        if flag_text.flag(name) is None:
             theanos[name] = 'deterministic'
 
 
@@ -49,7 +49,7 @@ def use_any_version(dnn: Any) -> None:
     """
     from theano import config as theano_config
     if theano_config.dnn.enabled == 'False':
-        theano_config.dnn.enabled = flags.flag('dnn.enabled', 'auto')
+        theano_config.dnn.enabled = flag_text.flag('dnn.enabled', 'auto')
     if dnn.dnn_present.avail and dnn.version.v is not None:  # Theano was imported first, and has opened a context
         _put_shim_before_ops(dnn)
         return

@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any, Callable, Mapping
 
-from ..utils import command_line, flags, progress
+from ..utils import command_line, flag_text, progress
 from .theano_imports import BY_PARENT, IMPORTED
 
 FREE = 'by a flag for one device, if there is one'  # how `theano-mgpu run` chooses contexts without such options
@@ -42,9 +42,9 @@ def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
     new, said = dict(old), []
     for name, value in old.items():
         flag = '%s=%s' % (name, value.strip())
-        if name in flags.GONE:
+        if name in flag_text.GONE:
             del new[name]
-            counts, reason = flags.GONE[name]
+            counts, reason = flag_text.GONE[name]
             said += ['%s as %s=%s (%s)' % (flag, name, counts, reason)] * (value.strip() != counts)
             continue
         named = ONE_CARD.fullmatch(flag)
@@ -59,7 +59,7 @@ def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
         del new[name]
         meaning = OLD[match.re.pattern]
         found = dict(match.expand(each).split('=', 1) for each in meaning.split(',') if '=' in each)
-        read_as = flags.join_flags({each: found[each] for each in found if found[each]})
+        read_as = flag_text.join_flags({each: found[each] for each in found if found[each]})
         if name == 'device' and contexts_are_chosen():
             found, read_as = {name: 'cpu'}, ''
             meaning = 'contexts choose devices; contexts=dev0->cuda%s is this one' % (match[1] or 0)
@@ -70,10 +70,11 @@ def today(old: Mapping[str, str]) -> tuple[dict[str, str], str]:
 
 def read_old_flags() -> None:
     """Put flags of today in the place of old ones of THEANO_FLAGS and .theanorc, for this process and its children."""
-    own, files = flags.environment_flags(), flags.read_theanorc()
+    own, files = flag_text.environment_flags(), flag_text.read_theanorc()
     new, said = today({**files, **own})
     if said:
-        flags.set_environment_flags({name: new[name] for name in new if name in own or new[name] != files.get(name)})
+        flag_text.set_environment_flags({name: new[name] for name in new
+                                         if name in own or new[name] != files.get(name)})
         if os.environ.get(IMPORTED) == BY_PARENT:  # the parent has said what the files have
             said = today(own)[1]
         if said:

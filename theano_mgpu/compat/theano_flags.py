@@ -10,8 +10,8 @@ import sys
 import sysconfig
 import warnings
 
-from ..utils import flags, progress
-from ..utils.flags import GONE, OWN_FLAGS, Number, Ratio
+from ..utils import flag_text, progress
+from ..utils.flag_text import GONE, OWN_FLAGS, Number, Ratio
 from . import old_flags
 
 OWN_FLAGS.update({
@@ -43,7 +43,7 @@ def default_blas_flags(theanos: dict[str, str]) -> None:
     Without a value, Theano 1.0.5 asks ``np.distutils.__config__.blas_opt_info``, which NumPy 1.22
     and later lack, and dies at import.
     """
-    if flags.flag('blas.ldflags') is None:
+    if flag_text.flag('blas.ldflags') is None:
         theanos['blas.ldflags'] = blas_ldflags()
 
 
@@ -58,7 +58,7 @@ def blas_ldflags() -> str:
 
 def do_without_python_headers(theanos: dict[str, str]) -> None:
     """Turn off Theano's compiler, so that it interprets graphs, where Python.h is not installed; a warning says so."""
-    if flags.flag('cxx') is None and shutil.which('g++') and lacks_python_headers():
+    if flag_text.flag('cxx') is None and shutil.which('g++') and lacks_python_headers():
         theanos['cxx'] = ''
         warnings.warn('Python.h is missing, so that Theano cannot compile: it interprets its graphs, slowly, and '
                       'has no convolutions. Debian: apt-get install python3-dev', RuntimeWarning, stacklevel=1)
@@ -79,10 +79,10 @@ def register_own_flags() -> None:
     """
     from theano import configparser
     from theano.configparser import AddConfigVar, EnumStr, IntParam, StrParam
-    flags.check_own_names()
+    flag_text.check_own_names()
     for name in OWN_FLAGS:  # before the first one is added: a second import raises this error again, or none
-        flags.own_flag(name)
-    configparser.THEANO_FLAGS_DICT.update({name: value for name, value in flags.environment_flags().items()
+        flag_text.own_flag(name)
+    configparser.THEANO_FLAGS_DICT.update({name: value for name, value in flag_text.environment_flags().items()
                                            if name in OWN_FLAGS})
     for name, (default, allowed, doc) in OWN_FLAGS.items():
         if isinstance(allowed, tuple) and not isinstance(allowed, (Number, Ratio)):

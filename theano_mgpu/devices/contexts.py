@@ -11,7 +11,7 @@ from ..compat import cuda_libraries
 from ..errors import ContextError
 from ..parsing import MOST_DEVICES
 from ..utils import blas, mpi_environment, processor, rank_process
-from ..utils.flags import flag, own_flag, source_of
+from ..utils.flag_text import flag, own_flag, source_of
 from ..utils.tables import counted
 from . import cards, discovery, leases, opening
 from .context_map import Context, brief, default_map, describe, longer_map, parse_context_map

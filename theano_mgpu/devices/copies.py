@@ -22,7 +22,7 @@ from .cuda_driver import load_driver
 LEAST, MOST, PIECE, FILLERS = 1 << 16, 1 << 28, 1 << 20, 4
 
 
-class Piece(NamedTuple):
+class Elements(NamedTuple):
     """Elements of a device's array with one axis, from `start` on, and their memory on the host."""
 
     array: Any
@@ -36,12 +36,12 @@ class HostCopies:
     is_beside = False
 
     def __init__(self) -> None:
-        self._blocks: list[Sequence[Piece]] = []  # those under way: their arrays live
+        self._blocks: list[Sequence[Elements]] = []  # those under way: their arrays live
 
     def follow(self) -> None:
         """Have the copies begin after all that the device has been given to compute."""
 
-    def read(self, blocks: Sequence[Sequence[Piece]]) -> None:
+    def read(self, blocks: Sequence[Sequence[Elements]]) -> None:
         """Begin to read blocks of pieces from the device."""
         self._blocks = list(blocks)
         if len(blocks) == 1:
@@ -59,7 +59,7 @@ class HostCopies:
             array.sync()
         self._blocks[number] = ()
 
-    def write(self, pieces: Sequence[Piece]) -> None:
+    def write(self, pieces: Sequence[Elements]) -> None:
         """Begin to write pieces to the device."""
         for array, start, here in pieces:
             array[start:start + here.size].write(here)
@@ -95,7 +95,7 @@ class CopiesBeside(HostCopies):
             for stream in (self._out, self._in):
                 call('cuStreamWaitEvent', stream, self._event, 0)
 
-    def read(self, blocks: Sequence[Sequence[Piece]]) -> None:
+    def read(self, blocks: Sequence[Sequence[Elements]]) -> None:
         self.follow()
         self._blocks = list(blocks)
         with _current(self._context) as call:
@@ -110,7 +110,7 @@ class CopiesBeside(HostCopies):
             call('cuEventSynchronize', self._events[number])
         self._blocks[number] = ()
 
-    def write(self, pieces: Sequence[Piece]) -> None:
+    def write(self, pieces: Sequence[Elements]) -> None:
         with _current(self._context) as call:
             for array, start, here in pieces:
                 call('cuMemcpyHtoDAsync_v2', array.gpudata + start * here.itemsize, here.ctypes.data, here.nbytes,

@@ -6,8 +6,8 @@ addresses of its recording for good. What libgpuarray 0.7 does meanwhile (``src/
 ``gpuarray_blas_cuda_cublas.c``):
 
 - It allocates from its own list of free blocks, by cuMemAlloc where that has none, which a capture refuses. A freed
-  block serves the next array, of anybody. So while a call is recorded, its arrays lie in an `Arena` of the context,
-  whose blocks nobody else gets: libgpuarray's ``cuda_make_buf`` makes arrays there. One arena serves all graphs of a
+  block serves the next array, of anybody. So while a call is recorded, its arrays lie in the context's `GraphMemory`,
+  whose blocks nobody else gets: libgpuarray's ``cuda_make_buf`` makes arrays there. One memory serves all graphs of a
   context, since their launches follow each other on one stream.
 - With ``GA_CTX_SINGLE_STREAM`` (Theano's default) it neither records events nor waits for them, and each copy, kernel
   and cuBLAS call is on the one stream. cuBLAS and cuDNN have it as the stream of their handles.
@@ -54,21 +54,21 @@ class CannotCapture(Exception):
     """A call that cannot become a graph; the text says why."""
 
 
-class Arena:
-    """The memory of all graphs of a context, and its stream; see `arena_of`."""
+class GraphMemory:
+    """The memory of all graphs of a context, and its stream; see `memory_of_graphs`."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._gpu = context, gpu_context(context)
         self._driver, self._library = load_driver(), _library()
         self.stream = cuda_contexts.stream_of(self._gpu)
-        _arenas[self._gpu.ptr] = self
+        _memories[self._gpu.ptr] = self
         if not self._library.add_arena(self._gpu.ptr, cuda_contexts.extension(b'cuda_make_buf'), _drop_graphs):
             raise ExchangeError('too many contexts are open')
         self.is_short = False  # whether memory has been short once: there are no graphs then
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # functions that have graphs, with a method `give_back`
 
     def compute(self, run: Callable[[], None]) -> int:
-        """Run a call whose arrays lie in the arena; return the bytes of page-locked memory that its copies would take.
+        """Run a call whose arrays lie in the memory; return the bytes of page-locked memory that its copies would take.
         """
         with cuda_contexts.alone(self._gpu):
             self._library.begin(self._gpu.ptr, COMPUTED, None, 0)
@@ -79,7 +79,7 @@ class Arena:
         return self.staged()
 
     def capture(self, run: Callable[[], None], staging: np.ndarray) -> Graph:
-        """Record a call, whose arrays lie in the arena, as a graph; raise a CannotCapture if it cannot be one.
+        """Record a call, whose arrays lie in the memory, as a graph; raise a CannotCapture if it cannot be one.
 
         It copies from `staging`, page-locked memory, instead of from arrays of the host.
         """
@@ -115,7 +115,7 @@ class Arena:
         return bool(self._library.take_error(self._gpu.ptr))
 
     def n_arrays(self) -> int:
-        """Return the number of arrays in the arena."""
+        """Return the number of arrays in the memory."""
         return int(self._library.n_used(self._gpu.ptr))
 
     def page_locked(self, size: int) -> np.ndarray:
@@ -155,49 +155,49 @@ class Arena:
 class Graph:
     """A graph of a context, made of what was captured, with the page-locked memory that it copies from."""
 
-    def __init__(self, arena: Arena, captured: Any, staging: np.ndarray) -> None:
-        self._arena, self.staging = arena, staging
-        self._executable, self._event = arena.made(captured)
-        self.finds_errors = arena.finds_errors()
-        weakref.finalize(self, arena.destroy, self._executable, self._event).atexit = False
+    def __init__(self, memory: GraphMemory, captured: Any, staging: np.ndarray) -> None:
+        self._memory, self.staging = memory, staging
+        self._executable, self._event = memory.made(captured)
+        self.finds_errors = memory.finds_errors()
+        weakref.finalize(self, memory.destroy, self._executable, self._event).atexit = False
 
     def launch(self) -> None:
         """Compute it, after all that the stream has been given."""
-        self._arena.launch(self._executable, self._event)
+        self._memory.launch(self._executable, self._event)
 
     def wait(self) -> None:
         """Wait for the last launch: what it copies to the device may be changed then."""
-        self._arena.wait(self._event)
+        self._memory.wait(self._event)
 
     def takes_error(self) -> bool:
         """Return whether its last launch, or one before, has found an index out of bounds; wait for it."""
         self.wait()
-        return self._arena.take_error()
+        return self._memory.take_error()
 
 
-_arenas: dict[int, Arena] = {}  # by the address of the context
+_memories: dict[int, GraphMemory] = {}  # by the address of the context
 _opening = threading.Lock()     # functions of several contexts begin on several threads
 
 
 @ctypes.CFUNCTYPE(INTEGER, ADDRESS)
 def _drop_graphs(context):
     """Drop the graphs of a context, where an array has no memory; say whether there were any."""
-    arena = _arenas[context]
-    arena.is_short, users = True, list(arena.users)
+    memory = _memories[context]
+    memory.is_short, users = True, list(memory.users)
     for each in users:
         each.give_back()
     return len(users)
 
 
 @functools.lru_cache(maxsize=None)
-def arena_of(context: Context) -> Arena | str:
-    """Return the arena of a context; or why it has no graphs."""
+def memory_of_graphs(context: Context) -> GraphMemory | str:
+    """Return the memory of a context; or why it has no graphs."""
     if not theano.config.gpuarray.single_stream:
         return 'gpuarray.single_stream=False'
     try:
         with _opening:
             load_driver().declare(FUNCTIONS)
-            return _arenas.get(gpu_context(context).ptr) or Arena(context)
+            return _memories.get(gpu_context(context).ptr) or GraphMemory(context)
     except Exception as error:  # Theano raises a bare Exception for the errors of a compiler
         return str(error).partition('\n')[0]
 

@@ -18,11 +18,11 @@ from ..errors import ExchangeError
 from ..options import present_flag
 from ..utils import progress, rank_process
 from ..utils.pointers import pointers
-from .collectives import Collectives, Copies
 from .context_map import Context
 from .contexts import card_of, gpu_context, primary_context
 from .cuda_contexts import keep_apart, stream_of
 from .cuda_driver import FIRST, load_driver
+from .exchange_operations import Collectives, Copies
 from .first_exchange import CAUSE, CONNECTING, forget, keep, outcome
 from .nccl_library import FUNCTIONS, Nccl, load
 from .nccl_trial import Trial

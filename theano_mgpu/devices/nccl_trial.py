@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from .collectives import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives
 from .context_map import Context
+from .exchange_operations import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives
 from .failures import FailureExplained
 from .first_exchange import limit
 from .nccl_library import DTYPES, SUM

@@ -23,7 +23,7 @@ from typing import Any, Iterator
 import numpy as np
 import theano
 
-from ..comm.failures import packed
+from ..comm.rank_errors import packed
 from ..utils import blas
 from ..utils.owned import is_at
 from ..utils.rank_process import end_with, note

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator
 
 from ..compat import kept_graphs
 from ..compat.wrapping import wrap
-from ..utils import flags, mpi_environment, rank_process
+from ..utils import flag_text, mpi_environment, rank_process
 from .leases import is_child
 
 # The context that a graph is being compiled for; each thread has its own.
@@ -50,7 +50,7 @@ def show_contexts() -> None:
     import theano.gpuarray  # noqa: F401  which would open these contexts, if it was imported later
     from theano import configparser
     flag, = [flag for flag in configparser._config_var_list if flag.fullname == 'contexts']
-    flag.val = flags.flag('contexts', '')
+    flag.val = flag_text.flag('contexts', '')
 
 
 def leave_default_device(theanos: dict[str, str]) -> None:
@@ -59,7 +59,7 @@ def leave_default_device(theanos: dict[str, str]) -> None:
     Such a process is one of several in a job, or was started by a script of `run`: it would take the same device as all
     the others, beside its own.
     """
-    device = flags.flag('device', 'cpu')
+    device = flag_text.flag('device', 'cpu')
     if device != 'cpu' and (mpi_environment.trains_together() or is_child()):
         theanos['device'] = 'cpu'
         rank_process.note('device=%s is the same device for several processes: each computes on its own contexts '

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, Context
-from ..devices.copies import Piece
+from ..devices.copies import Elements
 from ..devices.failures import FailureExplained
 from ..devices.launcher import Launcher
 from ..utils.timeline import Timings, span
@@ -87,7 +87,7 @@ class Sent:
             span = block.spans.get(dtype, slice(0, 0))
             first, last = max(start, span.start), min(stop, span.stop)
             if first < last:
-                pieces.append(Piece(array, first - start, flat[dtype][first:last]))
+                pieces.append(Elements(array, first - start, flat[dtype][first:last]))
         self._copies.write(pieces)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from ..devices.collectives import EVERY
+from ..devices.exchange_operations import EVERY
 
 ALIGNED = 16     # an array begins at a multiple of as many elements, for instructions that take several at once
 SMALL = 1 << 15  # bytes of an array that is copied together with others

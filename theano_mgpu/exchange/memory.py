@@ -10,7 +10,7 @@ from ..comm.tree import add_arrays, folded
 from ..devices import page_locked
 from ..devices.arena import ArenaFull
 from ..devices.context_map import Context
-from ..devices.copies import HostCopies, Piece, copies_of
+from ..devices.copies import Elements, HostCopies, copies_of
 from ..devices.processes import arena
 from ..devices.transfers import DeviceMemory
 from .layout import Block, Flat, Layout
@@ -100,7 +100,8 @@ class Fetcher:
         large = {i: self._memory.contiguous(arrays[i]).reshape((self._layout.counts[i],))
                  for i in self._layout.large}
         sources = {**self._there.flat, **large}
-        self._copies.read([[Piece(sources[key], start, here) for key, start, here in block] for block in self._blocks])
+        self._copies.read([[Elements(sources[key], start, here) for key, start, here in block]
+                           for block in self._blocks])
 
     def arrive(self, number: int) -> None:
         """Wait until a block is on the host."""

@@ -9,8 +9,8 @@ from ..comm.activities import ADD
 from ..comm.communicator import Communicator
 from ..utils.timeline import HOST, Timings, note, span
 from ..utils.worker_threads import Task, WorkerThreads
-from .devices import NcclChannel
 from .host import HostChannel
+from .nccl_channel import NcclChannel
 
 
 class OverRanks:

@@ -8,13 +8,13 @@ from typing import Any, Iterator, NamedTuple, Sequence
 import numpy as np
 
 from ..comm.tree import Tree, folded
-from ..devices.collectives import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives, Copies
 from ..devices.context_map import Context
+from ..devices.exchange_operations import BROADCAST, EVERY, MESSAGE, NO_COPIES, Collectives, Copies
 from ..devices.launcher import Launcher
 from ..devices.nccl import ALL, NcclCommunicator
 from ..devices.nccl_library import DTYPES
-from .devices import NcclLayout
 from .layout import ALIGNED, SMALL, Flat, Range, cut
+from .nccl_channel import NcclLayout
 from .orders import Parts, TreeOrder
 
 PIECE = 1 << 24  # bytes of each node that devices send each other at a time

@@ -12,8 +12,8 @@ from ..graph.graph import bytes_of_all
 from ..utils.tables import bytes_text, counted, table
 from ..utils.values import shortened
 from .buckets import bytes_of_gradients
+from .largest_batch import MemoryEstimate, variables_on
 from .listing import listed
-from .memory import MemoryEstimate, variables_on
 
 MOST = 30  # instructions that are shown at the beginning, and at the end
 BRIEFLY = 'How batches are divided, or were in trials: WHY in the summary says which.'

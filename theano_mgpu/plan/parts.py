@@ -14,7 +14,7 @@ Variables = Tuple[theano.Variable, ...]
 
 
 @dataclass(frozen=True)
-class Way:
+class ExchangeWay:
     """The way in which sums are exchanged: the order, the owners, the channel.
 
     Attributes
@@ -44,7 +44,7 @@ class SumGroup:
     """Sums that replicas, and then ranks, add together once a part has computed its shares of them."""
 
     exchanges: tuple[Exchange, ...]
-    way: Way
+    way: ExchangeWay
 
 
 @dataclass(frozen=True, eq=False)

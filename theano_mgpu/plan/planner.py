@@ -27,7 +27,7 @@ from ..graph.random_streams import is_random_state
 from ..options import AUTO, UPDATE_ON, Options
 from ..utils.tables import bytes_text
 from .buckets import LEAST, buckets, bytes_of_gradients
-from .parts import Boundary, DeviceBroadcast, DividedUpdate, Part, StagePlan, SumGroup, Way
+from .parts import Boundary, DeviceBroadcast, DividedUpdate, ExchangeWay, Part, StagePlan, SumGroup
 from .pieces import Piece, Places, cut
 from .shares import Machine, Shares, against_speeds, ranges
 from .step_plan import Choice, StepPlan
@@ -330,8 +330,9 @@ def _groups(exchanges: Sequence[Exchange], owners: Mapping[theano.Variable, int]
     others = [each for each in exchanges if each not in owned]
     of_devices = [each for each in others if on_devices and fits_gpu(each.source) and each.source.dtype in OF_NCCL]
     others = [each for each in others if each not in of_devices]
-    for some, way in ((of_devices, Way(in_tree, tuple(owners.get(each.variable) for each in of_devices), True)),
-                      (others, Way(in_tree)), (owned, Way(in_tree, tuple(owners[each.variable] for each in owned)))):
+    for some, way in ((of_devices, ExchangeWay(in_tree, tuple(owners.get(each.variable) for each in of_devices), True)),
+                      (others, ExchangeWay(in_tree)),
+                      (owned, ExchangeWay(in_tree, tuple(owners[each.variable] for each in owned)))):
         if some:
             yield SumGroup(tuple(some), way)
 

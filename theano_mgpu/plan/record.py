@@ -8,7 +8,7 @@ from ..utils import rank_process
 from .step_plan import Choice, StepPlan
 
 
-class Recorded(NamedTuple):
+class RecordedPlan(NamedTuple):
     """A plan, what its steps change, by objects with a method `changes`, and the times and the memory of its steps."""
 
     plan: StepPlan
@@ -27,7 +27,7 @@ class Recorded(NamedTuple):
         return sum(seconds for phase, seconds in phases if phase not in ('launch', 'run', 'update'))
 
 
-_recorded: list[Recorded] | None = None
+_recorded: list[RecordedPlan] | None = None
 changes: dict[str, None] = {}  # that `note_change` has told, each once
 
 
@@ -37,7 +37,7 @@ def note_change(text: str) -> None:
     changes[text] = None
 
 
-def record() -> list[Recorded]:
+def record() -> list[RecordedPlan]:
     """Begin to record, and return the list that grows."""
     global _recorded
     _recorded = []
@@ -45,9 +45,9 @@ def record() -> list[Recorded]:
 
 
 def note(*recorded: Any) -> None:
-    """Add a plan, if plans are recorded, with the arguments of `Recorded`."""
+    """Add a plan, if plans are recorded, with the arguments of `RecordedPlan`."""
     if _recorded is not None:
-        _recorded.append(Recorded(*recorded))
+        _recorded.append(RecordedPlan(*recorded))
 
 
 def forget(timings: Any) -> None:

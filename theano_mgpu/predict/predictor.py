@@ -16,8 +16,8 @@ from ..comm.activities import CALL, FEED
 from ..comm.collectives import all_gather_object, broadcast_object
 from ..comm.communicator import Communicator
 from ..comm.compilation import first_compiler
-from ..comm.failures import failing_together
 from ..comm.mpi import choose_ranks
+from ..comm.rank_errors import failing_together
 from ..devices.context_map import Context, describe
 from ..devices.contexts import contexts as active_contexts
 from ..devices.discovery import reason
@@ -26,7 +26,7 @@ from ..graph.random_streams import is_random_state
 from ..options import Flags
 from ..runtime.batches.arguments import converted
 from ..runtime.batches.prefetch import PeekableBatches
-from ..runtime.batches.sub_batches import Rows, batch_length
+from ..runtime.batches.sub_batches import JoinedOutputs, batch_length
 from ..runtime.consensus import check_same_graph
 from ..runtime.replicas.replicated import replicated
 from ..utils import mpi_environment, progress
@@ -317,7 +317,7 @@ class Predictor:
         """Return the outputs of an empty batch, which BLAS and convolutions refuse, by a sample of zeros."""
         zeros = [np.zeros((1,) + tuple(array.shape[1:]), array.dtype) if split else array
                  for array, split in zip(group.arrays, self._split)]
-        rows = Rows(1)
+        rows = JoinedOutputs(1)
         rows.add(self._function.compute(group._replace(arrays=zeros, lengths=[1]), lambda: None))
         return [array[:0] for array in rows.arrays()]
 
@@ -377,7 +377,7 @@ class Predictor:
             return broadcast_object(self._ranks, rows)
 
     def _collect(self, groups, length, verbose, n_batches):
-        rows = Rows(length)
+        rows = JoinedOutputs(length)
         with progress.bar(length, verbose) as bar, \
                 contextlib.closing(self._map(groups, 'raise')) as in_order:
             for outputs in in_order:

@@ -21,7 +21,7 @@ from ..graph.theano_functions import builds_graphs
 from ..graph.updates import with_givens
 from ..options import AUTO, Options
 from ..plan import CannotCut, Machine, Program, Shares, StepPlan, plan, record
-from ..plan.layout import placed, spread_over
+from ..plan.context_layout import placed, spread_over
 from ..plan.shares import against_speeds, weights_for
 from ..utils.attributes import temporarily
 from ..utils.timeline import PHASES, RANK_PHASES, Timings
@@ -38,7 +38,7 @@ class NotWanted(GraphError):
     """A graph can be divided, but not in a way that is wanted."""
 
 
-class Definition(NamedTuple):
+class PlainGraph(NamedTuple):
     """A graph over a batch, as plain Theano would compute it: the outputs, values to print last, and the new values."""
 
     outputs: list[theano.Variable]
@@ -55,12 +55,12 @@ class Divided:
     """A graph over a batch as a program, before it is planned."""
 
     inputs: BatchInputs
-    definition: Definition
+    definition: PlainGraph
     prints: list[Print]  # the ops that print the last outputs
     program: Program
     mesh: Mesh
     refusal: str | None  # why the graph cannot be divided, if so
-    source: Definition   # the graph as it was given, without places
+    source: PlainGraph   # the graph as it was given, without places
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ def divide(inputs: Sequence[Any], outputs: Sequence[theano.Variable], updates: U
     with placed_on(None):  # new ops are not the user's, whatever block this is called in
         outputs, updates = with_givens(outputs, updates, options.givens, options.no_default_updates)
         prints, outputs, updates = take_prints(outputs, updates)
-        source = Definition(outputs, updates)
+        source = PlainGraph(outputs, updates)
         outputs, updates, mesh = placed(outputs, updates, contexts) if not options.strategy.spread else \
             spread_over(outputs, updates, contexts, options.params)
-        definition = Definition(*batch.find_slices(outputs, updates))
+        definition = PlainGraph(*batch.find_slices(outputs, updates))
         whole, refusal = definition.whole, None
         program, updated = batch.undivided(whole), list(definition.updates)
         if options.whole:

@@ -21,7 +21,7 @@ from ..graph.rewrites import substitute
 from ..graph.theano_functions import plain_functions
 from ..graph.traces import keep_trace
 from ..utils.attributes import collector_paused
-from ..utils.flags import own_flag
+from ..utils.flag_text import own_flag
 from .graph_calls import GraphCalls
 from .retarget import CannotRetarget, link, optimise
 

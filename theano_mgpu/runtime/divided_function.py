@@ -19,7 +19,7 @@ from ..checks.sentinel import Sentinel
 from ..comm.activities import AGREE
 from ..comm.collectives import broadcast_object
 from ..comm.mpi import choose_ranks
-from ..devices.choice import resolve_contexts
+from ..devices.asked_contexts import resolve_contexts
 from ..devices.contexts import check_process
 from ..devices.shared_variables import add_step_lock
 from ..errors import GraphError, LengthError, ReplicaError

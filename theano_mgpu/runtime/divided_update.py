@@ -8,13 +8,13 @@ import numpy as np
 
 from ..comm.activities import GATHER, READ
 from ..comm.communicator import Communicator
-from ..devices.collectives import BROADCAST, NO_COPIES, Collectives
+from ..devices.exchange_operations import BROADCAST, NO_COPIES, Collectives
 from ..devices.failures import FailureExplained
 from ..devices.nccl import communicator_of
 from ..devices.nccl_library import DTYPES
 from ..devices.transfers import fetch
 from ..errors import GraphError, RankError, named
-from ..exchange.devices import LossExplained
+from ..exchange.nccl_channel import LossExplained
 from ..plan import DeviceBroadcast, DividedUpdate
 from .replicas.replicated import Replicated, Storages, replicated, storages_of
 

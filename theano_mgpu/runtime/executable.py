@@ -21,7 +21,7 @@ from ..exchange.memory import Memories
 from ..exchange.over_ranks import OverRanks
 from ..graph import graph
 from ..graph.audit import audit
-from ..graph.products import factors_of
+from ..graph.matrix_products import factors_of
 from ..graph.repeatable import draws
 from ..plan import Choice, Part, Program, StepPlan
 from ..utils import progress

@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import theano
 
-from ..comm.failures import unpacked
+from ..comm.rank_errors import unpacked
 from ..devices.arena import ArenaFull, Place, is_large
 from ..devices.context_map import HOST, Context, describe
 from ..devices.contexts import are_cores

@@ -20,11 +20,11 @@ import numpy as np
 from theano.gof.link import raise_with_op
 
 from ..devices.context_map import Context
-from ..devices.cuda_graphs import Arena, CannotCapture, Choices, Graph, Result, arena_of, layout
+from ..devices.cuda_graphs import CannotCapture, Choices, Graph, GraphMemory, Result, layout, memory_of_graphs
 from ..graph import layers
 from ..plan import Choice
 from ..utils.tables import counted
-from .graph_order import AFTER, BEFORE, DEVICE, Order, on_device
+from .graph_order import AFTER, BEFORE, DEVICE, NodeOrder, on_device
 
 MOST_GRAPHS, MOST_ARRAYS, MOST_LAYOUTS = 8, 3, 4  # of a function; for a result of one layout; for a result
 MOST_SEEN, IN_VAIN, UNUSED = 64, 32, 64  # arguments that are remembered; calls without a launch, of all or one graph
@@ -32,14 +32,14 @@ TIMED = 12  # first calls, which are op by op where the time of layers is measur
 SHORT = 'the device is short of memory'
 
 
-class Recorded(NamedTuple):
+class RecordedGraph(NamedTuple):
     """A graph of a function, and what a call needs beside it.
 
     Attributes
     ----------
     graph : Graph
     results : list of Result
-        The arrays that it writes: the values of `Order.kept`.
+        The arrays that it writes: the values of `NodeOrder.kept`.
     copied : list of (cell, array)
         Values of the host, and the memory that the graph copies them from.
     fixed : list of (cell, value)
@@ -96,9 +96,9 @@ class GraphCalls:
                    if not on_device(variable) and not (i < n_inputs and numbers[i])]
         self._of_host = [cell for cell, _ in of_host]
         self._changing = {variable for _, variable in of_host}
-        self._arena: Arena | str | None = None
+        self._memory: GraphMemory | str | None = None
         self._seen: OrderedDict[Any, None] = OrderedDict()  # shapes, and arguments, of calls
-        self._graphs: OrderedDict[Any, Recorded] = OrderedDict()  # by arguments and the arrays of results
+        self._graphs: OrderedDict[Any, RecordedGraph] = OrderedDict()  # by arguments and the arrays of results
         self._layouts: dict[Any, Any] = {}  # of the values that are kept, by shapes
         self._arrays: list[dict[Any, list[Result]]] = []  # for each value that is kept, by layout
         self.unchecked: list[tuple[Graph, Sequence[Any]]] = []
@@ -106,7 +106,7 @@ class GraphCalls:
         self._emptied = list(self._given)  # storage that is emptied after each call
         self._launched: dict[Any, int] = {}  # the numbers of the calls that have launched the graphs last
         self._calls, self._n_timed = 0, TIMED if layers.is_on else 0
-        self._order: Order | None = None
+        self._order: NodeOrder | None = None
 
     def __call__(self, *values: Any, into: Any = ()) -> list[Any]:
         """Compute the function; return its results, as `call` does."""
@@ -163,7 +163,7 @@ class GraphCalls:
         try:
             if self._order is None:
                 self._prepare()
-            if self._arena.is_short:
+            if self._memory.is_short:
                 raise _OpByOp(SHORT)
             order = self._order
             self._calls += 1
@@ -210,16 +210,16 @@ class GraphCalls:
         return True
 
     def _prepare(self):
-        """Put the nodes in order, and take the arena of the context."""
+        """Put the nodes in order, and take the memory of the context."""
         thunks = list(map(layers.untimed, self._vm.thunks))
-        order = self._order = Order(self._vm.nodes, thunks, self._outputs, self._changing)
+        order = self._order = NodeOrder(self._vm.nodes, thunks, self._outputs, self._changing)
         made = [each for time in (BEFORE, AFTER) for node, _ in order.nodes[time] for each in node.outputs]
         self._emptied += [self._vm.storage_map[variable] for variable in {*made, *order.kept, *order.fixed}]
         self._arrays = [{} for _ in order.kept]
-        self._arena = arena_of(self._context)
-        if order.why_not or isinstance(self._arena, str):
-            raise _OpByOp(order.why_not or self._arena)
-        self._arena.users.add(self)
+        self._memory = memory_of_graphs(self._context)
+        if order.why_not or isinstance(self._memory, str):
+            raise _OpByOp(order.why_not or self._memory)
+        self._memory.users.add(self)
 
     def _free_arrays(self, kind, values):
         """Return an array for each result that is kept, which nobody holds, for calls of a kind."""
@@ -300,18 +300,18 @@ class GraphCalls:
 
     def _record(self, results):
         """Record a graph of the present arguments, which writes to some arrays."""
-        order, arena, copied = self._order, self._arena, []
+        order, memory, copied = self._order, self._memory, []
         self._empty_device()
-        n_arrays = arena.n_arrays()
-        staging = arena.page_locked(max(arena.compute(lambda: self._run_device(results)), 1))
+        n_arrays = memory.n_arrays()
+        staging = memory.page_locked(max(memory.compute(lambda: self._run_device(results)), 1))
         fixed = [(cell, copy.copy(cell[0])) for cell in (self._vm.storage_map[variable] for variable in order.fixed)]
         self._empty_device()
-        if arena.n_arrays() == n_arrays:
-            graph = arena.capture(lambda: self._run_device(results, staging, copied), staging)
+        if memory.n_arrays() == n_arrays:
+            graph = memory.capture(lambda: self._run_device(results, staging, copied), staging)
             self._empty_device()
-        if arena.n_arrays() != n_arrays:
+        if memory.n_arrays() != n_arrays:
             raise CannotCapture('it keeps memory on the device from call to call')
-        return Recorded(graph, results, copied, fixed)
+        return RecordedGraph(graph, results, copied, fixed)
 
     def _run(self, nodes, after_each=lambda i: None):
         for i, (node, thunk) in enumerate(nodes):
@@ -346,11 +346,11 @@ class GraphCalls:
             node = order.nodes[DEVICE][i][0]
             if copied is not None and node in order.copies:
                 value = cells[node.inputs[0]][0]
-                if value.nbytes and self._arena.staged() - place < value.nbytes:
+                if value.nbytes and self._memory.staged() - place < value.nbytes:
                     raise CannotCapture('%s copies nothing' % node.op)
                 memory = staging[place:place + value.nbytes].view(value.dtype).reshape(value.shape)
                 copied.append((cells[node.inputs[0]], memory))
-            place = self._arena.staged() if copied is not None else 0
+            place = self._memory.staged() if copied is not None else 0
             for variable in order.ended[i]:
                 cells[variable][0] = None
 

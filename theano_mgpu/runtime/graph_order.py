@@ -14,7 +14,7 @@ from ..graph.audit import OF_THEANO
 BEFORE, DEVICE, AFTER = 'before', 'device', 'after'
 
 
-class Order:
+class NodeOrder:
     """The order in which the nodes of a function run; `why_not` says why they cannot be run so.
 
     Parameters

@@ -6,14 +6,14 @@ from typing import Any, Callable, NamedTuple, Sequence, cast
 
 from ..comm.collectives import all_gather_int
 from ..comm.communicator import Communicator
-from ..comm.failures import common_error, raise_error
+from ..comm.rank_errors import common_error, raise_error
 from ..devices import memory_meter, nccl
 from ..devices.context_map import describe
 from ..errors import ExchangeError, ReplicaError, noted
 from ..graph.graph import bytes_of_all, shared_variables
 from ..graph.repeatable import unrepeatable_in
 from ..options import AUTO, Options, Strategy
-from ..plan.memory import fixed_bytes
+from ..plan.largest_batch import fixed_bytes
 from ..plan.record import note_change
 from .building import Built, Divided
 

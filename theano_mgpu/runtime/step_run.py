@@ -25,7 +25,7 @@ from ..utils.executors import ThreadsExecutor
 from ..utils.timeline import HOST as HOST_TRACK
 from ..utils.timeline import STEP, note, records, span
 from .batch import Batch
-from .batches.data_set_rows import Rows
+from .batches.data_set_rows import DataSetRows
 from .executable import Executable, Factored
 from .replicas.replicated import Replicated, Storages, commit, replicated, storages_of
 from .transaction import Transaction
@@ -147,7 +147,7 @@ class StepRun:
     def _sent(self, variable: theano.Variable | None, value: Any, context: Context,
               buffers: dict[Context, DeviceBuffers]) -> Any:
         """Return a value where functions of a context take it."""
-        if isinstance(value, (Sum, Rows)):
+        if isinstance(value, (Sum, DataSetRows)):
             value = value.on(context)
         return copy_to(HOST, value) if context.kind == 'cpu' else buffers[context].send(variable, value)
 

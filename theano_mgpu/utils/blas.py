@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Iterator, Sequence
 
 from ..errors import MgpuError
-from . import flags, processor, progress
+from . import flag_text, processor, progress
 
 VARIABLE = 'OPENBLAS_CORETYPE'  # OpenBLAS reads it when it is loaded
 OWN = 'MGPU_CORETYPE'  # the value that this package has given it, here or in the process that started this one
@@ -147,7 +147,7 @@ def choose_kernels() -> None:
 
 def _result(names, packages):
     """Return the chosen kernels, the reason, and whether they were checked only now."""
-    words = flags.flag('blas.ldflags', '-lopenblas').split()
+    words = flag_text.flag('blas.ldflags', '-lopenblas').split()
     libraries = ' '.join('lib%s.so' % word[2:] for word in words if word.startswith('-l'))
     key = [processor.description(), libraries, *map(os.environ.get, ('LD_PRELOAD', 'LD_LIBRARY_PATH')),
            *[(each, os.stat(each).st_mtime_ns) for each in (*packages, *PLACES) if os.path.exists(each)]]

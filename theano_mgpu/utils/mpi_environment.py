@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from ..errors import MgpuError
 from ..parsing import shown, whole_number
-from . import flags
+from . import flag_text
 
 MOST_NODES = 100000
 REMEDY = 'unset it and the other variables of the scheduler if this is no job of it, or start a new one'
 
 
-class Launcher(NamedTuple):
+class RankLauncher(NamedTuple):
     """A program that starts ranks, and its variables for (rank, ranks, rank on this host, ranks on this host).
 
     Slurm has none for the last one.
@@ -23,10 +23,10 @@ class Launcher(NamedTuple):
     variables: tuple[str, ...]
 
 
-MPIRUN = Launcher("Open MPI's mpirun", ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK',
-                                        'OMPI_COMM_WORLD_LOCAL_SIZE'))
-HYDRA = Launcher('mpiexec of MPICH or Intel MPI', ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'))
-SRUN = Launcher("Slurm's srun", ('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', 'SLURM_LOCALID'))
+MPIRUN = RankLauncher("Open MPI's mpirun", ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE',
+                                            'OMPI_COMM_WORLD_LOCAL_RANK', 'OMPI_COMM_WORLD_LOCAL_SIZE'))
+HYDRA = RankLauncher('mpiexec of MPICH or Intel MPI', ('PMI_RANK', 'PMI_SIZE', 'MPI_LOCALRANKID', 'MPI_LOCALNRANKS'))
+SRUN = RankLauncher("Slurm's srun", ('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', 'SLURM_LOCALID'))
 # In this order: an mpirun in an allocation counts, not the srun with which it starts its daemons. srun sets PMI's
 # variables, too, but none for the rank on a host.
 LAUNCHERS = MPIRUN, HYDRA, SRUN
@@ -94,7 +94,7 @@ def _gtids():
     return len(os.environ.get('SLURM_GTIDS', '').split(','))
 
 
-def launcher() -> Launcher | None:
+def launcher() -> RankLauncher | None:
     """Return the launcher that started this process as a rank, one of `LAUNCHERS`; None outside of a job."""
     for known in LAUNCHERS:
         if all(_value(name) is not None for name in known.variables[:3]) and _value(known.variables[1]) \
@@ -154,7 +154,7 @@ def is_rank() -> bool:
 def trains_together() -> bool:
     """Return whether this process trains one model together with others, as mgpu.executor=serial or threads prevents.
     """
-    return is_rank() and flags.own_flag('mgpu.executor') not in ('serial', 'threads')
+    return is_rank() and flag_text.own_flag('mgpu.executor') not in ('serial', 'threads')
 
 
 def local_rank() -> int:

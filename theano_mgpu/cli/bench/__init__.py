@@ -41,11 +41,11 @@ from ...errors import MgpuError
 from ...utils import mpi_environment, processor, progress
 from ...utils.files import check_folder, check_writable, whole_text
 from ...utils.tables import bytes_text, counted, table
-from ..arguments import add_contexts, devices, positive, use_contexts
 from ..job_command import check_mpi
 from ..output import note, quietly
-from .measure import Block, Trainee, combined, numbers_to, start_ranks, take_turns
-from .models import MODELS, Recipe
+from ..shared_arguments import add_contexts, devices, positive, use_contexts
+from .measure import StepTimes, Trainee, combined, numbers_to, start_ranks, take_turns
+from .synthetic_models import MODELS, Recipe
 
 CORES = len(processor.usable())  # cores that this process may use
 
@@ -147,13 +147,13 @@ def describe_setting(args: argparse.Namespace, recipe: Recipe, contexts: Sequenc
 
 
 def measure_all(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Context]
-                ) -> tuple[dict[str, list[Block]], str]:
+                ) -> tuple[dict[str, list[StepTimes]], str]:
     """Measure plain Keras, contexts and ranks in turns; return the Blocks of each by its title, one a round.
 
     A sentence follows on the batches that fit in the memory of the devices, or nothing.
     """
     names, steps, fits = [context.name for context in contexts], args.steps, ''
-    contestants: dict[str, Callable[[], Block]] = {}
+    contestants: dict[str, Callable[[], StepTimes]] = {}
     for n in [0] * (contexts[0].kind == 'cpu') + numbers_to(len(names)):
         title = counted(n, 'context') if n else 'plain Keras'
         note('compiling for %s' % title)
@@ -170,7 +170,7 @@ def measure_all(args: argparse.Namespace, recipe: Recipe, contexts: Sequence[Con
             return take_turns(contestants, args.rounds, bar), fits
 
 
-def row_of(blocks: Sequence[Block], of_one: Sequence[Block], batch_size: int) -> dict[str, Any]:
+def row_of(blocks: Sequence[StepTimes], of_one: Sequence[StepTimes], batch_size: int) -> dict[str, Any]:
     """Return the figures of one contestant; its speedup is the median of those within the rounds."""
     seconds, median = [block.seconds for block in blocks], combined(blocks, np.median)
     ratios = [one.seconds / each for one, each in zip(of_one, seconds)]

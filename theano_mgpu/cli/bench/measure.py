@@ -14,29 +14,29 @@ import numpy as np
 from ...errors import MgpuError
 from ...utils.tables import counted
 from ..limited import environment
-from .models import Recipe
+from .synthetic_models import Recipe
 
 SETTLE = 0.05        # seconds before each turn: idle threads of OpenBLAS and OpenMP spin for some milliseconds
 BLOCK_SECONDS = 0.08  # seconds of a block: short, so that a busy spell of the machine hits all contestants
 FEWEST, MOST = 3, 100  # steps in a block
 
 
-class Block(NamedTuple):
+class StepTimes(NamedTuple):
     """The seconds of a step, and in each of its phases; `other` are those outside all phases."""
 
     seconds: float
     phases: Dict[str, float]
 
 
-def combined(blocks: Sequence[Block], mean: Callable[..., Any] = np.mean) -> Block:
+def combined(blocks: Sequence[StepTimes], mean: Callable[..., Any] = np.mean) -> StepTimes:
     """Return the mean, or median, of several Blocks with the same phases.
 
     Examples
     --------
-    >>> combined([Block(2.0, {'run': 1.0}), Block(4.0, {'run': 2.0})])
-    Block(seconds=3.0, phases={'run': 1.5})
+    >>> combined([StepTimes(2.0, {'run': 1.0}), StepTimes(4.0, {'run': 2.0})])
+    StepTimes(seconds=3.0, phases={'run': 1.5})
     """
-    return Block(float(mean([block.seconds for block in blocks])),
+    return StepTimes(float(mean([block.seconds for block in blocks])),
                  {phase: float(mean([block.phases[phase] for block in blocks])) for phase in blocks[0].phases})
 
 
@@ -63,12 +63,12 @@ class Trainee:
     def fits(self) -> str:
         """A sentence on the batches that fit in the memory of the devices; empty for plain Keras, and on CPUs."""
         from ...plan.explain import largest_text  # imports Theano, which the command itself does without
-        from ...plan.memory import estimated
+        from ...plan.largest_batch import estimated
         function: Any = getattr(self.model.train_function, 'function', None)
         estimate = estimated(function.plan, function.built.meter) if hasattr(function, 'built') else None
         return largest_text(estimate, function.plan.shares.grows) if estimate else ''
 
-    def step(self) -> Block:
+    def step(self) -> StepTimes:
         """Train a step."""
         # Plain Keras's function has no timings.
         timings = getattr(getattr(self.model.train_function, 'function', None), 'timings', None)
@@ -79,9 +79,9 @@ class Trainee:
         self.model.train_on_batch(*self._data)
         seconds = time.perf_counter() - start
         phases = timings.per_call() if timings else {}
-        return Block(seconds, {**phases, 'other': max(0.0, seconds - sum(phases.values()))})
+        return StepTimes(seconds, {**phases, 'other': max(0.0, seconds - sum(phases.values()))})
 
-    def block(self, n_steps: int) -> Block:
+    def block(self, n_steps: int) -> StepTimes:
         """Train some steps; return their mean."""
         self.step()  # does not count: another batch size needs new memory
         return combined([self.step() for _ in range(n_steps)])
@@ -92,7 +92,7 @@ class Trainee:
 
 
 @contextlib.contextmanager
-def start_ranks(n: int, settings: dict[str, Any]) -> Iterator[Callable[[], Block]]:
+def start_ranks(n: int, settings: dict[str, Any]) -> Iterator[Callable[[], StepTimes]]:
     """Start n ranks, which end with the ``with`` block; yield a function that has them train a block of steps.
 
     For the settings see rank_work.py. Raises an MgpuError if they end before they have answered.
@@ -102,14 +102,14 @@ def start_ranks(n: int, settings: dict[str, Any]) -> Iterator[Callable[[], Block
                                 env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                 universal_newlines=True)
     with job:
-        def answer() -> Block:
+        def answer() -> StepTimes:
             for line in job.stdout:
                 if line.startswith('['):  # libraries print others, too
-                    return Block(*json.loads(line))
+                    return StepTimes(*json.loads(line))
             raise MgpuError('%s ended without an answer, with exit code %d: see above' % (
                 counted(n, 'rank'), job.wait()))
 
-        def block() -> Block:
+        def block() -> StepTimes:
             with contextlib.suppress(BrokenPipeError):  # `answer` then says that the job has ended
                 os.write(job.stdin.fileno(), b'go\n')
             return answer()

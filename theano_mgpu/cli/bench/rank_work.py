@@ -13,7 +13,7 @@ from ...comm.collectives import broadcast_object
 from ...comm.mpi import mpi_communicator
 from ...devices.contexts import init
 from .measure import Trainee
-from .models import Recipe
+from .synthetic_models import Recipe
 
 
 def work(model: str, input_shape: list[int] | None, optimizer: str, batch_size: int, steps: int) -> None:

@@ -11,7 +11,7 @@ from ...devices import discovery
 from ...devices.contexts import flagged
 from ...utils import mpi_environment
 from ...utils.command_line import called
-from ...utils.flags import theanorc_files
+from ...utils.flag_text import theanorc_files
 from ...utils.tables import counted
 from . import device_checks
 from .host_checks import FAIL, WARN, Finding, Setup

@@ -19,7 +19,7 @@ from ...devices.context_map import Context, describe
 from ...devices.contexts import configured
 from ...errors import MgpuError, ReplicaError
 from ...utils import blas
-from ...utils.flags import source_of
+from ...utils.flag_text import source_of
 from ...utils.installed import installed
 from ...utils.values import wrong
 from ..output import quietly

@@ -34,11 +34,11 @@ from ...devices.context_map import Context, describe, parse_context_map
 from ...errors import MgpuError
 from ...utils import mpi_environment
 from ...utils.files import check_folder, check_writable, whole_text
-from ...utils.flags import environment_flags, set_environment_flags
+from ...utils.flag_text import environment_flags, set_environment_flags
 from ...utils.tables import counted, table
 from .. import limited
-from ..arguments import add_contexts
 from ..output import note
+from ..shared_arguments import add_contexts
 from .names import without_names
 
 FILE = 'theano-mgpu-report.txt'
@@ -130,7 +130,7 @@ def take_steps(steps: Mapping[str, Step], contexts: Sequence[Context], path: str
     """Run steps on contexts, all within some seconds, and write a file; return the exit code of `run`."""
     set_environment_flags({'floatX': 'float32', **environment_flags(), 'contexts': describe(contexts)})
     os.environ['KERAS_BACKEND'] = 'theano'
-    report = Report(path, describe(contexts))
+    report = ReportFile(path, describe(contexts))
     n_cards = len({context.device for context in contexts if context.kind == 'cuda'})
     for number in signal.SIGTERM, signal.SIGHUP:  # a closed connection, a scheduler
         signal.signal(number, signal.default_int_handler)
@@ -155,7 +155,7 @@ def take_steps(steps: Mapping[str, Step], contexts: Sequence[Context], path: str
     return int(bool(bad))
 
 
-class Report:
+class ReportFile:
     """The file of a report: a head, a table with a row for each step, and the output of each."""
 
     def __init__(self, path: str, contexts: str) -> None:

@@ -161,7 +161,7 @@ def abort() -> Found:
 
     from ...comm.communicator import Communicator
     from ...devices import nccl as module
-    from ...devices.collectives import MESSAGE, NO_COPIES, Collectives
+    from ...devices.exchange_operations import MESSAGE, NO_COPIES, Collectives
     from ...devices.transfers import DeviceMemory
     from ...errors import ExchangeError
     opened = _opened()[:2]
@@ -221,7 +221,7 @@ def scaling(model: str) -> Found:
     """Measure a model over contexts, and over ranks where MPI is installed, in turns; `theano-mgpu bench` prints it."""
     from ...comm import mpi_library
     from .. import main
-    from ..bench.models import MODELS
+    from ..bench.synthetic_models import MODELS
     if not installed('keras'):
         return True, 'not measured: Keras is not installed'
     n = len(configured())

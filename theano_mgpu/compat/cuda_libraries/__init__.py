@@ -12,8 +12,8 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ...errors import ContextError
 from ...utils import progress
-from ...utils.flags import own_flag
-from . import cudnn, nvrtc, search, shims
+from ...utils.flag_text import own_flag
+from . import cudnn_choice, nvrtc, search, shims
 from .search import Library, candidates
 from .versions import architecture_for, cublas_problem, dotted, nccl_version, nvrtc_problem, remedy
 
@@ -92,15 +92,15 @@ def survey() -> Survey:
 
 
 @functools.lru_cache(maxsize=None)
-def find_cudnn() -> cudnn.Cudnn:
+def find_cudnn() -> cudnn_choice.Cudnn:
     """Find, choose, load and check cuDNN, once in a process; Theano has to be imported."""
     import theano
     libraries, capabilities = survey().libraries, survey().capabilities
     if theano.config.dnn.enabled == 'False':
-        return cudnn.Cudnn(None, problem='disabled by the flag dnn.enabled')
+        return cudnn_choice.Cudnn(None, problem='disabled by the flag dnn.enabled')
     if not capabilities:
-        return cudnn.Cudnn(None, problem='there is no CUDA device')
-    return cudnn.provide(libraries['libcuda.so'].version, capabilities, theano.config)
+        return cudnn_choice.Cudnn(None, problem='there is no CUDA device')
+    return cudnn_choice.provide(libraries['libcuda.so'].version, capabilities, theano.config)
 
 
 def _open_driver():

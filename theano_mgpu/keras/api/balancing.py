@@ -14,7 +14,7 @@ from ...devices.contexts import host_contexts
 from ...errors import ContextError
 from ...utils.tables import Printed, table
 from ..models import members
-from .arguments import check_built
+from .given_model import check_built
 
 # Arrays of the size of the weights that an optimizer keeps; 2 for others, and for a model that is not compiled.
 STATES = {'SGD': 1, 'RMSprop': 1, 'Adagrad': 1, 'Adadelta': 2, 'Adam': 2, 'Adamax': 2, 'Nadam': 2}

@@ -10,7 +10,7 @@ from ...compat import keras_versions
 from ..hooks import patches
 from ..hooks.methods import LOOPS, switch_methods_once
 from ..models import KINDS, check_compile
-from .arguments import check_built, name_of
+from .given_model import check_built, name_of
 from .multi_gpu import multi_gpu_model
 from .verification import verify_batch
 

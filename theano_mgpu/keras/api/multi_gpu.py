@@ -8,11 +8,11 @@ from keras.models import Model, Sequential
 
 from ...auto.parallel_state import ParallelState, parallel_state_of, set_parallel_state
 from ...compat import keras_versions
-from ...devices.choice import chosen_contexts
+from ...devices.asked_contexts import chosen_contexts
 from ...devices.context_map import Context
 from ..hooks.methods import switch_methods_once
 from ..models import check_compile, states_of
-from .arguments import check_built
+from .given_model import check_built
 
 
 def multi_gpu_model(model: Model, gpus: Any = None, cpu_merge: bool = True,

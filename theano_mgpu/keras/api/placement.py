@@ -15,7 +15,7 @@ from ...graph.updates import first_of_each
 from ...placement import place as place_variable
 from ...placement import place_name
 from ..models import KINDS, states_of
-from .arguments import check_built
+from .given_model import check_built
 
 
 def place(model: Model, devices: dict[str, Any]) -> Model:

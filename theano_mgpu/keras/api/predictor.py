@@ -12,9 +12,9 @@ from scipy.sparse import issparse
 from theano import Variable
 
 from ...compat import keras_versions
-from ...devices.choice import chosen_contexts
+from ...devices.asked_contexts import chosen_contexts
 from ...predict import predictor
-from .arguments import check_built
+from .given_model import check_built
 
 
 class Predictor(predictor.Predictor):

@@ -7,12 +7,12 @@ import theano
 from keras.backend.theano_backend import Function
 from keras.models import Model
 
+from ...auto.counted_batches import length_of
 from ...auto.definition import Definition
 from ...auto.parallel_state import ParallelState, parallel_state_of
-from ...auto.steps import length_of
 from ...checks.verification import VerificationReport, check_alone, unchanged, verified
 from ...compat import keras_versions
-from ...devices.choice import chosen_contexts
+from ...devices.asked_contexts import chosen_contexts
 from ...devices.context_map import Context
 from ...errors import MgpuError, named
 from ...graph.rewrites import substitute, take_prints

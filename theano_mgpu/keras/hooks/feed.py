@@ -14,8 +14,8 @@ from ...comm.activities import FEED
 from ...comm.alone import computing_alone
 from ...comm.collectives import broadcast_object
 from ...comm.communicator import Communicator
-from ...comm.failures import known_to_all, packed, unpacked
 from ...comm.rank_0 import done_by_rank_0
+from ...comm.rank_errors import known_to_all, packed, unpacked
 from ...compat import keras_versions
 from . import keras_loops
 

@@ -18,9 +18,9 @@ from ...auto.parallel_state import parallel_state_of
 from ...checks.ranks import check_lengths
 from ...comm.alone import is_alone
 from ...comm.collectives import all_gather_int, all_gather_object, broadcast_object
-from ...comm.failures import failing_together
 from ...comm.mpi import choose_ranks, mpi_communicator
 from ...comm.rank_0 import on_rank_0
+from ...comm.rank_errors import failing_together
 from ...compat import keras_versions
 from ...errors import RankError
 from ...options import Flags

@@ -18,7 +18,7 @@ from ...options import Options
 from ...plan import CannotCut, Program, undivided
 from .arguments import Arguments, no_samples, sample_axes
 from .data_set_rows import DataSet, stand_in
-from .data_sets import Slices, along
+from .data_set_slices import Slices, along
 from .free_batch_size import FreeBatchSize
 from .sub_batches import batch_length
 

@@ -21,7 +21,7 @@ from ...graph.graph import host_type, is_sparse
 from ..replicas.replicated import replicated
 
 
-class Rows:
+class DataSetRows:
     """Some rows of a data set, where they are, and on the devices that have taken them.
 
     They keep no reference to the variable's value, as an owner of its memory would.
@@ -60,7 +60,7 @@ class DataSet:
         self._storage, self._is_private = variable.container.storage, hasattr(variable.tag, 'private')
         self.stand_in = stand_in(variable, named(variable))
         self._key: Any = None  # the version of the value, and the pieces, that the parts are of
-        self._parts: Sequence[Rows] = ()
+        self._parts: Sequence[DataSetRows] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class DataSet:
         return self
 
     def parts(self, pieces: Sequence[slice], stay: bool, are_forked: bool = False) -> Sequence[Any]:
-        """Return the rows of each piece: as they are on the host or, if they `stay` on devices, `Rows` to send there.
+        """Return the rows of each piece: arrays of the host or, if they `stay` on devices, `DataSetRows` to send there.
 
         For processes, all but the first lie in the memory that they share.
         """
@@ -82,7 +82,7 @@ class DataSet:
         if key != self._key:  # rows of other pieces, or of an earlier value, are freed
             # The thread of a replica cannot read the memory of another device, which may compute meanwhile.
             storage = [fetch(self._storage[0])] if hasattr(self._storage[0], 'sync') else self._storage
-            self._key, self._parts = key, [Rows(storage, piece) for piece in pieces]
+            self._key, self._parts = key, [DataSetRows(storage, piece) for piece in pieces]
             self._replica.is_in_parts |= stay or storage is not self._storage
             if not self._is_private:
                 self._replica.watch_lent_memory()  # a copy would miss edits

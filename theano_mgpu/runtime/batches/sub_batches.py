@@ -22,12 +22,12 @@ def batch_length(lengths: Sequence[int], names: Sequence[str], least: int = 1) -
     return lengths[0]
 
 
-class Rows:
+class JoinedOutputs:
     """Outputs of consecutive batches, put together along axis 0.
 
     Where the length of all is known, each array is made once.
 
-    >>> rows = Rows(3)
+    >>> rows = JoinedOutputs(3)
     >>> rows.add([np.array([1, 2])]), rows.add([np.array([3])])
     (2, 1)
     >>> rows.arrays()

@@ -8,7 +8,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from ... import errors
-from ...comm.failures import description
+from ...comm.rank_errors import description
 from .replay import Record, keys_of
 from .state_file import parsing
 

@@ -7,8 +7,8 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from ..comm.communicator import Communicator
-from ..devices.collectives import EVERY, Collectives, Copies
 from ..devices.context_map import Context
+from ..devices.exchange_operations import EVERY, Collectives, Copies
 from ..devices.failures import FailureExplained, error_of
 from ..devices.launcher import Shard
 from ..devices.nccl import ALL, NcclCommunicator
@@ -125,7 +125,7 @@ class LossExplained:
                        shard.span if shard else None) from error.__cause__
 
 
-class Reduction:
+class NcclSum:
     """The addition by NCCL itself, in any order."""
 
     def own(self, layout: NcclLayout, parts: Parts, context: Context, place: int, memory: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from ..devices.context_map import Context, describe, parse_context_map
 from ..devices.contexts import OPTION, choose_contexts
 from ..errors import MgpuError
 from ..parsing import MOST, MOST_DEVICES, shown, whole_number
-from ..utils.flags import environment_flags, set_environment_flags
+from ..utils.flag_text import environment_flags, set_environment_flags
 from .output import note
 
 
