@@ -1,4 +1,4 @@
-"""The flags of theano_mgpu for several devices; `utils.flags` reads them, and Theano's own."""
+"""The flags of theano_mgpu for several devices; `utils.flag_text` reads them, and Theano's own."""
 from __future__ import annotations
 
 from typing import Any, Callable, Mapping

@@ -106,7 +106,7 @@ def function(inputs: Sequence[Any], outputs: Any = None, updates: Any = None,
                             mode=mode, name=name, allow_input_downcast=allow_input_downcast, profile=profile,
                             sharded=sharded, micro_batches=micro_batches, update_on=update_on, recompute=recompute)
     if step.updated:
-        step.steps.record(account_of(step, step.updated))
+        step.hooks.record(account_of(step, step.updated))
     warn_of_refusals(step.built, step.options)
     return step
 
@@ -206,4 +206,4 @@ class ParallelFunction(DividedFunction):
             If a context, or another process, fails. Nothing is changed then, as after any other error.
         """
         numbers = None if output_subset is None else self._pack.numbers(output_subset)
-        return self._pack(self.steps.run((args, kwargs)).outputs, numbers)
+        return self._pack(self.hooks.run((args, kwargs)).outputs, numbers)

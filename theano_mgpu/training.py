@@ -17,11 +17,11 @@ from .graph.updates import as_dict
 from .options import Options
 from .runtime.batches.prefetch import PeekableBatches
 from .runtime.building import warn_of_refusals
+from .runtime.call_hooks import Computed
 from .runtime.divided_function import DividedFunction
 from .runtime.replicas.replicated import Replicated, replicated
 from .runtime.state import training_state
 from .runtime.state.replay import Record, Replay, check_every
-from .runtime.steps import Computed
 from .utils.progress import bar
 
 
@@ -117,7 +117,7 @@ def training_function(inputs: Sequence[Any], loss: theano.Variable, params: Iter
                             micro_batches=micro_batches, broadcast=broadcast, givens=givens, contexts=contexts,
                             executor=executor, mode=mode, name=name, allow_input_downcast=allow_input_downcast,
                             least_samples=least_samples, sharded=sharded, update_on=update_on, recompute=recompute)
-    step.steps.record(account_of(step, step.variables()))
+    step.hooks.record(account_of(step, step.variables()))
     training_graph.check_reductions(step.plan.results[1:], reductions, variables)
     warn_of_refusals(step.built, step.options)
     return step
@@ -170,7 +170,7 @@ class TrainingFunction(DividedFunction):
         BatchError, NonFiniteError, ReplicaError, RankError
             Nothing is changed then, as after any other error.
         """
-        return self._counted((args, kwargs), self.steps.run)
+        return self._counted((args, kwargs), self.hooks.run)
 
     def over(self, batches: Iterable[Any], ahead: bool | None = None, progress: bool | str = False) -> Iterator[Any]:
         """Train on one batch after the other, as ``for batch in batches: step(*batch)`` does.
@@ -309,10 +309,10 @@ class TrainingFunction(DividedFunction):
         record = Record()
         self._replay = self.replay(path, record, every, allow_nan)
         if ledger is not None:
-            self.steps.record(ledger_at(ledger, every, self.ranks).account(
+            self.hooks.record(ledger_at(ledger, every, self.ranks).account(
                 self.options.name, [each.variable for each in self._state], self.ranks))
-        if self.steps.account and record.completed:
-            self.steps.account.steps = record.completed
+        if self.hooks.account and record.completed:
+            self.hooks.account.steps = record.completed
         return record.completed
 
     def _counted(self, call, proceed):

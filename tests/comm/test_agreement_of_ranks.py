@@ -146,7 +146,7 @@ DIVIDED_UPDATES = {'reshaped': ('sharded', 9, 1), 'two_functions': ('sharded',)}
 
 
 @pytest.fixture(scope='module')
-def divided_updates(tmp_path_factory):
+def sharded_updates(tmp_path_factory):
     """Run jobs in one process, and on two ranks; return a function from a job to the results of both."""
     folder = tmp_path_factory.mktemp('divided')
 
@@ -160,12 +160,12 @@ def divided_updates(tmp_path_factory):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize('job', list(DIVIDED_UPDATES))
-def test_a_divided_update_is_that_of_one_process(job, divided_updates):
+def test_a_sharded_update_is_that_of_one_process(job, sharded_updates):
     """A change of 4 columns to 9 failed; after a change to 1, one rank had one column, the other one 4 of them.
 
     A second function over the same state ended with IndexError: list index out of range.
     """
-    for ours, theirs in zip(*divided_updates(job)):
+    for ours, theirs in zip(*sharded_updates(job)):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
 

@@ -64,7 +64,7 @@ def noted(path, rank):
 
 
 def test_each_rank_has_its_part_of_a_divided_state(tmp_path):
-    """A state that is saved with a divided update is loaded with a whole one, too; both go on alike, bit by bit."""
+    """A state that is saved with a sharded update is loaded with a whole one, too; both go on alike, bit by bit."""
     file, file_of_device = tmp_path / 'state.npz', tmp_path / 'device.npz'
     first, device, sharded, last = paths = [tmp_path / ('%d.npz' % i) for i in range(4)]
     launch(2, 'divided', first, file, 'sharded', 'then', 'divided', device, file, 'device',

@@ -231,14 +231,14 @@ def test_another_thread_uses_the_device_meanwhile():
 REFUSALS = PREPARED + '''
 from theano_mgpu.devices import cuda_graphs
 from theano_mgpu.runtime import graph_calls
-launch, write = cuda_graphs.Graph.launch, cuda_graphs.Arena.page_locked
+launch, write = cuda_graphs.Graph.launch, cuda_graphs.GraphMemory.page_locked
 print(recorded().why_not or 'a graph')
 cuda_graphs.Graph.launch = lambda graph: None  # it computes nothing, as a driver with a fault might
 print(recorded().why_not)
 cuda_graphs.Graph.launch = launch
 cuda_graphs.GraphMemory.page_locked = lambda memory, size: write(memory, 1)
 print(recorded().why_not)
-cuda_graphs.Arena.page_locked = write
+cuda_graphs.GraphMemory.page_locked = write
 fill, kept = graph_calls.Result.fill, []
 graph_calls.Result.fill = lambda *given: kept.append(gpuarray.empty(9, context=array.context)) or fill(*given)
 print(recorded().why_not)

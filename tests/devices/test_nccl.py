@@ -91,7 +91,7 @@ SHARDED = TRAINING + """
 def sharded(collectives, n):
     return trained(collectives, n, sizes=(6, 120, 100, 90, 4), normalise=False, update_on='sharded')
 
-from theano_mgpu.runtime.divided_update import DeviceBroadcasts
+from theano_mgpu.runtime.sharded_update import DeviceBroadcasts
 from theano_mgpu.devices.exchange_operations import Collectives
 starts, roots = [], []
 start, new = DeviceBroadcasts.start, Collectives.__new__

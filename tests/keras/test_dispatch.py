@@ -5,7 +5,7 @@ import os
 
 import theano_mgpu as mgpu
 from theano_mgpu.auto import choice as module
-from theano_mgpu.auto import parallel_state
+from theano_mgpu.auto import divided_model
 from theano_mgpu.auto.choice import COUNTED, LONGEST, WARM_UP, LengthChooser, Way
 from theano_mgpu.auto.model_function import ModelFunction
 from theano_mgpu.comm.communicator import Communicator
@@ -127,7 +127,7 @@ def assert_same_bits(found, expected):
 @pytest.fixture
 def no_forks(monkeypatch):
     """Let models know that no process can be forked for contexts of the CPU, as after a GPU was opened."""
-    monkeypatch.setattr(parallel_state, 'may_fork', lambda: False)
+    monkeypatch.setattr(divided_model, 'may_fork', lambda: False)
 
 
 def test_without_processes_a_model_on_contexts_of_the_cpu_is_plain_keras_and_says_so_once(contexts, no_forks):
@@ -151,7 +151,7 @@ def test_on_contexts_of_the_cpu_plain_keras_is_timed_first(contexts, monkeypatch
     """Models on contexts of the CPU ran whole, on one core; and the summary named all contexts of one on the host."""
     expected = batches(compiled(dense, SGD(0.1, momentum=0.9)))
     there = contexts('cpu', 2)
-    monkeypatch.setattr(parallel_state, 'may_fork', lambda: True)
+    monkeypatch.setattr(divided_model, 'may_fork', lambda: True)
     monkeypatch.setattr(forked_parts, 'SHORTEST', np.inf)  # no process is tried, however slow this machine is
     monkeypatch.setattr(forked_parts, 'MOST', forked_parts.COUNTED)  # nor timed longer, while it gets faster
     clock = Clock(divided, whole=2e-3)

@@ -2,7 +2,7 @@
 import copy
 import pickle
 
-from theano_mgpu.auto.parallel_state import parallel_state_of
+from theano_mgpu.auto.divided_model import divided_model_of
 from theano_mgpu.keras import disable, enable
 from theano_mgpu.keras.hooks import keras_loops
 
@@ -218,7 +218,7 @@ def test_copies(same, compiled):
         model.fit(X, Y, verbose=0)
         copies = [pickle.loads(pickle.dumps(model)), copy.deepcopy(model)]
         assert len({type(each) for each in copies + [model]}) == 1
-        assert len({parallel_state_of(each) is None for each in copies + [model]}) == 1
+        assert len({divided_model_of(each) is None for each in copies + [model]}) == 1
         others = [clone_model(model), model_from_json(model.to_json())]
         for each in others:
             each.set_weights(model.get_weights())

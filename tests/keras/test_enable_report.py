@@ -3,7 +3,7 @@ import warnings
 
 import theano_mgpu as mgpu
 from theano_mgpu.auto import report as report_module
-from theano_mgpu.auto.parallel_state import parallel_state_of
+from theano_mgpu.auto.divided_model import divided_model_of
 from theano_mgpu.auto.report import SHOWN, Report
 from theano_mgpu.keras import Checkpoint, Predictor, disable, enable, multi_gpu_model, verify
 from theano_mgpu.utils.values import TOLERANCE
@@ -60,12 +60,12 @@ def test_only_models_compiled_while_it_is_enabled(recwarn):
     after = compiled(dense())
     for model in (before, during, after):
         model.fit(X, Y, verbose=0, batch_size=20)
-    states = [parallel_state_of(model) for model in (before, during, never, after)]
+    states = [divided_model_of(model) for model in (before, during, never, after)]
     assert [state is not None for state in states] == [False, True, True, False]
     assert [usage.name for usage in report.usages] == [never.name + ' predict', during.name + ' train']
     assert hasattr(during.train_function, 'function') and not hasattr(before.train_function, 'forward')
     compiled(during)  # again, now that it is disabled
-    assert parallel_state_of(during) is None
+    assert divided_model_of(during) is None
     during.fit(X, Y, verbose=0)
 
 
@@ -91,9 +91,9 @@ def test_a_model_that_is_not_used_has_no_reason():
 def test_chosen_contexts(contexts):
     contexts('cpu', 3)
     enable([2, 'host0'], always=True)
-    assert [c.name for c in parallel_state_of(compiled(dense())).contexts] == ['host2', 'host0']
+    assert [c.name for c in divided_model_of(compiled(dense())).contexts] == ['host2', 'host0']
     enable(1, always=True)
-    assert len(parallel_state_of(compiled(dense())).contexts) == 1
+    assert len(divided_model_of(compiled(dense())).contexts) == 1
     with pytest.raises(mgpu.ContextError, match='`gpus=4`, as many contexts must be mapped; there are 3'):
         enable(4, always=True)
 
@@ -104,7 +104,7 @@ def test_data_tensors_are_left_to_plain_keras():
     report = enable(always=True)
     with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*reads its data from a tensor'):
         model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
-    assert parallel_state_of(model) is None
+    assert divided_model_of(model) is None
     model.fit(steps_per_epoch=3, epochs=1, verbose=0)
     title, header, row, *_ = report.without_notes().splitlines()
     assert title.endswith('of 2 functions on 2 contexts (host0->cpu;host1->cpu)')  # one is a function of Theano
@@ -117,7 +117,7 @@ def test_targets_that_are_tensors_are_left_to_plain_keras():
     model = dense()
     with pytest.warns(mgpu.MgpuWarning, match='left to plain Keras.*the targets are tensors'):
         model.compile('sgd', 'categorical_crossentropy', target_tensors=K.variable(Y))
-    assert parallel_state_of(model) is None
+    assert divided_model_of(model) is None
 
 
 def test_options_that_contexts_do_not_take():

@@ -7,7 +7,7 @@ import io
 import pickle
 
 import theano_mgpu as mgpu
-from theano_mgpu.auto import parallel_state
+from theano_mgpu.auto import divided_model
 from theano_mgpu.auto.model_function import ModelFunction
 from theano_mgpu.keras import Checkpoint, disable, enable, multi_gpu_model
 
@@ -227,7 +227,7 @@ def test_recurrent_states_of_a_model_go_from_one_function_to_the_next():
 
 def test_strict_leaves_no_function_behind(cpu2, monkeypatch):
     """A model that strict mode had refused ran whole, silently, when it was called again."""
-    monkeypatch.setattr(parallel_state, 'may_fork', lambda: False)  # as if a GPU was open
+    monkeypatch.setattr(divided_model, 'may_fork', lambda: False)  # as if a GPU was open
     enable(strict=True)
     model = compiled()
     for _ in range(2):

@@ -82,8 +82,8 @@ def check_bits(make, counts, epochs):
 
 PROGRAM = '''
 import sys
-sys.path += [sys.path[0] + '/keras', *%r]
-import test_logical_shards as tests
+sys.path += %r
+import test_keras_logical_shards as tests
 for make in (tests.dense, tests.cnn, tests.lstm):
     for n in map(int, %r):
         print('digest', tests.digest(make, n, %d, %r))

@@ -258,7 +258,7 @@ class Any(Model):
 class Nameless(Model):
     def __init__(self, inner):
         vars(self).update((name, value) for name, value in vars(inner).items()
-                          if name not in ('built', '_built', 'name', '_mgpu_parallel_state'))
+                          if name not in ('built', '_built', 'name', '_mgpu_divided_model'))
 np.random.seed(1)
 x = np.random.rand(20, 3)
 for kind in (Delegating, Any, Nameless):

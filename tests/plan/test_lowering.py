@@ -11,7 +11,7 @@ import theano
 import theano.tensor as T
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.plans import TWO, divided_update, momentum, placed_pipeline, planned, planned_training
+from support.plans import TWO, momentum, placed_pipeline, planned, planned_training, sharded_update
 from theano.configparser import change_flags
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
@@ -59,7 +59,7 @@ RANKS = Machine(1, (1, 1), ('device',) * 2, (True, True))
 PLANS = {
     'cpu': lambda: training(contexts=CPU), 'devices': training, 'NCCL': lambda: training(by_nccl=True),
     'one context': lambda: training(contexts=TWO[:1], machine=Machine()), 'meeting': meeting,
-    'micro-batches': lambda: meeting(micro_batches=3), 'pipeline': placed_pipeline, 'divided update': divided_update,
+    'micro-batches': lambda: meeting(micro_batches=3), 'pipeline': placed_pipeline, 'sharded update': sharded_update,
     'pipeline on devices': lambda: on_devices(placed_pipeline()), 'draws': draws,
     'draws, micro-batches': lambda: draws(3),
     'overlap': lambda: training(machine=RANKS, contexts=TWO[:1]), 'shards': lambda: with_shards(training),

@@ -58,7 +58,7 @@ def placed_pipeline():
                             machine=Machine(), micro_batches=4, update_on='device')
 
 
-def divided_update():
+def sharded_update():
     """Return the plan of two dense layers whose update two ranks of two devices each divide."""
     rng, x = np.random.RandomState(0), T.matrix('x')
     params = [theano.shared(rng.randn(100, 100).astype(theano.config.floatX), 'w%d' % i) for i in range(4)]
@@ -109,7 +109,7 @@ def on_path(folder):
         sys.path.remove(folder)
 
 
-GUIDE = {'cnn': demo_cnn, 'resnet': resnet, 'pipeline': placed_pipeline, 'divided': divided_update}
+GUIDE = {'cnn': demo_cnn, 'resnet': resnet, 'pipeline': placed_pipeline, 'divided': sharded_update}
 
 
 def write(path):

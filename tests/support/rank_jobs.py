@@ -78,7 +78,7 @@ def divided(path, file, update_on):
 
 
 def read_alone(path):
-    """Read the state of a divided update on rank 0 alone; each rank notes its error, and trains on."""
+    """Read the state of a sharded update on rank 0 alone; each rank notes its error, and trains on."""
     mgpu.init('a->cpu')
     network = Network(update_on='sharded')
     batches = list(network.batches(1))

@@ -18,7 +18,7 @@ from ..runtime.state.recorded_calls import RecordedCalls
 from ..runtime.state.replay import Replay, check_every
 from ..utils import rank_process
 from ..utils.values import sampled_checksum
-from .function_steps import divide_always, source_of, steps_of
+from .function_hooks import divide_always, hooks_of, source_of
 
 FILE = 'checkpoint.npz'
 
@@ -98,19 +98,19 @@ class Checkpoint:
                  resume: bool = True) -> None:
         check_every(every, 'calls')
         all_functions: list[Any] = list(functions) if isinstance(functions, Iterable) else [functions]
-        ranks, steps = choose_ranks(None), list(map(steps_of, all_functions))
+        ranks, hooks = choose_ranks(None), list(map(hooks_of, all_functions))
         _check(all_functions, ranks.size)
         sources = list(map(source_of, all_functions))
         variables = list(dict.fromkeys(replicated(variable) for source in sources for variable in source.updates))
         folder = os.path.abspath(folder)
         on_rank_0(ranks, functools.partial(os.makedirs, folder, exist_ok=True))
         self._replay = Replay(
-            os.path.join(folder, FILE), RecordedCalls(len(steps)), variables, ranks,
+            os.path.join(folder, FILE), RecordedCalls(len(hooks)), variables, ranks,
             {**settings.of_function(Options()), **settings.of_graphs(sources)}, every, allow_nan, resume)
-        for number, (function, each, source) in enumerate(zip(all_functions, steps, sources)):
+        for number, (function, each, source) in enumerate(zip(all_functions, hooks, sources)):
             divide_always(function)
             call = functools.partial(self._replay.call, number, checksum=functools.partial(_checksum, number),
-                                     steps=each, completes=bool(source.updates))
+                                     hooks=each, completes=bool(source.updates))
             each.surround([call])  # a Checkpoint from before records no more
         if self.replaying:
             rank_process.note('%s: continues after the calls that it has; remove it to begin anew' % self._replay.path)

@@ -1,4 +1,4 @@
-"""The step that counts the batches of a Keras model for the summary."""
+"""The hook that counts the batches of a Keras model for the summary."""
 from __future__ import annotations
 
 from time import perf_counter
@@ -8,12 +8,12 @@ import numpy as np
 
 from ..devices import leases
 from ..devices.context_map import Context
-from ..runtime.steps import Computed
+from ..runtime.call_hooks import Computed
 from .report import Usage
 
 
 def count(usage: Usage, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
-    """Count a batch, for the summary and for the lease of this process: a step, once the first argument is bound."""
+    """Count a batch, for the summary and for the lease of this process: a hook, once the first argument is bound."""
     usage.begin()
     began = perf_counter()
     computed = proceed(inputs)

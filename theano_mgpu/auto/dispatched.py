@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Optional
 from ..checks.ledger import Account
 from ..comm.alone import is_alone
 from ..comm.communicator import Communicator
-from ..runtime.steps import Computed, Steps
+from ..runtime.call_hooks import CallHooks, Computed
 from .choice import STILL_TIMED, Chooser, LengthChooser, Treatment, Way
 from .fallback import by_plain
 
@@ -26,7 +26,7 @@ class LeaveToPlain(NamedTuple):
 class BatchSource:
     """The knowledge of the batch of a function, and its programs over contexts; a `call` has the arguments of a call.
 
-    This one knows of no batch, and calls a function as it is: steps may surround its calls.
+    This one knows of no batch, and calls a function as it is: hooks may surround its calls.
     """
 
     ranks = Communicator()  # the processes that choose alike
@@ -91,7 +91,7 @@ class Dispatched:
     Attributes
     ----------
     source : BatchSource
-    steps : Steps
+    hooks : CallHooks
         Those that surround each call.
     always : bool
         Whether no call is timed.
@@ -104,7 +104,7 @@ class Dispatched:
         self.source, self.always = source, always
         self.closed: Dict[Way, str] = {}
         self.choice = LengthChooser(self.ways, source.ranks, source.patience)
-        self.steps = Steps(self._compute, inner, account=account)
+        self.hooks = CallHooks(self._compute, inner, account=account)
         self._lock = threading.RLock()
         self._last = Way.HOST  # what `last_way` returned last
         self._why_whole = ''   # of the last step that has stayed whole
@@ -114,13 +114,13 @@ class Dispatched:
         if self._quiet and self.source.length((args, kwargs)) < self.choice.whole_below:
             self._quiet -= 1
             return self.source.plain_call(*args, **kwargs)
-        return self.steps.run((args, kwargs)).outputs
+        return self.hooks.run((args, kwargs)).outputs
 
     def copied(self, function: Any, swap: Any, delete_updates: bool) -> None:
         """Run a copy of the function in the same ways; it has lines of its own in a ledger if it has updates."""
         self.source.copied(function, swap, delete_updates)
-        if self.steps.account is not None and not delete_updates:
-            dispatched_of(function).steps.record(self.steps.account.of_copy(function.mgpu_name, swap or {}))
+        if self.hooks.account is not None and not delete_updates:
+            dispatched_of(function).hooks.record(self.hooks.account.of_copy(function.mgpu_name, swap or {}))
 
     def ways(self) -> Iterable[Way]:
         """Yield the ways that are not closed, in the order in which they are timed."""
@@ -153,13 +153,13 @@ class Dispatched:
         return self._last
 
     def begin_replay(self, replay: Callable[..., Computed]) -> None:
-        """Put the step of a checkpoint before the others, and time no call: a restart must not depend on timings."""
-        self._before = self.steps, self.always
-        self.steps, self.always = Steps(self._compute, self.steps.inner, [replay], self.steps.account), True
+        """Put the hook of a checkpoint before the others, and time no call: a restart must not depend on timings."""
+        self._before = self.hooks, self.always
+        self.hooks, self.always = CallHooks(self._compute, self.hooks.inner, [replay], self.hooks.account), True
 
     def end_replay(self) -> None:
-        """Take the step of a checkpoint out again."""
-        self.steps, self.always = self._before
+        """Take the hook of a checkpoint out again."""
+        self.hooks, self.always = self._before
 
     def _compute(self, call: Any) -> Computed:
         if is_alone():
@@ -181,7 +181,7 @@ class Dispatched:
             longest = self.choice.of_longest()
             if chooser.state is not Treatment.TIMES and longest is not None:
                 self.source.chosen(longest)
-        if chooser.state is Treatment.RESTS and not self._quiet and not self.steps.are_any:
+        if chooser.state is Treatment.RESTS and not self._quiet and not self.hooks.are_any:
             self._quiet = chooser.quiet_calls
             chooser.skip(self._quiet)
         return computed
@@ -231,6 +231,6 @@ def dispatched_of(function: Any) -> Dispatched:
 
 
 def leave_to_plain(function: Any) -> None:
-    """Have Theano make all calls of a function from now on, unless steps surround them."""
-    if function.mgpu_divided is not None and not function.mgpu_divided.steps.are_any:
+    """Have Theano make all calls of a function from now on, unless hooks surround them."""
+    if function.mgpu_divided is not None and not function.mgpu_divided.hooks.are_any:
         del function.mgpu_divided

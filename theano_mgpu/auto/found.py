@@ -16,7 +16,7 @@ from ..graph.audit import host_obstacle
 from ..options import Flags
 from ..parallel_function import ParallelFunction
 from ..plan.context_layout import mesh_for
-from ..runtime.steps import Computed
+from ..runtime.call_hooks import Computed
 from .choice import Chooser, Treatment, Way
 from .definition import Definition, Refusal
 from .dispatched import BatchSource, Dispatched, LeaveToPlain, leave_to_plain
@@ -240,7 +240,7 @@ class FoundBatch(BatchSource):
 
     def _by(self, step, values, way):
         lent = self._in_place.lent()
-        results = step.steps.compute((values, {})).outputs
+        results = step.hooks.compute((values, {})).outputs
         self._in_place.write(lent)
         self._usage.add(step.samples if way is Way.SEVERAL or self._placed else self.length((values, {})))
         if not self._is_chosen:

@@ -19,7 +19,7 @@ from .data_sets import chains, has_data, note_updates
 from .enabled import Enabled
 from .found import NO_BATCH, NOT_PLACED, PROFILED, FoundBatch
 from .function_call import explicit_inputs
-from .function_steps import count_calls, record
+from .function_hooks import count_calls, record
 from .rank_0_function import keep_alike
 
 LENT = 'an output is memory of a shared variable (borrow=True), which the script may edit'

@@ -19,7 +19,7 @@ from ..graph.theano_functions import builds_graphs
 from ..graph.updates import first_of_each
 from ..parallel_function import ParallelFunction
 from ..runtime.batches.free_batch_size import written_lengths
-from ..runtime.steps import Computed, Steps
+from ..runtime.call_hooks import CallHooks, Computed
 from ..training import TrainingFunction
 from .choice import Chooser, Way
 from .counted_batches import count, length_of, on_devices
@@ -80,10 +80,10 @@ class ModelFunction(BatchSource):
         Chooses the way of each batch.
     """
 
-    def __init__(self, state: Any, hint: Hint, arguments: dict[str, Any], compile: Callable[[], Any]) -> None:
+    def __init__(self, model: Any, hint: Hint, arguments: dict[str, Any], compile: Callable[[], Any]) -> None:
         self.kind, self.make_plain = hint.kind, compile
-        self._state, self._hint, self.arguments = state, hint, arguments
-        self._usage = state.usage(hint.kind)
+        self._model, self._hint, self.arguments = model, hint, arguments
+        self._usage = model.usage(hint.kind)
         self.name, self.updates = '%s_function' % hint.kind, first_of_each(arguments['updates'])
         outputs = list(arguments['outputs'])
         self._is_value = [hasattr(output, '_is_metric') for output in outputs]  # read after the batch, see `values`
@@ -96,18 +96,18 @@ class ModelFunction(BatchSource):
         self._is_new, self._has_divided = True, False
         self.compared: ComparedFunction | None = None
         book = ledger(choose_ranks(None)) if self.kind == 'train' else None
-        self.ranks, self.is_whole, self._may_leave = choose_ranks(None), state.leaves_all(self), state.may_leave(self)
+        self.ranks, self.is_whole, self._may_leave = choose_ranks(None), model.leaves_all(self), model.may_leave(self)
         # On the CPU, plain Keras's function is the one to beat. On devices, it is compiled only where calls are short.
         self._begins_on_host = self.is_whole or self._may_leave and self.ranks.size == 1 and \
-            not on_devices(state.contexts)
-        self.dispatched = Dispatched(self, self.is_whole or not self._may_leave, state.steps(self),
+            not on_devices(model.contexts)
+        self.dispatched = Dispatched(self, self.is_whole or not self._may_leave, model.hooks(self),
                                      self.open_account(book) if book else None)
         self.begin()
 
     # --- the place in Keras's function
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        outputs = (functools.partial(count, self._usage, proceed=self.alone) if is_alone() else self.steps.run)(
+        outputs = (functools.partial(count, self._usage, proceed=self.alone) if is_alone() else self.hooks.run)(
             list(inputs)).outputs
         if any(self._is_value):
             self._values = [each for each, is_value in zip(outputs, self._is_value) if is_value]
@@ -124,13 +124,13 @@ class ModelFunction(BatchSource):
         return getattr(self.make_plain() if self.is_whole or not hasattr(self.step, name) else self.step, name)
 
     @property
-    def steps(self) -> Steps:
-        """The Steps that surround each call."""
-        return self.dispatched.steps
+    def hooks(self) -> CallHooks:
+        """The CallHooks that surround each call."""
+        return self.dispatched.hooks
 
     def open_account(self, book: Ledger) -> Account:
         """Return a new account in a ledger: of the weights, and of the state of the optimizer."""
-        return book.account('%s of %s' % (self.name, self._state.name),
+        return book.account('%s of %s' % (self.name, self._model.name),
                             [*self._hint.weights, *(v for v in self.updates if v not in self._hint.metrics)],
                             choose_ranks(None))
 
@@ -146,7 +146,7 @@ class ModelFunction(BatchSource):
             yield Way.HOST
         if not self.is_whole:
             yield Way.SEVERAL
-            if self.ranks.size == 1 and len(self._state.contexts) > 1 and on_devices(self._state.contexts):
+            if self.ranks.size == 1 and len(self._model.contexts) > 1 and on_devices(self._model.contexts):
                 yield Way.DEVICE
         if self._may_leave and not self._begins_on_host:
             yield Way.HOST
@@ -159,11 +159,11 @@ class ModelFunction(BatchSource):
 
     def patience(self) -> float:
         is_made = self._usual in self._programs or self.ranks.size > 1
-        return 0 if is_made or not are_cores(self._state.contexts) else self.make_plain().mgpu_seconds
+        return 0 if is_made or not are_cores(self._model.contexts) else self.make_plain().mgpu_seconds
 
     def chosen(self, chooser: Chooser) -> None:
         contexts = {Way.HOST: lambda: self._of_plain, Way.DEVICE: self._first, Way.SEVERAL: lambda: self.step.contexts}
-        self._usage.run_on(contexts[chooser.way](), self.dispatched.reason(chooser, self._state.why))
+        self._usage.run_on(contexts[chooser.way](), self.dispatched.reason(chooser, self._model.why))
 
     def plain(self, call: Any) -> Computed:
         """Compute a batch by plain Theano in each process, and compare the results now and then.
@@ -177,19 +177,19 @@ class ModelFunction(BatchSource):
     @functools.cached_property
     def _of_plain(self):
         """The contexts on which plain Keras computes: one on the CPU."""
-        return [] if on_devices(self._state.contexts) else self._state.contexts[:1]
+        return [] if on_devices(self._model.contexts) else self._model.contexts[:1]
 
     def alone(self, call: Any) -> Computed:
-        if on_devices(self._state.contexts):
+        if on_devices(self._model.contexts):
             return self._by(self._program(ALONE), call)
-        return Computed(self._by_theano(call), length_of(call), self._state.contexts[:1])
+        return Computed(self._by_theano(call), length_of(call), self._model.contexts[:1])
 
     def over_contexts(self, call: Any, way: Way) -> Computed | LeaveToPlain:
         try:
             if way is Way.DEVICE:
                 self.forget_prepared()
                 return self._by(self._program(FIRST), call)
-            self._state.compare()
+            self._model.compare()
             return self._over_contexts(call)
         except Exception as error:
             if way is Way.DEVICE and getattr(error, 'out_of_memory', False):
@@ -255,7 +255,7 @@ class ModelFunction(BatchSource):
     @builds_graphs
     def _make(self, key):
         arguments, hint, is_first = self.arguments, self._hint, key == FIRST
-        options = dict(contexts=self._first() if is_first else self._state.contexts, mode=arguments['mode'],
+        options = dict(contexts=self._first() if is_first else self._model.contexts, mode=arguments['mode'],
                        givens=arguments['givens'], name=self.name, allow_input_downcast=True,
                        executor='serial' if key == ALONE else None, batch_of_rank_0=True,
                        samples=dict.fromkeys(hint.samples, 0), length=None if key in (FIRST, ALONE) else key,
@@ -285,12 +285,12 @@ class ModelFunction(BatchSource):
         if self._usual is None and self._program(length) is not None:
             self._usual = length
         else:
-            self._state.cannot_divide(self.step)
+            self._model.cannot_divide(self.step)
         return self.step
 
     def _first(self):
         """Return the contexts of the first replica: several, if the model is placed."""
-        return [context for context in self.step.mesh.replicas[0] if context != HOST] or self._state.contexts[:1]
+        return [context for context in self.step.mesh.replicas[0] if context != HOST] or self._model.contexts[:1]
 
     # --- a batch over the contexts
 
@@ -299,7 +299,7 @@ class ModelFunction(BatchSource):
         """
         is_ours = isinstance(error, MgpuError) and not isinstance(error, BatchError)
         is_empty = self.kind == 'train' and not length_of(inputs)  # a step on it makes all weights NaN
-        return is_for_plain(error) and not (is_ours or is_empty or self._state.strict or self.step.sharded)
+        return is_for_plain(error) and not (is_ours or is_empty or self._model.strict or self.step.sharded)
 
     def _over_contexts(self, inputs):
         step = self._program_for(length_of(inputs))
@@ -333,12 +333,12 @@ class ModelFunction(BatchSource):
         If no batch was divided so far, go on with one replica.
         """
         if self._has_divided or not self._divides(self.step, length_of(inputs)):
-            self._state.notify('has left a batch to plain Keras, on one device: %s' % FAILED % in_one_line(error))
+            self._model.notify('has left a batch to plain Keras, on one device: %s' % FAILED % in_one_line(error))
             return
         contexts = self._first()
         self._program(FIRST)
         self._usual = FIRST
-        self._state.use_one_replica(contexts, error)
+        self._model.use_one_replica(contexts, error)
 
     def forget_prepared(self) -> None:
         """Drop a batch that was sent ahead and that does not come."""
@@ -362,6 +362,6 @@ class ModelFunction(BatchSource):
             return None
         for outputs, samples in self.step.joined():
             self._add(outputs, samples)
-            if self.steps.account is not None:
-                self.steps.account.note()
+            if self.hooks.account is not None:
+                self.hooks.account.note()
         return self._with_values((self._sums / self._samples).tolist()) if self._samples else None

@@ -41,7 +41,7 @@ class Sentinel:
         """Compare values that have to be the same on each context and rank; raise a DriftError if copies differ."""
         if step % self._every:
             return
-        # Each rank alone has the state of a divided update.
+        # Each rank alone has the state of a sharded update.
         variables = [each for each in self._built.alike if not each.divided and each.variable not in self._data_sets and
                      (self._ranks.size > 1 or len(each.current()) > 1)]
         # Checksums take a fifth of the time of digests, and tell any two values apart that differ in one place.

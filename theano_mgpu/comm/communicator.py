@@ -79,7 +79,7 @@ class Communicator:
         return len(self.functions) - 1
 
     def consolidate(self) -> None:
-        """Send the latest values of all divided states to every rank. Every rank has to make the call."""
+        """Send the latest values of all sharded states to every rank. Every rank has to make the call."""
         for gather in list(self.divided):
             gather()
 

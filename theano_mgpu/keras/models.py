@@ -8,8 +8,8 @@ from keras import backend as K
 from keras.models import Model
 
 from ..auto.dispatched import BatchSource, Dispatched
+from ..auto.divided_model import divided_model_of
 from ..auto.model_function import Hint, ModelFunction
-from ..auto.parallel_state import parallel_state_of
 from ..auto.rank_0_function import keep_alike
 from ..compat import keras_versions
 from ..graph import layers, theano_functions
@@ -22,11 +22,11 @@ KINDS = ('train', 'test', 'predict')
 
 def make_function(kind: str, original: Callable[..., Any], self: Model) -> None:
     """Make a model's train, test or predict function, as the method `original` of `keras.models.Model` does."""
-    name, state = kind + '_function', parallel_state_of(self)
+    name, divided = kind + '_function', divided_model_of(self)
     if getattr(self, name, None) is not None or kind != 'predict' and not hasattr(self, name):
         original(self)  # it checks the model
-        if kind in state.functions:
-            state.functions[kind].compile()  # now, if rank 0 has made it alone
+        if kind in divided.functions:
+            divided.functions[kind].compile()  # now, if rank 0 has made it alone
         return
     made: list[ModelFunction] = []
     for layer in self.layers:  # those nearer to the inputs first
@@ -35,16 +35,16 @@ def make_function(kind: str, original: Callable[..., Any], self: Model) -> None:
     name_layer([self.total_loss] if layers.is_on and hasattr(self, 'total_loss') else [], (), 'loss')
     with theano_functions.replaced_functions(functools.partial(_replaced, self, kind, made)):
         original(self)
-    if kind == 'train' and state.continued:
-        take_states(self, state.continued)
-        state.continued = None
+    if kind == 'train' and divided.continued:
+        take_states(self, divided.continued)
+        divided.continued = None
     if made:
         try:
             made[0].compile()
         except BaseException:  # Ctrl-C, too: as in plain Keras, there is no function then
             setattr(self, name, None)
             raise
-        state.functions[kind] = made[0]
+        divided.functions[kind] = made[0]
 
 
 def _replaced(model, kind, made, arguments, compile):
@@ -57,7 +57,7 @@ def _replaced(model, kind, made, arguments, compile):
     if made or not set(keras_versions.feed_inputs(model)).issubset(inputs):  # one that an optimizer asks for
         return compile()
     make_plain = functools.lru_cache(None)(lambda: keep_alike(compile(), kind + '_function'))
-    function = ModelFunction(parallel_state_of(model), hint_of(model, kind, inputs), arguments, make_plain)
+    function = ModelFunction(divided_model_of(model), hint_of(model, kind, inputs), arguments, make_plain)
     made.append(function)
     if not function.is_whole:
         return function

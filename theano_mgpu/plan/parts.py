@@ -116,7 +116,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True, eq=False)
-class DividedUpdate:
+class ShardedUpdate:
     """An update that is divided among ranks.
 
     Attributes
@@ -137,7 +137,7 @@ class DividedUpdate:
 
 @dataclass(frozen=True, eq=False)
 class DeviceBroadcast:
-    """New values of a divided update that devices send each other by NCCL.
+    """New values of a sharded update that devices send each other by NCCL.
 
     Attributes
     ----------

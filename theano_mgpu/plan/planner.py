@@ -27,7 +27,7 @@ from ..graph.random_streams import is_random_state
 from ..options import AUTO, UPDATE_ON, Options
 from ..utils.tables import bytes_text
 from .buckets import LEAST, buckets, bytes_of_gradients
-from .parts import Boundary, DeviceBroadcast, DividedUpdate, ExchangeWay, Part, StagePlan, SumGroup
+from .parts import Boundary, DeviceBroadcast, ExchangeWay, Part, ShardedUpdate, StagePlan, SumGroup
 from .pieces import Piece, Places, cut
 from .shares import Machine, Shares, against_speeds, ranges
 from .step_plan import Choice, StepPlan
@@ -246,17 +246,17 @@ class _Planner:
                 return idle
             idle -= needed
 
-    def _divided(self, of_replicas: list[list[SharedVariable]]) -> DividedUpdate | None:
+    def _divided(self, of_replicas: list[list[SharedVariable]]) -> ShardedUpdate | None:
         if self._machine.size == 1 or not any(of_replicas):
             return None
         of_ranks = [sum(of_replicas[first:end], []) for first, end in ranges(self._machine.replicas)]
         updated = sum(of_ranks, [])
         sent = self._read_by_every_replica(of_ranks).intersection(updated)
-        return DividedUpdate(tuple(map(tuple, of_ranks)), frozenset(sent),
+        return ShardedUpdate(tuple(map(tuple, of_ranks)), frozenset(sent),
                              tuple(shared_variables([self._new[variable] for variable in updated] + updated)))
 
     def _broadcasts(self, of_replicas: list[list[SharedVariable]]) -> Iterable[DeviceBroadcast]:
-        """Yield the new values of a divided update that devices send each other."""
+        """Yield the new values of a sharded update that devices send each other."""
         sent = self._read_by_every_replica(of_replicas)
         for place in self._mesh.places:
             contexts = self._mesh.column(place)
@@ -283,7 +283,7 @@ class _Planner:
     # --- exchanges
 
     def _owners(self, shares: Sequence[Sequence[SharedVariable]]) -> dict[theano.Variable, int]:
-        """Return the share of a divided update that reads a sum, for sums of arrays that one alone reads."""
+        """Return the share of a sharded update that reads a sum, for sums of arrays that one alone reads."""
         if not any(shares):
             return {}
         by_all = self._read_by_every_replica(shares)

@@ -9,7 +9,7 @@ from theano.compile.sharedvalue import SharedVariable
 from ..devices.mesh import Mesh
 from ..graph.partition import Output, Program
 from .explain import as_text, explanation
-from .parts import Boundary, DeviceBroadcast, DividedUpdate, Part, StagePlan
+from .parts import Boundary, DeviceBroadcast, Part, ShardedUpdate, StagePlan
 from .shares import Machine, Shares
 
 
@@ -62,7 +62,7 @@ class StepPlan:
     rows: dict[SharedVariable, Output]
     kept: frozenset[theano.Variable]
     params: tuple[SharedVariable, ...] = ()
-    divided: DividedUpdate | None = None
+    divided: ShardedUpdate | None = None
     broadcasts: tuple[DeviceBroadcast, ...] = ()
     overlaps: bool = False
     nccl_seconds: float = 0

@@ -79,7 +79,7 @@ class InferenceFunction(DividedFunction):
             return after.arrays if after and not after.error else None
         with self.lock, self.look_ahead.asking(arguments, is_apart=True):
             self._joined = len(group.lengths)
-            return self.steps.run((group.arrays, {})).outputs
+            return self.hooks.run((group.arrays, {})).outputs
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Sequence[Any], Batch] | None:
         present, self._joined = self._joined, self._joined_ahead

@@ -33,12 +33,12 @@ from ..utils.timeline import HOST, note
 from .batch import Batch
 from .batches.prefetch import LookAhead
 from .building import Updates, build, divide
+from .call_hooks import CallHooks, Computed
 from .overlap import ExchangeWatch, HostSums
 from .remedies import Remedies
 from .replicas.replicated import replicated
 from .speeds import Speeds
 from .step_run import StepAgain, StepResult, StepRun, send
-from .steps import Computed, Steps
 
 Arguments = Tuple[Sequence[Any], Dict[str, Any]]
 
@@ -74,7 +74,7 @@ class DividedFunction:
         self.samples = self.calls = 0
         self.seconds = 0.0
         self.look_ahead = LookAhead(self._prepare)
-        self.steps = Steps(self._call)
+        self.hooks = CallHooks(self._call)
         self._definition = inputs, outputs, updates
         self._remedies = Remedies(options.name, choose_ranks(options.executor))
         self._is_verified = not options.flags.verify
@@ -337,8 +337,8 @@ class DividedFunction:
             if outputs is None:
                 return
             printed = self._printed(outputs)
-            if self.steps.account is not None:
-                self.steps.account.note()
+            if self.hooks.account is not None:
+                self.hooks.account.note()
             yield printed, self.samples
 
     # --- comparisons with one device

@@ -29,10 +29,10 @@ from ..utils.executors import Executor, make_executor
 from ..utils.timeline import Timings
 from . import compiler, graph_calls
 from .consensus import check_same_graph
-from .divided_update import DeviceBroadcasts, UpdateOwners
 from .exchanges import exchanges_of
 from .forked_parts import forked_parts
 from .replicas.replicated import Replicated, Storages, replicated, storages_of
+from .sharded_update import DeviceBroadcasts, UpdateOwners
 
 
 class CompiledPart:

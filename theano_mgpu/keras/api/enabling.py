@@ -4,8 +4,8 @@ from __future__ import annotations
 import functools
 import weakref
 
+from ...auto.divided_model import DividedModel, divided_model_of, of_user, set_divided_model
 from ...auto.enabled import Enabled
-from ...auto.parallel_state import ParallelState, of_user, parallel_state_of, set_parallel_state
 from ...compat import keras_versions
 from ..hooks import patches
 from ..hooks.methods import LOOPS, switch_methods_once
@@ -29,8 +29,8 @@ def divide_models() -> None:
 
 
 def _compile(original, self, *args, **kwargs):
-    before = parallel_state_of(self)
-    set_parallel_state(self, None)
+    before = divided_model_of(self)
+    set_divided_model(self, None)
     original(self, *args, **kwargs)
     if Enabled.in_force and _is_built(self):
         _attach(Enabled.in_force, self, before)
@@ -42,14 +42,14 @@ def _is_built(model):
 
 def _make_function(original, self):
     if 'template' in vars(self):
-        parallel_state_of(self).count_in(Enabled.in_force.report)
-    elif not keras_versions.is_compiled(self) and not parallel_state_of(self):
+        divided_model_of(self).count_in(Enabled.in_force.report)
+    elif not keras_versions.is_compiled(self) and not divided_model_of(self):
         _attach(Enabled.in_force, self)
     original(self)
 
 
 def _attach(enabled, model, before=None):
-    """Run a model over the contexts; `before` is its ParallelState from an earlier `compile`, if any."""
+    """Run a model over the contexts; `before` is its DividedModel from an earlier `compile`, if any."""
     name = name_of(of_user(model))
     try:
         check_built(model, 'enable')
@@ -62,10 +62,10 @@ def _attach(enabled, model, before=None):
         return
     contexts = enabled.contexts()
     contexts = sum(contexts, []) if isinstance(contexts[0], list) else contexts
-    state = ParallelState(name, contexts, enabled, functools.partial(_verified, weakref.ref(of_user(model))),
-                          before if before and before.enabled else None)
-    state.count_in(enabled.report)
-    set_parallel_state(model, state)
+    divided = DividedModel(name, contexts, enabled, functools.partial(_verified, weakref.ref(of_user(model))),
+                           before if before and before.enabled else None)
+    divided.count_in(enabled.report)
+    set_divided_model(model, divided)
 
 
 def _verified(model, function, inputs, contexts):

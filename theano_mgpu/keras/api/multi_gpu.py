@@ -6,7 +6,7 @@ from typing import Any
 
 from keras.models import Model, Sequential
 
-from ...auto.parallel_state import ParallelState, parallel_state_of, set_parallel_state
+from ...auto.divided_model import DividedModel, divided_model_of, set_divided_model
 from ...compat import keras_versions
 from ...devices.asked_contexts import chosen_contexts
 from ...devices.context_map import Context
@@ -66,7 +66,7 @@ def multi_gpu_model(model: Model, gpus: Any = None, cpu_merge: bool = True,
     parallel = cls(model, chosen_contexts(gpus))
     if keras_versions.is_compiled(model):
         compile_like(parallel, model)
-        parallel_state_of(parallel).make_functions_again(states_of(model))
+        divided_model_of(parallel).make_functions_again(states_of(model))
     return parallel
 
 
@@ -87,7 +87,7 @@ class ParallelModel(Model):
         self.__dict__['template'] = template
         inner = keras_versions.inner(template)
         super().__init__(inner.inputs, inner.outputs, name=template.name)
-        set_parallel_state(self, ParallelState(template.name, contexts))
+        set_divided_model(self, DividedModel(template.name, contexts))
         self._compiles_template = not keras_versions.is_compiled(template)
         # The same lists as the template's, so that later additions to these count, too.
         for shared in ('_losses', '_updates', '_per_input_losses', '_per_input_updates', '_metrics'):
@@ -97,7 +97,7 @@ class ParallelModel(Model):
     @property
     def contexts(self) -> list[Context]:
         """The contexts that the model runs on."""
-        return parallel_state_of(self).contexts
+        return divided_model_of(self).contexts
 
     @property
     def trainable(self) -> bool:
@@ -116,7 +116,7 @@ class ParallelModel(Model):
         """
         super().compile(*args, **kwargs)
         check_compile(self)
-        set_parallel_state(self, ParallelState(self.name, self.contexts, before=parallel_state_of(self)))
+        set_divided_model(self, DividedModel(self.name, self.contexts, before=divided_model_of(self)))
         if self._compiles_template:
             compile_like(self.template, self)
 

@@ -9,7 +9,7 @@ from keras.layers import Layer
 from keras.models import Model
 from theano.gof.graph import io_toposort
 
-from ...auto.parallel_state import models_over_contexts, parallel_state_of
+from ...auto.divided_model import divided_model_of, models_over_contexts
 from ...compat import keras_versions
 from ...graph.updates import first_of_each
 from ...placement import place as place_variable
@@ -123,4 +123,4 @@ def _make_functions_again(layers):
             for name in ('%s_function' % kind for kind in KINDS):
                 if getattr(inner, name, None) is not None:
                     setattr(inner, name, None)
-            parallel_state_of(model).make_functions_again(states)
+            divided_model_of(model).make_functions_again(states)

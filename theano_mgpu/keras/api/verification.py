@@ -9,7 +9,7 @@ from keras.models import Model
 
 from ...auto.counted_batches import length_of
 from ...auto.definition import Definition
-from ...auto.parallel_state import ParallelState, parallel_state_of
+from ...auto.divided_model import DividedModel, divided_model_of
 from ...checks.verification import VerificationReport, check_alone, unchanged, verified
 from ...compat import keras_versions
 from ...devices.asked_contexts import chosen_contexts
@@ -55,8 +55,8 @@ def verify(model: Model, x: Any, y: Any, gpus: Any = None, sample_weight: Any = 
         raise ValueError('the model %s is not compiled, so there is no step to compare: call its compile(optimizer, '
                          'loss)' % model.name)
     check_alone()
-    state = parallel_state_of(model)
-    contexts = state.contexts if gpus is None and state else chosen_contexts(gpus)
+    divided = divided_model_of(model)
+    contexts = divided.contexts if gpus is None and divided else chosen_contexts(gpus)
     inner = keras_versions.inner(model)
     data = inner._standardize_user_data(x, y, sample_weight=sample_weight)
     inputs, updates = _train_function(inner)
@@ -90,7 +90,7 @@ def verify_batch(model: Model, kind: str, inputs: Sequence[Any], updates: Mappin
                                         name=kind + '_function', length=length_of(arrays),
                                         allow_input_downcast=True, **getattr(model, '_function_kwargs', {}))
             if function.refused:
-                (parallel_state_of(model) or ParallelState(model.name, contexts)).cannot_divide(function)
+                (divided_model_of(model) or DividedModel(model.name, contexts)).cannot_divide(function)
             return verified(function, arrays, {}, tolerance, [*outputs, *states], list(states.values()))
     finally:
         set_random_states(random)
@@ -121,8 +121,8 @@ def _states(model):
 
 def _train_function(model):
     """Return the inputs of the train function of a model, and its updates; an MgpuError if they are not known."""
-    state = parallel_state_of(model)
-    functions = state.functions if state else {}
+    divided = divided_model_of(model)
+    functions = divided.functions if divided else {}
     if 'train' not in functions:
         model._make_train_function()
     if 'train' in functions:

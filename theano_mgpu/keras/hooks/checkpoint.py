@@ -8,12 +8,12 @@ from typing import Any, Callable, Iterator
 
 from keras.callbacks import Callback
 
-from ...auto.parallel_state import parallel_state_of
+from ...auto.divided_model import divided_model_of
 from ...checks.ledger import ledger_at
 from ...comm.notice import notices
 from ...errors import MgpuError
+from ...runtime.call_hooks import Computed
 from ...runtime.state.replay import check_every
-from ...runtime.steps import Computed
 from ...utils import mpi_environment, rank_process
 from ...utils.values import sampled_checksum
 from .fit_record import FitRecord, OtherFit
@@ -106,8 +106,8 @@ class Checkpoint(Callback):
                 replay.close()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        state = parallel_state_of(self.model)
-        functions = state.functions if state else {}
+        divided = divided_model_of(self.model)
+        functions = divided.functions if divided else {}
         if 'train' not in functions:
             raise self._not_ours()
         train = functions['train']
@@ -121,7 +121,7 @@ class Checkpoint(Callback):
         for function in self._functions:
             function.dispatched.begin_replay(functools.partial(self.replay_or_compute, function))
         if self.ledger:
-            train.steps.record(train.open_account(ledger_at(self.ledger, self.every, train.step.ranks)))
+            train.hooks.record(train.open_account(ledger_at(self.ledger, self.every, train.step.ranks)))
 
     def _not_ours(self):
         launch = 'launch -n %d ' % mpi_environment.size() * mpi_environment.is_rank()
@@ -139,7 +139,7 @@ class Checkpoint(Callback):
         if not self._in_batch:
             return proceed(inputs)
         self._in_batch = False
-        return self._replay.call(0, inputs, proceed, sampled_checksum, function.steps)
+        return self._replay.call(0, inputs, proceed, sampled_checksum, function.hooks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if 'initial_epoch' not in self._record.fit:

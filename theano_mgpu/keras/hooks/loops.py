@@ -13,8 +13,8 @@ import numpy as np
 from keras import callbacks as keras_callbacks
 from keras.models import Model
 
+from ...auto.divided_model import divided_model_of
 from ...auto.model_function import ModelFunction
-from ...auto.parallel_state import parallel_state_of
 from ...checks.ranks import check_lengths
 from ...comm.alone import is_alone
 from ...comm.collectives import all_gather_int, all_gather_object, broadcast_object
@@ -91,8 +91,8 @@ def _run_on_each_rank(model, run, callbacks, checkpoint, names):
                 returned = sync.run(model, run, **quiet)
     except Exception as error:
         if getattr(error, 'known_to_all', False):  # each rank is here: the script may go on
-            if parallel_state_of(model) is not None:
-                parallel_state_of(model).compare()
+            if divided_model_of(model) is not None:
+                divided_model_of(model).compare()
             sync.share_random_states()
         raise
     sync.share_random_states()
@@ -281,7 +281,7 @@ class RankSync(keras_callbacks.Callback):
 
     def _on(self, kind, act):
         """Act on the model's own function of a kind, if any: not on a user's in its place, or one that calls it."""
-        function = parallel_state_of(self.model).functions.get(kind)
+        function = divided_model_of(self.model).functions.get(kind)
         return None if function is None else act(function)
 
     def _join_training(self):

@@ -1,7 +1,7 @@
 """The methods of `keras.models.Model` that differ for a model that runs over contexts.
 
 This is the only way in which a model comes to run over contexts. `multi_gpu_model` gives a model that it makes a
-ParallelState; `enable` gives one to each model that is compiled.
+DividedModel; `enable` gives one to each model that is compiled.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import theano
 from keras.models import Sequential
 from keras.utils import io_utils
 
-from ...auto.parallel_state import parallel_state_of
+from ...auto.divided_model import divided_model_of
 from ...comm.mpi import choose_ranks
 from ...comm.rank_0 import write_on_rank_0
 from ...compat.patch import AtImport, apply
@@ -68,9 +68,9 @@ METHODS: dict[str, Callable[..., Any]] = dict(
 
 @functools.lru_cache(None)
 def switch_methods_once() -> None:
-    """Install these methods in Keras's Model, for the models that have a ParallelState."""
+    """Install these methods in Keras's Model, for the models that have a DividedModel."""
     theano_functions.hook_functions_once()
     apply(patches.PATCHES, AtImport)
-    patches.switch_keras_methods(METHODS, applies=parallel_state_of)
+    patches.switch_keras_methods(METHODS, applies=divided_model_of)
     if 'save_weights' in vars(Sequential):  # Keras 2.0 and 2.1
-        patches.switch_keras_methods({'save_weights': _save}, parallel_state_of, Sequential)
+        patches.switch_keras_methods({'save_weights': _save}, divided_model_of, Sequential)

@@ -7,7 +7,7 @@ import numpy as np
 from keras.callbacks import Callback
 from keras.models import Model
 
-from ...auto.parallel_state import parallel_state_of
+from ...auto.divided_model import divided_model_of
 from ...utils.attributes import temporarily
 from . import keras_loops
 from .feed import FedIterator, next_of_queue
@@ -109,6 +109,6 @@ def look_ahead(method: Callable[..., Any], self: Model, *args: Any, **kwargs: An
             return method(self, *args, **kwargs)
     finally:
         # A loop that was interrupted leaves a batch on the devices.
-        state = parallel_state_of(self)  # none where the first batch was to compile the model, and failed
-        if state is not None and 'train' in state.functions:
-            state.functions['train'].forget_prepared()
+        divided = divided_model_of(self)  # none where the first batch was to compile the model, and failed
+        if divided is not None and 'train' in divided.functions:
+            divided.functions['train'].forget_prepared()

@@ -164,7 +164,7 @@ class Replicated:
         return self.copies[context]
 
     def refresh(self, replica: Any, own: bool = False) -> None:
-        """Bring a copy, or the variable, up to date; `own` is the part of this process of a divided update."""
+        """Bring a copy, or the variable, up to date; `own` is the part of this process of a sharded update."""
         if self.divided and not own:
             self.divided()
         if replica not in self.latest_in:

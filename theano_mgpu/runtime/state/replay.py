@@ -18,8 +18,8 @@ from ...errors import MgpuError, named, warn
 from ...utils.mpi_environment import CHECKPOINT
 from ...utils.owned import FileLock, lock_file
 from ...utils.rank_process import report, wait_until_needed
+from ..call_hooks import CallHooks, Computed
 from ..replicas.replicated import Replicated
-from ..steps import Computed, Steps
 from . import training_state
 from .random_states import generators, random_states, set_random_states
 from .state_file import parsing, under
@@ -148,19 +148,19 @@ class Replay:
             self._read()
 
     def call(self, number: int, call: Any, proceed: Callable[..., Computed],
-             checksum: Callable[..., int] = lambda call: 0, steps: Steps | None = None,
+             checksum: Callable[..., int] = lambda call: 0, hooks: CallHooks | None = None,
              completes: bool = True) -> Computed:
-        """Return the Computed of a call of a function: it has the results of the file, or the next step computes.
+        """Return the Computed of a call of a function: it has the results of the file, or the next hook computes.
 
         Parameters
         ----------
         number : int
             Of the function.
         call, proceed
-            As for a step.
+            As for a hook.
         checksum : callable
             Of a call: its arguments as a number.
-        steps : Steps, optional
+        hooks : CallHooks, optional
             Of the function: their account counts calls that are replayed, too.
         completes : bool
             Whether a checkpoint may follow.
@@ -172,11 +172,11 @@ class Replay:
         notices.running += 1
         try:
             # In one line, because Ctrl-C may raise between two lines, before `with` can free the lock.
-            with self._turn: return self._next(number, call, proceed, checksum(call), steps, completes)  # noqa: E701
+            with self._turn: return self._next(number, call, proceed, checksum(call), hooks, completes)  # noqa: E701
         finally:
             notices.running -= 1
 
-    def _next(self, number, call, proceed, checksum, steps, completes):
+    def _next(self, number, call, proceed, checksum, hooks, completes):
         record, saved = self.record, self.saved
         key = zlib.crc32(b'%d' % checksum, record.key)
         results = saved.next(self.path, record, number, key) if saved else None
@@ -193,8 +193,8 @@ class Replay:
         finally:
             if saved and saved.is_replayed(record):
                 self.go_on()
-        if saved and steps and steps.account:
-            steps.account.steps += 1
+        if saved and hooks and hooks.account:
+            hooks.account.steps += 1
         elif not saved and completes:
             ends = self._ranks.notice
             if ends or record.completed % self._every == 0:

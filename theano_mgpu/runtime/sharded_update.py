@@ -1,4 +1,4 @@
-"""New values of a divided update: each process, or device, computes some of them, and sends what others need."""
+"""New values of a sharded update: each process, or device, computes some of them, and sends what others need."""
 from __future__ import annotations
 
 import itertools
@@ -15,18 +15,18 @@ from ..devices.nccl_library import DTYPES
 from ..devices.transfers import fetch
 from ..errors import GraphError, RankError, named
 from ..exchange.nccl_channel import LossExplained
-from ..plan import DeviceBroadcast, DividedUpdate
+from ..plan import DeviceBroadcast, ShardedUpdate
 from .replicas.replicated import Replicated, Storages, replicated, storages_of
 
 
 class UpdateOwners:
-    """The processes that have the new values of a divided update.
+    """The processes that have the new values of a sharded update.
 
     Values that the next step of every process needs, such as parameters, are sent in the step. The others, such as the
     state of the optimizer, stay where they were computed, until one of them is read: by `gather`, on every process.
     """
 
-    def __init__(self, ranks: Communicator, divided: DividedUpdate, broadcasts: Sequence[DeviceBroadcast]):
+    def __init__(self, ranks: Communicator, divided: ShardedUpdate, broadcasts: Sequence[DeviceBroadcast]):
         self._ranks, self._n_shares = ranks, len(divided.shares)
         owned = [(replicated(v), owner) for owner, share in enumerate(divided.shares) for v in share]
         by_devices = {variable for each in broadcasts for variable in each.owners}
@@ -67,7 +67,7 @@ class UpdateOwners:
 
 
 class DeviceBroadcasts:
-    """New values of a divided update: the device that has computed one sends it to all others by NCCL."""
+    """New values of a sharded update: the device that has computed one sends it to all others by NCCL."""
 
     def __init__(self, planned: Sequence[DeviceBroadcast], ranks: Communicator, memories: Any) -> None:
         self._ranks, self._memories = ranks, memories

@@ -1,4 +1,4 @@
-"""The steps that surround each call of a function, of Theano or over contexts: the ledger, counts, and checkpoints."""
+"""The hooks that surround each call of a function, of Theano or over contexts: the ledger, counts, and checkpoints."""
 from __future__ import annotations
 
 import time
@@ -12,20 +12,20 @@ from ..comm.rank_errors import failing_together
 from ..devices import leases
 from ..errors import named
 from ..graph.updates import pairs
+from ..runtime.call_hooks import CallHooks
 from ..runtime.divided_function import DividedFunction
-from ..runtime.steps import Steps
 from .definition import Definition
 from .dispatched import dispatched_of
 from .found import longest
 
 
-def steps_of(function: Any) -> Steps:
-    """Return the steps around each call of a function, of Theano or over contexts; a TypeError for another object."""
+def hooks_of(function: Any) -> CallHooks:
+    """Return the hooks around each call of a function, of Theano or over contexts; a TypeError for another object."""
     if isinstance(function, DividedFunction):
-        return function.steps
+        return function.hooks
     if not isinstance(function, Function):
         raise TypeError('%s is no function of theano.function, mgpu.function or training_function' % named(function))
-    return dispatched_of(function).steps
+    return dispatched_of(function).hooks
 
 
 def source_of(function: Any) -> Any:
@@ -34,7 +34,7 @@ def source_of(function: Any) -> Any:
 
 
 def divide_always(function: Any) -> None:
-    """Have each call of a function with `steps_of` run over the contexts, if it can, whatever is faster."""
+    """Have each call of a function with `hooks_of` run over the contexts, if it can, whatever is faster."""
     if not isinstance(function, DividedFunction):
         function.mgpu_divided.always = True
 
@@ -46,7 +46,7 @@ def record(function: Function, arguments: dict[str, Any], name: str, ranks: Comm
     given = [variable for variable, _ in pairs(arguments['updates'])]
     updated = list(dict.fromkeys([*given, *source_of(function).updates]))
     if book is not None and updated:
-        steps_of(function).record(book.account(name, updated, ranks, together=False))
+        hooks_of(function).record(book.account(name, updated, ranks, together=False))
 
 
 def count_calls(function: Function) -> None:
@@ -55,4 +55,4 @@ def count_calls(function: Function) -> None:
         began, computed = time.perf_counter(), proceed(call)
         leases.count(longest(call), time.perf_counter() - began)
         return computed
-    steps_of(function).surround([count])
+    hooks_of(function).surround([count])

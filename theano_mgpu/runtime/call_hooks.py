@@ -1,7 +1,7 @@
-"""The steps that surround each call of a function, from the caller on, until the last one computes it.
+"""The hooks that surround each call of a function, from the caller on, until the call is computed.
 
-A step is a callable ``step(call, proceed)`` that returns a Computed. So does ``proceed(call)``, which goes on with the
-next step. The last step, ``compute(call)``, computes the call.
+A hook is a callable ``hook(call, proceed)`` that returns a Computed. So does ``proceed(call)``, which goes on with the
+next hook. After the last one, ``compute(call)`` computes the call.
 """
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Computed(NamedTuple):
     step: Optional[Any] = None
 
 
-class Steps:
-    """The list of steps of a function: the outer ones, the account of a ledger, the inner ones, at last `compute`.
+class CallHooks:
+    """The list of hooks of a function: the outer ones, the account of a ledger, the inner ones, at last `compute`.
 
     ``run(call)`` takes a call through them, and returns the Computed.
     """
@@ -37,11 +37,11 @@ class Steps:
 
     @property
     def are_any(self) -> bool:
-        """Return whether any step surrounds a call."""
+        """Return whether any hook surrounds a call."""
         return bool(self.outer or self.inner or self.account)
 
     def surround(self, outer: Sequence[Callable[..., Computed]]) -> None:
-        """Set the first steps."""
+        """Set the first hooks."""
         self.outer = list(outer)
         self._chain()
 
@@ -52,12 +52,12 @@ class Steps:
 
     def _chain(self):
         recording = [] if self.account is None else [functools.partial(record, self.account)]
-        self.run = functools.reduce(lambda proceed, step: functools.partial(step, proceed=proceed),
+        self.run = functools.reduce(lambda proceed, hook: functools.partial(hook, proceed=proceed),
                                     reversed([*self.outer, *recording, *self.inner]), self.compute)
 
 
 def record(account: Account, call: Any, proceed: Callable[..., Computed]) -> Computed:
-    """Write a call to the ledger: a step, once the first argument is bound."""
+    """Write a call to the ledger: a hook, once the first argument is bound."""
     account.begin()
     computed = proceed(call)
     account.note()

@@ -1,6 +1,6 @@
-"""The ParallelState of a Keras model: its contexts and its functions over them, beside the model itself.
+"""The DividedModel of a Keras model: its contexts and its functions over them, beside the model itself.
 
-A model that has a ParallelState runs over contexts; any other model is plain Keras.
+A model that has a DividedModel runs over contexts; any other model is plain Keras.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..devices.processes import may_fork
 from ..errors import in_one_line, warn
 from ..graph.placement.propagation import is_placed
 from ..options import Flags
-from ..runtime.steps import Computed
+from ..runtime.call_hooks import Computed
 from .counted_batches import count, on_devices
 from .enabled import Enabled
 from .fallback import FAILED
@@ -28,10 +28,10 @@ ON_CPU = ('are on the CPU, and no processes can be forked for them, since a GPU 
           'run --always)')
 VERIFIED_BY = {'predict': {'predict', 'test', 'train'}, 'test': {'test', 'train'}, 'train': {'train'}}
 
-_models: weakref.WeakSet[Any] = weakref.WeakSet()  # the models that have had a ParallelState
+_models: weakref.WeakSet[Any] = weakref.WeakSet()  # the models that have had a DividedModel
 
 
-class ParallelState:
+class DividedModel:
     """The contexts of a model, and its functions over them.
 
     Attributes
@@ -49,7 +49,7 @@ class ParallelState:
     """
 
     def __init__(self, name: str, contexts: list[Context], enabled: Enabled | None = None,
-                 verify: Callable[..., Any] | None = None, before: ParallelState | None = None) -> None:
+                 verify: Callable[..., Any] | None = None, before: DividedModel | None = None) -> None:
         self.name, self.contexts, self.enabled, self.verify = name, contexts, enabled, verify
         self.strict = enabled is not None and enabled.strict
         self.continued: list[Any] | None = None
@@ -126,12 +126,12 @@ class ParallelState:
             self.enabled.notify('the contexts', ON_CPU)
         return True
 
-    def steps(self, function: Any) -> list[Callable[..., Computed]]:
-        """Return the steps that surround the batches of a ModelFunction: a verification, and a count."""
-        steps: list[Callable[..., Computed]] = []
+    def hooks(self, function: Any) -> list[Callable[..., Computed]]:
+        """Return the hooks that surround the batches of a ModelFunction: a verification, and a count."""
+        hooks: list[Callable[..., Computed]] = []
         if self.enabled is not None and self.enabled.verifies:
-            steps.append(functools.partial(self._verify, function))
-        return [*steps, functools.partial(count, self.usage(function.kind))]
+            hooks.append(functools.partial(self._verify, function))
+        return [*hooks, functools.partial(count, self.usage(function.kind))]
 
     def may_leave(self, function: Any) -> bool:
         """Return whether plain Keras may compute a batch.
@@ -161,18 +161,18 @@ def of_user(model: Any) -> Any:
     return sequential if vars(sequential or model).get('model') is model else model
 
 
-def parallel_state_of(model: Any) -> Any:
-    """Return the ParallelState of a model; None for plain Keras."""
-    return of_user(model).__dict__.get('_mgpu_parallel_state')
+def divided_model_of(model: Any) -> Any:
+    """Return the DividedModel of a model; None for plain Keras."""
+    return of_user(model).__dict__.get('_mgpu_divided_model')
 
 
-def set_parallel_state(model: Any, state: ParallelState | None) -> None:
-    """Set the ParallelState of a model for its next functions; None for plain Keras."""
+def set_divided_model(model: Any, divided: DividedModel | None) -> None:
+    """Set the DividedModel of a model for its next functions; None for plain Keras."""
     model = of_user(model)
     _models.add(model)
-    model.__dict__['_mgpu_parallel_state'] = state  # not by setattr: Keras keeps track of a model's attributes
+    model.__dict__['_mgpu_divided_model'] = divided  # not by setattr: Keras keeps track of a model's attributes
 
 
 def models_over_contexts() -> list[Any]:
     """List the models of this process that run over contexts."""
-    return [model for model in _models if parallel_state_of(model) is not None]
+    return [model for model in _models if divided_model_of(model) is not None]
