@@ -130,6 +130,30 @@ def time_major():
     yield u.get_value()
 
 
+def of_factors():
+    """Return a step with samples along the last axis of (factors, time, samples) and of (time, samples); its weight."""
+    x, mask, y = T.tensor3('x', 'float64'), T.dmatrix('mask'), T.dmatrix('y')
+    u = shared(np.eye(3) / 2, 'u')
+    states, _ = theano.scan(lambda m, row, before, u: m[:, None] * T.tanh(row[:, None] + T.dot(before, u)),
+                            [mask, x[0]], T.zeros((mask.shape[1], 3), 'float64'), [u])
+    cost = ((states[-1].sum(axis=1) - y.sum(axis=0)) ** 2).mean()
+    return function([x, mask, y], cost, updates=[(u, u - 0.01 * T.grad(cost, u))]), u
+
+
+def numbers(steps, of_targets, n):
+    """Return arguments of `of_factors`."""
+    rng = np.random.RandomState(n)
+    return rng.randn(1, steps, n), np.ones((steps, n)), rng.randn(of_targets, n)
+
+
+def factors_first():
+    """Yield costs of batches with as many steps as their targets, and with more."""
+    step, u = of_factors()
+    for lengths in ((4, 4, 8), (5, 3, 7), (4, 4, 6)):
+        yield step(*numbers(*lengths))
+    yield u.get_value()
+
+
 def monitors():
     """Yield sums that grow over batches: an index vector, dicts, a function without outputs, and a rate that is set."""
     data, chosen, x = shared(X, 'data'), T.lvector('chosen'), T.dmatrix('x')
@@ -213,8 +237,8 @@ def hardest_triplets():
     yield w.get_value()
 
 
-SCRIPTS = [logistic, denoising, fixed_length, persistent_chain, chain_of_mrg, time_major, monitors, vectors_by_hand,
-           fixed_length_in_indices, gradient_of_its_own, hardest_triplets]
+SCRIPTS = [logistic, denoising, fixed_length, persistent_chain, chain_of_mrg, time_major, factors_first, monitors,
+           vectors_by_hand, fixed_length_in_indices, gradient_of_its_own, hardest_triplets]
 
 
 @pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -228,6 +252,15 @@ def test_scripts_give_the_figures_of_plain_theano(script, n, contexts, enabled):
     # All functions but for ones that no batch enters.
     assert [usage.name for usage in report.usages if usage.contexts != made and 'no batch' not in usage.why] == []
     assert any(usage.samples for usage in report.usages) and enabled.messages == []
+
+
+@pytest.mark.parametrize('of_targets', [3, 4])
+def test_samples_along_the_third_axis_are_divided(of_targets, cpu2, enabled):
+    """Each context computed the loop over all of them; with as many steps as the targets nothing was divided."""
+    enabled()
+    step, _ = of_factors()
+    step(*numbers(4, of_targets, 8))
+    assert len(step.mgpu_divided.source.step.inputs.arguments.with_samples) == 3
 
 
 def test_what_stays_plain_theano_and_why(cpu2, enabled):

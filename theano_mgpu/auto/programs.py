@@ -21,6 +21,7 @@ from .data_sets import BatchWay, DataSets, fits, fits_at_once, has_data, is_apar
 from .definition import Refusal
 
 REFUSALS = 6  # ways to take the batch that are analysed
+MOST_AXES = 4    # axes of an argument along which samples are sought; the third is that of (factors, time, samples)
 PATTERNS = 1000  # patterns of lengths that are told apart
 EACH = 64        # calls of which each may bring other slices; after them, calls 128, 256, 512, … may
 
@@ -58,9 +59,9 @@ class BatchFinder:
         seen = []
         for length in [*likely, *others]:
             slices = along(length, sliced)
-            for preferred in (0, 1):
-                axes = [next((axis for axis in (preferred, 1 - preferred) if shape[axis:axis + 1] == (length,)), None)
-                        for shape in shapes]
+            for n_axes, preferred in itertools.product((MOST_AXES, 2), (0, 1)):
+                axes = [next((axis for axis in [preferred, 1 - preferred, *range(2, n_axes)]
+                              if shape[axis:axis + 1] == (length,)), None) for shape in shapes]
                 number = length if length in self._numbers else None  # None: the program is for any length
                 key = tuple(axes), tuple(map(slices.get, sliced)), number
                 if length > 1 and key not in seen:
@@ -88,16 +89,19 @@ def _likeliest(shapes, before):
 
     Lengths of the first axes of other matrices come after them: the length that most arguments share may be a number of
     features, as in ``dot(x, w) + b``, where x alone has samples. Where most share a length of 1, there may be one
-    sample, unless the other length was another one `before`.
+    sample, unless the other length was another one `before`. Where all sequences of a batch have as many time steps as
+    their targets, most arguments share this number: a length of second axes that several share comes after it.
     """
     sizes = dict.fromkeys(itertools.chain(*[shape[:1] for shape in shapes], *[shape[1:2] for shape in shapes]))
     shared = {size: sum(size in shape[:2] for shape in shapes) for size in sizes}
     likely = [size for size in sizes if shared[size] == max(shared.values())]
     matrices = [shape for shape, other in zip(shapes, before)
                 if len(shape) > 1 and (max(likely) > 1 or shape[0] != other[0])]
-    likely += [shape[0] for shape in matrices]
-    return ([size for size in dict.fromkeys(likely) if not _is_of_features(size, shapes)],
-            [shape[1] for shape in matrices if shape[0] > 1 and _is_of_features(shape[1], shapes)])
+    likely = [size for size in dict.fromkeys(likely + [shape[0] for shape in matrices])
+              if not _is_of_features(size, shapes)]
+    second = [shape[1] for shape in shapes if len(shape) > 1]
+    return likely, [*[shape[1] for shape in matrices if shape[0] > 1 and _is_of_features(shape[1], shapes)],
+                    *[size for size in dict.fromkeys(second) if second.count(size) > 1 and size not in likely]]
 
 
 def _is_of_features(size, shapes):
