@@ -252,6 +252,7 @@ def test_scripts_give_the_figures_of_plain_theano(script, n, contexts, enabled):
     # All functions but for ones that no batch enters.
     assert [usage.name for usage in report.usages if usage.contexts != made and 'no batch' not in usage.why] == []
     assert any(usage.samples for usage in report.usages) and enabled.messages == []
+    assert all(usage.numbers()[2] for usage in report.usages if usage.calls > 1 and usage.samples)  # samples per second
 
 
 @pytest.mark.parametrize('of_targets', [3, 4])

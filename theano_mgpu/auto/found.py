@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any, Iterator
 
 import theano
@@ -239,10 +240,11 @@ class FoundBatch(BatchSource):
         return results
 
     def _by(self, step, values, way):
-        lent = self._in_place.lent()
+        lent, began = self._in_place.lent(), time.perf_counter()
         results = step.hooks.compute((values, {})).outputs
         self._in_place.write(lent)
-        self._usage.add(step.samples if way is Way.SEVERAL or self._placed else self.length((values, {})))
+        samples = step.samples if way is Way.SEVERAL or self._placed else self.length((values, {}))
+        self._usage.add(samples, time.perf_counter() - began)
         if not self._is_chosen:
             self._usage.run_on(step.contexts, self.dispatched.so_far(self._how[way]))
         return results
