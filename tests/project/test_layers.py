@@ -158,6 +158,7 @@ def test_tests_stand_beside_their_subject():
     assert folders == rooms | {'support', 'programs', 'project', 'cuda_on_cpu', 'slurm'}
     modules = {'test_%s.py' % path.stem for path in PACKAGE.glob('*.py')}
     assert {path.name for path in tests.glob('test_*.py')} <= modules
+    assert [name for name, n in Counter(path.name for path in tests.rglob('test_*.py')).items() if n > 1] == []
 
 
 def test_a_dozen_modules_at_the_top_level():
