@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-devices test one cover test-slow test-cuda test-gpu test-keras test-kerases test-keras-examples test-libraries test-theano test-nvrtc test-nccl test-cublas test-driver test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
+.PHONY: help setup demo demo-devices test check test-all one cover test-slow test-cuda test-gpu test-keras test-kerases test-keras-examples test-libraries test-theano test-nvrtc test-nccl test-cublas test-driver test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
 help: ## list the targets
 	@echo 'make demo and make test install their requirements: no other command has to run first.'
@@ -22,6 +22,13 @@ test: setup ## lint, then the tests and doctests, with mypy among them
 	@$(PY) -m ruff check .
 	@$(PY) .ci/quickly $(PY) -m pytest -n 3 -m 'not slow' $(ARGS)
 	$(if $(ARGS),@echo 'ARGS is set: the part on the CUDA stand-in is left out (make test-cuda runs it)',@$(PY) .ci/quickly .ci/test-cuda core)
+
+check: setup ## ruff, mypy, and tests of the documents, of packages, of benchmarks and of the layout: a part of make test
+	@$(PY) -m ruff check .
+	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' tests/project $(ARGS)
+
+test-all: setup ## every suite, one after the other, for a night; writes the table of docs/tests.md; ARGS=--help
+	@$(PY) .ci/test-all $(ARGS)
 
 one: setup ## one test, or one file: make one T=tests/plan/test_plan.py::test_where_new_values_are_made
 	@$(PY) .ci/quickly $(PY) -m pytest -q -n 0 $(or $(T),$(error T=tests/file.py::test is missing)) $(ARGS)
