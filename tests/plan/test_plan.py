@@ -6,7 +6,7 @@ from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import HOST, parse_context_map
-from theano_mgpu.plan import Machine, Way
+from theano_mgpu.plan import ExchangeWay, Machine
 from theano_mgpu.plan.explain import as_text, explanation
 from theano_mgpu.runtime.batch import Splitter
 
@@ -50,7 +50,7 @@ def test_a_plan_is_made_for_devices_that_are_not_there_and_cannot_be_changed():
     assert [[context.device for context in part.contexts] for part in plan.parts] == [['cuda0', 'cuda1']] * 2
     assert [len(stage.parts) for stage in plan.stages] == [1]
     group, = plan.stages[0].parts[0].sums
-    assert group.way == Way() and plan.last.sums == (group,) and not plan.last.others
+    assert group.way == ExchangeWay() and plan.last.sums == (group,) and not plan.last.others
     for value in (plan, plan.stages[0], plan.stages[0].parts[0], plan.machine, plan.shares, group):
         with pytest.raises(dataclasses.FrozenInstanceError):
             value.name = None
@@ -79,7 +79,7 @@ def test_ranks_that_differ_take_what_all_can():
 
 
 @pytest.mark.parametrize('flags,collectives', [
-    ({}, [Way()]), ({'update_on': ('sharded', 'sharded')}, [Way(), Way(owners=(0, 1))])])
+    ({}, [ExchangeWay()]), ({'update_on': ('sharded', 'sharded')}, [ExchangeWay(), ExchangeWay(owners=(0, 1))])])
 def test_collectives_of_the_ranks(flags, collectives):
     """The loss is a sum that all ranks read."""
     plan = training(machine=ranks(replicas=(1, 1), **flags), contexts=TWO[:1])
@@ -92,10 +92,10 @@ def test_sums_between_cuda_devices():
     assert chosen(plan, 'collectives') == ('NCCL', 'each replica is on a CUDA device of its own')
     assert 'NCCL' in str(plan).split('CHOICE')[0]
     plan = training(machine=ranks(against_nccl='CUDA_LAUNCH_BLOCKING=1'))
-    assert [group.way for group in plan.last.sums] == [Way()]
+    assert [group.way for group in plan.last.sums] == [ExchangeWay()]
     assert chosen(plan, 'collectives') == ('the host', 'CUDA_LAUNCH_BLOCKING=1')
     on_host = training(contexts=parse_context_map('a->cpu;b->cpu'), machine=Machine(replicas=(2,), against_nccl=''))
-    assert [group.way for group in on_host.last.sums] == [Way()]
+    assert [group.way for group in on_host.last.sums] == [ExchangeWay()]
     assert not [choice for choice in on_host.choices if choice.what == 'collectives']
 
 
@@ -104,10 +104,10 @@ def test_sums_of_logical_shards_between_cuda_devices():
     with change_flags(**{'mgpu.logical_shards': 8}):
         plan = training(machine=Machine(replicas=(2,), against_nccl='', update_on=('sharded',)))
         on_host = training(machine=Machine(replicas=(2,), against_nccl='CUDA_LAUNCH_BLOCKING=1'))
-    assert [group.way for group in plan.last.sums] == [Way(in_tree=True, owners=(0, 1, None), by_devices=True)]
+    assert [group.way for group in plan.last.sums] == [ExchangeWay(in_tree=True, owners=(0, 1, None), by_devices=True)]
     assert chosen(plan, 'collectives')[0] == 'NCCL by blocks'
     assert 'NCCL by blocks' in str(plan).split('CHOICE')[0]
-    assert [group.way for group in on_host.last.sums] == [Way(in_tree=True)]
+    assert [group.way for group in on_host.last.sums] == [ExchangeWay(in_tree=True)]
     assert chosen(on_host, 'collectives') == ('the host', 'CUDA_LAUNCH_BLOCKING=1')
 
 
@@ -117,7 +117,7 @@ def test_sums_and_new_values_of_a_divided_update_go_where_they_are_read(machine)
     """Replica 0 updates w0; w1 is updated by the next one, and by the last one where there are three."""
     plan = training(machine=machine)
     last = machine.n_replicas - 1
-    assert [group.way for group in plan.last.sums] == [Way(owners=(0, last, None), by_devices=True)]  # None: the loss
+    assert [group.way for group in plan.last.sums] == [ExchangeWay(owners=(0, last, None), by_devices=True)]  # None: the loss
     broadcast, = plan.broadcasts
     assert broadcast.contexts == tuple(TWO)
     assert {str(variable): owner for variable, owner in broadcast.owners.items()} == {'w0': 0, 'w1': last}
