@@ -325,3 +325,47 @@ def test_processes_of_a_rank_share_its_devices(words, tmp_path):
     job, *arguments = [*words, str(tmp_path / 'script.py')]
     done = launch(2, *arguments, job=job, flags=FOUR)
     assert done.stdout == 'done\n', done.stderr
+
+
+# A module in the place of PyMC3's, whose processes are started as its are, and tell which contexts they have.
+CHAINS = '''
+import multiprocessing
+
+
+def chain(answers, all_have_theirs):
+    import theano_mgpu as mgpu
+    answers.put([context.name for context in mgpu.contexts()])
+    all_have_theirs.wait(120)
+
+
+class ParallelSampler:
+    def __init__(self, draws, tune, chains, cores):
+        spawn = multiprocessing.get_context('spawn')
+        self.answers, self.barrier = spawn.Queue(), spawn.Barrier(chains)
+        self.chains = [spawn.Process(target=chain, args=(self.answers, self.barrier)) for _ in range(chains)]
+        for each in self.chains:
+            each.start()
+'''
+SAMPLES = '''
+from pymc3 import parallel_sampling
+if __name__ == '__main__':
+    sampler = parallel_sampling.ParallelSampler(10, 10, 2, 2)
+    found = [sampler.answers.get(timeout=120) for _ in sampler.chains]
+    for each in sampler.chains:
+        each.join()
+    print(sorted(found))
+'''
+
+
+@on_standin
+def test_chains_share_all_devices(tmp_path):
+    """`pm.sample(chains=2, cores=2)` left two of four GPUs idle."""
+    (tmp_path / 'pymc3').mkdir()
+    (tmp_path / 'pymc3' / '__init__.py').touch()
+    (tmp_path / 'pymc3' / 'parallel_sampling.py').write_text(CHAINS)
+    script = tmp_path / 'script.py'
+    script.write_text(SAMPLES)
+    environment = dict(cuda_on_cpu.environment(4), THEANO_FLAGS=COMPILED, PYTHONPATH=search_path(tmp_path))
+    done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', script], capture_output=True, text=True,
+                          env=environment, timeout=300)
+    assert done.stdout == "[['dev0', 'dev1'], ['dev2', 'dev3']]\n", done.stderr

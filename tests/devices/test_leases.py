@@ -101,6 +101,9 @@ def test_more_processes_than_devices_share_evenly(monkeypatch):
     read = leases._freest
     monkeypatch.setattr(leases, '_freest', lambda choice, files, opened: read(choice, others, opened))
     assert ''.join(leases.take(FOUR).name for _ in range(9)) == 'abcdabcda'
+    others.clear()
+    assert [''.join(context.name for context in leases.take_some(FOUR, 2, (), False)) for _ in range(3)] == \
+        ['ab', 'cd', 'ab']
 
 
 def test_other_programs_and_free_memory_count(monkeypatch):
@@ -109,9 +112,20 @@ def test_other_programs_and_free_memory_count(monkeypatch):
             leases.Held('c', 'cuda2', '0000:03:00.0')]
     loads = {'0000:01:00.0': ([99], 8), '0000:02:00.0': ([os.getpid()], 2), '0000:03:00.0': ([], 4)}
     monkeypatch.setattr(nvml, 'load', loads.get)
-    assert leases._freest(held, [], ()) == (0, 2)
-    assert leases._freest(held, [], ['b']) == (0, 1)
-    assert leases._freest(held[:1], [], ()) == (1, 0)
+    numbers = [[(each[0], each[-1]) for each in leases._freest(choice, [], opened)]
+               for choice, opened in ((held, ()), (held, ['b']), (held[:1], ()))]
+    assert numbers == [[(0, 2), (0, 1), (1, 0)], [(0, 1), (0, 2), (1, 0)], [(1, 0)]]
+
+
+def test_processes_that_share_all_gpus_have_several(folder, monkeypatch):
+    with leases.shared_by(2):
+        assert leases.options() == {}  # no run has begun: each process has all
+    monkeypatch.setenv(leases.RUN, '{"run": 1}')
+    many = [*GPUS, *parse_context_map('d->opencl0:3;e->opencl0:4')]
+    for n_processes, contexts, expected in [(2, many, many[:2]), (9, many, many[:1]), (2, FOUR, FOUR[:1])]:
+        with leases.shared_by(n_processes):
+            assert leases.take_own(contexts) == leases.take_own(contexts) == expected
+    assert leases.options() == {'run': 1} and leases.take_own(many) == many[:1]
 
 
 def test_a_process_keeps_its_device(folder):

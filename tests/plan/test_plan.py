@@ -117,7 +117,8 @@ def test_sums_and_new_values_of_a_divided_update_go_where_they_are_read(machine)
     """Replica 0 updates w0; w1 is updated by the next one, and by the last one where there are three."""
     plan = training(machine=machine)
     last = machine.n_replicas - 1
-    assert [group.way for group in plan.last.sums] == [ExchangeWay(owners=(0, last, None), by_devices=True)]  # None: the loss
+    way = ExchangeWay(owners=(0, last, None), by_devices=True)  # None: the loss
+    assert [group.way for group in plan.last.sums] == [way]
     broadcast, = plan.broadcasts
     assert broadcast.contexts == tuple(TWO)
     assert {str(variable): owner for variable, owner in broadcast.owners.items()} == {'w0': 0, 'w1': last}

@@ -104,9 +104,9 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     -------
     list of Context
         In a process that mpirun started, its share of them: see `share`. In a process that a script of
-        ``theano-mgpu run`` has started, one of them: see `lease`. Under ``theano-mgpu run`` the map of its
-        option ``--contexts``, or the list of ``--gpus``, counts, whatever the script asks for; of others, with a
-        number, the first ``--gpus`` ones.
+        ``theano-mgpu run`` has started, one of them: see `lease`; in one of PyMC3's chains, as many as each can have.
+        Under ``theano-mgpu run`` the map of its option ``--contexts``, or the list of ``--gpus``, counts, whatever the
+        script asks for; of others, with a number, the first ``--gpus`` ones.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     if given is None or isinstance(named, (str, list)):
         contexts = named
     if leases.is_child():
-        return _use(*_one_of(contexts))
+        return _use(*_own_of(contexts, leases.take_own))
     way = FUNCTION if contexts is given else OPTION
     chosen = choose_contexts(contexts, way)[:named if isinstance(named, int) else None]
     _cores[:] = [context for context in chosen if context.kind == 'cpu' and contexts is None and not flagged()]
@@ -142,8 +142,8 @@ def _use(chosen, own):
     return list(own)
 
 
-def _one_of(contexts, wait=False):
-    """Return the contexts that a process may take, and a list of the one that it takes.
+def _own_of(contexts, take, wait=False):
+    """Return the contexts that a process may take, and those that it takes, by a function of `leases`.
 
     A fork that cannot use GPUs computes on the CPU.
     """
@@ -158,7 +158,7 @@ def _one_of(contexts, wait=False):
     chosen = choose_contexts(contexts)
     if mpi_environment.started_by_rank():
         chosen = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
-    return chosen, [leases.take(chosen, list_contexts(), wait)]
+    return chosen, take(chosen, list_contexts(), wait)
 
 
 @contextlib.contextmanager
@@ -194,7 +194,7 @@ def lease(wait: bool = False) -> Iterator[Context]:
     if leases.is_child():
         yield contexts()[0]
         return
-    taken = _one_of(None, wait)
+    taken = _own_of(None, lambda *arguments: [leases.take(*arguments)], wait)
     with _changing:
         before = list(_host), list(_active)
         context, = _use(*taken)
@@ -313,12 +313,13 @@ def host_contexts() -> list[Context]:
 def get(name: str) -> Context:
     """Return the context of the host with this name; raise a ContextError with the known ones if there is none.
 
-    In a process that takes one device, it is the context of that one. The context of a card that was left out is taken.
+    In a process that takes one device, it is the context of that one, whatever the name. The context of a card that was
+    left out is taken.
     """
     host_contexts()
     _take_left_out(name)
     context = _lookup(name, _host)
-    return _active[0] if leases.is_child() else context
+    return _active[0] if leases.is_child() and context not in _active else context
 
 
 def _take_left_out(name):

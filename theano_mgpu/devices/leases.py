@@ -163,29 +163,54 @@ def held(contexts: Sequence[Context]) -> list[Held]:
             for name, device, kind in contexts]
 
 
-def take(contexts: Sequence[Context], opened: Collection[str] = (), wait: bool = False) -> Context:
-    """Return the context that this process has among some, or else take one: the one that the fewest processes have.
+@contextlib.contextmanager
+def shared_by(n: int) -> Iterator[None]:
+    """Have n processes of a run that are started in the ``with`` block share all devices, in place of one for each."""
+    before = os.environ.get(RUN)
+    if before is not None:
+        os.environ[RUN] = json.dumps(dict(options(), sharing=n))
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[RUN] = before
 
-    Among equals it is one that is `opened`, by its name, then the one with the most free memory, if that is known.
+
+def take(contexts: Sequence[Context], opened: Collection[str] = (), wait: bool = False) -> Context:
+    """Return the context that this process has among some, or else take one, as `take_some` does."""
+    return take_some(contexts, 1, opened, wait)[0]
+
+
+def take_own(contexts: Sequence[Context], opened: Collection[str] = (), wait: bool = False) -> list[Context]:
+    """Return the contexts of a process that a run has started: one or, on GPUs, its share as `shared_by` says."""
+    n_gpus = sum(context.kind != 'cpu' for context in contexts)
+    return take_some(contexts, max(1, n_gpus // options().get('sharing', n_gpus or 1)), opened, wait)
+
+
+def take_some(contexts: Sequence[Context], n: int, opened: Collection[str], wait: bool) -> list[Context]:
+    """Return n contexts that this process has among some, or else take those that the fewest processes have.
+
+    Among equals they are ones that are `opened`, by their names, then those with the most free memory, if it is known.
     """
     choice, wait = held(contexts), wait or _waits
-    if _own is not None and len(_own.contexts) == 1 and _own.contexts[0] in choice:
-        return contexts[choice.index(_own.contexts[0])]
+    if _own is not None and len(_own.contexts) == n and all(each in choice for each in _own.contexts):
+        return [contexts[choice.index(each)] for each in _own.contexts]
     others = 'waiting for a free device: other processes have %s' % ', '.join('%s->%s' % each[:2] for each in choice)
     try:
         with progress.note_if_long(lambda: others) if wait else contextlib.nullcontext():
             while True:
                 with _alone() as files:
-                    n, chosen = _freest(choice, files, opened)
-                    if not n or not wait:
-                        _hold(files, [choice[chosen]])
-                        return contexts[chosen]
+                    freest = _freest(choice, files, opened)[:n]
+                    if not wait or not any(n_processes for n_processes, *_ in freest):
+                        chosen = sorted(number for *_, number in freest)
+                        _hold(files, [choice[number] for number in chosen])
+                        return [contexts[number] for number in chosen]
                 time.sleep(PAUSE)
     except OSError as error:
         rank_process.note('processes cannot see which devices others have, and take them by their numbers: %s cannot '
                           'be written (%s). Set TMPDIR to a folder that can' % (error.filename or 'a file of them',
                                                                                 error.strerror or error))
-        return contexts[os.getpid() % len(contexts)]
+        return [contexts[(os.getpid() + number) % len(contexts)] for number in range(n)]
 
 
 def is_first() -> bool:
@@ -194,15 +219,15 @@ def is_first() -> bool:
 
 
 def _freest(choice, files, opened):
-    """Return the number of processes that have a device, and the number of the device in the list."""
+    """Return for each device how many processes have it, what counts among equals, and its number in the list; sorted.
+    """
     others = [each for each in files if each.is_alive and each is not _own]
     known, ranking = {os.getpid(), *(each.pid for each in others)}, []
     for number, (name, device, place) in enumerate(choice):
         processes, free = nvml.load(place) if device.startswith('cuda') else ([], 0)
         n = sum(any(held.place == place for held in each.contexts) for each in others)
         ranking.append((n + len(set(processes) - known), name not in opened, -free, number))
-    best = min(ranking)
-    return best[0], best[-1]
+    return sorted(ranking)
 
 
 def _is_held():

@@ -7,10 +7,10 @@ import sys
 from typing import Any
 
 from ..compat import old_flags
-from ..compat.patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, Patch
+from ..compat.patch import AFTER_THEANO, AS_FLAGS, BEFORE_THEANO, Patch, after
 from ..errors import warn
 from ..utils import command_line, mpi_environment
-from . import children, cuda_contexts, shared_variables, theano_contexts
+from . import chains, children, cuda_contexts, shared_variables, theano_contexts
 
 WITH_CONTEXTS = 'after theano_mgpu.devices was imported'  # apply(open_context)
 EACH_GPU = 'for each GPU context that is opened'          # apply(gpu_context)
@@ -83,6 +83,8 @@ PATCHES = [
           'test_replicas_in_threads_do_not_run_one_inner_function'),
     Patch('Python', 'all', 'os.wait() of a script waits for the processes of contexts, and finds them',
           BEFORE_THEANO, children.wait_for_others, 'test_parts_that_processes_compute'),
+    Patch('PyMC3', '3.3 and later', 'a process of a chain has one device, also where there are more than chains',
+          after('pymc3.parallel_sampling'), chains.share_devices, 'test_chains_share_all_devices'),
     Patch('libgpuarray', '0.7.0 to 0.7.6', 'two CUDA contexts: memory of the wrong device, CUDA_ERROR_INVALID_HANDLE',
           EACH_GPU, cuda_contexts.protect, 'test_a_kernel_that_is_made_twice_leaves_no_context_current'),
     Patch('libgpuarray', '0.7.0 to 0.7.6', 'with gpuarray.preallocate=-1, CUDA memory is never freed',
