@@ -122,9 +122,9 @@ def test_processes_that_share_all_gpus_have_several(folder, monkeypatch):
         assert leases.options() == {}  # no run has begun: each process has all
     monkeypatch.setenv(leases.RUN, '{"run": 1}')
     many = [*GPUS, *parse_context_map('d->opencl0:3;e->opencl0:4')]
-    for n_processes, contexts, expected in [(2, many, many[:2]), (9, many, many[:1]), (2, FOUR, FOUR[:1])]:
+    for n_processes, among, expected in [(2, many, many[:2]), (9, many, many[:1]), (2, FOUR, FOUR[:1])]:
         with leases.shared_by(n_processes):
-            assert leases.take_own(contexts) == leases.take_own(contexts) == expected
+            assert leases.take_own(among) == leases.take_own(among) == expected
     assert leases.options() == {'run': 1} and leases.take_own(many) == many[:1]
 
 
