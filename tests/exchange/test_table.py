@@ -12,6 +12,7 @@ from support.launch import INTERPRETED, launch
 from support.modes import PYTHON
 from support.standin import launched, run
 
+pytestmark = pytest.mark.slow  # test_channels and test_combinations have the same sums
 ON_STANDIN = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavailable() is not None,
                                                              reason=cuda_on_cpu.unavailable() or '')]
 

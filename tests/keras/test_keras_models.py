@@ -140,7 +140,7 @@ def test_a_step_of_k_function_is_divided_whether_or_not_it_has_a_name(name, cpu2
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
     usage, = report.usages
-    assert usage.samples == 44 and (usage.name == name or usage.name.startswith('test_keras.py:'))
+    assert usage.samples == 44 and (usage.name == name or usage.name.startswith('test_keras_models.py:'))
 
 
 def test_weights_that_are_made_after_an_error_have_their_own_names():

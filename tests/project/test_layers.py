@@ -153,11 +153,10 @@ def test_one_meaning_a_name():
 def test_tests_stand_beside_their_subject():
     """Regression tests were sorted by history: nobody knew where the test of a checkpoint belongs."""
     tests = Path(__file__).parents[1]
-    folders = {path.name for path in tests.iterdir() if path.is_dir() and path.name[0] not in '._'}
+    folders = {path.relative_to(tests).parts[0] for path in tests.rglob('*.py')} - {'conftest.py'}
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] not in '._'}
-    assert folders == rooms | {'support', 'programs', 'project', 'cuda_on_cpu', 'slurm'}
     modules = {'test_%s.py' % path.stem for path in PACKAGE.glob('*.py')}
-    assert {path.name for path in tests.glob('test_*.py')} <= modules
+    assert folders - modules == rooms | {'support', 'programs', 'project', 'cuda_on_cpu', 'slurm'}
     assert [name for name, n in Counter(path.name for path in tests.rglob('test_*.py')).items() if n > 1] == []
 
 

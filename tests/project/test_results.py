@@ -48,6 +48,6 @@ def test_commands_of_the_page_exist():
 
 
 def test_the_page_of_tests_has_every_suite():
-    targets = re.findall(r'^(test[a-z-]*|docs):', (ROOT / 'Makefile').read_text(encoding='utf-8'), re.MULTILINE)
+    targets = re.findall(r'^(test(?!-all)[a-z-]*|docs):', (ROOT / 'Makefile').read_text(encoding='utf-8'), re.MULTILINE)
     rows = re.findall(r'^\| `make ([a-z-]+)', (ROOT / 'docs' / 'tests.md').read_text(encoding='utf-8'), re.MULTILINE)
     assert len(targets) > 10 and sorted(rows) == sorted(targets)

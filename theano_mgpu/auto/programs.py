@@ -21,7 +21,7 @@ from .data_sets import BatchWay, DataSets, fits, fits_at_once, has_data, is_apar
 from .definition import Refusal
 
 REFUSALS = 6  # ways to take the batch that are analysed
-MOST_AXES = 4    # axes of an argument along which samples are sought; the third is that of (factors, time, samples)
+MOST_AXES = 4    # axes of an argument along which samples are sought: of (factors, time, samples) the third one
 PATTERNS = 1000  # patterns of lengths that are told apart
 EACH = 64        # calls of which each may bring other slices; after them, calls 128, 256, 512, … may
 
