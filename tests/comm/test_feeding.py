@@ -68,13 +68,19 @@ def asked(path, workers, *command, flags=INTERPRETED, **environ):
     return found
 
 
+@pytest.fixture(scope='module')
+def asked_by_one(tmp_path_factory):
+    """Return the findings of one process in the asking cases."""
+    plain, = asked(str(tmp_path_factory.mktemp('one') / 'plain'), 0)
+    return plain
+
+
 @pytest.mark.parametrize('options,flags', [
     (('--always',), ''), ((), ''), pytest.param(('--always',), ',mgpu.update_on=sharded', marks=pytest.mark.slow)])
-def test_a_generator_calls_functions_as_in_one_process(options, flags, tmp_path):
+def test_a_generator_calls_functions_as_in_one_process(options, flags, asked_by_one, tmp_path):
     """"RankError: the ranks do different things", whatever a Keras script did about it."""
-    plain, = asked(str(tmp_path / 'plain'), 0)
     first, second = asked(str(tmp_path / 'ranks'), 0, *launched(*options), flags=INTERPRETED + flags)
-    assert_same(first, plain, 1e-4)
+    assert_same(first, asked_by_one, 1e-4)
     assert_same(second, first, 0)
 
 
