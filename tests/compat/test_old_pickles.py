@@ -172,6 +172,15 @@ def test_ops_that_only_a_gpu_can_compute_are_named(year, place):
         theano.function([], graph)
 
 
+@pytest.mark.parametrize('name', ['gpu_erfinv', 'gpu_erfcinv'])
+def test_fused_ops_with_the_functions_of_a_gpu_are_read_as_they_were_written(name):
+    """Theano reads the key of new code at once: T.erfinv failed on GPUs, "must be exclusively composed of ScalarOp"."""
+    from theano.gpuarray import elemwise
+    x = theano.scalar.float32('x')
+    fused = theano.scalar.Composite([x], [getattr(elemwise, name)(x * x)])
+    assert pickle.loads(pickle.dumps(fused)) == fused
+
+
 @pytest.mark.opencl
 def test_zip_files_of_theano_with_arrays_of_an_absent_gpu(place, tmp_path, monkeypatch):
     from theano.gpuarray import type as gpuarray_type

@@ -124,6 +124,7 @@ def read_arrays_of_absent_gpus(gpuarray_type: Any) -> None:
     from theano import compile, tensor
     from theano.compile import function_module
     from theano.gof.graph import Apply, io_toposort
+    from theano.scalar import ScalarOp
     from theano.tensor.sharedvar import TensorSharedVariable
     of_the_host = {gpuarray_type.GpuArrayVariable: tensor.TensorVariable,
                    gpuarray_type.GpuArrayConstant: tensor.TensorConstant,
@@ -180,7 +181,8 @@ def read_arrays_of_absent_gpus(gpuarray_type: Any) -> None:
         from theano.gpuarray.basic_ops import GpuFromHost, GpuToGpu, HostFromGpu
         vars(self).update(state)
         kind = type(self.op)
-        if not kind.__module__.startswith('theano.gpuarray') or not all(hasattr(v, 'type') for v in self.inputs):
+        if reads_keys() or isinstance(self.op, ScalarOp) or not kind.__module__.startswith('theano.gpuarray') or \
+                not all(hasattr(v, 'type') for v in self.inputs):
             return  # the variables of a compiled graph, which is_compiled_anew looks at, are not read yet
         has_input_on_gpu = any(map(is_on_gpu, self.inputs))
         name = vars(self.op).setdefault('context_name', None) if kind in (GpuFromHost, GpuToGpu) else \
