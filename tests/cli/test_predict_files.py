@@ -16,19 +16,13 @@ from theano_mgpu.utils import files as utils_files
 import h5py
 import numpy as np
 import pytest
+from cli_fixtures import own_contexts  # noqa: F401  restores the active contexts
 from support import keras_equivalence  # noqa: F401  chooses Keras's backend first
 from support import keras_zoo as zoo
 from support.modes import LAZY
 
 N = 20
 X = zoo.noise(N, 6).astype('float32')
-
-
-@pytest.fixture(autouse=True)
-def own_contexts():
-    """Restore the active contexts, which the command changes, for other tests."""
-    yield
-    mgpu.init('host0->cpu')
 
 
 @pytest.fixture(scope='module')

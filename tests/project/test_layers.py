@@ -138,7 +138,7 @@ def assigned_attributes(node):
 # The same idea in two rooms; `config` is a command, too, whose module has its name.
 SAME_FILES = {'__init__', '__main__', 'patches', 'checkpoint', 'enabling', 'placement', 'predictor', 'prefetch',
               'verification', 'config'}
-SAME_CLASSES = {'Checkpoint', 'Predictor', 'Gather'}  # `Gather`: what the analysis asks for, and what a step does
+SAME_CLASSES = {'Checkpoint', 'Predictor', 'Gather'}  # `Gather`: the analysis asks for it, a step does it
 
 
 def test_one_meaning_a_name():

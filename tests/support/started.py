@@ -1,4 +1,4 @@
-"""The kind of each test for a report of JUnit: what it starts, and where its time goes (.ci/test-times)."""
+"""The kind of each test, by the processes that it starts, for a report of JUnit (.ci/test-times)."""
 import os
 import sys
 
@@ -13,7 +13,7 @@ def watch():
 
 
 def kind(item):
-    """Return the kind of a test that has just run: the most expensive thing that it did. Forget what was started."""
+    """Return the kind of a test that has just run, by its most expensive work, and forget the processes of it."""
     programs = [{os.path.basename(word) for word in words} for words in _words]
     interpreters = sum(any(word.startswith('python') for word in words) for words in programs)
     compilers = sum(bool(words & {'g++', 'gcc', 'cc1plus'}) for words in programs)
