@@ -14,6 +14,7 @@ import sys
 
 import theano_mgpu as mgpu
 from theano_mgpu.keras import Checkpoint, balance, disable, enable, multi_gpu_model, place, verify
+from theano_mgpu.keras.hooks.writers import only_writes
 from theano_mgpu.runtime.batches.prefetch import LookAhead
 
 import keras
@@ -49,7 +50,7 @@ def is_verified(kind):
 
 
 def compare(kinds):
-    """Return the differences of each kind from plain Keras, and the rows of the report."""
+    """Return the differences of each kind from plain Keras, the rows of the report, and which callbacks only write."""
     plain = {kind: zoo.results_of(zoo.KINDS[kind]) for kind in kinds}
     mgpu.init('a->cpu;b->cpu')
     of_parallel = {kind: zoo.results_of(lambda kind=kind: parallel(kind)) for kind in kinds}
@@ -59,6 +60,7 @@ def compare(kinds):
     return {'version': keras.__version__, 'rows': [[*usage.name.split(), len(usage.contexts)]
                                                    for usage in report.usages],
             'verified': [is_verified(kind) for kind in kinds], 'printed': str(report),
+            'only_write': [only_writes(each) for each in (callbacks.History(), callbacks.ModelCheckpoint('file'))],
             'enabled': {kind: differences(plain[kind], enabled[kind]) for kind in kinds},
             'parallel': {kind: differences(plain[kind], of_parallel[kind]) for kind in kinds}}
 

@@ -47,7 +47,7 @@ def only_writes(callback: keras_callbacks.Callback) -> bool:
     kind = type(callback)
     if isinstance(callback, WRITERS) or kind.__module__.partition('.')[0] in CALLBACKS:
         return True
-    if kind.__module__.partition('.')[0] in ('keras', 'theano_mgpu') and kind is not keras_callbacks.LambdaCallback:
+    if kind.__module__.partition('.')[0] in ('keras', 'theano_mgpu') and kind.__name__ != 'LambdaCallback':
         return False
     names, packages = names_in(callback)
     writes, needed = names & WRITE, names & NEEDED
