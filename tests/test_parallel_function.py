@@ -175,6 +175,10 @@ def test_wrong_options(cpu2):
     x = T.fmatrix('x')
     with pytest.raises(GraphError, match='broadcast names .* no inputs'):
         mgpu.function([x], x, broadcast=[T.fvector('y')])
+    with pytest.raises(GraphError, match='broadcast is a list of inputs'):
+        mgpu.function([x], x, broadcast=x)
+    with pytest.raises(GraphError, match='samples is a dictionary of inputs'):
+        mgpu.function([x], x, samples=[x])
     with pytest.raises(mgpu.MgpuError, match='none of auto, serial, threads'):
         mgpu.function([x], x, executor='fast')
 

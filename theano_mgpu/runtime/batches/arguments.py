@@ -105,10 +105,15 @@ def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | 
     """Return the inputs and shared variables that have samples, and along which axis.
 
     By default all inputs have samples along axis 0, except scalars and those in `broadcast`. A GraphError says where
-    `samples` or `broadcast` name something else than an input, or `samples` than a shared variable, or an axis that it
-    does not have.
+    `samples` is no mapping or `broadcast` no collection, where they name something else than an input, or `samples` than
+    a shared variable, or an axis that it does not have.
     """
     variables = [_input(each).variable for each in inputs]
+    if samples is not None and not isinstance(samples, Mapping):
+        raise GraphError('samples is a dictionary of inputs and the axis of their samples, such as {x: 0}, not %r'
+                         % (samples,))
+    if isinstance(broadcast, theano.Variable):
+        raise GraphError('broadcast is a list of inputs, such as [x], not the input %s itself' % broadcast)
     for keyword, given in (('samples', samples or ()), ('broadcast', broadcast)):
         unknown = [variable for variable in given if variable not in variables and
                    not (keyword == 'samples' and isinstance(variable, SharedVariable))]
