@@ -90,7 +90,8 @@ def of_single_samples():
         'specified by a number': T.specify_shape(x, (N, 4)), 'unbroadcast': T.unbroadcast(x, 1),
         'checked': T.opt.assert_(x, T.eq(x.ndim, 2)), 'checked by rows': T.opt.assert_(x, T.all(v > -1)),
         # Axes.
-        'transposed': x.T, 'new axis': x.dimshuffle(1, 'x', 0), 'time-major': time_major, 'flatten': s.flatten(2),
+        'transposed': x.T, 'contiguous': T.extra_ops.cpu_contiguous(x.T), 'new axis': x.dimshuffle(1, 'x', 0),
+        'time-major': time_major, 'flatten': s.flatten(2),
         'flatten all': s.flatten(), 'merged': s.reshape((-1, 4)),
         'split again': s.reshape((-1, 4)).reshape((-1, 3, 4)), 'n first': s.reshape((n, 12)),
         'time-major and back': T.tanh(time_major.reshape((-1, 4))).reshape((3, -1, 4)),

@@ -28,7 +28,7 @@ def _rebroadcast(shards, node, values):
     return shards.apply(node, [x], x.state)
 
 
-@rule(compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad,
+@rule(compile_ops.ViewOp, compile_ops.DeepCopyOp, DisconnectedGrad, GradClip, ZeroGrad, extra_ops.CpuContiguous,
       basic.ScalarFromTensor, basic.TensorFromScalar, sparse.DenseFromSparse, sparse.SparseFromDense)
 def _same(shards, node, values):
     return shards.apply(node, values, values[0].state)
