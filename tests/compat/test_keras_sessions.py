@@ -42,7 +42,7 @@ def test_sessions_of_tensorflow():
     assert is_symbolic(x) and not is_symbolic(values) and theano_backend.get_session is get_session
 
 
-FOLDS = '''
+MODELS = '''
 import json
 mgpu.enable(always=True)
 from keras import backend as K
@@ -50,7 +50,7 @@ from keras.layers import Dense
 from keras.models import Sequential
 from support.device_memory import peaks
 x, y = np.random.rand(24, 64).astype('float32'), np.random.rand(24, 1)
-for fold in range(20):
+for fold in range(FOLDS):
     model = Sequential([Dense(256, activation='relu', input_shape=(64,)), Dense(1)])
     model.compile('adam', 'mse')
     model.fit(x, y, batch_size=8, epochs=3, verbose=0)
@@ -64,8 +64,9 @@ for fold in range(20):
 
 @pytest.mark.needs_compiler
 @pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
-def test_memory_of_devices_stays_the_same_over_20_models():
-    lines = run(FOLDS, 2, flags='contexts=dev0->cuda0;dev1->cuda1,gpuarray.preallocate=-1')
-    folds = [json.loads(line) for line in lines if line.startswith('[')]
-    assert len(folds) == 20 and min(folds[0]) > 0
-    assert folds[-1] == folds[4], folds
+@pytest.mark.parametrize('folds', [7, pytest.param(20, marks=pytest.mark.slow)])
+def test_memory_of_devices_stays_the_same_from_model_to_model(folds):
+    lines = run('FOLDS = %d\n' % folds + MODELS, 2, flags='contexts=dev0->cuda0;dev1->cuda1,gpuarray.preallocate=-1')
+    used = [json.loads(line) for line in lines if line.startswith('[')]
+    assert len(used) == folds and min(used[0]) > 0
+    assert used[-1] == used[4], used

@@ -197,7 +197,7 @@ from theano_mgpu.utils import rank_process
 told = []
 rank_process.say = told.append
 nccl.ncclOnCpuFailAfter(ctypes.c_long(GROUPS), 100)
-step, _ = trained('auto', 2)
+step, _ = trained('auto', 2, sizes=(6, 4))
 print(by(step), *[line for line in told if 'NCCL' in line])
 """
 
@@ -300,7 +300,7 @@ import threading
 from pygpu import gpuarray
 from theano_mgpu.devices import page_locked
 from theano_mgpu.devices.contexts import gpu_context
-step, params = trained('nccl', 2, normalise=False)
+step, params = trained('nccl', 2, sizes=(6, 4))
 step(*next(batches(1)))
 ended, freed = threading.Event(), []
 def free():
@@ -330,7 +330,7 @@ from pygpu import gpuarray
 from pygpu.elemwise import elemwise2
 from theano_mgpu.devices.contexts import gpu_context
 from theano_mgpu.devices.nccl import NcclCommunicator
-step, params = trained('auto', 2, normalise=False)
+step, params = trained('auto', 2, sizes=(6, 4))
 for batch in batches(2):
     step(*batch)
 before = values(params)
@@ -409,7 +409,7 @@ def test_a_device_that_does_not_come_is_not_waited_for_beyond_the_timeout():
 
 HANGING = TRAINING + '''
 import signal, threading
-step, params = trained('auto', 2, normalise=False)
+step, params = trained('auto', 2, sizes=(6, 4))
 for batch in batches(2):
     step(*batch)
 before = values(params)
@@ -431,7 +431,7 @@ def test_ctrl_c_ends_a_step_while_an_abort_does_not_return():
 INTERRUPTED = HANGING.replace('SECONDS', '1') + '''
 print(all((a == b).all() for a, b in zip(before, values(params))))
 losses = [step(*batch) for batch in list(batches(6))[2:]]
-other, others = trained('host', 2, normalise=False)
+other, others = trained('host', 2, sizes=(6, 4))
 expected = [other(*batch) for batch in batches(6)]
 print(np.allclose(losses, expected[2:], 1e-4), all(np.allclose(*each, 1e-3, 1e-4) for each in zip(
     values(params), values(others))))
