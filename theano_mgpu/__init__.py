@@ -12,7 +12,7 @@ from .devices import patches as _of_devices
 if _typing.TYPE_CHECKING:
     from .public import *  # noqa: F403
 
-__version__ = '0.2.0'
+__version__ = '0.3.0'
 
 theano_error = None  # why Theano could not be imported; `theano-mgpu doctor` runs without it and reports this
 _keeps_errors = command_line.is_command_line()  # which sys.argv does not show later
