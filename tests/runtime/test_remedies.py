@@ -14,6 +14,7 @@ MODEL = '''
 import ctypes, os
 import theano, theano.tensor as T
 from models import adam
+from support.modes import PYTHON
 from theano_mgpu.runtime import remedies
 cuda = ctypes.CDLL('libcuda.so')
 HOLDS = int(os.environ.get('OMPI_COMM_WORLD_RANK', '0'))
@@ -40,7 +41,7 @@ def plain():
     """Return a step of Theano itself, on the host, and its weights."""
     x, loss, weights, _ = network()
     updates = adam(theano.grad(loss, weights), weights)
-    return theano.function([x], loss, updates=list(dict(updates).items())), weights
+    return theano.function([x], loss, updates=list(dict(updates).items()), mode=PYTHON), weights
 
 def batches(*sizes):
     rng = np.random.RandomState(1)
@@ -132,7 +133,7 @@ batch, = batches(2000)
 x, loss, weights = deep()
 step = mgpu.training_function([x], loss, weights, adam)
 x, loss, others = deep()
-plain = theano.function([x], loss, updates=list(dict(adam(theano.grad(loss, others), others)).items()))
+plain = theano.function([x], loss, updates=list(dict(adam(theano.grad(loss, others), others)).items()), mode=PYTHON)
 whole, results = peak_of(step, batch)
 np.testing.assert_allclose(results, [plain(batch) for _ in range(2)], rtol=1e-4)
 step.built.splitter.slice([len(batch)], 16)
@@ -153,7 +154,8 @@ def test_slices_of_a_normalised_batch_wait_on_the_host(n):
 
 ROWS = MODEL + '''
 x, loss, weights, h = network()
-f, plain_function = mgpu.function([x], [h, loss], name='predict'), theano.function([x], [h, loss])
+f = mgpu.function([x], [h, loss], name='predict')
+plain_function = theano.function([x], [h, loss], mode=PYTHON)
 batch, = batches(8000)
 for found, expected in zip(f(batch), plain_function(batch)):
     np.testing.assert_allclose(found, expected, 1e-4, 1e-6)
@@ -276,7 +278,7 @@ def over_contexts(net):
     return mgpu.training_function([net.index], net.loss, net.weights, adam, givens=net.givens, name='net')
 
 def of_theano(net):
-    return theano.function([net.index], net.loss, givens=net.givens,
+    return theano.function([net.index], net.loss, givens=net.givens, mode=PYTHON,
                            updates=list(dict(adam(theano.grad(net.loss, net.weights), net.weights)).items()))
 
 def pair(length):
@@ -477,7 +479,8 @@ def wide():
 
 (x, loss, weights), (y, other, others) = wide(), wide()
 step = mgpu.training_function([x], loss, weights, adam, name='wide')
-reference = theano.function([y], other, updates=list(dict(adam(theano.grad(other, others), others)).items()))
+reference = theano.function([y], other, updates=list(dict(adam(theano.grad(other, others), others)).items()),
+                            mode=PYTHON)
 sizes = 32, 64, 128, 256
 for batch in batches(*sizes):
     np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
@@ -524,7 +527,8 @@ def recurrent():
     return x, loss + T.sqr(h + state).mean(), weights, {state: T.tanh(h + state)}
 (x, loss, weights, state), (y, other, others, old) = recurrent(), recurrent()
 step = mgpu.training_function([x], loss, weights, adam, batch_updates=state)
-reference = theano.function([y], other, updates=[*dict(adam(theano.grad(other, others), others)).items(), *old.items()])
+reference = theano.function([y], other, updates=[*dict(adam(theano.grad(other, others), others)).items(), *old.items()],
+                            mode=PYTHON)
 for batch in batches(3000, 3000):
     np.testing.assert_allclose(step(batch), reference(batch), rtol=1e-4)
 print(equal(weights, others), equal(state, old), len(slices(step)) > 0)
