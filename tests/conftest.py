@@ -31,7 +31,6 @@ from support.devices import context_map
 from support.modes import LAZY
 from support.requirements import MISSING, is_slow_on_opencl, takes_a_gpu
 from support.two_hosts import two_hosts_or_skip
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 # A process that a test starts is not a child of a script: it imports theano_mgpu itself, or does without.
 del os.environ[theano_imports.IMPORTED]
@@ -92,7 +91,6 @@ def self_check(request):
 def interpreted(request):
     """Have Python run functions without a mode, such as the steps of a loop, in tests that use no GPU."""
     on_gpu = request.node.get_closest_marker('opencl')
-    MRG_RandomStreams(1).inc_rstate()  # compiles a function that Theano keeps, and that is slow in Python
     with theano.configparser.change_flags(mode=theano.config.mode if on_gpu else LAZY):
         yield
 

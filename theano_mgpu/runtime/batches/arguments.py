@@ -105,8 +105,8 @@ def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | 
     """Return the inputs and shared variables that have samples, and along which axis.
 
     By default all inputs have samples along axis 0, except scalars and those in `broadcast`. A GraphError says where
-    `samples` is no mapping or `broadcast` no collection, where they name something else than an input, or `samples` than
-    a shared variable, or an axis that it does not have.
+    `samples` is no mapping or `broadcast` an input, where they name something else than an input, or `samples` than a
+    shared variable, or an axis that it does not have.
     """
     variables = [_input(each).variable for each in inputs]
     if samples is not None and not isinstance(samples, Mapping):
