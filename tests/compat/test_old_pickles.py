@@ -161,6 +161,15 @@ def test_transfers_between_a_gpu_that_is_here_and_an_absent_one(gpu2):
 
 
 @pytest.mark.opencl
+def test_a_function_of_an_absent_gpu_returns_what_it_returned(place):
+    """One result by itself, results in a list, or none."""
+    x, W = T.fmatrix('x'), theano.shared(FLOATS, 'W', target=place)
+    made = [theano.function([x], outputs, updates=[(W, W + x.sum())]) for outputs in (x.dot(W), [x.dot(W)], None)]
+    one, several, none = [each(BATCHES[0][0]) for each in pickle.loads(absent(made, place, 'gpuarray'))]
+    assert isinstance(one, np.ndarray) and isinstance(several, list) and not none
+
+
+@pytest.mark.opencl
 @pytest.mark.parametrize('year', ['gpuarray', 'sandbox.cuda'])
 def test_ops_that_only_a_gpu_can_compute_are_named(year, place):
     from theano.gpuarray.basic_ops import gpu_contiguous

@@ -70,6 +70,17 @@ def test_a_process_reads_the_keys_that_it_needs(folder, monkeypatch):
     assert set(opened) <= {each for n in (7, 9) for each in (data[n].key_pkl, data[n].entry)}
 
 
+def test_looking_a_key_up_examines_no_other_entry(folder, monkeypatch):
+    """Entries that were only noted as examined would not be read any more: their ops would be compiled anew."""
+    for n in range(3):
+        add(folder, n)
+    run_once(folder)
+    cache = start(folder)
+    monkeypatch.setattr(theano_keys, 'SAMPLE', 50)  # of entries that a process examines when it starts, not later
+    assert key_of(0) in cache.entry_from_key
+    assert key_of(1) in cache.entry_from_key and 'hash2' in cache.module_hash_to_key_data
+
+
 def test_entries_that_another_process_adds_are_found(folder):
     """A process without theano_mgpu does not write the index."""
     add(folder, 1)

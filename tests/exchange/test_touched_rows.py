@@ -18,11 +18,13 @@ from support.touched_tables import (
     adam,
     check,
     check_drawn,
+    difference,
     made,
     mean_of_words,
     sentences,
     sgd,
     tied,
+    tolerance,
     trained,
     two_lookups,
 )
@@ -63,6 +65,13 @@ def test_a_step_exchanges_what_is_smaller(cpu2):
         assert (WORDS, SIZE) in shapes(step)
         step(*sentences(4, rng))
         assert (WORDS, SIZE) not in shapes(step)
+
+
+def test_replicas_with_other_numbers_of_samples_decide_alike(cpu2):
+    """Of 21 samples, the ten of the second replica alone would be few enough to exchange their rows."""
+    with change_flags(floatX='float64', mode=PYTHON):
+        found, expected = [trained(mean_of_words, sgd, divided, [21])[0] for divided in (True, False)]
+        assert difference(found, expected) < tolerance()
 
 
 def test_a_table_that_is_used_as_a_matrix_too_is_exchanged_whole(cpu2):

@@ -13,6 +13,7 @@ import pytest
 import theano
 import theano.tensor as T
 from support.devices import gpu_devices
+from support.modes import PYTHON
 from support.sending import Sender
 from support.small_models import shared
 from theano.gof.graph import ancestors
@@ -369,3 +370,14 @@ def test_a_fingerprint_does_not_depend_on_the_device(gpu2):
     there, here = (theano.shared(np.ones((3, 2), 'float32'), 'w', **where) for where in ({'target': gpu2[0].name}, {}))
     found = [graph.fingerprints([T.dot(x, w).sum() * T.sqr(w).sum()], {x: 0, w: 1}) for w in (there, here)]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize('wider', [lambda total: T.cast(total, 'int64'), lambda total: total.sum(dtype='int64'),
+                                   lambda total: T.cast(total, 'float32')], ids=['cast', 'sum', 'float'])
+def test_a_sum_of_small_whole_numbers_wraps_around_before_it_is_widened(wider, cpu2):
+    """No output has the sum itself, which would be exchanged then, before it is cast."""
+    x = T.bmatrix('x')
+    values, total = np.full((8, 2), 25, 'int8'), wider(x.sum(axis=0, dtype='int8'))
+    f = mgpu.function([x], total, mode=PYTHON)
+    np.testing.assert_array_equal(f(values), theano.function([x], total, mode=PYTHON)(values))
+    assert f.plan.program.is_divided

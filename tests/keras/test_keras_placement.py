@@ -435,3 +435,16 @@ def test_balance_refuses():
         balance(Sequential([L.Dense(2, input_shape=(3,))]), 2)
     with pytest.raises(ValueError, match='balance takes a batch_size, at least 1, not array'):
         balance(model, 2, noise(5, 3))
+
+
+def test_layers_that_are_placed_twice_keep_the_state_of_the_optimizer():
+    x, y = noise(20, 6), one_hot(20)
+    plain, model = built(two_layers), multi_gpu_model(built(two_layers))
+    for each in (plain, model):
+        each.compile(zoo.OPTIMIZERS['adam'](), CROSS, mode=QUICK)
+        each.train_on_batch(x, y)
+    place(model, {'first': 'host0'})
+    place(model, {'first': 'host1', 'second': 'host0'})
+    found, expected = model.train_on_batch(x[:7], y[:7]), plain.train_on_batch(x[:7], y[:7])
+    assert_equal(values(model.weights) + values(model.optimizer.weights) + [('loss', found)],
+                 values(plain.weights) + values(plain.optimizer.weights) + [('loss', expected)], 1e-5)

@@ -89,6 +89,19 @@ def test_a_signal_to_one_rank_ends_a_fit_with_a_checkpoint(ranks, tmp_path):
     assert_same_history(history(ended), history(whole), 1e-6)
 
 
+def test_a_batch_of_data_of_each_process_counts_by_its_samples(tmp_path, contexts):
+    """The last batch of an epoch is smaller than the others."""
+    launch(2, 'epoch', tmp_path / 'ranks', options=['--sharded'], job=JOBS, flags=INTERPRETED)
+    contexts('cpu', 1)
+    model, losses = rank_jobs.parallel(seed=0, dropout=0.0, normalised=False), []
+    batches = [0, 1, 2, 3, 6, 7, 8, 9], [4, 5, 10]
+    for rows in batches:
+        losses.append(model.train_on_batch(rank_jobs.X[rows], rank_jobs.Y[rows])[0])
+    for rank in range(2):
+        np.testing.assert_allclose(history(tmp_path / 'ranks', rank)['loss'],
+                                   [np.average(losses, weights=list(map(len, batches)))], 1e-5)
+
+
 @pytest.mark.slow
 def test_each_process_feeds_its_own_data(tmp_path, contexts):
     path = str(tmp_path / 'ranks')

@@ -202,3 +202,12 @@ def test_the_guide_shows_plans_as_they_are(name, monkeypatch, contexts):
     shown = dict(BLOCK.findall(DOCS.read_text()))
     with theano.configparser.change_flags(floatX='float32'):
         assert shown[name] == '%s\n' % GUIDE[name]()
+
+
+def test_a_sum_that_a_result_reads_is_owned_by_no_rank():
+    """The norm of the gradient of w0 is computed on each rank."""
+    inputs, loss, params = layers(size=3)
+    gradients = T.grad(loss, params)
+    plan = planned(inputs, [loss, T.sqr(gradients[0]).sum()], momentum(gradients, params), params=params,
+                   contexts=TWO[:1], machine=ranks(replicas=(1, 1), update_on=('sharded', 'sharded')))
+    assert [group.way for group in plan.last.sums] == [ExchangeWay(), ExchangeWay(owners=(1,))]

@@ -188,6 +188,15 @@ def test_draws_that_are_optimised_away_cost_nothing(cpu2):
         assert not predictor._function.updated  # private: no result shows a state that is computed in vain
 
 
+@pytest.mark.cuda
+def test_a_batch_that_is_sent_ahead_has_its_own_length(gpu2):
+    """Six samples after two batches of seven: each device would take its three samples for a batch."""
+    x = T.matrix('x')
+    with mgpu.Predictor([x], x / x.shape[0], mode=FAST) as predictor:
+        found = predictor.predict(rows(20), batch_size=7)
+    np.testing.assert_allclose(found, rows(20) / np.repeat([7, 6], [14, 6])[:, None], rtol=1e-6)
+
+
 def test_what_a_call_changes_is_refused(cpu2):
     count = theano.shared(0, name='count')
     count.default_update = count + 1
