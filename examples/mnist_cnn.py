@@ -23,6 +23,7 @@ import theano_mgpu as mgpu  # before keras
 from theano_mgpu.keras import multi_gpu_model
 
 import keras
+import numpy as np
 from keras.layers import Conv2D, Dense, Dropout, Flatten, MaxPooling2D
 from keras.models import Sequential
 from sklearn.datasets import load_digits
@@ -60,6 +61,7 @@ def main():
     (x_train, y_train), (x_test, y_test) = load_data()
     print('data: %d training and %d test images' % (len(x_train), len(x_test)))
 
+    np.random.seed(1)  # of the initial weights, the order of the samples and dropout: each run prints the same
     mgpu.init(arguments.gpus)  # not needed on GPUs; on the CPU there would be one context without it
     model = build()
     parallel = multi_gpu_model(model, gpus=arguments.gpus)  # the new line
