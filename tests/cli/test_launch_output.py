@@ -367,12 +367,14 @@ import theano_mgpu as mgpu
 from theano_mgpu.utils import rank_process
 if mgpu.rank() == 0:
     sys.exit()
-writes = "for _ in range(40): print('child ' * 20000)"
+# A busy machine reads late.
+writes = "import time; [(print('child ' * 20000), time.sleep(.03)) for _ in range(40)]"
 thread = threading.Thread(target=subprocess.run, args=([sys.executable, '-c', writes],))
 thread.start()
 largest = 0
 for number in range(60000):
     print('line', number, 80 * '.')
+    time.sleep(.1 * (number % 5000 == 0))
     largest = max(largest, os.fstat(1).st_size)
 thread.join()
 rank_process.OFTEN, rank_process.MOST = .01, 5000

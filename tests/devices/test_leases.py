@@ -242,6 +242,7 @@ def test_a_process_of_a_run_does_not_repeat_its_note(monkeypatch, capfd):
 
 
 def test_init_in_a_process_of_a_run_takes_one(monkeypatch):
+    mgpu.init('host0->cpu')  # of equal contexts, one that is open is taken
     monkeypatch.setenv(leases.RUN, json.dumps({'process': 1, 'file': None, 'gpus': 1}))
     monkeypatch.setenv('THEANO_FLAGS', 'contexts=x->cpu;y->cpu')
     assert [context.name for context in mgpu.init('a->cpu;b->cpu')] == ['a']

@@ -19,7 +19,7 @@ def python(*arguments, devices=2, variables=(), **settings):
                             text=True)
 
 
-def test_an_nvml_that_hangs_is_asked_once():
+def test_an_nvml_that_hangs_is_asked_once(tmp_path):
     """`devices --watch`, and each process that takes a device, waited for ever."""
     with python('-m', 'theano_mgpu', 'devices', '--watch', '.2', nvml_hang=True) as watch:
         began = time.monotonic()
@@ -29,7 +29,8 @@ def test_an_nvml_that_hangs_is_asked_once():
         assert sum(line.startswith('cuda0') for line in table) == 2
         assert watch.stderr.read().count('NVML has not answered for 3 s') == 1
     with python('-c', 'from theano_mgpu.devices import leases\nfrom theano_mgpu.devices.contexts import configured\n'
-                'print(leases.take(configured()).device)', nvml_hang=True) as taken:
+                'print(leases.take(configured()).device)', nvml_hang=True,
+                variables={'TMPDIR': str(tmp_path)}) as taken:  # other tests have devices, too
         assert taken.communicate(timeout=60)[0] == 'cuda0\n'
 
 

@@ -68,7 +68,7 @@ def test_a_step_exchanges_what_is_smaller(cpu2):
 
 
 def test_replicas_with_other_numbers_of_samples_decide_alike(cpu2):
-    """Of 21 samples, the ten of the second replica alone would be few enough to exchange their rows."""
+    """The ten samples of the second replica, of 21, would be few enough by themselves to exchange their rows."""
     with change_flags(floatX='float64', mode=PYTHON):
         found, expected = [trained(mean_of_words, sgd, divided, [21])[0] for divided in (True, False)]
         assert difference(found, expected) < tolerance()

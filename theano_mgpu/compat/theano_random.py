@@ -8,9 +8,9 @@ def find_starts_without_a_loop(rng_mrg: ModuleType) -> None:
     """Compute the starts of the streams of `MRG_RandomStreams` by products of arrays of integers.
 
     Each start is the first one, multiplied by a power of a matrix (L'Ecuyer, Simard, Chen and Kelton, "An
-    object-oriented random-number package with many long streams and substreams", 2002): with the starts of n streams,
-    those of the next n are one product. Theano compiles a function for one product, and calls it for each of up to
-    15,360 streams.
+    object-oriented random-number package with many long streams and substreams", 2002): one product
+    turns the starts of n streams into the starts of the next n. Theano compiles a function for one start, and calls it
+    for each of up to 15,360 streams.
     """
     import numpy
 
