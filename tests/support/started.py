@@ -14,7 +14,9 @@ def watch():
 
 def kind(item):
     """Return the kind of a test that has just run, by its most expensive work, and forget the processes of it."""
-    programs = [{os.path.basename(word) for word in words} for words in _words]
+    # A compiler is given folders such as -I/usr/include/python3.11.
+    programs = [{os.path.basename(word) for word in words if not word.startswith('-')} | LAUNCHERS.intersection(words)
+                for words in _words]
     interpreters = sum(any(word.startswith('python') for word in words) for words in programs)
     compilers = sum(bool(words & {'g++', 'gcc', 'cc1plus'}) for words in programs)
     _words.clear()
