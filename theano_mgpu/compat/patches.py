@@ -268,7 +268,7 @@ PATCHES = [
           AFTER_THEANO, theano_scan.keep_values_of_steps, 'test_a_gradient_computes_no_step_again'),
     Patch('Theano', '1.0.5', 'gradients of the gates of an LSTM are added to zeros: a tenth of its training step',
           AFTER_THEANO, theano_subtensors.store_gradients_of_parts, 'test_gradients_of_parts_are_stored'),
-    Patch('Theano', '1.0.5', 'the first dropout of a process takes 0.3 s, and each one 0.4 s without a compiler',
+    Patch('Theano', '1.0.5', 'the first dropout of a process takes 0.2 s, and each one 0.5 s without a compiler',
           after('theano.sandbox.rng_mrg'), theano_random.find_starts_without_a_loop,
           'test_streams_start_where_theano_starts_them'),
     Patch('Theano', '1.0.5', 'optimisation does not end, for T.fill(x[:y.shape[0]], y) where y is computed',
