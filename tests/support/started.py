@@ -2,7 +2,7 @@
 import os
 import sys
 
-LAUNCHERS = {'mpirun', 'mpiexec', 'srun', 'launch', '--processes'}
+LAUNCHERS = {'mpirun', 'mpiexec', 'srun', 'launch'}
 _words = []  # of the processes that this one has started
 
 
@@ -15,8 +15,7 @@ def watch():
 def kind(item):
     """Return the kind of a test that has just run, by its most expensive work, and forget the processes of it."""
     # A compiler is given folders such as -I/usr/include/python3.11.
-    programs = [{os.path.basename(word) for word in words if not word.startswith('-')} | LAUNCHERS.intersection(words)
-                for words in _words]
+    programs = [{os.path.basename(word) for word in words if not word.startswith('-')} for words in _words]
     interpreters = sum(any(word.startswith('python') for word in words) for words in programs)
     compilers = sum(bool(words & {'g++', 'gcc', 'cc1plus'}) for words in programs)
     _words.clear()
