@@ -49,6 +49,12 @@ class Driver:
         """Call a function; raise a RuntimeError for another code than 0, as Theano's own calls do."""
         self.check(name, self.function(name)(*arguments))
 
+    def address_by(self, name: str, *arguments: Any) -> int:
+        """Return the address that a function writes to its first argument, which comes before these."""
+        address = ADDRESS()
+        self.call(name, ctypes.byref(address), *arguments)
+        return address.value or 0
+
     def check(self, name: str, code: int) -> None:
         """Raise a RuntimeError for the code of a function, unless it is 0."""
         if code:
@@ -72,9 +78,7 @@ class Driver:
 
     def primary_context(self, bus_id: str) -> int:
         """Return the address of the context of a device that libgpuarray, NCCL and others share."""
-        context = ADDRESS()
-        self.call('cuDevicePrimaryCtxRetain', ctypes.byref(context), self.device_at(bus_id))
-        return context.value or 0
+        return self.address_by('cuDevicePrimaryCtxRetain', self.device_at(bus_id))
 
     @contextlib.contextmanager
     def current(self, context: int) -> Iterator[Any]:
@@ -87,17 +91,13 @@ class Driver:
 
     def stream(self, context: int, priority: int = LAST) -> int:
         """Return the address of a new stream of a context, which is kept until the process ends."""
-        stream = ADDRESS()
         with self.current(context):
-            self.call('cuStreamCreateWithPriority', ctypes.byref(stream), APART, priority)
-        return stream.value or 0
+            return self.address_by('cuStreamCreateWithPriority', APART, priority)
 
     def event(self, context: int) -> int:
         """Return the address of a new event of a context, without a time."""
-        event = ADDRESS()
         with self.current(context):
-            self.call('cuEventCreate', ctypes.byref(event), UNTIMED)
-        return event.value or 0
+            return self.address_by('cuEventCreate', UNTIMED)
 
     def allocate_host(self, context: int, size: int) -> int:
         """Return the address of page-locked memory of some bytes; 0 if there is too little."""

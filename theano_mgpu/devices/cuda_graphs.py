@@ -58,11 +58,11 @@ class GraphMemory:
     """The memory of all graphs of a context, and its stream; see `memory_of_graphs`."""
 
     def __init__(self, context: Context) -> None:
-        self._context, self._gpu = context, gpu_context(context)
-        self._driver, self._library = load_driver(), _library()
-        self.stream = cuda_contexts.stream_of(self._gpu)
-        _memories[self._gpu.ptr] = self
-        if not self._library.add_arena(self._gpu.ptr, cuda_contexts.extension(b'cuda_make_buf'), _drop_graphs):
+        self.context, self.gpu = context, gpu_context(context)
+        self.driver, self.library = load_driver(), _library()
+        self.stream = cuda_contexts.stream_of(self.gpu)
+        _memories[self.gpu.ptr] = self
+        if not self.library.add_arena(self.gpu.ptr, cuda_contexts.extension(b'cuda_make_buf'), _drop_graphs):
             raise ExchangeError('too many contexts are open')
         self.is_short = False  # whether memory has been short once: there are no graphs then
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # functions that have graphs, with a method `give_back`
@@ -70,12 +70,12 @@ class GraphMemory:
     def compute(self, run: Callable[[], None]) -> int:
         """Run a call whose arrays lie in the memory; return the bytes of page-locked memory that its copies would take.
         """
-        with cuda_contexts.alone(self._gpu):
-            self._library.begin(self._gpu.ptr, COMPUTED, None, 0)
+        with cuda_contexts.alone(self.gpu):
+            self.library.begin(self.gpu.ptr, COMPUTED, None, 0)
             try:
                 run()
             finally:
-                self._library.end(self._gpu.ptr)
+                self.library.end(self.gpu.ptr)
         return self.staged()
 
     def capture(self, run: Callable[[], None], staging: np.ndarray) -> Graph:
@@ -84,19 +84,19 @@ class GraphMemory:
         It copies from `staging`, page-locked memory, instead of from arrays of the host.
         """
         made, failed = ADDRESS(), None
-        with collector_paused(), cuda_contexts.alone(self._gpu), self._current() as call:
-            self._library.begin(self._gpu.ptr, CAPTURED, staging.ctypes.data, staging.nbytes)
+        with collector_paused(), cuda_contexts.alone(self.gpu), self.current() as call:
+            self.library.begin(self.gpu.ptr, CAPTURED, staging.ctypes.data, staging.nbytes)
             try:
                 call('cuStreamBeginCapture_v2', self.stream, THREAD_LOCAL)
                 run()
             except Exception as error:
                 failed = error
             finally:
-                code = self._driver.function('cuStreamEndCapture')(self.stream, ctypes.byref(made))
-                why = self._library.end(self._gpu.ptr)
+                code = self.driver.function('cuStreamEndCapture')(self.stream, ctypes.byref(made))
+                why = self.library.end(self.gpu.ptr)
             try:
                 if why or failed or code:
-                    raise CannotCapture(why.decode() if why else str(failed or self._driver.text_of(code)))
+                    raise CannotCapture(why.decode() if why else str(failed or self.driver.text_of(code)))
                 return Graph(self, made, staging)
             finally:
                 if made:
@@ -104,49 +104,23 @@ class GraphMemory:
 
     def staged(self) -> int:
         """Return the bytes of page-locked memory that a call takes for copies, so far."""
-        return int(self._library.staged(self._gpu.ptr))
-
-    def finds_errors(self) -> bool:
-        """Return whether a call has read if an index was out of bounds."""
-        return bool(self._library.finds_errors(self._gpu.ptr))
-
-    def take_error(self) -> bool:
-        """Return whether kernels that have run found an index out of bounds, and forget it."""
-        return bool(self._library.take_error(self._gpu.ptr))
+        return int(self.library.staged(self.gpu.ptr))
 
     def n_arrays(self) -> int:
         """Return the number of arrays in the memory."""
-        return int(self._library.n_used(self._gpu.ptr))
+        return int(self.library.n_used(self.gpu.ptr))
 
     def page_locked(self, size: int) -> np.ndarray:
         """Return page-locked memory of some bytes for copies of a graph."""
-        return page_locked.zeros(size, 'uint8', [self._context])
+        return page_locked.zeros(size, 'uint8', [self.context])
 
-    def _current(self):
-        return self._driver.current(primary_context(self._context))
-
-    def made(self, captured: Any) -> tuple[Any, Any]:
-        """Return a graph that can be launched, and an event for the end of its launches."""
-        executable = ADDRESS()
-        with self._current() as call:
-            call('cuGraphInstantiateWithFlags', ctypes.byref(executable), captured, 0)
-        return executable, self._driver.event(primary_context(self._context))
-
-    def launch(self, executable: Any, event: Any) -> None:
-        """Start a graph, and record an event behind it."""
-        with self._current():
-            for name, handle in ('cuGraphLaunch', executable), ('cuEventRecord', event):
-                function = self._driver.function(name)
-                self._driver.check(name, cuda_contexts.on_stream(self._gpu, function, handle, self.stream))
-
-    def wait(self, event: Any) -> None:
-        """Wait for an event."""
-        with self._current() as call:
-            call('cuEventSynchronize', event)
+    def current(self) -> Any:
+        """Return a ``with`` block in which the context is current, which gives the function that calls the driver."""
+        return self.driver.current(primary_context(self.context))
 
     def destroy(self, executable: Any, event: Any) -> None:
         """Free a graph, once its last launch has run."""
-        with self._current() as call, contextlib.suppress(RuntimeError):  # the device may be lost
+        with self.current() as call, contextlib.suppress(RuntimeError):  # the device may be lost
             call('cuEventSynchronize', event)
             call('cuGraphExecDestroy', executable)
             call('cuEventDestroy_v2', event)
@@ -157,22 +131,29 @@ class Graph:
 
     def __init__(self, memory: GraphMemory, captured: Any, staging: np.ndarray) -> None:
         self._memory, self.staging = memory, staging
-        self._executable, self._event = memory.made(captured)
-        self.finds_errors = memory.finds_errors()
+        with memory.current():
+            self._executable = memory.driver.address_by('cuGraphInstantiateWithFlags', captured, 0)
+        self._event = memory.driver.event(primary_context(memory.context))  # the end of its launches
+        self.finds_errors = bool(memory.library.finds_errors(memory.gpu.ptr))  # it reads if an index is out of bounds
         weakref.finalize(self, memory.destroy, self._executable, self._event).atexit = False
 
     def launch(self) -> None:
         """Compute it, after all that the stream has been given."""
-        self._memory.launch(self._executable, self._event)
+        memory = self._memory
+        with memory.current():
+            for name, handle in ('cuGraphLaunch', self._executable), ('cuEventRecord', self._event):
+                function = memory.driver.function(name)
+                memory.driver.check(name, cuda_contexts.on_stream(memory.gpu, function, handle, memory.stream))
 
     def wait(self) -> None:
         """Wait for the last launch: what it copies to the device may be changed then."""
-        self._memory.wait(self._event)
+        with self._memory.current() as call:
+            call('cuEventSynchronize', self._event)
 
     def takes_error(self) -> bool:
         """Return whether its last launch, or one before, has found an index out of bounds; wait for it."""
         self.wait()
-        return self._memory.take_error()
+        return bool(self._memory.library.take_error(self._memory.gpu.ptr))
 
 
 _memories: dict[int, GraphMemory] = {}  # by the address of the context
