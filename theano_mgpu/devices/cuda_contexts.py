@@ -41,7 +41,7 @@ def protect(gpu_context: Any) -> None:
     """
     if gpu_context.kind != b'cuda':
         return
-    why_not = _library().protect(gpu_context.ptr, *_enter_and_exit())
+    why_not = library().protect(gpu_context.ptr, *_enter_and_exit())
     if why_not:
         raise ContextError('libgpuarray cannot be used with several CUDA contexts: %s. Install 0.7.6 (Debian: apt-get '
                            'install libgpuarray3 python3-pygpu)' % why_not.decode())
@@ -53,38 +53,28 @@ def free_within_context(gpu_context: Any) -> None:
     """Free memory within its context; does nothing for OpenCL."""
     from theano import config  # this module is imported before Theano
     if gpu_context.kind == b'cuda':
-        _library().free_within_context(config.gpuarray.preallocate >= 0)
+        library().free_within_context(config.gpuarray.preallocate >= 0)
 
 
 def keep_apart(lock: Any, unlock: Any) -> None:
     """Have calls that free memory, or lock its pages, hold the lock by which NCCL launches an exchange."""
-    _library().keep_apart(lock, unlock)
-
-
-def allocate_host(allocate: Any, address: Any, size: int) -> int:
-    """Call the driver's function that allocates page-locked memory, and return its code."""
-    return _library().allocate_host(allocate, address, size)
-
-
-def free_host(free: Any, address: int) -> int:
-    """Call the driver's function that frees page-locked memory, and return its code."""
-    return _library().free_host(free, address)
+    library().keep_apart(lock, unlock)
 
 
 def entries(gpu_context: Any) -> int:
     """Return how often libgpuarray has entered a CUDA context without leaving it; -1 where the count is not found.
     """
-    return _library().entries(gpu_context.ptr, *_enter_and_exit())
+    return library().entries(gpu_context.ptr, *_enter_and_exit())
 
 
 @contextlib.contextmanager
 def alone(gpu_context: Any) -> Iterator[None]:
     """Have other threads wait before they do anything in a context of CUDA, since this one captures its stream."""
-    _library().set_captured(gpu_context.ptr, 1)
+    library().set_captured(gpu_context.ptr, 1)
     try:
         yield
     finally:
-        _library().set_captured(gpu_context.ptr, 0)
+        library().set_captured(gpu_context.ptr, 0)
 
 
 def on_stream(gpu_context: Any, function: Any, *handles: Any) -> int:
@@ -92,21 +82,22 @@ def on_stream(gpu_context: Any, function: Any, *handles: Any) -> int:
 
     While another thread captures the stream, the call waits: it would become a part of the graph.
     """
-    return _library().on_stream(gpu_context.ptr, function, *handles)
+    return library().on_stream(gpu_context.ptr, function, *handles)
 
 
 @functools.lru_cache(maxsize=None)
-def _library():
+def library() -> ctypes.CDLL:
+    """Return the functions of cuda_contexts.cpp."""
     from ..utils import native  # imports Theano
-    library = ctypes.CDLL(native.build(SOURCE, headers=[HEADER]))
-    for function, result in ((library.protect, ctypes.c_char_p), (library.entries, ctypes.c_int)):
+    built = ctypes.CDLL(native.build(SOURCE, headers=[HEADER]))
+    for function, result in ((built.protect, ctypes.c_char_p), (built.entries, ctypes.c_int)):
         function.argtypes = [ctypes.c_void_p] * 3
         function.restype = result
-    library.allocate_host.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    library.free_host.argtypes = library.keep_apart.argtypes = [ctypes.c_void_p] * 2
-    library.on_stream.argtypes = [ctypes.c_void_p] * 4
-    library.set_captured.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    return library
+    built.allocate_host.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    built.free_host.argtypes = built.keep_apart.argtypes = [ctypes.c_void_p] * 2
+    built.on_stream.argtypes = [ctypes.c_void_p] * 4
+    built.set_captured.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    return built
 
 
 @functools.lru_cache(maxsize=None)

@@ -103,7 +103,7 @@ class Driver:
         """Return the address of page-locked memory of some bytes; 0 if there is too little."""
         address = ADDRESS()
         with self.current(context):
-            code = cuda_contexts.allocate_host(self.library.cuMemAllocHost_v2, ctypes.byref(address), size)
+            code = cuda_contexts.library().allocate_host(self.library.cuMemAllocHost_v2, ctypes.byref(address), size)
         return 0 if code else address.value or 0
 
     def free_host(self, contexts: Sequence[int], address: int) -> None:
@@ -112,7 +112,7 @@ class Driver:
             with self.current(context):
                 self.library.cuCtxSynchronize()
         with self.current(contexts[-1]):
-            cuda_contexts.free_host(self.library.cuMemFreeHost, address)
+            cuda_contexts.library().free_host(self.library.cuMemFreeHost, address)
 
 
 @functools.lru_cache(maxsize=None)
