@@ -23,23 +23,21 @@ class DeviceMemory:
     """The memory of a context's device."""
 
     def __init__(self, context: Context) -> None:
-        self.context = gpu_context(context)
+        from pygpu import gpuarray  # not installed on every machine without a GPU
+        self._gpuarray, self.context = gpuarray, gpu_context(context)
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Any:
         """Return a new array without content."""
-        from pygpu import gpuarray  # not installed on every machine without a GPU
-        return gpuarray.empty(shape, dtype, context=self.context)
+        return self._gpuarray.empty(shape, dtype, context=self.context)
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> Any:
         """Return a new array of zeros."""
-        from pygpu import gpuarray
-        return gpuarray.zeros(shape, dtype, context=self.context)
+        return self._gpuarray.zeros(shape, dtype, context=self.context)
 
     def contiguous(self, array: Any) -> Any:
         """Return an array, of the host or the device, as one piece of memory on the device."""
         if isinstance(array, np.ndarray):
-            from pygpu import gpuarray
-            return gpuarray.array(array, context=self.context)
+            return self._gpuarray.array(array, context=self.context)
         return array if array.flags.c_contiguous else array.copy(order='C')
 
 
