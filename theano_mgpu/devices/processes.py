@@ -25,6 +25,7 @@ import theano
 
 from ..comm.rank_errors import packed
 from ..utils import blas
+from ..utils.attributes import collector_paused
 from ..utils.owned import is_at
 from ..utils.rank_process import end_with, note
 from . import children
@@ -243,22 +244,19 @@ def _undisturbed() -> Iterator[set[int]]:
     No handler of a signal, tracer, debugger, destructor of garbage or of another thread's values runs there, and Python
     gives no advice against forks.
     """
-    kept, is_collecting, tracer, profiler = _values_of_threads(), gc.isenabled(), sys.gettrace(), sys.getprofile()
+    kept, tracer, profiler = _values_of_threads(), sys.gettrace(), sys.getprofile()
     if not callable(profiler):  # of cProfile: Python cannot set it again, and it does no harm
         profiler = None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        gc.disable()
         sys.settrace(None)
         if profiler is not None:
             sys.setprofile(None)
-        with warnings.catch_warnings():
+        with collector_paused(), warnings.catch_warnings():
             warnings.simplefilter('ignore', DeprecationWarning)  # since Python 3.12, if there are threads
             yield before
     finally:
         del kept
-        if is_collecting:
-            gc.enable()
         if profiler is not None:
             sys.setprofile(profiler)
         sys.settrace(tracer)
