@@ -6,6 +6,8 @@ import os
 import weakref
 from typing import Any
 
+from ..compat.wrapping import wrap
+
 _own: weakref.WeakSet[Any] = weakref.WeakSet()  # objects with a method `kill`, which waits, too
 
 
@@ -22,20 +24,17 @@ def end_all() -> None:
 
 def wait_for_others() -> None:
     """Have ``os.wait()`` and the like, when they wait for any child, find children of the script alone."""
-    def of_script(own, is_any):
-        @functools.wraps(own)
-        def wait(*arguments):
-            if is_any(*arguments):
-                end_all()
-            return own(*arguments)
-        return wait
+    def wait(is_any, own, *arguments):
+        if is_any(*arguments):
+            end_all()
+        return own(*arguments)
 
     for name, is_any in [('wait', lambda: True), ('wait3', lambda options: True),
                          ('wait4', lambda process, options: process < 1),
                          ('waitpid', lambda process, options: process < 1),
                          ('waitid', lambda kind, *_: kind in (os.P_ALL, os.P_PGID))]:
         if hasattr(os, name):  # waitid is not on macOS
-            setattr(os, name, of_script(getattr(os, name), is_any))
+            wrap(os, name)(functools.partial(wait, is_any))
 
 
 os.register_at_fork(after_in_child=_own.clear)  # they are the parent's
