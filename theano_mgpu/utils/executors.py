@@ -29,16 +29,7 @@ class Executor:
         Tasks of one key run one after the other; once one of them has failed, the others of its key do not run. By
         default each task has a key of its own. Raises a TaskError from the exception of the first task that failed.
         """
-        results: list[Any] = []
-        try:
-            for task in tasks:
-                results.append(task())
-            return results
-        except Exception as error:
-            number, keys = len(results), keys or range(len(tasks))
-            others = list(zip(range(len(tasks)), tasks, keys))[number + 1:]
-            _outcomes([each for each in others if each[2] != keys[number]])
-            raise TaskError(number) from error
+        return _results([_outcomes(zip(range(len(tasks)), tasks, keys or range(len(tasks))))])
 
 
 class ThreadsExecutor(Executor):
@@ -97,6 +88,8 @@ def _results(groups: Sequence[tuple[dict[int, Any], dict[Hashable, Any]]]) -> li
     failed = [failure for _, failures in groups for failure in failures.values()]
     if failed:
         number, error = min(failed, key=lambda each: each[0])
+        for _, failures in groups:
+            failures.clear()  # the traceback of an error has a frame with these, which would keep it
         raise TaskError(number) from error
     results = {number: result for of_group, _ in groups for number, result in of_group.items()}
     return [results[number] for number in range(len(results))]
