@@ -12,6 +12,7 @@ import re
 import tempfile
 import threading
 import time
+import timeit
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from ...compat import cuda_libraries
@@ -247,12 +248,7 @@ def _opened() -> list[Context]:
 
 def _seconds(work: Callable[[], Any]) -> float:
     """Return the shortest time of three calls, after one that does not count."""
-    times = []
-    for _ in range(4):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+    return min(timeit.repeat(work, number=1, repeat=4)[1:])
 
 
 def _train(flags: Mapping[str, Any] = {}, place: str | None = None, **options: Any) -> tuple[list[Any], float]:
