@@ -52,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Print or write the .theanorc; a note on stderr names devices that are not on this machine."""
     existing = discovery.discover(args.kind)[0] if args.kind else discovery.discover_best()
     out = cards.left_out(tuple(existing), for_good=True)
-    left_out = cards.left_out_note(out, [], default_map(existing))
-    if left_out:
-        note(left_out)
+    note(cards.left_out_note(out, [], default_map(existing)))
     existing = [device for device in existing if device not in out] or existing
     if isinstance(args.contexts, (str, list)):
         map_ = describe(selected(args) or ())
@@ -65,9 +63,7 @@ def run(args: argparse.Namespace) -> int:
               if context.device not in discovery.discover(context.kind)[0]]
     if absent:
         note('not on this machine: %s' % ', '.join(absent))
-    order = cards.order_note(cards.cards()) if 'cuda0' in existing else ''
-    if order:
-        note(order)
+    note(cards.order_note(cards.cards()) if 'cuda0' in existing else '')
     kept = converted(args.old) if args.old else {'floatX': 'float32'}
     contexts = kept.pop('contexts', '')
     if args.contexts or args.kind or not contexts and existing != ['cpu']:
@@ -104,8 +100,7 @@ def converted(path: str) -> dict[str, str]:
     old = read_theanorc(path)
     new, said = old_flags.today(old)
     kept = {}
-    if said:
-        note(said)
+    note(said)
     for name, value in new.items():
         try:
             flag = known[name.lower()]

@@ -85,9 +85,7 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     for error in failed:
         tell('error: %s' % error)
-    order = cards.order_note(list(all_cards.values()))
-    if order:
-        note(order)
+    note(cards.order_note(list(all_cards.values())))
     return 1 if failed else 0
 
 

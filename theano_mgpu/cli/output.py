@@ -43,8 +43,9 @@ def tell(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Do as `tell`, with a word that says it is no error."""
-    tell('note: ' + text)
+    """Do as `tell`, with a word that says it is no error; print nothing for an empty text."""
+    if text:
+        tell('note: ' + text)
 
 
 def print_json(value: Any) -> None:

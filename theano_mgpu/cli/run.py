@@ -187,8 +187,7 @@ def take_flags(before: dict[str, str]) -> None:
     """
     import theano
     own, said = old_flags.today(environment_flags())
-    if said:
-        note(said)
+    note(said)
     set_environment_flags(dict(before, **own))
     late = []
     for name, value in own.items():

@@ -116,8 +116,8 @@ def say(text: str) -> None:
 
 @functools.lru_cache(maxsize=None)
 def note(text: str) -> None:
-    """Print a line for the user to stderr, on rank 0 only; the same line only once."""
-    if mpi_environment.rank() == 0:
+    """Print a line for the user to stderr, unless it is empty, on rank 0 only; the same line only once."""
+    if text and mpi_environment.rank() == 0:
         say('note: ' + text)
 
 
@@ -194,9 +194,7 @@ def _fail(kind, error, trace):
 def note_hints(error: BaseException) -> None:
     """Note for which Python or Keras a script is written, if it is for another one, and what to do."""
     for hint in hints:
-        text = hint(error)
-        if text:
-            note(text)
+        note(hint(error))
 
 
 def _show(kind, error, trace):
