@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import glob
 import json
 import os
@@ -261,12 +262,10 @@ def on_track(tasks: Sequence[Callable[[], Any]], name: str, contexts: Sequence[A
         return tasks
     submitted = time.perf_counter()
 
-    def shown(task, track):
-        def run():
-            started = time.perf_counter()
-            if _recorder is not None:
-                _recorder.add(LOCK, track, submitted, started)
-            with span(name, track):
-                return task()
-        return run
-    return [shown(task, context.name) for task, context in zip(tasks, contexts)]
+    def run(task, track):
+        started = time.perf_counter()
+        if _recorder is not None:
+            _recorder.add(LOCK, track, submitted, started)
+        with span(name, track):
+            return task()
+    return [functools.partial(run, task, context.name) for task, context in zip(tasks, contexts)]
