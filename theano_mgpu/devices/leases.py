@@ -144,11 +144,9 @@ def count(samples: int, seconds: float) -> None:
 
     It is written at once, since the process may be killed.
     """
-    is_held = _is_held()
-    if _own is not None and not is_held:
+    if _own is not None and not _is_held():
         announce(_own.contexts)
-        is_held = _is_held()
-    if _own is not None and is_held and _own.run != _own.name:
+    if _own is not None and _own.run != _own.name and _is_held():
         _own.numbers[1] += 1
         _own.numbers[2] += samples
         os.pwrite(_own.file, NUMBERS.pack(*_own.numbers), 0)
