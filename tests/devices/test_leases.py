@@ -23,7 +23,7 @@ HOLDER = """
 import sys
 from theano_mgpu.devices import leases
 from theano_mgpu.devices.context_map import parse_context_map
-print(leases.take(parse_context_map(sys.argv[1]), wait='wait' in sys.argv).name, flush=True)
+print(leases.take(parse_context_map(sys.argv[1]), wait='wait' in sys.argv)[0].name, flush=True)
 input()
 """
 
@@ -61,7 +61,7 @@ def test_processes_take_different_devices_and_the_kernel_frees_them(folder):
     holders = [Holder(folder, 'wait') for _ in range(4)]
     try:
         assert sorted(holder.name() for holder in holders) == list('abcd')
-        assert len(leases.occupants()) == 4 and leases.take(FOUR) == FOUR[0]
+        assert len(leases.occupants()) == 4 and leases.take(FOUR) == FOUR[:1]
         leases.announce([])
         holders[0].end()
         holders[1].end(signal.SIGKILL)
@@ -100,9 +100,9 @@ def test_more_processes_than_devices_share_evenly(monkeypatch):
                         others[-1].contexts.extend(contexts))
     read = leases._freest
     monkeypatch.setattr(leases, '_freest', lambda choice, files, opened: read(choice, others, opened))
-    assert ''.join(leases.take(FOUR).name for _ in range(9)) == 'abcdabcda'
+    assert ''.join(leases.take(FOUR)[0].name for _ in range(9)) == 'abcdabcda'
     others.clear()
-    assert [''.join(context.name for context in leases.take_some(FOUR, 2, (), False)) for _ in range(3)] == \
+    assert [''.join(context.name for context in leases.take(FOUR, 2)) for _ in range(3)] == \
         ['ab', 'cd', 'ab']
 
 
@@ -124,15 +124,15 @@ def test_processes_that_share_all_gpus_have_several(folder, monkeypatch):
     many = [*GPUS, *parse_context_map('d->opencl0:3;e->opencl0:4')]
     for n_processes, among, expected in [(2, many, many[:2]), (9, many, many[:1]), (2, FOUR, FOUR[:1])]:
         with leases.shared_by(n_processes):
-            assert leases.take_own(among) == leases.take_own(among) == expected
-    assert leases.options() == {'run': 1} and leases.take_own(many) == many[:1]
+            assert leases.take(among) == leases.take(among) == expected
+    assert leases.options() == {'run': 1} and leases.take(many) == many[:1]
 
 
 def test_a_process_keeps_its_device(folder):
-    assert leases.take(GPUS) == GPUS[0] and leases.take(GPUS[::-1]) == GPUS[0]
+    assert leases.take(GPUS) == leases.take(GPUS[::-1]) == GPUS[:1]
     occupant, = leases.occupants()
     assert (occupant.pid, occupant.contexts) == (os.getpid(), [leases.Held('a', 'opencl0:0', 'opencl0:0')])
-    assert leases.take(GPUS[1:]) == GPUS[1]
+    assert leases.take(GPUS[1:]) == GPUS[1:2]
 
 
 @pytest.mark.parametrize('damage', ['', 'no JSON', 'one byte'])
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_used(is_read_only, folder, monkeypatch, capsys)
         monkeypatch.setattr(leases.os, 'open', refuse)
     else:
         folder.chmod(0o777)
-    assert leases.take(FOUR) == FOUR[os.getpid() % 4] and os.listdir(folder) == []
+    assert leases.take(FOUR) == [FOUR[os.getpid() % 4]] and os.listdir(folder) == []
     assert 'Set TMPDIR to a folder that can' in capsys.readouterr().err
     assert leases.occupants() == []
 
@@ -166,7 +166,7 @@ def test_a_full_disk(folder, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr(leases.os, 'pwrite', full)
-    assert leases.take(FOUR) == FOUR[os.getpid() % 4] and os.listdir(folder) == []
+    assert leases.take(FOUR) == [FOUR[os.getpid() % 4]] and os.listdir(folder) == []
     assert 'No space left on device' in capsys.readouterr().err
 
 

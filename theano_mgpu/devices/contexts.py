@@ -123,7 +123,7 @@ def init(contexts: str | int | Sequence[str] | None = None) -> list[Context]:
     if given is None or isinstance(named, (str, list)):
         contexts = named
     if leases.is_child():
-        return _use(*_own_of(contexts, leases.take_own))
+        return _use(*_own_of(contexts))
     way = FUNCTION if contexts is given else OPTION
     chosen = choose_contexts(contexts, way)[:named if isinstance(named, int) else None]
     _cores[:] = [context for context in chosen if context.kind == 'cpu' and contexts is None and not flagged()]
@@ -142,14 +142,14 @@ def _use(chosen, own):
     return list(own)
 
 
-def _own_of(contexts, take, wait=False):
-    """Return the contexts that a process may take, and those that it takes, by a function of `leases`.
+def _own_of(contexts, n=None, wait=False):
+    """Return the contexts that a process may take, and those that it takes, see `leases.take`.
 
     A fork that cannot use GPUs computes on the CPU.
     """
     blas.share_cores()
     if is_fork():
-        taken = [leases.take([ON_CPU])]
+        taken = leases.take([ON_CPU])
         if leases.is_first():
             rank_process.note('processes that are forked from process %d compute on the CPU, since it has used a GPU '
                               'before: %s' % (_opened_in[0], TO_USE_GPUS))
@@ -158,7 +158,7 @@ def _own_of(contexts, take, wait=False):
     chosen = choose_contexts(contexts)
     if mpi_environment.started_by_rank():
         chosen = share(chosen, mpi_environment.local_rank(), mpi_environment.local_size())
-    return chosen, take(chosen, list_contexts(), wait)
+    return chosen, leases.take(chosen, n, list_contexts(), wait)
 
 
 @contextlib.contextmanager
@@ -194,7 +194,7 @@ def lease(wait: bool = False) -> Iterator[Context]:
     if leases.is_child():
         yield contexts()[0]
         return
-    taken = _own_of(None, lambda *arguments: [leases.take(*arguments)], wait)
+    taken = _own_of(None, 1, wait)
     with _changing:
         before = list(_host), list(_active)
         context, = _use(*taken)

@@ -174,22 +174,15 @@ def shared_by(n: int) -> Iterator[None]:
             os.environ[RUN] = before
 
 
-def take(contexts: Sequence[Context], opened: Collection[str] = (), wait: bool = False) -> Context:
-    """Return the context that this process has among some, or else take one, as `take_some` does."""
-    return take_some(contexts, 1, opened, wait)[0]
-
-
-def take_own(contexts: Sequence[Context], opened: Collection[str] = (), wait: bool = False) -> list[Context]:
-    """Return the contexts of a process that a run has started: one or, on GPUs, its share as `shared_by` says."""
-    n_gpus = sum(context.kind != 'cpu' for context in contexts)
-    return take_some(contexts, max(1, n_gpus // options().get('sharing', n_gpus or 1)), opened, wait)
-
-
-def take_some(contexts: Sequence[Context], n: int, opened: Collection[str], wait: bool) -> list[Context]:
+def take(contexts: Sequence[Context], n: int | None = None, opened: Collection[str] = (), wait: bool = False
+         ) -> list[Context]:
     """Return n contexts that this process has among some, or else take those that the fewest processes have.
 
-    Among equals they are ones that are `opened`, by their names, then those with the most free memory, if it is known.
+    By default it is one or, on GPUs, the share that `shared_by` gives a process of a run. Among equals they are ones
+    that are `opened`, by their names, then those with the most free memory, if it is known.
     """
+    n_gpus = sum(context.kind != 'cpu' for context in contexts)
+    n = n or max(1, n_gpus // options().get('sharing', n_gpus or 1))
     choice, wait = held(contexts), wait or _waits
     if _own is not None and len(_own.contexts) == n and all(each in choice for each in _own.contexts):
         return [contexts[choice.index(each)] for each in _own.contexts]
