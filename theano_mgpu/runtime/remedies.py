@@ -74,7 +74,8 @@ class Remedies:
             of all ranks is raised where no remedy is left, or none is known for it.
         """
         common, key = common_error(self._ranks, error, of_step=True), built.splitter.key(lengths)
-        shortage, of_nccl = _shortage(common, options), _of_nccl(common, options)
+        shortage = _shortage(common, options)
+        of_nccl = isinstance(common, ExchangeError) and options.flags.collectives == AUTO
         unknown = unrepeatable_in(built.definition.whole)
         if unknown and (shortage or of_nccl):
             noted(common, 'not computed again: that would call %s twice' % type(unknown).__name__)
@@ -83,7 +84,7 @@ class Remedies:
             return replace(options)
         elif shortage:
             self.tried.append(_way(key, built, options))
-            new = self._climbed(Case(shortage, options, built, self._ranks, key)) or self._give_up(shortage, error)
+            new = self._climbed(Case(shortage, options, built, self._ranks, key), error)
             if new is options:
                 self._full[key] = describe([shortage.context])
             return new
@@ -93,7 +94,7 @@ class Remedies:
         """Choose a remedy for an error while the function is built, as `for_step`."""
         common = common_error(self._ranks, error, of_step=True)
         shortage = _shortage(common, options) or raise_error(common, error)
-        return self._climbed(Case(shortage, options, divided, self._ranks, None)) or self._give_up(shortage, error)
+        return self._climbed(Case(shortage, options, divided, self._ranks, None), error)
 
     def note(self, lengths: Sequence[int], built: Built) -> None:
         """Say in how many slices a batch was computed, if it had to be repeated."""
@@ -105,8 +106,8 @@ class Remedies:
             note_change('%s: batches of %d samples are computed in %d slices, because %s has too little memory %s'
                         % (self._name, sum(key), splitter.slices[key], context, FLAG))
 
-    def _climbed(self, case: Case) -> Options | None:
-        """Return options with the next strategy, or None at the end of the ladder."""
+    def _climbed(self, case: Case, error: BaseException) -> Options:
+        """Return options with the next strategy; raise the error of all ranks at the end of the ladder."""
         for rung in OF_SAMPLES if _lacks_room_for_samples(case) else OF_STATE:
             strategy = rung.next(case)
             if strategy is case.strategy:
@@ -116,24 +117,16 @@ class Remedies:
                     note_change('%s: %s, because %s has too little memory %s'
                                 % (self._name, rung.note, describe([case.error.context]), FLAG))
                 return replace(case.options, strategy=strategy)
-        return None
-
-    def _give_up(self, common: ReplicaError, error: BaseException) -> Options:
         tried, self.tried, self._full = self.tried, [], {}
         if len(tried) > 1:
-            noted(common, 'these ways were tried %s: %s' % (FLAG, '; '.join(dict.fromkeys(tried))))
-        raise_error(common, error)
+            noted(case.error, 'these ways were tried %s: %s' % (FLAG, '; '.join(dict.fromkeys(tried))))
+        raise_error(case.error, error)
 
 
 def _shortage(common: BaseException, options: Options) -> ReplicaError | None:
     """Return an error for lack of memory where the user leaves open how a batch is computed."""
     is_one = isinstance(common, ReplicaError) and common.out_of_memory and options.micro_batches == AUTO
     return cast(ReplicaError, common) if is_one else None
-
-
-def _of_nccl(common: BaseException, options: Options) -> bool:
-    """Return whether an error is of NCCL, and the user leaves open how sums are exchanged."""
-    return isinstance(common, ExchangeError) and options.flags.collectives == AUTO
 
 
 def _lacks_room_for_samples(case: Case) -> bool:
