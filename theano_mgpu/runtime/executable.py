@@ -47,10 +47,9 @@ class CompiledPart:
         self.variables = [replicas[variable] for variable in shared]
         self.updated = [replicas[variable] for variable in part.updates]  # their new values follow the outputs
         graph.check_inputs(part.inputs, [*part.graphs, *part.updates.values()])
-        factors = [factors_of(each) if variable in factored else None
-                   for variable, each in zip(part.outputs, part.graphs)]
-        graphs = [each for pair, whole in zip(factors, part.graphs) for each in pair or (whole,)]
-        self._factors = factors
+        self._factors = [factors_of(each) if variable in factored else None
+                         for variable, each in zip(part.outputs, part.graphs)]
+        graphs = [each for pair, whole in zip(self._factors, part.graphs) for each in pair or (whole,)]
         compiled: dict[Context, Any] = {}
         with compiling(part), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
@@ -87,14 +86,13 @@ class CompiledPart:
 
     def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
-        own = self.part.is_share
         for i, (context, copies) in enumerate(zip(self.part.contexts, self._copies)):
             stale = [(variable, copy) for variable, copy in zip(self.variables, copies)
                      if copy not in variable.latest_in or variable.divided]
             if stale:
                 with FailureExplained(i, context, 'copies of shared variables'):
                     for variable, copy in stale:
-                        variable.refresh(copy, own)
+                        variable.refresh(copy, self.part.is_share)
 
     def drop(self) -> None:
         """Free the values that a failed call has left in the functions: Theano frees them in a call that ends."""
