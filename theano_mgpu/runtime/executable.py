@@ -61,6 +61,8 @@ class CompiledPart:
                         like=list(compiled.values()))
         self._copies = [[variable.on(context) for variable in self.variables] for context in part.contexts]
         self.functions = [compiled[context] for context in part.contexts]
+        # Nothing looks into the calls of the functions: no mode that checks, and no profile.
+        self.is_plain = all(each.mgpu_optimised is not None and not each.profile for each in self.functions)
 
     def function_of(self, place: int) -> tuple[Any, Sequence[bool], Sequence[int]]:
         """Return how to compute the part on its context of a number.
@@ -73,11 +75,6 @@ class CompiledPart:
         if not any(self._factors):
             return function, function.mgpu_takes, function.mgpu_order
         return Factored(function, self._factors), function.mgpu_takes, range(len(self._factors) + len(self.updated))
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether nothing looks into the calls of the functions: no mode that checks, and no profile."""
-        return all(function.mgpu_optimised is not None and not function.profile for function in self.functions)
 
     def storages(self, contexts: tuple[Context, ...], left_out: Sequence[bool]) -> Storages:
         """Return the Storages of the variables that get new values on contexts, but for some that are left out."""
