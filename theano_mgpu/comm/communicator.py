@@ -38,7 +38,7 @@ class Communicator:
         Why nothing can be exchanged any more, since the progress of the other ranks is not known: if it is set, every
         later handshake raises a RankError.
     takes_threads : bool
-        Whether `check_threads` raises no error.
+        Whether `all_reduce` may run in one thread while another one has a handshake.
     single_thread : context manager
         A block of one thread at a time, as often within another block as it likes. A handshake and the collectives
         after it belong into one block. Where there are several ranks, a second thread that enters a block gets an
@@ -112,9 +112,6 @@ class Communicator:
         `failures.common_error`. Raises an MgpuError as `handshake` does.
         """
         return error
-
-    def check_threads(self) -> None:
-        """Raise an MgpuError if `all_reduce` may not run in one thread while another one has a handshake."""
 
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         """Add arrays over the ranks, in place. Each rank gets the same bits.

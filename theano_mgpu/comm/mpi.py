@@ -226,12 +226,6 @@ class MpiCommunicator(Communicator):
 
     # ------------------------------------------------------------------------------------------------ collectives
 
-    def check_threads(self) -> None:
-        if not self.takes_threads:
-            raise MgpuError('mgpu.overlap=True exchanges gradients on a thread of its own, and MPI was started without '
-                            'MPI_THREAD_MULTIPLE, which this needs. Leave out mpi4py.rc.thread_level and '
-                            'mpi4py.rc.threads, or set mgpu.overlap=False')
-
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         for array in arrays:
             total = array.astype('float32') if array.dtype == 'float16' else array  # MPI has no float16

@@ -16,7 +16,7 @@ from ..devices.context_map import Context
 from ..devices.failures import FailureExplained
 from ..devices.launcher import Launcher
 from ..devices.transfers import DeviceBuffers
-from ..errors import user_frame
+from ..errors import MgpuError, user_frame
 from ..exchange.memory import Memories
 from ..exchange.over_ranks import OverRanks
 from ..graph import graph
@@ -126,8 +126,11 @@ class Executable:
                  mode: Any = None):
         self.plan, self.communicator, self.timings = plan, communicator, timings
         program, contexts = plan.program, plan.mesh.contexts
-        if plan.overlaps and not all(group.way.by_devices for part in plan.parts for group in part.sums):
-            communicator.check_threads()
+        groups = [group for part in plan.parts for group in part.sums]
+        if plan.overlaps and not communicator.takes_threads and not all(group.way.by_devices for group in groups):
+            raise MgpuError('mgpu.overlap=True exchanges gradients on a thread of its own, and MPI was started without '
+                            'MPI_THREAD_MULTIPLE, which this needs. Leave out mpi4py.rc.thread_level and '
+                            'mpi4py.rc.threads, or set mgpu.overlap=False')
         # Each rank has other shares of an update: they come last.
         read = [variables_of(part) for part in plan.parts if not part.is_share]
         read += [list(plan.divided.read)] if plan.divided else []
@@ -138,8 +141,8 @@ class Executable:
         self.variables = list(dict.fromkeys(replicas.values()))  # the same on all ranks
         self._seen: int | None = None  # the `changes` when all replicas were up to date
         by_tree, self.on_devices = plan.shares.logical_shards > 0, plan.mesh.on_devices
-        factored = {each.source for part in plan.parts for group in part.sums for each in group.exchanges} \
-            .difference(plan.kept) if by_tree and not self.on_devices else ()
+        factored = {each.source for group in groups for each in group.exchanges}.difference(plan.kept) \
+            if by_tree and not self.on_devices else ()
         self.parts = {part: CompiledPart(part, replicas, Communicator() if part.is_share else communicator, mode,
                                          factored) for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))
