@@ -17,12 +17,11 @@ OF_FLAG: Any = None                      # the default of an option that has a f
 
 @dataclass(frozen=True)
 class Flags:
-    """The package's own flags for several devices, by their names without ``mgpu.``, at one moment."""
+    """The package's own flags that functions follow, by their names without ``mgpu.``, at one moment."""
 
     executor: str
     data: str
     gpus_per_process: int
-    timeout: int
     update_on: str
     collectives: str
     overlap: bool | str
@@ -35,7 +34,6 @@ class Flags:
     ledger: str
     ledger_every: int
     check: int
-    timeline: str
 
     @classmethod
     def now(cls) -> Flags:

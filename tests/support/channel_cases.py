@@ -95,7 +95,8 @@ def by_nccl(make, order, owners, read_on):
     assert connect(make.contexts, make.ranks) == ''
     communicator = communicator_of(make.contexts, make.ranks.size)
     assert not communicator.has_failed
-    adder = nccl_channel.NcclSum() if order.is_any else tree_devices.InTree(order, make.memories, make.launcher)
+    adder = tree_devices.InTree(order, make.memories, make.launcher) if isinstance(order, orders.TreeOrder) else \
+        nccl_channel.NcclSum()
     return nccl_channel.NcclChannel(communicator, owners, adder, make.memories, make.timings, make.ranks)
 
 

@@ -467,7 +467,7 @@ def a_second_thread(ranks):
 
 @case
 def sums_on_a_thread_of_their_own(ranks):
-    ranks.check_threads()
+    assert ranks.takes_threads
     rounds = [[give(ranks.rank + number, 10 ** 5, 'float32')] for number in range(4)]
     for number, arrays in enumerate(rounds):
         ranks.handshake((ADD,))  # while the thread may still be adding the arrays before

@@ -37,6 +37,8 @@ class Communicator:
     lost : str or None
         Why nothing can be exchanged any more, since the progress of the other ranks is not known: if it is set, every
         later handshake raises a RankError.
+    takes_threads : bool
+        Whether `all_reduce` may run in one thread while another one has a handshake.
     single_thread : context manager
         A block of one thread at a time, as often within another block as it likes. A handshake and the collectives
         after it belong into one block. Where there are several ranks, a second thread that enters a block gets an
@@ -54,6 +56,7 @@ class Communicator:
         self.rank, self.size, self.hosts = rank, size, list(hosts)
         self.n_handshakes = self.n_failures = self.n_changes = self._notice = 0
         self.lost: str | None = None
+        self.takes_threads = True
         self.single_thread: ContextManager = contextlib.nullcontext()
         self.mailbox: Any = None
         self.functions: list[str] = []
@@ -109,14 +112,6 @@ class Communicator:
         `failures.common_error`. Raises an MgpuError as `handshake` does.
         """
         return error
-
-    @property
-    def takes_threads(self) -> bool:
-        """Return whether `check_threads` raises no error."""
-        return True
-
-    def check_threads(self) -> None:
-        """Raise an MgpuError if `all_reduce` may not run in one thread while another one has a handshake."""
 
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         """Add arrays over the ranks, in place. Each rank gets the same bits.

@@ -123,6 +123,7 @@ class MpiCommunicator(Communicator):
         self._mpi, self._comm, self._is_ending = mpi, mpi.COMM_WORLD, is_ending
         super().__init__(self._comm.rank, self._comm.size, [''] * self._comm.size)
         self.hosts[self.rank] = rank_process.host()
+        self.takes_threads = mpi.Query_thread() >= mpi.THREAD_MULTIPLE
         self.single_thread = SingleThreadGuard(self)
         self.mailbox = Mailbox(mpi, self.single_thread)
         self._others = [rank for rank in range(self.size) if rank != self.rank]
@@ -224,16 +225,6 @@ class MpiCommunicator(Communicator):
         return known_to_all(error, bool(self._received[first, 1]))
 
     # ------------------------------------------------------------------------------------------------ collectives
-
-    @property
-    def takes_threads(self) -> bool:
-        return self._mpi.Query_thread() >= self._mpi.THREAD_MULTIPLE
-
-    def check_threads(self) -> None:
-        if not self.takes_threads:
-            raise MgpuError('mgpu.overlap=True exchanges gradients on a thread of its own, and MPI was started without '
-                            'MPI_THREAD_MULTIPLE, which this needs. Leave out mpi4py.rc.thread_level and '
-                            'mpi4py.rc.threads, or set mgpu.overlap=False')
 
     def all_reduce(self, arrays: Sequence[np.ndarray]) -> None:
         for array in arrays:

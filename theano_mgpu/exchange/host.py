@@ -10,7 +10,7 @@ import numpy as np
 
 from ..comm.communicator import Communicator
 from ..devices.context_map import HOST, Context
-from ..devices.copies import Elements
+from ..devices.copies import Elements, copies_of
 from ..devices.failures import FailureExplained
 from ..devices.launcher import Launcher
 from ..utils.timeline import Timings, span
@@ -155,7 +155,7 @@ class HostChannel:
         self._sent_to.add(context)
         with FailureExplained(self._contexts.index(context), context, 'exchange', self._contexts):
             if context not in self._copies:
-                self._copies[context] = self._memories.copies(context, len(self._blocks))
+                self._copies[context] = copies_of(context, len(self._blocks))
             return Sent(self._layout, self._runs[context], self._memories[context], self._copies[context])
 
     def _fetch(self, parts):

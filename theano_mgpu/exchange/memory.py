@@ -10,7 +10,7 @@ from ..comm.tree import add_arrays, folded
 from ..devices import page_locked
 from ..devices.arena import ArenaFull
 from ..devices.context_map import Context
-from ..devices.copies import Elements, HostCopies, copies_of
+from ..devices.copies import Elements, copies_of
 from ..devices.processes import arena
 from ..devices.transfers import DeviceMemory
 from .layout import Block, Flat, Layout
@@ -151,10 +151,6 @@ class Memories(dict):
     def fetcher(self, context: Context, layout: Layout, blocks: Sequence[Block], here: Flat) -> Any:
         """Return a new fetcher from a context."""
         return FetcherOnHost(here) if context.kind == 'cpu' else Fetcher(context, layout, blocks, here)
-
-    def copies(self, context: Context, n_blocks: int) -> HostCopies:
-        """Return new copies to a context."""
-        return copies_of(context, n_blocks)
 
     def on_host(self, shape: Sequence[int], dtype: Any, contexts: Sequence[Context]) -> Any:
         """Return new zeros on the host, for copies from and to contexts, maybe in the memory that processes share."""

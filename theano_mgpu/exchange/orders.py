@@ -28,8 +28,6 @@ class Parts(NamedTuple):
 class Order:
     """An order: the base of `AnyOrder` and `TreeOrder`."""
 
-    is_any = True
-
     def __init__(self, memories: Any, launcher: Any) -> None:
         self._memories, self._launcher = memories, launcher
         self._nodes: dict[int, Any] = {}  # the nodes of each replica, a shard, and the context
@@ -52,7 +50,7 @@ class Order:
                                  % (self._like, context.name, describe(part)))
         if split.idle:
             return Parts(self._like, [], [], [])
-        if self.is_any and n_rounds == 1:
+        if split.tree is None and n_rounds == 1:
             return Parts(self._like, parts, shards, contexts)
         self._launcher.run('all_reduce' if contexts[0].kind == 'cpu' else 'launch',
                            [functools.partial(self._take, *each) for each in zip(shards, contexts, parts)],
@@ -113,8 +111,6 @@ class TreeOrder(Order):
     An addition has the same bits on the host and on devices, as IEEE 754 has it. Large products of shards on the host
     are computed and added last, see `add_products`.
     """
-
-    is_any = False
 
     @property
     def n_nodes(self) -> int:

@@ -108,19 +108,16 @@ def _title(data: dict[str, Any]) -> str:
 def _memory(plan: Any, memory: MemoryEstimate | None) -> list[dict[str, Any]]:
     """Return the bytes that each context of this process needs for variables, and what was measured of its device."""
     params, rows = set(plan.params), []
+    used, totals, largest = memory or MemoryEstimate({}, {}, {})
     updated = {variable for part in plan.parts for variable in part.updates}
     contexts = dict.fromkeys(context for part in plan.parts for context in part.contexts + part.copied_to)
     for context in contexts:
         read = variables_on(plan, context)
-        row: dict[str, Any] = {
+        rows.append({
             'context': describe([context]), 'parameters': bytes_of_all(v for v in read if v in params),
             'state': bytes_of_all(v for v in read if v in updated and v not in params),
             'other': bytes_of_all(v for v in read if v not in updated and v not in params),
-            'used': None, 'total': None, 'largest_batch': None}
-        if memory and context in memory.used:
-            row.update(used=memory.used[context], total=memory.totals[context],
-                       largest_batch=memory.largest.get(context))
-        rows.append(row)
+            'used': used.get(context), 'total': totals.get(context), 'largest_batch': largest.get(context)})
     return rows
 
 

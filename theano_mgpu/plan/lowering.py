@@ -93,8 +93,8 @@ class StepProgram(NamedTuple):
         For each input with samples the slot of each shard.
     common : dict of theano.Variable to int
         The slots of the other inputs.
-    slots : dict of theano.Variable to int
-        The slot of each value; of the first shard, if each shard has its own value.
+    results : tuple of int
+        The slots of the plan's results.
     """
 
     stages: Sequence[tuple[str, Any, Slots]]
@@ -103,7 +103,6 @@ class StepProgram(NamedTuple):
     of_shards: dict[theano.Variable, Slots]
     common: dict[theano.Variable, int]
     results: Slots
-    slots: dict[theano.Variable, int]
 
 
 def lowered(plan: Any, division: Division, with_samples: Collection[theano.Variable],
@@ -127,7 +126,7 @@ def lowered(plan: Any, division: Division, with_samples: Collection[theano.Varia
             ended[i].append(slot)
     steps = [(type(each).__name__.lower(), each, tuple(slots)) for each, slots in zip(lowering.instructions, ended)]
     return StepProgram(steps[:n_in_stages], steps[n_in_stages:], lowering.size, lowering.of_shards, lowering.common,
-                       results, {variable: slot for (variable, shard), slot in lowering.slots.items() if not shard})
+                       results)
 
 
 class _Lowering:
@@ -266,16 +265,14 @@ class _Lowering:
 
     def _note_new(self, works: Sequence[PartOnContext]) -> None:
         part, contexts = works[0].part, tuple(work.context for work in works)
-        made, owned = [work.made[len(part.outputs):] for work in works], list(map(self._is_broadcast, part.updates))
+        made = [work.made[len(part.outputs):] for work in works]
+        owned = [any(variable in each.owners for each in self._plan.broadcasts) for variable in part.updates]
         if not all(owned):
             self._news.append(New(part, contexts, tuple(slot for slots in made for slot, is_owned in zip(slots, owned)
                                                         if not is_owned),
                                   self._compiled and self._compiled[part].storages(contexts, owned)))
         self._broadcast += [(variable, slot) for variable, slot, is_owned in zip(part.updates, made[0], owned)
                             if is_owned]
-
-    def _is_broadcast(self, variable: SharedVariable) -> bool:
-        return any(variable in each.owners for each in self._plan.broadcasts)
 
     def _save(self, shards: Sequence[int]) -> None:
         """Move what shards have to the host; it is sent again where it is needed."""

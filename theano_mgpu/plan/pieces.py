@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import theano
 from theano.compile.sharedvalue import SharedVariable
-from theano.gof.graph import io_toposort
+from theano.gof.graph import ancestors, io_toposort
 from theano.tensor.elemwise import DimShuffle
 
 from ..devices.mesh import Mesh
@@ -112,6 +112,7 @@ class _Cutter:
             first = min(needed.get(v, 0) for v in node.outputs)
             key = max([level + (other != place) for level, other in above] + [first]), place
             self._keys.update((v, key) for v in node.outputs)
+        self._anywhere = constants.union(self._given)  # what any piece has, or can compute
         self._order = {v: i for i, v in enumerate(self._keys)}
         self._wanted: dict[tuple[int, str], dict[theano.Variable, None]] = {}
         self._want(outputs)
@@ -140,8 +141,8 @@ class _Cutter:
 
     def _taken(self, key, outputs) -> list[theano.Variable]:
         """Return the values that a piece takes from other pieces, in the order in which they are computed."""
-        met = self._met(outputs, (), lambda v: self._is_here(v, key))
-        taken = {self._viewed(v, key) for v in met if v in self._keys and not self._is_here(v, key)}
+        elsewhere = {v for v in self._keys if not self._is_here(v, key)}
+        taken = {self._viewed(v, key) for v in self._met(outputs, elsewhere) & elsewhere}
         for variable in sorted(taken, key=self._order.__getitem__, reverse=True):
             others = taken - {variable}
             if not missing_for(variable, functools.partial(self._is_there, others, key[1])):
@@ -167,15 +168,9 @@ class _Cutter:
         return variable in taken or variable not in self._keys and not (
             isinstance(variable, SharedVariable) and self._place_of(variable) != place)
 
-    def _met(self, outputs, taken, enters=lambda variable: True) -> set[theano.Variable]:
-        """Return the variables that outputs depend on, down to those that are taken, or are not entered."""
-        todo, seen = list(outputs), set()
-        while todo:
-            v = todo.pop()
-            if v not in seen:
-                seen.add(v)
-                todo += v.owner.inputs if v in self._keys and v not in taken and enters(v) else ()
-        return seen
+    def _met(self, outputs, taken) -> set[theano.Variable]:
+        """Return the variables that outputs depend on, down to those that are taken."""
+        return set(ancestors(outputs, self._anywhere | taken))
 
 
 def _first_needed(nodes: Sequence[Any], buckets: Sequence[Sequence[theano.Variable]]) -> dict[theano.Variable, int]:

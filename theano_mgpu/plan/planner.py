@@ -172,9 +172,7 @@ class _Planner:
                 bytes_of_all(self._new) < LARGE:
             return False
         _, shares = update_shares(list(self._new), self._new, n)
-        read = [set(ancestors([self._new[variable] for variable in share])) for share in shares]
-        arrays = {exchange.variable for exchange in self._exchanges if exchange.variable.ndim}
-        return all(sum(each in of_share for of_share in read) < 2 for each in arrays)
+        return all(len(reading) < 2 for reading in self._readers(shares).values())
 
     # --- stages
 
@@ -287,13 +285,14 @@ class _Planner:
         if not any(shares):
             return {}
         by_all = self._read_by_every_replica(shares)
+        return {variable: reading[0] for variable, reading in self._readers(shares).items()
+                if len(reading) == 1 and variable not in by_all}
+
+    def _readers(self, shares: Sequence[Sequence[SharedVariable]]) -> dict[theano.Variable, list[int]]:
+        """Return the numbers of the shares of an update that read each exchanged array."""
         read = [set(ancestors([self._new[variable] for variable in share])) for share in shares]
-        owners = {}
-        for variable in (exchange.variable for exchange in self._exchanges):
-            reading = [i for i, variables in enumerate(read) if variable in variables]
-            if len(reading) == 1 and variable.ndim and variable not in by_all:
-                owners[variable], = reading
-        return owners
+        return {variable: [i for i, of_share in enumerate(read) if variable in of_share]
+                for variable in (exchange.variable for exchange in self._exchanges) if variable.ndim}
 
     def _with_exchanges(self, stages: Sequence[tuple[Stage, list[Part]]], owners: Mapping[theano.Variable, int],
                         by_nccl: bool) -> tuple[list[StagePlan], Boundary]:

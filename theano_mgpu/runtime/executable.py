@@ -16,7 +16,7 @@ from ..devices.context_map import Context
 from ..devices.failures import FailureExplained
 from ..devices.launcher import Launcher
 from ..devices.transfers import DeviceBuffers
-from ..errors import user_frame
+from ..errors import MgpuError, user_frame
 from ..exchange.memory import Memories
 from ..exchange.over_ranks import OverRanks
 from ..graph import graph
@@ -47,10 +47,9 @@ class CompiledPart:
         self.variables = [replicas[variable] for variable in shared]
         self.updated = [replicas[variable] for variable in part.updates]  # their new values follow the outputs
         graph.check_inputs(part.inputs, [*part.graphs, *part.updates.values()])
-        factors = [factors_of(each) if variable in factored else None
-                   for variable, each in zip(part.outputs, part.graphs)]
-        graphs = [each for pair, whole in zip(factors, part.graphs) for each in pair or (whole,)]
-        self._factors = factors
+        self._factors = [factors_of(each) if variable in factored else None
+                         for variable, each in zip(part.outputs, part.graphs)]
+        graphs = [each for pair, whole in zip(self._factors, part.graphs) for each in pair or (whole,)]
         compiled: dict[Context, Any] = {}
         with compiling(part), first_compiler(communicator):
             for i, context in enumerate(dict.fromkeys(part.contexts)):  # the host may be a place of every replica
@@ -62,6 +61,8 @@ class CompiledPart:
                         like=list(compiled.values()))
         self._copies = [[variable.on(context) for variable in self.variables] for context in part.contexts]
         self.functions = [compiled[context] for context in part.contexts]
+        # Nothing looks into the calls of the functions: no mode that checks, and no profile.
+        self.is_plain = all(each.mgpu_optimised is not None and not each.profile for each in self.functions)
 
     def function_of(self, place: int) -> tuple[Any, Sequence[bool], Sequence[int]]:
         """Return how to compute the part on its context of a number.
@@ -75,11 +76,6 @@ class CompiledPart:
             return function, function.mgpu_takes, function.mgpu_order
         return Factored(function, self._factors), function.mgpu_takes, range(len(self._factors) + len(self.updated))
 
-    @property
-    def is_plain(self) -> bool:
-        """Return whether nothing looks into the calls of the functions: no mode that checks, and no profile."""
-        return all(function.mgpu_optimised is not None and not function.profile for function in self.functions)
-
     def storages(self, contexts: tuple[Context, ...], left_out: Sequence[bool]) -> Storages:
         """Return the Storages of the variables that get new values on contexts, but for some that are left out."""
         updated = [variable for variable, is_left_out in zip(self.updated, left_out) if not is_left_out]
@@ -87,14 +83,13 @@ class CompiledPart:
 
     def refresh(self) -> None:
         """Bring the replicas up to date with the user's variables."""
-        own = self.part.is_share
         for i, (context, copies) in enumerate(zip(self.part.contexts, self._copies)):
             stale = [(variable, copy) for variable, copy in zip(self.variables, copies)
                      if copy not in variable.latest_in or variable.divided]
             if stale:
                 with FailureExplained(i, context, 'copies of shared variables'):
                     for variable, copy in stale:
-                        variable.refresh(copy, own)
+                        variable.refresh(copy, self.part.is_share)
 
     def drop(self) -> None:
         """Free the values that a failed call has left in the functions: Theano frees them in a call that ends."""
@@ -131,8 +126,11 @@ class Executable:
                  mode: Any = None):
         self.plan, self.communicator, self.timings = plan, communicator, timings
         program, contexts = plan.program, plan.mesh.contexts
-        if plan.overlaps and not all(group.way.by_devices for part in plan.parts for group in part.sums):
-            communicator.check_threads()
+        groups = [group for part in plan.parts for group in part.sums]
+        if plan.overlaps and not communicator.takes_threads and not all(group.way.by_devices for group in groups):
+            raise MgpuError('mgpu.overlap=True exchanges gradients on a thread of its own, and MPI was started without '
+                            'MPI_THREAD_MULTIPLE, which this needs. Leave out mpi4py.rc.thread_level and '
+                            'mpi4py.rc.threads, or set mgpu.overlap=False')
         # Each rank has other shares of an update: they come last.
         read = [variables_of(part) for part in plan.parts if not part.is_share]
         read += [list(plan.divided.read)] if plan.divided else []
@@ -143,8 +141,8 @@ class Executable:
         self.variables = list(dict.fromkeys(replicas.values()))  # the same on all ranks
         self._seen: int | None = None  # the `changes` when all replicas were up to date
         by_tree, self.on_devices = plan.shares.logical_shards > 0, plan.mesh.on_devices
-        factored = {each.source for part in plan.parts for group in part.sums for each in group.exchanges} \
-            .difference(plan.kept) if by_tree and not self.on_devices else ()
+        factored = {each.source for group in groups for each in group.exchanges}.difference(plan.kept) \
+            if by_tree and not self.on_devices else ()
         self.parts = {part: CompiledPart(part, replicas, Communicator() if part.is_share else communicator, mode,
                                          factored) for part in plan.parts}
         self.functions = list(dict.fromkeys(each for compiled in self.parts.values() for each in compiled.functions))

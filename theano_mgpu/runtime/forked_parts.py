@@ -72,7 +72,7 @@ class Call:
     """A call of a ForkedPart in the process of a context: it returns the results when it is called."""
 
     def __init__(self, part: ForkedPart, context: Context, shared: Sequence[Any], values: Sequence[Any]) -> None:
-        self._part, self.context, self._worker = part, context, worker_of(context)
+        self._part, self.context, self.worker = part, context, worker_of(context)
         self._values = list(map(arena().with_array, values))
         self._results = _allocated(part.facts.get(context, ()))
         self._message = context, list(map(_placed, self._values)), shared, list(map(_placed, self._results))
@@ -80,12 +80,8 @@ class Call:
 
     def begin(self) -> None:
         """Send the message to the process, which computes from now on."""
-        self._worker.begin(self._part.number, self._message, (self._values, self._results))
+        self.worker.begin(self._part.number, self._message, (self._values, self._results))
         self._is_begun = True
-
-    def give_up(self) -> None:
-        """End the process, if it has not replied."""
-        self._worker.give_up()
 
     def __call__(self) -> list[Any]:
         """Wait for the results; compute them once more if the process is killed."""
@@ -105,12 +101,12 @@ class Call:
         raise AssertionError
 
     def _received(self):
-        what, reply = self._worker.receive()
+        what, reply = self.worker.receive()
         if what == 'asks':
             self._part.facts[self.context] = reply
             self._results = _allocated(reply)
-            self._worker.answer(list(map(_placed, self._results)), self._results)
-            what, reply = self._worker.receive()
+            self.worker.answer(list(map(_placed, self._results)), self._results)
+            what, reply = self.worker.receive()
         if what == 'failed':
             raise unpacked(reply, 'in the process of context %s' % describe([self.context]))
         return [value if there is None else there for value, there in zip(reply, self._results)]
@@ -225,7 +221,7 @@ class ForkedParts:
                 yield self._begin(works, slots, calls) if are_free else {}
             finally:
                 for call in calls:
-                    call.give_up()
+                    call.worker.give_up()  # if it has not replied
 
     def _begin(self, works, slots, calls):
         """Begin the calls of processes; return callables for the results, by the `id` of each work of a part."""
@@ -248,7 +244,7 @@ class ForkedParts:
         except ArenaFull as error:
             self._is_full = True
             for call in calls:
-                call.give_up()
+                call.worker.give_up()  # if it has not replied
             compute.clear()
             warn('%s is computed in one process from now on: %s' % (self._name, error))
         return compute

@@ -94,7 +94,7 @@ class NodeOrder:
             else:
                 self.numbers += [variable for variable, time in zip(node.inputs, inputs) if time == BEFORE]
             return DEVICE
-        reads = any(map(on_device, node.inputs)) and not _is_shape(node)
+        reads = any(map(on_device, node.inputs)) and type(node.op).__name__ not in ('Shape', 'Shape_i')
         return AFTER if reads else BEFORE if BEFORE in inputs else DEVICE
 
     def _add_shapes(self, times, when):
@@ -128,7 +128,3 @@ def on_device(variable: theano.Variable) -> bool:
 def _places(node, kind):
     """Return in whose memory outputs lie: numbers of inputs, by numbers of outputs."""
     return {output: inputs[0] for output, inputs in getattr(node.op, kind, {}).items() if inputs}
-
-
-def _is_shape(node):
-    return type(node.op).__name__ in ('Shape', 'Shape_i')

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Callable, NamedTuple, Sequence, cast
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, cast
 
 from ..comm.collectives import all_gather_int
 from ..comm.communicator import Communicator
@@ -36,12 +36,13 @@ class Case(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """A way to need less memory: ``next(case)`` returns the next strategy, or None where the way does not apply.
+    """A way to need less memory, where it `applies`: fields of the strategy with their next values.
 
-    The note tells the user; more slices are told of once they suffice.
+    The note tells the user; more slices, which are in no strategy, are told of once they suffice.
     """
 
-    next: Callable[[Case], Strategy | None]
+    applies: Callable[[Case], bool]
+    changes: Mapping[str, Any] = {}
     note: str = ''
 
 
@@ -74,7 +75,8 @@ class Remedies:
             of all ranks is raised where no remedy is left, or none is known for it.
         """
         common, key = common_error(self._ranks, error, of_step=True), built.splitter.key(lengths)
-        shortage, of_nccl = _shortage(common, options), _of_nccl(common, options)
+        shortage = _shortage(common, options)
+        of_nccl = isinstance(common, ExchangeError) and options.flags.collectives == AUTO
         unknown = unrepeatable_in(built.definition.whole)
         if unknown and (shortage or of_nccl):
             noted(common, 'not computed again: that would call %s twice' % type(unknown).__name__)
@@ -83,7 +85,7 @@ class Remedies:
             return replace(options)
         elif shortage:
             self.tried.append(_way(key, built, options))
-            new = self._climbed(Case(shortage, options, built, self._ranks, key)) or self._give_up(shortage, error)
+            new = self._climbed(Case(shortage, options, built, self._ranks, key), error)
             if new is options:
                 self._full[key] = describe([shortage.context])
             return new
@@ -93,7 +95,7 @@ class Remedies:
         """Choose a remedy for an error while the function is built, as `for_step`."""
         common = common_error(self._ranks, error, of_step=True)
         shortage = _shortage(common, options) or raise_error(common, error)
-        return self._climbed(Case(shortage, options, divided, self._ranks, None)) or self._give_up(shortage, error)
+        return self._climbed(Case(shortage, options, divided, self._ranks, None), error)
 
     def note(self, lengths: Sequence[int], built: Built) -> None:
         """Say in how many slices a batch was computed, if it had to be repeated."""
@@ -105,35 +107,25 @@ class Remedies:
             note_change('%s: batches of %d samples are computed in %d slices, because %s has too little memory %s'
                         % (self._name, sum(key), splitter.slices[key], context, FLAG))
 
-    def _climbed(self, case: Case) -> Options | None:
-        """Return options with the next strategy, or None at the end of the ladder."""
+    def _climbed(self, case: Case, error: BaseException) -> Options:
+        """Return options with the next strategy; raise the error of all ranks at the end of the ladder."""
         for rung in OF_SAMPLES if _lacks_room_for_samples(case) else OF_STATE:
-            strategy = rung.next(case)
-            if strategy is case.strategy:
-                return case.options
-            if strategy is not None:
+            if rung.applies(case):
                 if rung.note:
                     note_change('%s: %s, because %s has too little memory %s'
                                 % (self._name, rung.note, describe([case.error.context]), FLAG))
-                return replace(case.options, strategy=strategy)
-        return None
-
-    def _give_up(self, common: ReplicaError, error: BaseException) -> Options:
+                return case.options if not rung.changes else \
+                    replace(case.options, strategy=replace(case.strategy, **rung.changes))
         tried, self.tried, self._full = self.tried, [], {}
         if len(tried) > 1:
-            noted(common, 'these ways were tried %s: %s' % (FLAG, '; '.join(dict.fromkeys(tried))))
-        raise_error(common, error)
+            noted(case.error, 'these ways were tried %s: %s' % (FLAG, '; '.join(dict.fromkeys(tried))))
+        raise_error(case.error, error)
 
 
 def _shortage(common: BaseException, options: Options) -> ReplicaError | None:
     """Return an error for lack of memory where the user leaves open how a batch is computed."""
     is_one = isinstance(common, ReplicaError) and common.out_of_memory and options.micro_batches == AUTO
     return cast(ReplicaError, common) if is_one else None
-
-
-def _of_nccl(common: BaseException, options: Options) -> bool:
-    """Return whether an error is of NCCL, and the user leaves open how sums are exchanged."""
-    return isinstance(common, ExchangeError) and options.flags.collectives == AUTO
 
 
 def _lacks_room_for_samples(case: Case) -> bool:
@@ -146,76 +138,66 @@ def _lacks_room_for_samples(case: Case) -> bool:
     return not any(all_gather_int(case.ranks, is_full))  # one rank has the device
 
 
-# --- the rungs: each returns the next strategy, the same one to compute the step again at once, or None
+# --- the conditions of the rungs
 
 
-def _data_sets(case: Case) -> Strategy | None:
-    """Have slices of data sets taken on the host."""
-    if case.strategy.data_sets_on_host or not case.divided.inputs.slices.data_sets():
-        return None
-    return replace(case.strategy, data_sets_on_host=True)
+def _may_take_on_host(case: Case) -> bool:
+    """Return whether slices of data sets can be taken on the host."""
+    return not case.strategy.data_sets_on_host and bool(case.divided.inputs.slices.data_sets())
 
 
-def _large_data_sets(case: Case) -> Strategy | None:
-    """Have them taken there if all other variables need less memory."""
+def _has_large_data_sets(case: Case) -> bool:
+    """Return whether they can, and all other variables need less memory."""
     data_sets, definition = case.divided.inputs.slices.data_sets(), case.divided.definition
     others = set(shared_variables([*definition.whole, *definition.updates])).difference(data_sets)
     # Ranks with samples of their own have data sets of other sizes.
-    if not data_sets or max(all_gather_int(case.ranks, bytes_of_all(data_sets) - bytes_of_all(others))) <= 0:
-        return None
-    return _data_sets(case)
+    return _may_take_on_host(case) and \
+        max(all_gather_int(case.ranks, bytes_of_all(data_sets) - bytes_of_all(others))) > 0
 
 
-def _more_slices(case: Case) -> Strategy | None:
-    """Have batches of the length computed in twice as many slices.
+def _is_whole(case: Case) -> bool:
+    """Return whether the only replica computes batches whole, and can compute them in slices once it is divided."""
+    built = case.divided
+    return isinstance(built, Built) and not (built.executable.plan.shares.is_divided or built.refusal or
+                                             case.options.whole or case.strategy.in_slices)
 
-    A graph of one replica, which is computed whole, is first divided. Logical shards are slices already: their values
-    wait on the host from now on.
+
+def _takes_more_slices(case: Case) -> bool:
+    """Have batches of the length computed in twice as many slices; return whether that changes anything.
+
+    Logical shards are slices already: their values wait on the host from now on.
     """
-    built, options, strategy = case.divided, case.options, case.strategy
+    built = case.divided
     if case.key is None or not isinstance(built, Built):
-        return None
-    shares = built.executable.plan.shares
-    if not (shares.is_divided or built.refusal or options.whole or strategy.in_slices):
-        return replace(strategy, in_slices=True)
+        return False
     now, most = _slices(case.key, built)
-    if now >= most:
-        return None
-    built.splitter.slice(case.key, most if shares.logical_shards else min(2 * now, most))
-    return strategy
+    if now < most:
+        built.splitter.slice(case.key, most if built.splitter.shares.logical_shards else min(2 * now, most))
+    return now < most
 
 
-def _computed_again(case: Case) -> Strategy | None:
-    """Have the backward pass of each device of a placed model compute its forward pass again."""
-    if case.key is None or len(case.divided.mesh.places) == 1 or case.options.recomputes:
-        return None
-    return replace(case.strategy, recompute=True)
+def _may_compute_again(case: Case) -> bool:
+    return case.key is not None and len(case.divided.mesh.places) > 1 and not case.options.recomputes
 
 
-def _sharded_update(case: Case) -> Strategy | None:
-    """Have the update divided among the devices of one process.
+def _may_divide_update(case: Case) -> bool:
+    """Return whether the update can be divided among the devices of one process.
 
     Several ranks that divide it have to read its state at the same place, which a script may not do.
     """
-    if not _may_move_update(case) or case.strategy.update_on or case.ranks.size > 1 or \
-            len(case.divided.mesh.replicas) == 1:
-        return None
-    return replace(case.strategy, update_on='sharded')
+    return _may_move_update(case) and not case.strategy.update_on and case.ranks.size == 1 and \
+        len(case.divided.mesh.replicas) > 1
 
 
-def _update_on_host(case: Case) -> Strategy | None:
-    if not _may_move_update(case) or case.strategy.update_on == 'host':
-        return None
-    return replace(case.strategy, update_on='host')
+def _may_update_on_host(case: Case) -> bool:
+    return _may_move_update(case) and case.strategy.update_on != 'host'
 
 
-def _spread(case: Case) -> Strategy | None:
-    """Have the parameters placed over the contexts of this process."""
-    divided = case.divided
-    if not _may_move_update(case) or case.strategy.spread or case.ranks.size > 1 or len(divided.mesh.places) > 1 or \
-            min(len(case.options.params), len(divided.mesh.replicas)) < 2:
-        return None
-    return replace(case.strategy, spread=True, update_on='')
+def _may_spread(case: Case) -> bool:
+    """Return whether the parameters can be placed over the contexts of this process."""
+    mesh = case.divided.mesh
+    return _may_move_update(case) and not case.strategy.spread and case.ranks.size == 1 and len(mesh.places) == 1 and \
+        min(len(case.options.params), len(mesh.replicas)) > 1
 
 
 def _may_move_update(case: Case) -> bool:
@@ -223,15 +205,22 @@ def _may_move_update(case: Case) -> bool:
     return bool(case.divided.program.updated) and case.options.update_on == AUTO
 
 
-_DATA_SETS = 'slices of data sets are taken on the host, and sent to the devices with each batch'
-_SLICES = Rung(_more_slices), Rung(_computed_again, 'the backward pass of each device computes its forward pass again')
+_ON_HOST = ({'data_sets_on_host': True},
+            'slices of data sets are taken on the host, and sent to the devices with each batch')
+_SLICES = (
+    Rung(_is_whole, {'in_slices': True}),
+    Rung(_takes_more_slices),
+    Rung(_may_compute_again, {'recompute': True}, 'the backward pass of each device computes its forward pass again'))
 _STATE = (
-    Rung(_sharded_update, 'each device updates a part of the parameters, and alone has the state of their updates'),
-    Rung(_update_on_host, 'the parameters are updated on the host, which has the state of the updates'),
-    Rung(_spread, 'each device has a part of the parameters, and computes this part of the model'))
+    Rung(_may_divide_update, {'update_on': 'sharded'},
+         'each device updates a part of the parameters, and alone has the state of their updates'),
+    Rung(_may_update_on_host, {'update_on': 'host'},
+         'the parameters are updated on the host, which has the state of the updates'),
+    Rung(_may_spread, {'spread': True, 'update_on': ''},
+         'each device has a part of the parameters, and computes this part of the model'))
 # Where a device lacks memory for samples, and where it lacks memory for parameters, new values or state.
-OF_SAMPLES = (Rung(_large_data_sets, _DATA_SETS), *_SLICES, *_STATE, Rung(_data_sets, _DATA_SETS))
-OF_STATE = (Rung(_large_data_sets, _DATA_SETS), *_STATE, *_SLICES, Rung(_data_sets, _DATA_SETS))
+OF_SAMPLES = (Rung(_has_large_data_sets, *_ON_HOST), *_SLICES, *_STATE, Rung(_may_take_on_host, *_ON_HOST))
+OF_STATE = (Rung(_has_large_data_sets, *_ON_HOST), *_STATE, *_SLICES, Rung(_may_take_on_host, *_ON_HOST))
 
 
 def _slices(key: tuple[int, ...], built: Built) -> tuple[int, int]:

@@ -25,18 +25,14 @@ class Arguments:
         self._axes = [axes.get(variable) for variable in self._variables]
         self._allow_downcast = allow_downcast
         self.split = [axis is not None for axis in self._axes]
-        self._with_samples = [i for i, split in enumerate(self.split) if split]
-        self.names_of_lengths = [self._names[i] for i in self._with_samples]
+        self._sampled = [i for i, split in enumerate(self.split) if split]  # positions
+        self.names_of_lengths = [self._names[i] for i in self._sampled]
         # The inputs of replicas have samples along axis 0; the others are expressed by these.
         self.inputs = [host_type(moved(variable, axis, 0))(variable.name) if axis else variable
                        for variable, axis in zip(self._variables, self._axes)]
+        self.with_samples = [self.inputs[i] for i in self._sampled]
         self.replacements = {variable: moved(new, 0, axis)
                              for variable, new, axis in zip(self._variables, self.inputs, self._axes) if axis}
-
-    @property
-    def with_samples(self) -> list[theano.Variable]:
-        """The inputs that have samples."""
-        return [variable for variable, split in zip(self.inputs, self.split) if split]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return arguments in the order of the inputs, each converted to its input's type, samples along axis 0."""
@@ -97,7 +93,7 @@ class Arguments:
 
     def lengths(self, values: Sequence[Any]) -> list[int]:
         """Return the number of samples of each argument that has samples."""
-        return [values[i].shape[0] for i in self._with_samples]
+        return [values[i].shape[0] for i in self._sampled]
 
 
 def sample_axes(inputs: Sequence[Any], samples: Mapping[theano.Variable, int] | None = None,

@@ -1,6 +1,7 @@
 """The ways of a batch into a graph: arguments, slices of shared data sets, and states with a row a sample."""
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -113,12 +114,10 @@ class BatchInputs:
                   if v in read and not is_random_state(v) and set(inputs).isdisjoint(ancestors([new])) and
                   getattr(v.get_value(borrow=True), 'shape', ())[:1] == (length,)}
         if chains:
-            try:
+            with contextlib.suppress(CannotCut):  # they have as many rows by chance
                 program = with_rows(chains)
                 if states(program) == dict.fromkeys(chains, 0):
                     return program, chains
-            except CannotCut:
-                pass  # they have as many rows by chance
         first = program = partition(inputs, outputs, not self._sharded)
         rows = {}
         try:

@@ -31,11 +31,6 @@ class DataSetRows:
         self._storage, self._rows = storage, rows
         self._on: dict[Context, Any] = {}
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the rows."""
-        return self._storage[0][self._rows].shape
-
     def on(self, context: Context) -> Any:
         """Return the rows where functions of a context take them."""
         if context.kind == 'cpu':

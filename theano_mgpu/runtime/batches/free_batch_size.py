@@ -102,7 +102,7 @@ class FreeBatchSize:
         if self._in_indices and isinstance(op, BASIC) and node.inputs[0] in self._of_samples:
             return self._freed_slice(node, inputs)
         sizes = _sizes(op, inputs)
-        if not sizes or not self._is_length(sizes[0]):
+        if not sizes or _number(sizes[0]) != self.length:
             return None
         if isinstance(op, BaseAbstractConv) or isinstance(op, ConvOp) and not has_steps(op):
             return any_number(node, inputs).outputs
@@ -134,13 +134,10 @@ class FreeBatchSize:
 
     def _multiple(self, bound):
         """Return a bound of a slice, as a multiple of the number of samples where it is a multiple of the number."""
-        value = None if bound is None else number(T.as_tensor_variable(bound))
+        value = _number(bound)
         if value is None or value <= 0 or value % self.length:
             return bound
         return self._samples * int(value // self.length)
-
-    def _is_length(self, size):
-        return size is not None and number(T.as_tensor_variable(size)) == self.length
 
 
 def positions_step(variable: Any, length: int) -> int | None:
@@ -154,9 +151,13 @@ def positions_step(variable: Any, length: int) -> int | None:
 
 def written_lengths(outputs: Sequence[theano.Variable]) -> set[int]:
     """Return the numbers that a graph has where the length of its batches may be written into it."""
-    sizes = [size for node in io_toposort([], outputs) for size in _sizes(node.op, node.inputs)[:1]]
-    numbers = [number(T.as_tensor_variable(size)) for size in sizes if size is not None]
+    numbers = [_number(size) for node in io_toposort([], outputs) for size in _sizes(node.op, node.inputs)[:1]]
     return {int(each) for each in numbers if each is not None}
+
+
+def _number(size):
+    """Return the number that a size or bound is, given as a number or a variable; None if it is none."""
+    return None if size is None else number(T.as_tensor_variable(size))
 
 
 def _sizes(op, inputs):
