@@ -89,14 +89,11 @@ class Chooser:
             self._judge()
         return results
 
-    @property
-    def quiet_calls(self) -> int:
-        """The number of calls to come that are not timed, of a Chooser that rests."""
-        return max(0, self._next - self._calls - 1) if self.state is Treatment.RESTS else 0
-
-    def skip(self, n: int) -> None:
-        """Note that some calls were computed on the host meanwhile, of a Chooser that rests."""
-        self._calls += n
+    def skip_quiet_calls(self) -> int:
+        """Count the calls to come that are not timed as computed, of a Chooser that rests; return their number."""
+        quiet = max(0, self._next - self._calls - 1)
+        self._calls += quiet
+        return quiet
 
     def leave(self, way: Way) -> None:
         """Choose among the other ways, since no call can be computed in this one."""
@@ -109,11 +106,11 @@ class Chooser:
         """Compute calls on the host until some take much longer than those that were timed."""
         self.state, self._calls, self._next = Treatment.RESTS, 0, 2 * (WARM_UP + COUNTED)
 
-    def reason(self, why_not_divided: str = '') -> str:
-        """Return why the way was chosen, as a text for the user, maybe with the reason of another one."""
+    def reason(self, *further: str) -> str:
+        """Return why the way was chosen, as a text for the user, maybe with further reasons."""
         others = ['%s %s' % ('one device' if way is Way.DEVICE else word(way), _milliseconds(seconds))
                   for way, seconds in self.seconds.items() if way is not self.way and seconds < math.inf]
-        notes = '; '.join(filter(None, [', '.join(others), why_not_divided]))
+        notes = '; '.join(filter(None, [', '.join(others), *further]))
         short = ', too short to divide' * (not others and self.way is Way.HOST and self._is_short())
         return '%s, %s%s%s' % (word(self.way), _milliseconds(self.seconds[self.way]), short, notes and ' (%s)' % notes)
 
@@ -218,11 +215,11 @@ class LengthChooser:
         """Return whether a way was chosen for batches of some length."""
         return self.of_longest() is not None or self._several_from < math.inf
 
-    def reason(self, chooser: Chooser, why_not_divided: str = '') -> str:
+    def reason(self, chooser: Chooser, *further: str) -> str:
         """Return why a Chooser has its way, see `Chooser.reason`, and how shorter batches are computed."""
         shorter = '; fewer than %d samples: %s' % (self.whole_below, word(self._whole.way)) \
             if chooser.way is Way.SEVERAL and self.whole_below and self._whole is not None else ''
-        return chooser.reason(why_not_divided) + shorter
+        return chooser.reason(*further) + shorter
 
     def chooser(self, samples: int) -> Chooser:
         """Return the Chooser of batches of a number of samples."""
