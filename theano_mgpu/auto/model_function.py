@@ -19,7 +19,7 @@ from ..graph.theano_functions import builds_graphs
 from ..graph.updates import first_of_each
 from ..parallel_function import ParallelFunction
 from ..runtime.batches.free_batch_size import written_lengths
-from ..runtime.call_hooks import CallHooks, Computed
+from ..runtime.call_hooks import Computed
 from ..training import TrainingFunction
 from .choice import Chooser, Way
 from .counted_batches import count, length_of, on_devices
@@ -107,8 +107,8 @@ class ModelFunction(BatchSource):
     # --- the place in Keras's function
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        outputs = (functools.partial(count, self._usage, proceed=self.alone) if is_alone() else self.hooks.run)(
-            list(inputs)).outputs
+        run = functools.partial(count, self._usage, proceed=self.alone) if is_alone() else self.dispatched.hooks.run
+        outputs = run(list(inputs)).outputs
         if any(self._is_value):
             self._values = [each for each, is_value in zip(outputs, self._is_value) if is_value]
         return list(outputs)
@@ -122,11 +122,6 @@ class ModelFunction(BatchSource):
         if name.startswith('_'):
             raise AttributeError(name)
         return getattr(self.make_plain() if self.is_whole or not hasattr(self.step, name) else self.step, name)
-
-    @property
-    def hooks(self) -> CallHooks:
-        """The CallHooks that surround each call."""
-        return self.dispatched.hooks
 
     def open_account(self, book: Ledger) -> Account:
         """Return a new account in a ledger: of the weights, and of the state of the optimizer."""
@@ -362,6 +357,6 @@ class ModelFunction(BatchSource):
             return None
         for outputs, samples in self.step.joined():
             self._add(outputs, samples)
-            if self.hooks.account is not None:
-                self.hooks.account.note()
+            if self.dispatched.hooks.account is not None:
+                self.dispatched.hooks.account.note()
         return self._with_values((self._sums / self._samples).tolist()) if self._samples else None
