@@ -1,6 +1,4 @@
 """Branches, loops and ops that are made of graphs."""
-from __future__ import annotations
-
 import math
 from itertools import islice
 
