@@ -62,7 +62,7 @@ class LoopObserver:
         return self._sliced[1]
 
     def _next_item(self):
-        item = self._source.peek() if isinstance(self._source, FedIterator) else next_of_queue(self._source)
+        item = self._source.ahead if isinstance(self._source, FedIterator) else next_of_queue(self._source)
         if not isinstance(item, tuple) or len(item) not in (2, 3):
             return None  # Keras raises an error
         x, y, sample_weight = (item + (None,))[:3]
