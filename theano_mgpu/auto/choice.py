@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import statistics
 import time
+from collections import defaultdict
 from typing import Any, Callable, Iterable, Optional, Tuple
 
 import theano
@@ -176,8 +178,7 @@ class LengthChooser:
 
     def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator,
                  patience: Callable[[], float] = float) -> None:
-        self._ways, self._ranks, self._patience = ways, ranks, patience
-        self._choosers: dict[int, Chooser] = {}
+        self._choosers: dict[int, Chooser] = defaultdict(functools.partial(Chooser, ways, ranks, patience))
         self._whole: Chooser | None = None  # of batches that are so short that they stay whole
         self.whole_below, self._several_from = 0, math.inf
 
@@ -225,10 +226,7 @@ class LengthChooser:
         """Return the Chooser of batches of a number of samples."""
         if samples < self.whole_below and self._whole is not None:
             return self._whole
-        digits = samples.bit_length()
-        if digits not in self._choosers:
-            self._choosers[digits] = Chooser(self._ways, self._ranks, self._patience)
-        return self._choosers[digits]
+        return self._choosers[samples.bit_length()]
 
     def run(self, samples: int, compute: Compute) -> Any:
         """Compute a batch of a number of samples; see `Chooser.run`."""
