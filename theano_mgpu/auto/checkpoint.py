@@ -18,7 +18,7 @@ from ..runtime.state.recorded_calls import RecordedCalls
 from ..runtime.state.replay import Replay, check_every
 from ..utils import rank_process
 from ..utils.values import sampled_checksum
-from .function_hooks import divide_always, hooks_of, source_of
+from .function_hooks import hooks_of, source_of
 
 FILE = 'checkpoint.npz'
 
@@ -108,7 +108,8 @@ class Checkpoint:
             os.path.join(folder, FILE), RecordedCalls(len(hooks)), variables, ranks,
             {**settings.of_function(Options()), **settings.of_graphs(sources)}, every, allow_nan, resume)
         for number, (function, each, source) in enumerate(zip(all_functions, hooks, sources)):
-            divide_always(function)
+            if not isinstance(function, DividedFunction):
+                function.mgpu_divided.always = True  # over the contexts, if it can, whatever is faster
             call = functools.partial(self._replay.call, number, checksum=functools.partial(_checksum, number),
                                      hooks=each, completes=bool(source.updates))
             each.surround([call])  # a Checkpoint from before records no more

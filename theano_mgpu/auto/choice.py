@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import statistics
 import time
+from collections import defaultdict
 from typing import Any, Callable, Iterable, Optional, Tuple
 
 import theano
@@ -89,14 +91,11 @@ class Chooser:
             self._judge()
         return results
 
-    @property
-    def quiet_calls(self) -> int:
-        """The number of calls to come that are not timed, of a Chooser that rests."""
-        return max(0, self._next - self._calls - 1) if self.state is Treatment.RESTS else 0
-
-    def skip(self, n: int) -> None:
-        """Note that some calls were computed on the host meanwhile, of a Chooser that rests."""
-        self._calls += n
+    def skip_quiet_calls(self) -> int:
+        """Count the calls to come that are not timed as computed, of a Chooser that rests; return their number."""
+        quiet = max(0, self._next - self._calls - 1)
+        self._calls += quiet
+        return quiet
 
     def leave(self, way: Way) -> None:
         """Choose among the other ways, since no call can be computed in this one."""
@@ -109,11 +108,11 @@ class Chooser:
         """Compute calls on the host until some take much longer than those that were timed."""
         self.state, self._calls, self._next = Treatment.RESTS, 0, 2 * (WARM_UP + COUNTED)
 
-    def reason(self, why_not_divided: str = '') -> str:
-        """Return why the way was chosen, as a text for the user, maybe with the reason of another one."""
+    def reason(self, *further: str) -> str:
+        """Return why the way was chosen, as a text for the user, maybe with further reasons."""
         others = ['%s %s' % ('one device' if way is Way.DEVICE else word(way), _milliseconds(seconds))
                   for way, seconds in self.seconds.items() if way is not self.way and seconds < math.inf]
-        notes = '; '.join(filter(None, [', '.join(others), why_not_divided]))
+        notes = '; '.join(filter(None, [', '.join(others), *further]))
         short = ', too short to divide' * (not others and self.way is Way.HOST and self._is_short())
         return '%s, %s%s%s' % (word(self.way), _milliseconds(self.seconds[self.way]), short, notes and ' (%s)' % notes)
 
@@ -179,8 +178,7 @@ class LengthChooser:
 
     def __init__(self, ways: Callable[[], Iterable[Way]], ranks: Communicator,
                  patience: Callable[[], float] = float) -> None:
-        self._ways, self._ranks, self._patience = ways, ranks, patience
-        self._choosers: dict[int, Chooser] = {}
+        self._choosers: dict[int, Chooser] = defaultdict(functools.partial(Chooser, ways, ranks, patience))
         self._whole: Chooser | None = None  # of batches that are so short that they stay whole
         self.whole_below, self._several_from = 0, math.inf
 
@@ -218,20 +216,17 @@ class LengthChooser:
         """Return whether a way was chosen for batches of some length."""
         return self.of_longest() is not None or self._several_from < math.inf
 
-    def reason(self, chooser: Chooser, why_not_divided: str = '') -> str:
+    def reason(self, chooser: Chooser, *further: str) -> str:
         """Return why a Chooser has its way, see `Chooser.reason`, and how shorter batches are computed."""
         shorter = '; fewer than %d samples: %s' % (self.whole_below, word(self._whole.way)) \
             if chooser.way is Way.SEVERAL and self.whole_below and self._whole is not None else ''
-        return chooser.reason(why_not_divided) + shorter
+        return chooser.reason(*further) + shorter
 
     def chooser(self, samples: int) -> Chooser:
         """Return the Chooser of batches of a number of samples."""
         if samples < self.whole_below and self._whole is not None:
             return self._whole
-        digits = samples.bit_length()
-        if digits not in self._choosers:
-            self._choosers[digits] = Chooser(self._ways, self._ranks, self._patience)
-        return self._choosers[digits]
+        return self._choosers[samples.bit_length()]
 
     def run(self, samples: int, compute: Compute) -> Any:
         """Compute a batch of a number of samples; see `Chooser.run`."""

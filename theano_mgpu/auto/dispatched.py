@@ -138,8 +138,7 @@ class Dispatched:
 
     def reason(self, chooser: Chooser, why_not_divided: str) -> str:
         """Return why a way was chosen, see `LengthChooser.reason`; of the host, also that processes are slower."""
-        notes = why_not_divided, self._why_whole * (chooser.way is Way.HOST)
-        return self.choice.reason(chooser, '; '.join(filter(None, notes)))
+        return self.choice.reason(chooser, why_not_divided, self._why_whole * (chooser.way is Way.HOST))
 
     def so_far(self, how: str) -> str:
         """Return how calls are computed, in words, with a note that they are still being timed if no way is chosen."""
@@ -182,8 +181,7 @@ class Dispatched:
             if chooser.state is not Treatment.TIMES and longest is not None:
                 self.source.chosen(longest)
         if chooser.state is Treatment.RESTS and not self._quiet and not self.hooks.are_any:
-            self._quiet = chooser.quiet_calls
-            chooser.skip(self._quiet)
+            self._quiet = chooser.skip_quiet_calls()
         return computed
 
     def _in(self, call, way):

@@ -17,7 +17,6 @@ from ..errors import in_one_line, warn
 from ..graph.placement.propagation import is_placed
 from ..options import Flags
 from ..runtime.call_hooks import Computed
-from .counted_batches import count, on_devices
 from .enabled import Enabled
 from .fallback import FAILED
 from .report import Report, Usage
@@ -61,6 +60,11 @@ class DividedModel:
         self._verified: set[str] = set()
         if enabled is not None and len(contexts) == 1 and choose_ranks(None).size == 1:
             self.explain('there is one context')
+
+    @property
+    def on_devices(self) -> bool:
+        """Return whether any of the contexts is on a device other than the CPU."""
+        return any(context.kind != 'cpu' for context in self.contexts)
 
     def count_in(self, report: Report) -> None:
         """Count the batches of functions that are made from now on in a report."""
@@ -117,7 +121,7 @@ class DividedModel:
 
     def leaves_all(self, function: Any) -> bool:
         """Return whether all batches of a ModelFunction are left to plain Keras, since dividing them gains nothing."""
-        if choose_ranks(None).size > 1 or on_devices(self.contexts) or not self.may_leave(function) or \
+        if choose_ranks(None).size > 1 or self.on_devices or not self.may_leave(function) or \
                 len(self.contexts) > 1 and may_fork():
             return False
         assert self.enabled is not None
@@ -131,7 +135,7 @@ class DividedModel:
         hooks: list[Callable[..., Computed]] = []
         if self.enabled is not None and self.enabled.verifies:
             hooks.append(functools.partial(self._verify, function))
-        return [*hooks, functools.partial(count, self.usage(function.kind))]
+        return [*hooks, self.usage(function.kind).count]
 
     def may_leave(self, function: Any) -> bool:
         """Return whether plain Keras may compute a batch.

@@ -33,12 +33,6 @@ def source_of(function: Any) -> Any:
     return function.built.source if isinstance(function, DividedFunction) else Definition(function)
 
 
-def divide_always(function: Any) -> None:
-    """Have each call of a function with `hooks_of` run over the contexts, if it can, whatever is faster."""
-    if not isinstance(function, DividedFunction):
-        function.mgpu_divided.always = True
-
-
 def record(function: Function, arguments: dict[str, Any], name: str, ranks: Communicator) -> None:
     """Have the calls of a new function write to the ledger, if there is one, and if they update shared variables."""
     with failing_together(ranks):  # a function that is not divided may be made on some ranks only

@@ -19,10 +19,9 @@ from ..graph.theano_functions import builds_graphs
 from ..graph.updates import first_of_each
 from ..parallel_function import ParallelFunction
 from ..runtime.batches.free_batch_size import written_lengths
-from ..runtime.call_hooks import CallHooks, Computed
+from ..runtime.call_hooks import Computed
 from ..training import TrainingFunction
 from .choice import Chooser, Way
-from .counted_batches import count, length_of, on_devices
 from .dispatched import BatchSource, Dispatched, LeaveToPlain
 from .fallback import FAILED, is_for_plain
 
@@ -98,8 +97,7 @@ class ModelFunction(BatchSource):
         book = ledger(choose_ranks(None)) if self.kind == 'train' else None
         self.ranks, self.is_whole, self._may_leave = choose_ranks(None), model.leaves_all(self), model.may_leave(self)
         # On the CPU, plain Keras's function is the one to beat. On devices, it is compiled only where calls are short.
-        self._begins_on_host = self.is_whole or self._may_leave and self.ranks.size == 1 and \
-            not on_devices(model.contexts)
+        self._begins_on_host = self.is_whole or self._may_leave and self.ranks.size == 1 and not model.on_devices
         self.dispatched = Dispatched(self, self.is_whole or not self._may_leave, model.hooks(self),
                                      self.open_account(book) if book else None)
         self.begin()
@@ -107,8 +105,8 @@ class ModelFunction(BatchSource):
     # --- the place in Keras's function
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        outputs = (functools.partial(count, self._usage, proceed=self.alone) if is_alone() else self.hooks.run)(
-            list(inputs)).outputs
+        run = functools.partial(self._usage.count, proceed=self.alone) if is_alone() else self.dispatched.hooks.run
+        outputs = run(list(inputs)).outputs
         if any(self._is_value):
             self._values = [each for each, is_value in zip(outputs, self._is_value) if is_value]
         return list(outputs)
@@ -122,11 +120,6 @@ class ModelFunction(BatchSource):
         if name.startswith('_'):
             raise AttributeError(name)
         return getattr(self.make_plain() if self.is_whole or not hasattr(self.step, name) else self.step, name)
-
-    @property
-    def hooks(self) -> CallHooks:
-        """The CallHooks that surround each call."""
-        return self.dispatched.hooks
 
     def open_account(self, book: Ledger) -> Account:
         """Return a new account in a ledger: of the weights, and of the state of the optimizer."""
@@ -146,7 +139,7 @@ class ModelFunction(BatchSource):
             yield Way.HOST
         if not self.is_whole:
             yield Way.SEVERAL
-            if self.ranks.size == 1 and len(self._model.contexts) > 1 and on_devices(self._model.contexts):
+            if self.ranks.size == 1 and len(self._model.contexts) > 1 and self._model.on_devices:
                 yield Way.DEVICE
         if self._may_leave and not self._begins_on_host:
             yield Way.HOST
@@ -177,10 +170,10 @@ class ModelFunction(BatchSource):
     @functools.cached_property
     def _of_plain(self):
         """The contexts on which plain Keras computes: one on the CPU."""
-        return [] if on_devices(self._model.contexts) else self._model.contexts[:1]
+        return [] if self._model.on_devices else self._model.contexts[:1]
 
     def alone(self, call: Any) -> Computed:
-        if on_devices(self._model.contexts):
+        if self._model.on_devices:
             return self._by(self._program(ALONE), call)
         return Computed(self._by_theano(call), length_of(call), self._model.contexts[:1])
 
@@ -362,6 +355,12 @@ class ModelFunction(BatchSource):
             return None
         for outputs, samples in self.step.joined():
             self._add(outputs, samples)
-            if self.hooks.account is not None:
-                self.hooks.account.note()
+            if self.dispatched.hooks.account is not None:
+                self.dispatched.hooks.account.note()
         return self._with_values((self._sums / self._samples).tolist()) if self._samples else None
+
+
+def length_of(inputs: list[Any]) -> int:
+    """Return the number of samples of a batch; 0 if it has none."""
+    shape = getattr(inputs[0], 'shape', None) or np.shape(inputs[0]) if inputs else ()  # np.shape takes long
+    return shape[0] if shape else 0

@@ -1,9 +1,12 @@
 """The summary of `enable`: where each function ran, of a script or of a Keras model, and why."""
 from __future__ import annotations
 
-from typing import Iterable, Sequence
+from time import perf_counter
+from typing import Any, Callable, Iterable, Sequence
 
+from ..devices import leases
 from ..devices.context_map import HOST, Context, describe
+from ..runtime.call_hooks import Computed
 from ..utils import mpi_environment
 from ..utils.tables import Printed, counted, table
 from .choice import STILL_TIMED, Way, word
@@ -59,6 +62,16 @@ class Usage:
         self.calls += 1
         if self.why == NO_SUCCESS:
             self.why = ''
+
+    def count(self, inputs: list[Any], proceed: Callable[..., Computed]) -> Computed:
+        """Count a batch of a Keras model, for the summary and for the lease of this process: a hook."""
+        self.begin()
+        began = perf_counter()
+        computed = proceed(inputs)
+        seconds = perf_counter() - began
+        leases.count(computed.samples, seconds)
+        self.add(computed.samples, seconds, computed.contexts)
+        return computed
 
     def explain(self, why: str) -> None:
         """Note why it runs where it does, unless a reason is known."""

@@ -48,10 +48,10 @@ def use_any_version(dnn: Any) -> None:
     `dnn` is ``theano.gpuarray.dnn``, whose functions that look for cuDNN are replaced.
     """
     from theano import config as theano_config
+    _put_shim_before_ops(dnn)
     if theano_config.dnn.enabled == 'False':
         theano_config.dnn.enabled = flag_text.flag('dnn.enabled', 'auto')
     if dnn.dnn_present.avail and dnn.version.v is not None:  # Theano was imported first, and has opened a context
-        _put_shim_before_ops(dnn)
         return
     dnn.dnn_present.avail = dnn.dnn_present.msg = None
 
@@ -82,8 +82,6 @@ def use_any_version(dnn: Any) -> None:
     @wrap(dnn)
     def _make_handle(original, context):
         return context.cudnn_handle if hasattr(context, 'cudnn_handle') else original(context)
-
-    _put_shim_before_ops(dnn)
 
 
 def give_contiguous_parameters() -> None:

@@ -59,13 +59,12 @@ def replaced(modules: Mapping[str, Any], replaces: bool = True) -> Iterator[None
     replaces : bool
         False has the block do nothing.
     """
-    replaces = replaces and sys.modules.keys().isdisjoint(modules)
-    if replaces:
-        sys.modules.update(modules)
+    added = modules if replaces and sys.modules.keys().isdisjoint(modules) else {}
+    sys.modules.update(added)
     try:
         yield
     finally:
-        for name in modules if replaces else ():
+        for name in added:
             del sys.modules[name]
 
 

@@ -1,12 +1,13 @@
 """Names of Keras on TensorFlow that scripts call on any back end: sessions, which Theano does not have."""
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from typing import Any
 
 
-class Session:
+class Session(contextlib.ExitStack):
     """A session of TensorFlow, as far as Theano knows one: `run` computes values, and all else changes nothing."""
 
     def run(self, fetches: Any, feed_dict: Any = None) -> Any:
@@ -24,17 +25,8 @@ class Session:
         return values[0] if single else values
 
     def as_default(self) -> 'Session':
-        """Return the session, which is a context manager."""
+        """Return the session, a context manager that has nothing to close."""
         return self
-
-    def close(self) -> None:
-        """Do nothing: values are shared variables, which live as long as something refers to them."""
-
-    def __enter__(self) -> 'Session':
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        return None
 
 
 def add_sessions(backend: Any) -> None:

@@ -68,17 +68,10 @@ def metric_values(model: Any) -> list[Any]:
     return [metric._call_result for metric in model._get_training_eval_metrics() if hasattr(metric, '_call_result')]
 
 
-def metric_updates(model: Any) -> list[Any]:
-    """Return the new values of the states of metrics, pairs that a batch gives; before Keras 2.1.4, there are none."""
-    if number() < (2, 3):
-        return getattr(model, 'metrics_updates', None) or []
-    return [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
-
-
 def metric_weights(model: Any) -> list[Any]:
-    """Return the states of all metrics of a model, compiled or not."""
+    """Return the states of all metrics of a model, compiled or not; before Keras 2.1.4, they have none."""
     if number() < (2, 3):
-        return [variable for variable, _ in metric_updates(model)]
+        return [variable for variable, _ in getattr(model, 'metrics_updates', None) or []]
     return [weight for metric in model.metrics for weight in metric.weights]
 
 

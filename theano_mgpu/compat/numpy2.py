@@ -209,25 +209,29 @@ def combine_numbers_with_arrays() -> None:
     from theano.tensor import subtensor
     from theano.tensor.nnet import bn
 
-    for op in (subtensor.AdvancedIncSubtensor1, subtensor.BaseAdvancedIncSubtensor):
+    _convert_inputs([subtensor.AdvancedIncSubtensor1, subtensor.BaseAdvancedIncSubtensor],
+                    lambda x, y, *places: [x, y if y.ndim else theano._asarray(y, x.dtype), *places])
+    _convert_inputs([bn.AbstractBatchNormTrain, bn.AbstractBatchNormInference, bn.AbstractBatchNormTrainGrad],
+                    lambda *inputs: [each if each.ndim else each.item() for each in inputs])
+
+
+def _convert_inputs(ops, convert):
+    """Have ops compute in Python with converted inputs."""
+    for op in ops:
         @wrap(op)
         def perform(original, self, node, inputs, *args):
-            x, y, *places = inputs
-            original(self, node, [x, y if y.ndim else theano._asarray(y, x.dtype), *places], *args)
-    for op in (bn.AbstractBatchNormTrain, bn.AbstractBatchNormInference, bn.AbstractBatchNormTrainGrad):
-        @wrap(op, 'perform')
-        def perform_(original, self, node, inputs, outputs):
-            original(self, node, [each if each.ndim else each.item() for each in inputs], outputs)
+            original(self, node, convert(*inputs), *args)
+
+
+def _with_last_in_64_bits(*inputs):
+    *arrays, numbers = inputs
+    return [*arrays, numbers.astype('int64') if numbers.dtype.kind in 'iu' else numbers]
 
 
 def count_in_64_bits() -> None:
     """Compute places in arrays, and limits of draws, in 64 bits, where small integers are given."""
     from theano.tensor import basic, extra_ops, raw_random
-    for op in (basic.Split, extra_ops.FillDiagonalOffset):
-        @wrap(op)
-        def perform(original, self, node, inputs, outputs):
-            *arrays, numbers = inputs
-            original(self, node, [*arrays, numbers.astype('int64')], outputs)
+    _convert_inputs([basic.Split, extra_ops.FillDiagonalOffset], _with_last_in_64_bits)
 
     @wrap(raw_random)
     def random_integers_helper(original, random_state, low, high, size):
@@ -253,13 +257,8 @@ def draw_in_64_bits(module: ModuleType) -> None:
     `module` is ``theano.sandbox.rng_mrg`` or ``theano.sandbox.multinomial``.
     """
     import numpy
-    for name in ('mrg_uniform', 'MultinomialFromUniform', 'ChoiceFromUniform'):
-        if hasattr(module, name):
-            @wrap(getattr(module, name))
-            def perform(original, self, node, inputs, *args):
-                *arrays, numbers = inputs  # of samples, or a size
-                numbers = numbers.astype('int64') if numbers.dtype.kind in 'iu' else numbers
-                original(self, node, [*arrays, numbers], *args)
+    names = {'mrg_uniform', 'MultinomialFromUniform', 'ChoiceFromUniform'}.intersection(vars(module))
+    _convert_inputs([vars(module)[name] for name in names], _with_last_in_64_bits)  # of samples, or a size
     if hasattr(module, 'mrg_next_value'):
         @wrap(module)
         def mrg_next_value(original, rstate, new_rstate, NORM, mask, offset):
@@ -271,13 +270,12 @@ def transform_in_double_precision(module: ModuleType) -> None:
 
     `module` is ``theano.tensor.fft`` or ``theano.tensor.fourier``.
     """
-    for name in ('RFFTOp', 'IRFFTOp', 'Fourier'):
-        if hasattr(module, name):
-            @wrap(getattr(module, name))
-            def perform(original, self, node, inputs, output_storage):
-                kind = 'complex128' if inputs[0].dtype.kind == 'c' else 'float64'
-                original(self, node, [inputs[0].astype(kind), *inputs[1:]], output_storage)
-                output_storage[0][0] = output_storage[0][0].astype(node.outputs[0].dtype)
+    for name in {'RFFTOp', 'IRFFTOp', 'Fourier'}.intersection(vars(module)):
+        @wrap(vars(module)[name])
+        def perform(original, self, node, inputs, output_storage):
+            kind = 'complex128' if inputs[0].dtype.kind == 'c' else 'float64'
+            original(self, node, [inputs[0].astype(kind), *inputs[1:]], output_storage)
+            output_storage[0][0] = output_storage[0][0].astype(node.outputs[0].dtype)
 
 
 def flatten_places_of_unique_elements() -> None:

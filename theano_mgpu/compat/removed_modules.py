@@ -9,7 +9,6 @@ import importlib.util
 import shutil
 import sys
 import sysconfig
-import types
 from typing import ContextManager
 
 from .import_hooks import new_module, replaced
@@ -33,28 +32,19 @@ def _refuse_other_names(name):
 
 def replace_imp() -> ContextManager[None]:
     """Replace ``imp``, which Python 3.12 removed, by an empty module: Theano needs it for a debugger of its own."""
-    return replaced({'imp': types.ModuleType('imp')}, sys.version_info >= (3, 12))
+    return replaced({'imp': new_module('imp')}, sys.version_info >= (3, 12))
 
 
 def replace_distutils() -> ContextManager[None]:
     """Replace ``distutils``, which Python 3.12 removed, by functions of ``sysconfig`` and ``shutil``."""
-    config = new_module('distutils.sysconfig', get_config_var=sysconfig.get_config_var,
-                     get_config_h_filename=sysconfig.get_config_h_filename,
-                     get_python_inc=_include_folder, get_python_lib=_standard_library,
-                     get_python_version=sysconfig.get_python_version)
+    config = new_module(
+        'distutils.sysconfig', get_config_var=sysconfig.get_config_var,
+        get_config_h_filename=sysconfig.get_config_h_filename, get_python_version=sysconfig.get_python_version,
+        get_python_inc=lambda plat_specific=False: sysconfig.get_path('platinclude' if plat_specific else 'include'),
+        get_python_lib=lambda plat_specific, standard_lib: sysconfig.get_path('stdlib'))  # Theano asks for no other one
     spawn = new_module('distutils.spawn', find_executable=shutil.which)
     package = new_module('distutils', sysconfig=config, spawn=spawn, __path__=[])
     return replaced({module.__name__: module for module in (package, config, spawn)}, sys.version_info >= (3, 12))
-
-
-def _include_folder(plat_specific: bool = False) -> str:
-    """Return the folder of Python.h, or of the headers that depend on the platform."""
-    return sysconfig.get_paths()['platinclude' if plat_specific else 'include']
-
-
-def _standard_library(plat_specific: bool, standard_lib: bool) -> str:
-    """Return the folder of Python's own modules: Theano asks for no other one."""
-    return sysconfig.get_paths()['stdlib']
 
 
 def restore_numpy_distutils() -> None:

@@ -54,19 +54,13 @@ def restore_numpy_aliases() -> None:
 def restore_collections_abcs() -> None:
     """Restore ``collections.Iterable`` and similar names, which Python 3.10 removed; Keras 2.3.1 imports them."""
     for name in collections.abc.__all__:
-        if not hasattr(collections, name):
-            setattr(collections, name, getattr(collections.abc, name))
+        vars(collections).setdefault(name, getattr(collections.abc, name))
 
 
 def restore_getargspec() -> None:
     """Restore ``inspect.getargspec``, which Python 3.11 removed; Keras 1 and earlier, Lasagne and others call it."""
-    if hasattr(inspect, 'getargspec'):
-        return
     ArgSpec = collections.namedtuple('ArgSpec', 'args varargs keywords defaults')
-
-    def getargspec(func):
-        return ArgSpec(*inspect.getfullargspec(func)[:4])
-    inspect.getargspec = getargspec  # type: ignore[attr-defined]
+    vars(inspect).setdefault('getargspec', lambda func: ArgSpec(*inspect.getfullargspec(func)[:4]))
 
 
 def restore_moved_modules() -> None:
@@ -96,8 +90,7 @@ def restore_find_graphviz(pydot: Any) -> None:
     def find_graphviz():
         found = {name: shutil.which(name) for name in ('dot', 'twopi', 'neato', 'circo', 'fdp')}
         return {name: path for name, path in found.items() if path} or None
-    if not hasattr(pydot, 'find_graphviz'):
-        pydot.find_graphviz = find_graphviz
+    vars(pydot).setdefault('find_graphviz', find_graphviz)
 
 
 def restore_modules() -> None:

@@ -1,12 +1,13 @@
 """A rewrite of the graphs of Theano's loops: a loop keeps what its gradient needs."""
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Collection, Iterator, Sequence
 
 from theano import Constant, Variable, scalar, tensor
 from theano.compile.ops import Shape, Shape_i
 from theano.gof import Optimizer, toolbox
-from theano.gof.graph import io_toposort
+from theano.gof.graph import io_toposort, stack_search
 from theano.scan_module.scan_op import Scan
 from theano.scan_module.scan_utils import clone, reconstruct_graph, safe_new
 from theano.tensor.elemwise import DimShuffle, Elemwise
@@ -157,15 +158,10 @@ def _key_of(node: Any, same: dict[Any, Any]) -> Any:
 
 def _needed(outputs: Sequence[Any], given: Any) -> list[Any]:
     """Return the variables whose values are needed for outputs, in the order of a search: none above one of `given`."""
-    found: dict[Any, None] = {}
-    stack = list(outputs)
-    while stack:
-        x = stack.pop()
-        if x not in found:
-            found[x] = None
-            if x.owner is not None and x not in given:
-                stack += [y for i, y in enumerate(x.owner.inputs) if not _is_for_its_shape(x.owner.op, i)]
-    return list(found)
+    def read_for(x):
+        is_known = x.owner is None or x in given
+        return [] if is_known else [y for i, y in enumerate(x.owner.inputs) if not _is_for_its_shape(x.owner.op, i)]
+    return stack_search(deque(outputs), read_for, 'dfs')
 
 
 def _is_for_its_shape(op: Any, i: int) -> bool:

@@ -136,14 +136,13 @@ class Ahead(contextlib.ExitStack):
         from theano.gof.fg import FunctionGraph
         seen = {first}
         for node in self._linker.schedule(self._linker.fgraph):
-            try:
+            # Where it has no C code. Any other error comes again when Theano itself compiles it.
+            with contextlib.suppress(Exception):
                 linker = CLinker().accept(FunctionGraph(node.inputs, node.outputs), no_recycling=[])
                 key = linker.cmodule_key()
                 if key not in seen and key not in cache.entry_from_key:
                     seen.add(key)
                     yield linker, linker.get_src_code()
-            except Exception:  # it has no C code; any other error comes again when Theano itself compiles it
-                continue
 
     def take(self, command: list[str]) -> bool:
         """Put a module that was compiled ahead where a command of g++ would; return whether there was one."""

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import sys
-import types
 import warnings
 from typing import Any, ContextManager
 
@@ -27,7 +26,7 @@ def parts_of_scipy_left_out() -> ContextManager[None]:
     """
     import scipy
     # From SciPy 1.9 on, the attributes import parts of SciPy by name.
-    return replaced({'scipy.stats': types.ModuleType('scipy.stats'), 'scipy.signal': None},
+    return replaced({'scipy.stats': new_module('scipy.stats'), 'scipy.signal': None},
                     hasattr(scipy, '__getattr__'))
 
 

@@ -117,11 +117,9 @@ class _Index:
 
     def _read(self):
         """Return the words of each entry; none where no process has written them, or a file system damaged them."""
-        try:
-            with open(self._path) as file:
-                return {name: words for name, *words in map(str.split, file)}
-        except (OSError, ValueError):
-            return {}
+        with contextlib.suppress(OSError, ValueError), open(self._path) as file:
+            return {name: words for name, *words in map(str.split, file)}
+        return {}
 
     def unknown(self):
         """Return the names in the folder that are not in the index, or that were examined."""

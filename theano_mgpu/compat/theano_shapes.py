@@ -1,6 +1,8 @@
 """The lengths of tensors, as Theano's optimiser knows them."""
 from __future__ import annotations
 
+from collections import deque
+
 
 def express_no_length_by_itself() -> None:
     """Have Theano's optimiser express no length of a tensor by the tensor itself.
@@ -24,12 +26,8 @@ def express_no_length_by_itself() -> None:
 
 def _is_made_of(length, tensor, lengths):
     """Return whether a length is made of a tensor, or of another one whose lengths are."""
-    seen, left = set(), [length]
-    while left:
-        variable = left.pop()
-        if variable is tensor:
-            return True
-        if variable not in seen:
-            seen.add(variable)
-            left += [*(variable.owner.inputs if variable.owner else ()), *(lengths.get(variable) or ())]
-    return False
+    from theano.gof.graph import stack_search
+
+    def sources(variable):
+        return [*(variable.owner.inputs if variable.owner else ()), *(lengths.get(variable) or ())]
+    return tensor in stack_search(deque([length]), sources)

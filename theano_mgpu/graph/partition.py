@@ -1,6 +1,7 @@
 """The partition of a graph into stages: a replica computes a stage without values from another replica."""
 from __future__ import annotations
 
+import functools
 from typing import Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import theano
@@ -279,49 +280,45 @@ def _outputs(shards: Shards, inputs: Sequence[theano.Variable]) -> tuple[list[Ou
             values[i] = shards.gathered(value)
         elif value.kind == PARTIAL:
             values[i] = shards.whole(value)
-    constants = _Constants(shards, inputs, [value.variable for value in values if value.kind == CONSTANT])
+    constants = [value.variable for value in values if value.kind == CONSTANT]
+    graphs, exchanges = _graphs_of_constants(shards, inputs, constants)
     outputs = []
     for value in values:
-        graph = constants.graphs.get(value.variable)
+        graph = graphs.get(value.variable)
         outputs.append(Output(value.variable, Gather(value.axis)) if value.kind == ROWS else
                        Output(value.variable, SAME) if graph is None else Output(graph, None))
-    return outputs, constants.exchanges
+    return outputs, exchanges
 
 
-class _Constants:
-    """Constants as functions of exchanged values, without the values that a stage computes.
+def _graphs_of_constants(shards, inputs, constants):
+    """Return constants as functions of exchanged values, without the values that a stage computes; and exchanges.
 
     Of random numbers, which are drawn once, and of loops that may have constant results beside those that need samples,
-    there are no `graphs`. The `exchanges` are constants that a stage hands over since they need the samples, such as
+    there are no graphs. The exchanges are of constants that a stage hands over since they need the samples, such as
     their number by the shape of an array.
     """
+    own, inlined, handed_over = set(inputs).union(shards.numbers[1:]), {}, {}
 
-    def __init__(self, shards, inputs, constants):
-        self._shards, self._own = shards, set(inputs).union(shards.numbers[1:])
-        self._memo, self._inlined, self._handed_over = {}, {}, {}
-        fit = graphs = [variable for variable in constants if self._can_be(variable)]
-        while any(v in self._inlined for v in ancestors(graphs)):
-            graphs = substitute(graphs, self._inlined)
-        self.graphs = dict(zip(fit, graphs))
-        needed = set(ancestors(graphs))
-        self.exchanges = [Exchange(v, source, SAME) for v, source in self._handed_over.items() if v in needed]
-
-    def _can_be(self, variable):
+    @functools.lru_cache(None)
+    def can_be(variable):
         """Return whether a constant can be computed of exchanged values; note the further values that it needs."""
         needed = ancestors([variable])
-        if any(v in self._own or v.owner and isinstance(v.owner.op, DRAWS) for v in needed):
+        if any(v in own or v.owner and isinstance(v.owner.op, DRAWS) for v in needed):
             return False
-        saved = {v: self._shards.saved[v] for v in needed if v in self._shards.saved}
+        saved = {v: shards.saved[v] for v in needed if v in shards.saved}
         for placeholder, source in saved.items():
-            if source not in self._memo:
-                self._memo[source] = self._can_be(source)
-            if self._memo[source]:
-                self._inlined[placeholder] = source
-            elif source in self._shards.constants and not _is_half_empty(source):
-                self._handed_over[placeholder] = source
+            if can_be(source):
+                inlined[placeholder] = source
+            elif source in shards.constants and not _is_half_empty(source):
+                handed_over[placeholder] = source
             else:
                 return False
         return True
+    fit = graphs = [variable for variable in constants if can_be(variable)]
+    while any(v in inlined for v in ancestors(graphs)):
+        graphs = substitute(graphs, inlined)
+    needed = set(ancestors(graphs))
+    return dict(zip(fit, graphs)), [Exchange(v, source, SAME) for v, source in handed_over.items() if v in needed]
 
 
 def _is_half_empty(variable):

@@ -61,9 +61,7 @@ def inlined(outputs: Sequence[theano.Variable], is_meant: Callable[[OpFromGraph]
 
 def inner_outputs(op: theano.Op) -> list[theano.Variable]:
     """Return the outputs of an op's inner graph; an empty list for an op without one."""
-    if isinstance(op, Scan):
-        return op.outputs
-    return op.local_outputs if isinstance(op, OpFromGraph) else []
+    return op.outputs if isinstance(op, Scan) else getattr(op, 'local_outputs', [])
 
 
 def inner_inputs(op: theano.Op) -> list[theano.Variable]:

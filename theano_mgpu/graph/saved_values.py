@@ -4,26 +4,23 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Mapping
 
 import theano
-from theano.compile import ops as compile_ops
 from theano.gof.graph import Apply, io_toposort
 from theano.scalar import basic as scalar
-from theano.tensor import basic, elemwise, opt, subtensor
+from theano.tensor import elemwise, opt
 
+from ..compat import scan_rewrites
 from .analysis import Shards
 
-CHEAP = (elemwise.DimShuffle, subtensor.Subtensor, compile_ops.Shape, compile_ops.Shape_i, opt.MakeVector, opt.Assert,
-         basic.ScalarFromTensor, basic.TensorFromScalar, basic.Reshape, basic.Alloc, compile_ops.Rebroadcast)
-CHEAP_SCALAR = (scalar.Add, scalar.Sub, scalar.Mul, scalar.TrueDiv, scalar.IntDiv, scalar.Neg, scalar.Sqr, scalar.Sqrt,
-                scalar.Inv, scalar.Abs, scalar.Sgn, scalar.Second, scalar.Identity, scalar.Cast, scalar.Switch,
-                scalar.Clip, scalar.Maximum, scalar.Minimum, scalar.LogicalComparison, scalar.AND, scalar.OR,
-                scalar.Invert)
+# Those that the gradient of a loop computes again, and a few more.
+CHEAP = *scan_rewrites.CHEAP, opt.Assert
+CHEAP_SCALARS = *scan_rewrites.CHEAP_SCALARS, scalar.IntDiv, scalar.Sqrt
 DEEPEST = 12  # ops in a row that are computed again
 
 
 def is_cheap(node: Apply) -> bool:
     """Return whether a node is a view, a shape, or simple arithmetic of each element."""
     if isinstance(node.op, elemwise.Elemwise):
-        return isinstance(node.op.scalar_op, CHEAP_SCALAR)
+        return isinstance(node.op.scalar_op, CHEAP_SCALARS)
     return isinstance(node.op, CHEAP)
 
 

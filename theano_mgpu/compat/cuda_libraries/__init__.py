@@ -5,6 +5,7 @@ and pip's wheels have ``libcuda.so.1``, ``libnvrtc.so.12`` and so on: `provide` 
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
@@ -107,11 +108,9 @@ def _open_driver():
     """Return the driver's path and library; None, None without a driver."""
     # The dynamic linker finds the names without a folder.
     for name in search.on_library_path('libcuda.so') + ['libcuda.so', 'libcuda.so.1'] + search.installed('libcuda.so'):
-        try:
+        with contextlib.suppress(OSError, AttributeError):
             driver = ctypes.CDLL(name)
             return search.file_of(driver, 'cuInit') or name, driver
-        except (OSError, AttributeError):
-            continue
     return None, None
 
 
@@ -157,13 +156,12 @@ def _provide_cublas(driver, capabilities):
 
 
 def _cublas_version(cublas, path):
-    try:
+    with contextlib.suppress(AttributeError):
         numbers = (ctypes.c_int * 2)()
         for part in range(2):
             cublas.cublasGetProperty(part, ctypes.byref(numbers, part * ctypes.sizeof(ctypes.c_int)))
         return tuple(numbers)
-    except AttributeError:  # before CUDA 8
-        return search.file_version(path)
+    return search.file_version(path)  # before CUDA 8
 
 
 def _with_tf32(path, version, cublas):

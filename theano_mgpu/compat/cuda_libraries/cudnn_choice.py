@@ -5,6 +5,7 @@ Theano compiles its own C code against cuDNN. So the headers are needed, too, an
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -147,27 +148,21 @@ def _include_folders(path: str, flag: str) -> Iterator[str]:
     yield from search.include_folders()
 
 
-def _cuda_include_folders(flag: str) -> Iterator[str]:
-    """Yield folders of CUDA's headers: the flag's, the first complete one, and the few names that are needed."""
-    if flag:
-        yield flag
-    for folder in search.include_folders():
-        if all(os.path.exists(os.path.join(folder, name)) for name in CUDA_HEADERS):
-            yield folder
-            break
-    yield OWN_HEADERS
+def _cuda_include_folders(flag: str) -> list[str]:
+    """Return folders of CUDA's headers: the flag's, the first complete one, and the few names that are needed."""
+    complete = [folder for folder in search.include_folders()
+                if all(os.path.exists(os.path.join(folder, name)) for name in CUDA_HEADERS)]
+    return [flag] * bool(flag) + complete[:1] + [OWN_HEADERS]
 
 
 def header_version(folder: str) -> Version:
     """Return the version of cuDNN's headers in a folder; empty if there are none."""
     for name in ('cudnn_version.h', 'cudnn.h'):  # the first one exists since cuDNN 8
-        try:
+        with contextlib.suppress(OSError):
             text = Path(folder, name).read_text(encoding='utf-8', errors='replace')
-        except OSError:
-            continue
-        numbers = [re.search(r'#define CUDNN_%s\s+(\d+)' % part, text) for part in ('MAJOR', 'MINOR', 'PATCHLEVEL')]
-        if all(numbers):
-            return tuple(int(number.group(1)) for number in numbers if number)
+            numbers = [re.search(r'#define CUDNN_%s\s+(\d+)' % part, text) for part in ('MAJOR', 'MINOR', 'PATCHLEVEL')]
+            if all(numbers):
+                return tuple(int(number.group(1)) for number in numbers if number)
     return ()
 
 

@@ -49,7 +49,9 @@ def on_library_path(name: str) -> list[str]:
 
 def installed(name: str) -> list[str]:
     """Return the files of a library, of any version, where pip, conda, NVIDIA and distributions install it."""
-    return [path for folder in _folders() for path in files_in(folder, name)]
+    folders = _places('lib', 'lib64', ['/usr/lib/wsl/lib', '/run/opengl-driver/lib', '/usr/lib/' + MULTIARCH,
+                                       '/usr/lib64', '/usr/lib'])
+    return [path for folder in folders for path in files_in(folder, name)]
 
 
 def files_in(folder: str, name: str) -> list[str]:
@@ -69,11 +71,6 @@ def _linker_cache(name):
                                   universal_newlines=True).stdout
             return re.findall(r'^\s*%s[.\d]* .*=> (\S.*)$' % re.escape(name), text, re.M)
     return []  # musl has no cache
-
-
-def _folders():
-    return _places('lib', 'lib64', ['/usr/lib/wsl/lib', '/run/opengl-driver/lib', '/usr/lib/' + MULTIARCH,
-                                    '/usr/lib64', '/usr/lib'])
 
 
 def include_folders() -> list[str]:

@@ -1,6 +1,7 @@
 """Facts that a graph shows whatever the samples are: known numbers and lengths, and the entries of indices."""
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Iterable
 
 import numpy as np
@@ -31,10 +32,9 @@ def is_zero(variable: theano.Variable) -> bool:
 
 def number_everywhere(variable: theano.Variable) -> float | None:
     """Return the number that all elements of a variable are known to be, else None."""
-    try:
+    with contextlib.suppress(basic.NotScalarConstantError, TypeError, ValueError):
         return float(basic.get_scalar_constant_value(variable, elemwise=True))
-    except (basic.NotScalarConstantError, TypeError, ValueError):
-        return None
+    return None
 
 
 def number(variable: theano.Variable) -> Any:
@@ -82,10 +82,8 @@ def _known_element(vector, place):
 
 def length_of(vector: theano.Variable) -> int | None:
     """Return the length that a vector is known to have, else None."""
-    try:
+    with contextlib.suppress(ValueError, TypeError, IndexError):  # IndexError: for x[()]
         return T.get_vector_length(vector)
-    except (ValueError, TypeError, IndexError):  # IndexError: for x[()]
-        pass
     node = vector.owner
     if not node or not isinstance(node.op, (elemwise.Elemwise, basic.Join)):
         return None

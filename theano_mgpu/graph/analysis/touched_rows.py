@@ -38,17 +38,14 @@ class Scatter(NamedTuple):
 
 def noted(shards: Any, node: theano.Apply, values: list[Value], table: Value) -> Value:
     """Return the partial table of a node that adds rows of samples into zeros; note it if it is large."""
-    if shards.by_rows and values[1].kind == ROWS and not table.variable.broadcastable[0] and _is_large(node):
+    # Whether a table is worth a decision tell the shared variables that its shape is made of.
+    if shards.by_rows and values[1].kind == ROWS and not table.variable.broadcastable[0] and \
+            any(map(_is_large, ancestors(node.inputs[:1]))):
         shards.scatters[table.variable] = Scatter(node, values[0], values[1], values[2:])
     return table
 
 
-def _is_large(node):
-    """Return whether a table is worth a decision, by the shared variables that its shape is made of."""
-    return any(map(_is_large_value, ancestors(node.inputs[:1])))
-
-
-def _is_large_value(variable):
+def _is_large(variable):
     return isinstance(variable, SharedVariable) and bytes_of_shared(variable) > LARGE
 
 
@@ -57,7 +54,7 @@ def most_bytes_of_rows(shards: Any, sources: Iterable[theano.Variable]) -> dict[
     nodes = [shards.scatters[each].node for source in sources if source in shards.in_place_of
              for each in _leaves(shards, shards.in_place_of[source]) if each in shards.scatters]
     return {each: bytes_of_shared(each) // LESS for node in nodes for each in ancestors(node.inputs[:1])
-            if _is_large_value(each)}
+            if _is_large(each)}
 
 
 def whole(shards: Any, value: Value) -> Value | None:

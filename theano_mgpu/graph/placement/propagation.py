@@ -18,7 +18,7 @@ from theano.scan_module.scan_op import Scan
 
 from ...errors import GraphError, named
 from ..patches import record_places
-from ..rewrites import inner_outputs, rebuilt
+from ..rewrites import inner_inputs, inner_outputs, rebuilt
 from .tags import Beside, place_of, place_of_node, tag
 
 _SEVERAL = object()  # a node feeds several parameters, or something else than an update
@@ -86,7 +86,9 @@ def _check_inside(node, place):
     outputs = inner_outputs(node.op)
     if not outputs:
         return
-    steps = _inputs_of_steps(node.op)
+    steps = set(inner_inputs(node.op))
+    if isinstance(node.op, Scan):  # the inputs that change from step to step
+        steps.difference_update(node.op.inner_non_seqs(node.op.inputs), node.op.inner_shared(node.op.inputs))
     for inner in io_toposort([], outputs):
         if steps.isdisjoint(inner.inputs):
             continue
@@ -97,13 +99,6 @@ def _check_inside(node, place):
                              'Put the call of theano.scan, not its steps, into mgpu.device(%r)'
                              % (named(inner), own, named(node.op), place, own))
         _check_inside(inner, place)
-
-
-def _inputs_of_steps(op):
-    """Return the inputs of an op's inner graph; for a scan, only inputs that change from step to step."""
-    if not isinstance(op, Scan):
-        return set(op.local_inputs)
-    return set(op.inputs) - set(op.inner_non_seqs(op.inputs)) - set(op.inner_shared(op.inputs))
 
 
 class _Propagation:

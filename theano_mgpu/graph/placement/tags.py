@@ -5,26 +5,25 @@ all outputs of a node. Theano copies tags when it clones.
 """
 from __future__ import annotations
 
-import contextlib
 import threading
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable
 
 import theano
 from theano.gof.graph import ancestors
 
+from ...utils.attributes import temporarily
 from .. import layers
 from ..traces import put_in_layer
 
 
 class _Blocks(threading.local):
-    """The places of the blocks that a thread is in, innermost last.
+    """The place of the innermost block that a thread is in.
 
-    They are followed by whether it derives a placed gradient, and the part of this that is timed.
+    It is followed by whether the thread derives a placed gradient, and the part of this that is timed.
     """
 
-    def __init__(self) -> None:
-        self.stack: list[Any] = [None]
-        self.deriving, self.part = False, ''
+    place: Any = None
+    deriving, part = False, ''
 
 
 _blocks = _Blocks()
@@ -45,8 +44,7 @@ class Beside:
         return Beside, ()  # for all protocols of pickle; one object stays one within a pickle
 
 
-@contextlib.contextmanager
-def placed_on(place: str | Beside | None) -> Iterator[None]:
+def placed_on(place: str | Beside | None) -> Any:
     """Give a place to the nodes and shared variables that are made in the ``with`` block, after `record_places`.
 
     Parameters
@@ -54,11 +52,7 @@ def placed_on(place: str | Beside | None) -> Iterator[None]:
     place : str, Beside, or None
         None leaves them without a place, whatever the blocks around this one say.
     """
-    _blocks.stack.append(place)
-    try:
-        yield
-    finally:
-        _blocks.stack.pop()
+    return temporarily(_blocks, 'place', place)
 
 
 def place_of(variable: Any) -> str | Beside | None:
@@ -80,7 +74,7 @@ def tag(node: theano.Apply, place: str | Beside) -> None:
 def tag_new(variables: Iterable[theano.Variable]) -> None:
     """Tag new variables with the place of the block that they are made in, unless they have one, and with their part.
     """
-    place = _blocks.stack[-1]
+    place = _blocks.place
     for variable in variables if place is not None else ():
         if place_of(variable) is None:
             variable.tag.mgpu_place = place
@@ -100,13 +94,9 @@ def beside_forward_ops(populate: Callable[..., Any], consumers: dict[Any, Any], 
     if _blocks.deriving or not layers.is_on and all(place_of(each) is None for each in ancestors(list(consumers))):
         return populate(consumers, *args, **kwargs)
     layers.name_function(list(consumers))
-    _blocks.deriving = True
-    try:
-        with placed_on(None):
-            return populate({variable: _Consumers(variable, nodes) for variable, nodes in consumers.items()},
-                            *args, **kwargs)
-    finally:
-        _blocks.deriving, _blocks.part = False, ''
+    with temporarily(_blocks, 'deriving', True), temporarily(_blocks, 'part', ''), placed_on(None):
+        return populate({variable: _Consumers(variable, nodes) for variable, nodes in consumers.items()},
+                        *args, **kwargs)
 
 
 class _Consumers(dict):
@@ -123,10 +113,10 @@ class _Consumers(dict):
 
     def __iter__(self):
         for node in super().__iter__():
-            _blocks.stack[-1] = _place_beside(node)
+            _blocks.place = _place_beside(node)
             yield node
         owner = self._variable.owner
-        _blocks.stack[-1] = place_of(self._variable) if owner is None else _place_beside(owner)
+        _blocks.place = place_of(self._variable) if owner is None else _place_beside(owner)
 
 
 def _place_beside(node):

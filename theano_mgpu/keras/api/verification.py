@@ -7,9 +7,9 @@ import theano
 from keras.backend.theano_backend import Function
 from keras.models import Model
 
-from ...auto.counted_batches import length_of
 from ...auto.definition import Definition
 from ...auto.divided_model import DividedModel, divided_model_of
+from ...auto.model_function import length_of
 from ...checks.verification import VerificationReport, check_alone, unchanged, verified
 from ...compat import keras_versions
 from ...devices.asked_contexts import chosen_contexts

@@ -121,7 +121,7 @@ class Checkpoint(Callback):
         for function in self._functions:
             function.dispatched.begin_replay(functools.partial(self.replay_or_compute, function))
         if self.ledger:
-            train.hooks.record(train.open_account(ledger_at(self.ledger, self.every, train.step.ranks)))
+            train.dispatched.hooks.record(train.open_account(ledger_at(self.ledger, self.every, train.step.ranks)))
 
     def _not_ours(self):
         launch = 'launch -n %d ' % mpi_environment.size() * mpi_environment.is_rank()
@@ -139,7 +139,7 @@ class Checkpoint(Callback):
         if not self._in_batch:
             return proceed(inputs)
         self._in_batch = False
-        return self._replay.call(0, inputs, proceed, sampled_checksum, function.hooks)
+        return self._replay.call(0, inputs, proceed, sampled_checksum, function.dispatched.hooks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if 'initial_epoch' not in self._record.fit:

@@ -29,7 +29,7 @@ class Feed:
     def __init__(self, ranks: Communicator, source: Any, enqueuer: Any = None) -> None:
         self._ranks, self._source, self._enqueuer = ranks, source, enqueuer
         self._thread = threading.get_ident()
-        self._ahead: Any = None  # the batch after the current one, if it is known
+        self.ahead: Any = None  # the batch after the current one, the same on every rank; None if it is not known
 
     def __reduce__(self):  # for processes that make batches
         return _same, (self._source,)
@@ -59,21 +59,17 @@ class FedIterator(Feed, Iterator[Any]):
             broadcast_object(self._ranks, (ERROR, packed(error), None), activity=FEED)
             known_to_all(error)
             raise
-        kind = ANNOUNCED if self._ahead is item else ITEM
-        self._ahead = self._enqueuer and next_of_queue(self._enqueuer)
-        broadcast_object(self._ranks, (kind, None if kind == ANNOUNCED else item, self._ahead), activity=FEED)
+        kind = ANNOUNCED if self.ahead is item else ITEM
+        self.ahead = self._enqueuer and next_of_queue(self._enqueuer)
+        broadcast_object(self._ranks, (kind, None if kind == ANNOUNCED else item, self.ahead), activity=FEED)
         return item
 
     def _receive(self):
         kind, item, following = broadcast_object(self._ranks, activity=FEED)
         if kind == ERROR:
             raise known_to_all(unpacked(item, 'rank 0, which makes the batches of all ranks, raised it'))
-        item, self._ahead = self._ahead if kind == ANNOUNCED else item, following
+        item, self.ahead = self.ahead if kind == ANNOUNCED else item, following
         return item
-
-    def peek(self) -> Any:
-        """Return the batch after the current one, the same on every rank; None if it is not known."""
-        return self._ahead
 
 
 class FedSequence(Feed, keras_versions.sequence_class()):  # type: ignore[misc]  # a class of any Keras

@@ -62,7 +62,7 @@ class LoopObserver:
         return self._sliced[1]
 
     def _next_item(self):
-        item = self._source.peek() if isinstance(self._source, FedIterator) else next_of_queue(self._source)
+        item = self._source.ahead if isinstance(self._source, FedIterator) else next_of_queue(self._source)
         if not isinstance(item, tuple) or len(item) not in (2, 3):
             return None  # Keras raises an error
         x, y, sample_weight = (item + (None,))[:3]
@@ -82,17 +82,13 @@ def next_rows(rows: Any) -> np.ndarray | None:
     whole = getattr(rows, 'base', None)
     if not isinstance(whole, np.ndarray) or whole.ndim != 1 or whole.dtype != rows.dtype or not len(rows):
         return None
-    stop = (_address(rows) - _address(whole)) // whole.itemsize + len(rows)
+    stop = (rows.ctypes.data - whole.ctypes.data) // whole.itemsize + len(rows)
     return whole[stop:stop + len(rows)] if stop < len(whole) else None
 
 
 def _is_same(rows, others):
-    return getattr(others, 'base', None) is rows.base and _address(rows) == _address(others) and \
+    return getattr(others, 'base', None) is rows.base and rows.ctypes.data == others.ctypes.data and \
         len(rows) == len(others)
-
-
-def _address(array):
-    return array.__array_interface__['data'][0]
 
 
 def look_ahead(method: Callable[..., Any], self: Model, *args: Any, **kwargs: Any) -> Any:

@@ -47,21 +47,13 @@ def _are_statistics_of(node):
         and train.inputs[0] is x and [mean, inverse] == train.outputs[1:3]
 
 
-def _normalised(axes, x, scale, bias, epsilon, factor, *running):
+def _normalised(axes, x, scale, bias, epsilon, factor, running_mean=None, running_variance=None):
     """Expand as Theano's local_abstract_batch_norm_train does, but compute all batch-wide statistics at once."""
     mean, variance = Moments(axes)(x)
-    inverse = T.inv(T.sqrt(variance + _epsilon(epsilon, variance)))
-    return [(x - mean) * (scale * inverse) + bias, mean, inverse] \
-        + _running(x, scale, factor, mean, variance, *running)
-
-
-def _epsilon(epsilon, variance):
-    return epsilon.astype('float32') if (variance.dtype, epsilon.dtype) == ('float32', 'float64') else epsilon
-
-
-def _running(x, scale, factor, mean, variance, running_mean=None, running_variance=None):
-    """Return the new running averages, if any are kept."""
-    new = []
+    if (variance.dtype, epsilon.dtype) == ('float32', 'float64'):
+        epsilon = epsilon.astype('float32')
+    inverse = T.inv(T.sqrt(variance + epsilon))
+    new = [(x - mean) * (scale * inverse) + bias, mean, inverse]
     if running_mean is not None:
         new.append(running_mean * (1.0 - factor) + mean * factor)
     if running_variance is not None:

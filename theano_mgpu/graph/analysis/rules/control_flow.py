@@ -1,6 +1,4 @@
 """Branches, loops and ops that are made of graphs."""
-from __future__ import annotations
-
 import math
 from itertools import islice
 
@@ -51,7 +49,7 @@ def _op_from_graph(shards, node, values):
 def _scan(shards, node, values):
     """Analyse the graph of a loop like the graph around it: slices and states have one axis less, the time."""
     refuse_rows(shards, node, values[:1], 'it loops over samples')
-    if _is_map(node, values):
+    if any(value.kind == ROWS and value.axis == 0 for value in values[1:1 + node.op.n_seqs]):
         return _mapped(shards, node, values)
     check_limits(None, values)
     return _Loop(shards, node, dict(zip(node.inputs, values))).outputs()
@@ -213,11 +211,6 @@ def _begins_at_zero(variable):
 
 
 # --- Loops over the samples of a batch: each replica loops over its own, if no turn needs another one ---------------
-
-def _is_map(node, values):
-    """Return whether a loop, whose inputs have these Values, takes samples one after the other."""
-    return any(value.kind == ROWS and value.axis == 0 for value in values[1:1 + node.op.n_seqs])
-
 
 def _mapped(shards, node, values):
     """Return the Values of a loop over samples.

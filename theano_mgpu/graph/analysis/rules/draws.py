@@ -1,6 +1,4 @@
 """Random numbers: every replica draws the numbers of the whole batch."""
-from __future__ import annotations
-
 import theano.tensor as T
 from theano.sandbox.multinomial import MultinomialFromUniform
 

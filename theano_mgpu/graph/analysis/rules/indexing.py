@@ -168,9 +168,6 @@ class _Indexed:
         self.places = {axis: i if i < self.first else i + self.array_ndim for i, axis in enumerate(others)
                        if axis >= len(index) or is_whole(slice_of(index[axis]))}
 
-    def _refuse(self):
-        self.shards.refuse(self.node, PLACES)
-
     def _shift(self, i):
         """Return how many dimensions the arrays together have ahead of the dimensions of one of them."""
         return self.array_ndim - self.index[i].ndim
@@ -178,13 +175,13 @@ class _Indexed:
     def axis(self, axis):
         """Return where an axis of x comes to lie, which must be whole."""
         if axis not in self.places:
-            self._refuse()
+            self.shards.refuse(self.node, PLACES)
         return self.places[axis]
 
     def source(self, axis):
         """Return the axis of x that comes to lie at this one."""
         sources = [each for each, place in self.places.items() if place == axis]
-        return sources[0] if sources else self._refuse()
+        return sources[0] if sources else self.shards.refuse(self.node, PLACES)
 
     def rows(self, values):
         """Return the arrays with the replica's rows, and the state of x[index]."""
@@ -220,7 +217,7 @@ class _Indexed:
         """
         shards, node = self.shards, self.node
         if x.axis not in self.arrays:
-            self._refuse()
+            shards.refuse(node, PLACES)
         places, outer = _places(self.index[x.axis]), shards.outer(x)
         if places is None or outer:
             values, state = self.rows(self._with_own_rows(x, values, outer))
@@ -228,7 +225,7 @@ class _Indexed:
             axis = places[1] + self._shift(x.axis)
             if shards.value(places[0]).state.size != COUNT or any(
                     values[i].kind == ROWS and values[i].state != rows(axis - self._shift(i)) for i in self.arrays):
-                self._refuse()
+                shards.refuse(node, PLACES)
             values = list(values)
             if self._is_plain(x.axis, places[0]):
                 labels = [values[i] for i in self.arrays if i != x.axis and values[i].variable.ndim == 1]
@@ -253,11 +250,11 @@ class _Indexed:
         """Return the arrays, at least one of them with the replica's rows."""
         shards = self.shards
         if not _begins_with_places(shards, self.index[x.axis]):
-            self._refuse()
+            shards.refuse(self.node, PLACES)
         if any(values[i].kind == ROWS for i in self.arrays):
             return values
         if any(self.index[i].ndim != 1 for i in self.arrays):
-            self._refuse()
+            shards.refuse(self.node, PLACES)
         # Each sample of each block has the same number of rows.
         checked = shards.make(lambda v, n=1: shards.check(
             self.node, PLACES, v, T.eq(v.shape[0] % (n * shards.total), 0)), [values[x.axis]] + outer,

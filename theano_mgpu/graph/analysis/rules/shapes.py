@@ -1,6 +1,4 @@
 """Shapes, arrays that are made by a shape, and ops that change it."""
-from __future__ import annotations
-
 import theano.tensor as T
 from theano import sparse
 from theano.compile import ops as compile_ops
