@@ -1,6 +1,7 @@
 # `make` lists the targets. ARGS passes arguments: make test ARGS='-k collectives'
 PY := .venv/bin/python
 ARGS ?=
+COVERAGE := COVERAGE_FILE=$(CURDIR)/build/coverage/data COVERAGE_RCFILE=$(CURDIR)/pyproject.toml
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-devices test check test-all one cover test-slow test-cuda test-gpu test-keras test-kerases test-keras-examples test-libraries test-theano test-nvrtc test-nccl test-cublas test-driver test-cudnn test-slurm test-pythons test-packages test-docker test-scripts bench clean
 
@@ -34,8 +35,12 @@ one: setup ## one test, or one file: make one T=tests/plan/test_plan.py::test_wh
 	@$(PY) .ci/quickly $(PY) -m pytest -q -n 0 $(or $(T),$(error T=tests/file.py::test is missing)) $(ARGS)
 
 cover: setup ## the tests of make test, and which branches of the package they run: build/coverage/index.html
-	@$(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' --cov=theano_mgpu --cov-branch --cov-report=term:skip-covered \
-	    --cov-report=html:build/coverage $(ARGS)
+	@rm -rf build/coverage; mkdir -p build/coverage
+	@$(COVERAGE) COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml \
+	    $(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
+	@$(COVERAGE) $(PY) -m coverage combine -q
+	@$(COVERAGE) $(PY) -m coverage report --skip-covered
+	@$(COVERAGE) $(PY) -m coverage html -q -d build/coverage
 
 test-slow: setup ## the long tests, which make test leaves out: more models, more OpenCL contexts, optimised kernels
 	@TEST_CXXFLAGS=-O1 POCL_EXTRA_BUILD_FLAGS= $(PY) .ci/quickly $(PY) -m pytest -n 2 -m slow $(ARGS)

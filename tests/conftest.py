@@ -29,6 +29,7 @@ import theano
 from support import initial_weights, started
 from support.devices import context_map
 from support.modes import LAZY
+from support.parameters import mark_slow
 from support.requirements import MISSING, is_slow_on_opencl, takes_a_gpu
 from support.two_hosts import two_hosts_or_skip
 
@@ -40,6 +41,15 @@ if os.environ.get('TEST_CUDA_GRAPHS') == 'first':  # most tests call a function 
     graph_calls.GraphCalls._has_seen = lambda self, arguments: True
 
 collect_ignore = ['programs']  # tests run them
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem():
+    """Mark the slow variants of a test."""
+    made = yield
+    if isinstance(made, list) and made and isinstance(made[0], pytest.Function):
+        mark_slow(made)
+    return made
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers

@@ -84,6 +84,7 @@ def on_host(case):
     return inputs, [batch.sum(), T.tanh(batch)], {**updates, total: total + batch.mean()}, names
 
 
+@pytest.mark.slow_with('two data sets-1', 'columns-1', 'sparse-2', 'two data sets-2')
 @pytest.mark.parametrize('micro_batches', [1, 2])
 @pytest.mark.parametrize('case', ['rows', 'columns', 'sparse', 'two data sets', 'a counter', 'read otherwise',
                                   'one read otherwise', 'changed', 'undivided'])

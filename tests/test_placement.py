@@ -41,11 +41,13 @@ def training_step(name, places, **options):
     return Training(made(name, places), 'training_function', **options)
 
 
+@pytest.mark.slow_but_with('tied')
 @pytest.mark.parametrize('name', NAMES)
 def test_a_training_step(cpu3, name):
     check(training_step(name, cpu3), name, SIZES)
 
 
+@pytest.mark.slow_but_with('chain_of_three')
 @pytest.mark.parametrize('name', [pytest.param(name, marks=SLOW.get(name, [] if name in WITH_STATES else [
     pytest.mark.slow])) for name in MODELS])
 def test_a_function_with_micro_batches(cpu3, name):
@@ -53,6 +55,7 @@ def test_a_function_with_micro_batches(cpu3, name):
     check(training, name, SIZES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['chain_of_three', 'towers'])
 def test_in_float32(cpu3, name):
     with theano.configparser.change_flags(floatX='float32'):
@@ -68,6 +71,7 @@ def test_on_devices(contexts, kind, name):
     assert not mgpu.audit(training.step).wrong
 
 
+@pytest.mark.slow_but_with("towers-{'update_on': 'host'}")
 @pytest.mark.parametrize('options', [
     {'micro_batches': 1, 'recompute': True}, {'micro_batches': 2, 'executor': 'threads'},
     {'micro_batches': 4, 'executor': 'serial'}, {'update_on': 'host'}, {'update_on': 'device', 'micro_batches': 2},
@@ -80,6 +84,7 @@ def test_options(cpu3, name, options):
 REPLICATED = ['chain', 'towers', 'tied', 'several_losses', 'dropout', 'batch_normalised']
 
 
+@pytest.mark.slow_but_with('tied')
 @pytest.mark.parametrize('name', REPLICATED)
 def test_replicas(cpu4, name):
     """Replicas are given as lists of contexts, or made of the contexts that are left."""
@@ -100,6 +105,7 @@ def test_replicas_on_devices(contexts, kind, name):
     check(training_step(name, places[:2], mode=None), name, SIZES)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('update_on', ['auto', pytest.param('sharded', marks=pytest.mark.slow)])
 def test_ranks(update_on, tmp_path):
@@ -118,6 +124,7 @@ def regression(places, x, t):
     return m, loss, [(w, w - 0.1 * gradient) for w, gradient in zip(m.params, T.grad(loss, m.params))]
 
 
+@pytest.mark.slow_but_with('None-1')
 @pytest.mark.parametrize('contexts_of_it,micro_batches', [(['host0', 'host1'], 3), (None, 1)])
 def test_batches_that_are_sliced_from_data_sets(cpu4, contexts_of_it, micro_batches):
     data = made('chain').batch(40, 3)
@@ -182,6 +189,7 @@ def test_weights_that_are_set_between_steps(cpu3):
         assert_close(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['towers', 'dropout'])
 def test_a_state_that_is_saved(cpu4, tmp_path, name):
     """A state that a placed function saved is loaded by one that is not placed, and the other way round."""
@@ -198,6 +206,7 @@ def test_a_state_that_is_saved(cpu4, tmp_path, name):
         assert_close(resumed.values(), after)
 
 
+@pytest.mark.slow
 def test_checkpoints(cpu3, tmp_path):
     _, after = plain('dropout', SIZES, 'float64')
     path = str(tmp_path / 'run.npz')

@@ -53,6 +53,7 @@ def test_outputs_are_gathered_or_reduced_as_told(contexts, kind):
         make_step(model, outputs=[(model.accuracy, 'gather')])
 
 
+@pytest.mark.slow_but_with('<lambda>1')
 @pytest.mark.parametrize('updates', [
     lambda gradients: sgd(gradients, PARAMS, 0.1),
     lambda gradients, params: list(sgd(gradients, params, 0.1).items()),
@@ -69,6 +70,7 @@ def test_kinds_of_updates(cpu2, updates):
 PARAMS = []
 
 
+@pytest.mark.slow
 def test_updates_may_depend_on_the_batch(cpu2):
     """The rate is the inverse of the largest input; the results are the same as in plain Theano."""
     model, reference = dense_model(), dense_model()
@@ -80,6 +82,7 @@ def test_updates_may_depend_on_the_batch(cpu2):
     assert largest_relative_difference(model, reference) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_sum_loss(cpu2):
     """No option is needed: sums over samples are added, and terms without samples count once."""
     model, reference = dense_model(), dense_model()
@@ -122,6 +125,7 @@ def test_wrong_options(cpu2):
             make_step(model, micro_batches=wrong)
 
 
+@pytest.mark.slow_with('True-cpu')
 @SLOW_ON_GPU
 @pytest.mark.parametrize('check', [True, False])
 def test_a_loss_that_is_not_finite(contexts, kind, check):
@@ -141,6 +145,7 @@ def test_a_loss_that_is_not_finite(contexts, kind, check):
         assert np.isnan(step(bad, LABELS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'),
                                            pytest.param('gpu', 'threads', marks=pytest.mark.slow)])
 def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, executor):
@@ -172,6 +177,7 @@ def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, ex
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('executor', ['serial', 'threads'])
 @pytest.mark.parametrize('run', [0, -1], ids=['stage', 'update'])
 def test_ctrl_c_in_a_replica_changes_nothing(run, executor, cpu2):
@@ -251,6 +257,7 @@ def test_a_loaded_state_goes_on_where_it_stopped(contexts, kind, tmp_path):
     assert os.listdir(str(tmp_path)) == ['state.npz'], 'a temporary file was left'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n, other_n', [(2, 3), (2, 1), (1, 2)])
 def test_a_state_moves_to_another_number_of_contexts(contexts, tmp_path, n, other_n):
     path = str(tmp_path / 'state.npz')

@@ -49,6 +49,8 @@ def test_each_argument_has_a_case(owner, name):
     assert (owner, name) in CASES, 'write a script for %s of %s in support/call_cases.py' % (name, owner)
 
 
+@pytest.mark.slow_with('sparse_arguments', 'outputs', 'sparse_shared', 'givens', 'swapped', 'modes', 'copies',
+                       'pickled', 'dtypes', 'sparse_outputs')
 @pytest.mark.parametrize('script', scripts())
 def test_a_call_is_that_of_plain_theano(script, cpu2, enabled):
     expected = list(script())
@@ -118,6 +120,7 @@ QUICK = [call_cases.some_outputs, call_cases.borrowed_memory, call_cases.values_
          type_cases.generic, type_cases.lists]
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('chosen', [QUICK, pytest.param(None, marks=pytest.mark.slow)], ids=['some', 'all'])
 def test_a_call_on_ranks_is_that_of_plain_theano(chosen):

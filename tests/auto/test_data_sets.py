@@ -51,6 +51,8 @@ def expected(w, x, y):
     return np.square(x.get_value().dot(w) - y.get_value()).mean()
 
 
+@pytest.mark.slow_with('2-masked', '2-series', '2-standardised', '2-sampler', '2-logistic', '2-kernel', '2-scanned',
+                       '2-newton')
 @pytest.mark.parametrize('name', list(CASES))
 @pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_rows_of_data_sets_are_the_batch(name, n, contexts):
@@ -61,13 +63,14 @@ def test_rows_of_data_sets_are_the_batch(name, n, contexts):
     assert (usage.why, usage.calls, usage.samples) == ('divided', 3, 3 * rows)
 
 
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 @pytest.mark.parametrize('name', slow_but(['logistic', 'hierarchical', 'multinomial'], list(CASES)))
 def test_rows_of_data_sets_are_the_batch_of_devices(name, gpu2):
     difference, usage = differences(CASES[name], None)
     assert difference < 1e-12 and usage.why == 'divided' and usage.calls == 3
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('names', [['logistic_cg', 'mixture', 'hierarchical', 'descent', 'masked', 'kernel'],
                                    pytest.param(list(CASES), marks=pytest.mark.slow)], ids=['some', 'all'])
@@ -244,6 +247,7 @@ def test_an_edit_of_borrowed_memory_counts_for_a_subset(cpu2, enabled):
     assert enabled.usages[0].samples == 3 * (N - 20) + 30
 
 
+@pytest.mark.slow_with('gpu')
 def test_a_data_set_that_a_function_updates_later_has_its_new_value(kind, contexts, enabled):
     contexts(kind, 2)
     f, x, y = least_squares()
@@ -285,6 +289,7 @@ def test_where_rows_do_not_fit_slices_are_sent(gpu2, enabled):
     assert len(data_set._parts) == 8 and not any(rows._on for rows in data_set._parts)
 
 
+@pytest.mark.slow_with('gpu')
 def test_a_function_divides_data_sets_that_are_named(kind, contexts):
     contexts(kind, 2)
     x, y = data()

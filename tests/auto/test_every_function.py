@@ -241,6 +241,7 @@ SCRIPTS = [logistic, denoising, fixed_length, persistent_chain, chain_of_mrg, ti
            vectors_by_hand, fixed_length_in_indices, gradient_of_its_own, hardest_triplets]
 
 
+@pytest.mark.slow_but_with('gradient_of_its_own-2', 'monitors-2', 'fixed_length-2', 'vectors_by_hand-2')
 @pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('script', SCRIPTS)
 def test_scripts_give_the_figures_of_plain_theano(script, n, contexts, enabled):
@@ -255,6 +256,7 @@ def test_scripts_give_the_figures_of_plain_theano(script, n, contexts, enabled):
     assert all(usage.numbers()[2] for usage in report.usages if usage.calls > 1 and usage.samples)  # samples per second
 
 
+@pytest.mark.slow_with('4')
 @pytest.mark.parametrize('of_targets', [3, 4])
 def test_samples_along_the_third_axis_are_divided(of_targets, cpu2, enabled):
     """Each context computed the loop over all of them; with as many steps as the targets nothing was divided."""
@@ -368,6 +370,7 @@ def test_verify_prints_a_report(cpu2, enabled, capsys):
     assert err.count('same answer') == 2 and 'new value  w ' in err and 'NOT' not in err
 
 
+@pytest.mark.slow
 def test_on_devices(gpu2, enabled):
     """Each device has a copy of the data set; a step sends nothing of the data set."""
     data, index, x = theano.shared(X.astype('float32'), 'data'), T.lscalar('index'), T.fmatrix('x')

@@ -106,6 +106,7 @@ def made(build, **options):
     return theano.function(inputs, output, updates=updates, mode=PYTHON, **options), dict(updates)
 
 
+@pytest.mark.slow_with('a number by chance')
 @pytest.mark.parametrize('name', CASES)
 def test_later_calls_show_another_batch(name, enabled):
     build, calls, divided = CASES[name]

@@ -33,6 +33,7 @@ def started(folder, calls, kind, expected):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, kills', [
     ('plain', [4]), ('enable', [7]), pytest.param('parallel', [5], marks=pytest.mark.slow),
     pytest.param('training', [8], marks=pytest.mark.slow),
@@ -54,6 +55,7 @@ def test_two_processes_go_on_to_the_bit(kind, tmp_path):
     assert launched('killed', 0, 0) == launched('whole', 0, 0)
 
 
+@pytest.mark.slow_but_with('plain-15')
 @pytest.mark.parametrize('kind, number', [
     ('plain', signal.SIGTERM), ('training', signal.SIGUSR1),
     pytest.param('enable', signal.SIGTERM, marks=pytest.mark.slow)])
@@ -67,6 +69,7 @@ def test_a_signal_writes_a_checkpoint_after_the_call_that_runs(kind, number, tmp
     assert found.stdout == started(tmp_path / 'whole', 0, kind, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('kind', ['training', pytest.param('enable', marks=pytest.mark.slow)])
 def test_all_ranks_end_after_the_same_call_when_one_gets_a_signal(kind, tmp_path):
@@ -78,6 +81,7 @@ def test_all_ranks_end_after_the_same_call_when_one_gets_a_signal(kind, tmp_path
     assert found.stdout == launched('whole', 0).stdout and 'computed 30\n' in found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_launch_waits_for_the_checkpoint_and_does_not_start_again(number, tmp_path):
@@ -110,6 +114,7 @@ for number in range(step.checkpoint('run.npz', every=1000), 100):
 '''
 
 
+@pytest.mark.slow
 def test_signals_end_what_has_no_call_and_are_left_to_handlers(tmp_path):
     """A worker of a pool, which inherits the handler, did not end; neither did a process after its loop."""
     done = python('-c', IDLES, tmp_path, flags=FLAGS, expected=-signal.SIGTERM)
@@ -531,6 +536,7 @@ CHANGES = [({'rate': .2}, r'update 0 of w was ops (.*) with constants .* and is 
            ({'shared_rate': .5}, 'factor was 1.0 and is 0.5'), ({}, None)]
 
 
+@pytest.mark.slow_with('change0*')
 @pytest.mark.parametrize('change, text', CHANGES)
 def test_a_script_that_has_changed_is_said(change, text, tmp_path, recwarn):
     """The training went on, with another rate, loss or data set, without a word."""

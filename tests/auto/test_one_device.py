@@ -43,6 +43,7 @@ def copies(trace, start, stop):
     return [int(words[0]) for when, _, what, _, *words in lines if what == 'DtoH' and start < float(when) < stop]
 
 
+@pytest.mark.slow
 def test_a_function_without_a_batch_reads_the_weights_on_the_device(tmp_path):
     """After each training step, all weights came back to the host, where the function computed."""
     *_, times, usage = run(TRAINED, flags=FLAGS, trace=tmp_path / 'trace', copy_rate=50)
@@ -148,6 +149,7 @@ for other in found[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_function_with_a_batch_is_timed_in_all_three_ways():
     """A call on one device was no news afterwards, and several devices were never tried."""
     assert run(THREE_WAYS, flags=FLAGS)[-2:] == [

@@ -66,6 +66,7 @@ def test_a_predictor_runs_several_replicas_of_a_placed_graph():
         np.testing.assert_allclose(predictor.predict(rows(9), batch_size=2), expected_of(weights, rows(9)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stream_on_one_of_the_devices():
     from theano.sandbox.rng_mrg import MRG_RandomStreams
     x, _, y = two_layers()

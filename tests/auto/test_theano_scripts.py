@@ -131,6 +131,7 @@ def test_the_figures_are_finite_and_those_of_either_precision(case, reference):
 
 # --- Over contexts, and over processes -----------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize('contexts, dtype', [
     (2, 'float64'),
     pytest.param(2, 'float32', marks=pytest.mark.slow),

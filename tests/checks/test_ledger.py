@@ -71,6 +71,7 @@ def difference(one, other):
     return first_difference(one, other, [key for key in one.steps if key in other.steps])
 
 
+@pytest.mark.slow_with('every0-137-136')
 @pytest.mark.parametrize('every, step, equal', [((1, 1), 137, 136), ((2, 3), 138, 132)])
 def test_a_flipped_bit_is_found(every, step, equal, recording, cpu2, capsys):
     """A ledger may have a line for each step, and the other one fewer; the runs may be of different lengths."""
@@ -294,6 +295,7 @@ def test_a_ledger_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path):
         'no folder': 'cannot be written: there is no folder'}
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_function_that_is_not_divided_may_run_on_rank_0_alone(tmp_path):
     launch(2, 'recorded_on_rank_0', tmp_path / 'ledger', flags=INTERPRETED, options=['--timeout', '5'])

@@ -50,6 +50,7 @@ def test_the_op_and_the_sample_of_a_loss(every, check, zero, cpu2):
     assert (w.get_value() != before).any()
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 def test_devices(check, zero, gpu2, tmp_path):
     """A copy on a device with another bit is named; so is the op of a device. A ledger has the values of devices."""

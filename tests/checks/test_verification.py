@@ -54,12 +54,14 @@ def test_a_step_is_verified_and_changes_nothing(step):
     assert 'same answer' in str(report) and str(step.params[0]) in str(report)
 
 
+@pytest.mark.slow_with('gpu')
 def test_a_difference_is_shown(step, half_of_the_second):
     report = step.verify(*data(9, 7))
     assert not report.passed
     assert '<-- differs' in str(report) and 'NOT the same answer' in str(report)
 
 
+@pytest.mark.slow_with('gpu')
 def test_the_flag_makes_an_error_of_a_difference(flag, step, half_of_the_second):
     before = [param.get_value() for param in step.params]
     step(*data(1, 7))  # not divided: nothing to compare
@@ -72,6 +74,7 @@ def test_the_flag_makes_an_error_of_a_difference(flag, step, half_of_the_second)
         assert (value != first).any()
 
 
+@pytest.mark.slow_with('gpu')
 def test_the_flag_compares_the_first_divided_batch_alone(flag, step, monkeypatch):
     made, original = [], verification.verified
     monkeypatch.setattr(verification, 'verified', lambda *args: made.append(original(*args)) or made[-1])

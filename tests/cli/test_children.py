@@ -118,6 +118,7 @@ def summary(err):
     return [line.split() for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', slow_but(['fork', 'spawn'], ['fork', 'spawn', 'forkserver', 'loky', 'subprocess']))
 def test_each_process_has_its_own_device(kind, tmp_path):
     """They computed all over all devices, and the summary said that nothing was divided."""
@@ -143,6 +144,7 @@ def test_the_timeline_has_the_tracks_of_all_processes(kind, tmp_path):
     assert sum(name.startswith('process') for name in spans) == 2
 
 
+@pytest.mark.slow
 def test_more_processes_than_devices(tmp_path):
     found, err = run(['fork', '9'], tmp_path)
     names = [name for name, *_ in found]
@@ -156,6 +158,7 @@ def test_a_process_that_is_killed_is_counted(tmp_path):
     assert summary(err) == [['a->cpu', '1', '5', '40'], ['b->cpu', '1', '5', '40']] and leases(tmp_path) == []
 
 
+@pytest.mark.slow
 @on_standin
 @pytest.mark.parametrize('kind', slow_but(['fork'], ['fork', 'spawn', 'forkserver', 'loky', 'subprocess']))
 def test_no_process_has_a_context_on_another_device(kind, tmp_path):
@@ -166,6 +169,7 @@ def test_no_process_has_a_context_on_another_device(kind, tmp_path):
     assert summary(err) == [['dev%d->cuda%d' % (i, i), '1', '5', '40'] for i in range(3)]
 
 
+@pytest.mark.slow_with('opened')
 @on_standin
 @pytest.mark.parametrize('first', ['opened', 'listed'])
 def test_a_fork_after_a_gpu_was_used_computes_on_the_cpu(first, tmp_path):
@@ -200,6 +204,7 @@ if __name__ == '__main__':
 '''
 
 
+@pytest.mark.slow
 def test_processes_share_the_cores_for_products(tmp_path):
     (tmp_path / 'blas.py').write_text(BLAS)
     env = {name: value for name, value in environment(tmp_path).items() if not name.endswith('_NUM_THREADS')}
@@ -216,6 +221,7 @@ input()
 '''
 
 
+@pytest.mark.slow
 def test_runs_on_one_device_each_share_a_machine(tmp_path):
     """Two take different devices; a third one that waits takes the first that is free."""
     (tmp_path / 'one.py').write_text(ONE)
@@ -258,6 +264,7 @@ if __name__ == '__main__':
 '''
 
 
+@pytest.mark.slow
 def test_tracebacks_of_processes_are_as_under_python(tmp_path):
     (tmp_path / 'fails.py').write_text(FAILS)
     traces = []
@@ -268,6 +275,7 @@ def test_tracebacks_of_processes_are_as_under_python(tmp_path):
     assert traces[0] == traces[1] and 'missing' in traces[0][1]
 
 
+@pytest.mark.slow_but_with('2-optuna')
 @pytest.mark.parametrize('number,library', enumerate(['sklearn', 'joblib', 'optuna']))
 def test_recipes_of_the_guide(number, library, tmp_path):
     """Each process of GridSearchCV, joblib and a study of Optuna has its device, and has trained."""
@@ -281,6 +289,7 @@ def test_recipes_of_the_guide(number, library, tmp_path):
     assert [row[:2] for row in rows] == [['a->cpu', '1'], ['b->cpu', '1']] and all(int(row[3]) for row in rows), err
 
 
+@pytest.mark.slow
 def test_xargs_and_the_like_share_a_machine(tmp_path):
     """A run on one device waits for the next one that is free: never do two have the same one."""
     (tmp_path / 'one.py').write_text(TAKES_TURNS)

@@ -74,6 +74,7 @@ def test_a_reader_that_has_enough_sees_no_traceback():
     process.stderr.close()
 
 
+@pytest.mark.slow_but_with('rnu x.py')
 @pytest.mark.parametrize('words', ['--help', 'run --help', 'rnu x.py', 'run --gpsu 2 x.py', 'run nowhere.py',
                                    'predict nowhere.h5 x.npy y.npy', 'bench --model nowhere.h5'])
 def test_help_and_mistakes_import_neither_theano_nor_keras(words):

@@ -95,6 +95,7 @@ def test_ranks(folder):
     assert all(row['seconds'] > 0 and len(row['rounds']) == 2 for row in figures['rows'].values())
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_that_fail(folder, capfd):
     settings = dict(model='nowhere.h5', optimizer='adam', input_shape=None, batch_size=2, steps=1)

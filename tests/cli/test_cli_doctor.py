@@ -46,6 +46,7 @@ def lines_of(text):
     return found
 
 
+@pytest.mark.slow
 def test_a_machine_without_gpu_is_healthy(capsys, cpu_only):
     code, found = run_doctor(capsys)
     assert code == 0
@@ -60,6 +61,7 @@ def test_a_machine_without_gpu_is_healthy(capsys, cpu_only):
     assert all(check['remedy'] for check in found.values() if check['status'] in ('fail', 'warn'))
 
 
+@pytest.mark.slow
 def test_doctor_on_real_devices_and_one_that_is_not_there(opencl):
     platform = opencl[0].partition(':')[0]
     done = command('doctor', environment={
@@ -102,6 +104,7 @@ def test_no_compiler_is_slow_on_a_cpu_and_fatal_on_a_gpu(opencl):
     assert found['BLAS'][0] == 'skip' and found['context host'][0] == 'ok' and found['context dev0'][0] == 'FAIL'
 
 
+@pytest.mark.slow
 def test_doctor_reports_a_malformed_map_and_goes_on(capsys, monkeypatch):
     monkeypatch.setenv('THEANO_FLAGS', 'contexts=dev0->cpu;dev0->cpu')
     assert main(['doctor']) == 1
@@ -269,6 +272,7 @@ def test_a_theanorc_that_cannot_be_read(monkeypatch, tmp_path):
     assert 'theano-mgpu config' in finding.remedy
 
 
+@pytest.mark.slow
 def test_a_theano_that_cannot_be_imported_is_a_finding(tmp_path):
     """The command ended with a traceback, since it imports the other commands, and one of these imported Theano."""
     (tmp_path / 'theano').mkdir()
@@ -277,6 +281,7 @@ def test_a_theano_that_cannot_be_imported_is_a_finding(tmp_path):
     assert done.returncode == 1 and 'Theano          FAIL  cannot be imported: not today' in done.stdout, done.stderr
 
 
+@pytest.mark.slow_but_with('flags')
 @pytest.mark.parametrize('command', ['doctor', 'flags'])
 def test_a_misspelled_flag_of_the_package(command):
     """The doctor advised another Theano, and `flags` listed the flags without a word."""

@@ -93,6 +93,7 @@ def test_gpus(files):
     np.testing.assert_allclose(np.load('y.npy'), files, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow_but_with('y.npz-fortran')
 @pytest.mark.parametrize('made', ['x.h5', 'compressed', 'stored', 'fortran', 'fortran compressed'])
 @pytest.mark.parametrize('output', ['y.npz', 'y.h5'])
 def test_several_inputs_and_outputs(files, made, output):
@@ -152,6 +153,7 @@ def kill_in_the_middle(rows):
     return saved_rows()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kills', [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_kill_and_resume(files, kills, capfd):
     """Saved rows are not computed again: rows that are changed between two runs keep their values."""
@@ -215,6 +217,7 @@ def test_two_at_a_time(files, capfd):
     assert 'another process is writing y.npy' in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
     """The error names the samples; earlier ones are saved, and the same command resumes after them."""
     from theano_mgpu.predict.inference import InferenceFunction

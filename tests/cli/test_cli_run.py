@@ -104,6 +104,7 @@ QUICK_ONES = ('looks around', 'exits 3', 'raises', 'is interrupted', 'fails at e
               'spawns a process')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', slow_but(QUICK_ONES, SCRIPTS))
 def test_a_script_without_keras_runs_as_under_python(name, tmp_path):
     (tmp_path / 'folder').mkdir()
@@ -111,6 +112,7 @@ def test_a_script_without_keras_runs_as_under_python(name, tmp_path):
     alike([os.path.join('folder', 'script.py'), 'one', '--two', '-q', '--gpus'], tmp_path, 'typed\n')
 
 
+@pytest.mark.slow
 def test_a_script_without_keras_or_theano_is_noted(tmp_path):
     """Such a script used to run on one device without a word; so did one that imports Keras without using it."""
     line = 'theano-mgpu: note: no Keras model ran, and no Theano function was compiled: nothing was divided\n'
@@ -119,6 +121,7 @@ def test_a_script_without_keras_or_theano_is_noted(tmp_path):
         assert (code, out) == (0, '1\n') and err.endswith(line), err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [[], ['--always'], ['--always', '--verify']])
 def test_a_model_that_fails_in_its_first_step_has_run(tmp_path, options):
     """Below the error of its replica stood "no Keras model ran", and then a table of what had not run."""
@@ -133,6 +136,7 @@ def test_a_model_that_fails_in_its_first_step_has_run(tmp_path, options):
     assert not re.search(TITLE, err), err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [[], ['--always']])
 def test_one_context_on_the_cpu_is_noted(tmp_path, options):
     """Models ran on it as under plain Keras, without a word; with --always, so did functions."""
@@ -148,6 +152,7 @@ def test_one_context_on_the_cpu_is_noted(tmp_path, options):
     assert 'nothing is divided.' not in run(*options, '--gpus', '1', script, folder=tmp_path)[2]  # it was asked for
 
 
+@pytest.mark.slow_with('options1-True')
 @pytest.mark.parametrize('options, compares', [([], False), (['--always'], True)])
 def test_a_run_that_has_verified_nothing_says_so(options, compares, tmp_path):
     """A user took the silence of `--verify` for an equal answer."""
@@ -174,6 +179,7 @@ def test_modules_folders_and_archives_run_as_under_python(tmp_path):
         alike(words, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_as_it_ends_python(tmp_path):
     script = write(tmp_path / 'script.py', 'import time; print("ready", flush=True); time.sleep(60)')
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -223,6 +229,7 @@ def without_seconds(text):
     return re.sub(r' - \d+s - ', ' - ', text)
 
 
+@pytest.mark.slow
 def test_a_keras_script(tmp_path):
     """The output is the same on one device and on two; the summary of the models is on stderr."""
     script = write(tmp_path / 'train.py', TRAIN)
@@ -236,6 +243,7 @@ def test_a_keras_script(tmp_path):
     assert code == 0 and 'theano-mgpu' not in err
 
 
+@pytest.mark.slow
 def test_an_error_in_keras_has_the_traceback_of_python(tmp_path):
     script = write(tmp_path / 'train.py', TRAIN)
     code, _, err = run(*TWO, '--verify', script, 'fail', folder=tmp_path)
@@ -249,6 +257,7 @@ def test_an_error_in_keras_has_the_traceback_of_python(tmp_path):
     assert 'expected dense_1_input to have shape (8,)' in trace
 
 
+@pytest.mark.slow
 def test_a_training_that_is_interrupted(tmp_path):
     script = write(tmp_path / 'train.py', TRAIN.replace('epochs=2, verbose=2', """epochs=10 ** 6, verbose=0, callbacks=[
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epoch or print("trains", flush=True))]"""))
@@ -362,6 +371,7 @@ def test_flags_that_the_script_sets_itself(tmp_path):
     assert run(script, folder=tmp_path, flags=QUICK + ',contexts=one->cpu;two->cpu')[1].endswith('\none two\n')
 
 
+@pytest.mark.slow_but_with('run')
 @pytest.mark.parametrize('command', [['run'], ['launch', '-n', '2', 'run']], ids=' '.join)
 def test_flags_of_theano_0_x_that_the_script_sets_itself(command, tmp_path):
     """They came too late, all: Theano is imported before the script. So floatX was float64, with no word of it."""
@@ -385,6 +395,7 @@ def test_flags_of_theano_0_x_that_the_script_sets_itself(command, tmp_path):
     assert 'too late' not in err and 'divided' in err
 
 
+@pytest.mark.slow
 def test_flags_of_theano_0_x_from_outside(tmp_path):
     """They ended in an error. A process that the script starts has the same, and says nothing more."""
     script = write(tmp_path / 'train.py', '''
@@ -398,6 +409,7 @@ def test_flags_of_theano_0_x_from_outside(tmp_path):
     assert err.count('are read as what they mean today') == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('first', [True, False])
 def test_a_script_that_chooses_its_own_contexts(first, tmp_path):
     """Either choice used to replace the other one, and functions that were made between asked for contexts that had
@@ -442,6 +454,7 @@ ITSELF = """
 """
 
 
+@pytest.mark.slow_but_with('command1-a b')
 @pytest.mark.parametrize('command,out', [
     (['run'], 'dev0 dev1'), (['run', '--contexts', 'a->cpu;b->cpu'], 'a b'),
     pytest.param(['run', '--gpus', '1'], 'dev0', marks=pytest.mark.slow), (['run', '--one'], 'dev'),
@@ -473,6 +486,7 @@ model.predict(rows)""",
     'exits': "import argparse\nargparse.ArgumentParser().parse_args(['--unknown'])"}
 
 
+@pytest.mark.slow_but_with('exits', 'fails')
 @pytest.mark.parametrize('name', slow_but(['enables', 'function', 'fails', 'exits'], OWN))
 def test_what_is_said_of_a_script_without_functions_of_theano(name, tmp_path):
     """The last line was "no Keras model ran, and no Theano function was compiled: nothing was divided".

@@ -23,6 +23,7 @@ def run(*words, streams='', **variables):
                           env=dict(os.environ, **{'THEANO_FLAGS': 'cxx=', **variables}))
 
 
+@pytest.mark.slow_but_with('command1->&-')
 @pytest.mark.parametrize('streams', ['>&-', EVERYTHING])
 @pytest.mark.parametrize('command', [['launch', '-n', '2', '--dry-run', __file__], ['config', '--kind', 'cpu']])
 def test_a_command_whose_streams_are_closed(command, streams):

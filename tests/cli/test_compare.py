@@ -41,6 +41,7 @@ def command(tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('update_on', ['auto', pytest.param('sharded', marks=pytest.mark.slow)])
 def test_one_process_and_two(update_on, command, tmp_path, capsys):

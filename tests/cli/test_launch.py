@@ -175,6 +175,7 @@ def test_the_decision_after_a_job(job, history, following, note):
     assert after.restart == history.restart + ('restart ' in note)
 
 
+@pytest.mark.slow
 def test_restarts(fake_mpirun, script, capfd):
     runs = shell_report(mpi_environment.STEP) + 'echo x >> "$0.runs"; '
     (fake_mpirun / 'mpirun.does').write_text(runs + '[ $(wc -l < "$0.runs") -ge 3 ] || exit 5')
@@ -195,6 +196,7 @@ def test_a_job_that_never_gets_to_a_step_is_not_started_again_and_again(fake_mpi
     assert 'again before the first step was done: it is not started once more' in capfd.readouterr().err
 
 
+@pytest.mark.slow_but_with('True-2')
 @pytest.mark.parametrize('is_here, runs', [(True, 2), (False, 4)])
 def test_a_job_whose_reports_may_not_arrive_is_started_again(is_here, runs, fake_mpirun, script):
     """The launcher cannot know of a step if rank 0 is on another host."""
@@ -221,6 +223,7 @@ def test_a_kill_of_a_job_that_has_just_started_again_does_not_end_it(fake_mpirun
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\nx\nx\n' and 'restart 2 of 3' in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_fewer_processes_and_all_again(fake_mpirun, script, capfd):
     """A job shrinks where it does not come to a step, and grows with the next restart."""
     (fake_mpirun / 'mpirun.does').write_text('''
@@ -255,6 +258,7 @@ def shrunk(folder, does):
     (folder / 'mpirun.does').write_text(SHRUNK % dict(reports, does=does))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_back', [True, False])
 def test_a_job_of_fewer_processes_grows_when_it_is_asked_to(is_back, fake_mpirun, script, capfd):
     """It goes on with fewer if the device is not back."""
@@ -267,12 +271,14 @@ def test_a_job_of_fewer_processes_grows_when_it_is_asked_to(is_back, fake_mpirun
     assert signal.getsignal(supervise.GROW) == before
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_grow_says_why(fake_mpirun, script, capfd):
     (fake_mpirun / 'mpirun.does').write_text('kill -%d %d; sleep 0.5' % (supervise.GROW, os.getpid()))
     assert main(['launch', '--min', '1', '--max', '3', '--restarts', '1', script]) == 0
     assert 'the job does not grow: it has all of its processes' in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_job_of_fewer_processes_grows_once_spare_ones_are_ready(fake_mpirun, script, capfd, monkeypatch):
     """The first spare processes fail, since the device is not back; they are tried again, and less often each time."""
     monkeypatch.setattr(supervise, 'SOONEST', 0.2)
@@ -318,6 +324,7 @@ def test_a_spare_job_continues(fake_mpirun, script, capfd):
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'job\nspare\n'
 
 
+@pytest.mark.slow
 def test_a_spare_job_that_fails_is_no_secret(fake_mpirun, script, capfd):
     spared(fake_mpirun / 'mpirun.does', extra='touch "$0.ready"; exit 7')
     assert main(['launch', '-n', '2', '--restarts', '1', '--spares', '1', script]) == 5
@@ -340,6 +347,7 @@ def test_a_process_has_ended_when_its_last_thread_has():
         assert supervise.has_ended(process.pid)
 
 
+@pytest.mark.slow
 def test_a_job_without_checkpoints_has_no_spare(fake_mpirun, script, capfd):
     """The spare would train by itself."""
     (fake_mpirun / 'mpirun.does').write_text('echo "job$MGPU_SPARE" >> "$0.runs"; %s sleep 0.2; exit 5'
@@ -349,6 +357,7 @@ def test_a_job_without_checkpoints_has_no_spare(fake_mpirun, script, capfd):
     assert 'has no spare processes, since the script keeps no checkpoints' in capfd.readouterr().err
 
 
+@pytest.mark.slow_but_with('2')
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_launcher_ends_mpirun_without_a_restart(number, fake_mpirun, script, monkeypatch):
     monkeypatch.setattr(supervise, 'GRACE', 0.1)
@@ -362,6 +371,7 @@ def test_a_signal_to_the_launcher_ends_mpirun_without_a_restart(number, fake_mpi
     assert (fake_mpirun / 'mpirun.runs').read_text() == 'x\n'
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills_an_mpirun_that_does_not_end(fake_mpirun, script, monkeypatch):
     (fake_mpirun / 'mpirun.does').write_text('trap "" TERM INT; sleep 100 & wait')
     for delay in (0.5, 1):
@@ -440,6 +450,7 @@ def rank_1_of_2(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.slow_but_with('1-True')
 @pytest.mark.parametrize('code,said', [(1, True), (0, False)])
 def test_what_mpirun_logs_is_shown_if_it_is_the_only_reason(code, said, fake_mpirun, script, capfd):
     """The job could not make its folder for temporary files, and ended without a word."""
@@ -473,6 +484,7 @@ def test_an_mpi_that_is_not_there(rank_1_of_2, monkeypatch):
         import_mpi()
 
 
+@pytest.mark.slow
 def test_an_mpi_of_another_mpirun():
     """The environment tells of two processes, and MPI finds itself alone."""
     pytest.importorskip('mpi4py')

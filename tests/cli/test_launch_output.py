@@ -97,6 +97,7 @@ def test_what_a_job_prints_is_passed_on_at_once_whatever_it_looks_like(fake_mpir
     assert [part[-500:] for part in process.communicate()] == [b'', b''] and process.returncode == 0
 
 
+@pytest.mark.slow
 def test_what_is_printed_before_the_end_arrives_if_the_reader_is_slow(fake_mpirun, launched, tmp_path):
     fake_mpirun('yes | head -c 100000; printf end >&2')
     process = launched()
@@ -105,6 +106,7 @@ def test_what_is_printed_before_the_end_arrives_if_the_reader_is_slow(fake_mpiru
     assert process.communicate() == (b'y\n' * 50000, b'') and process.returncode == 0
 
 
+@pytest.mark.slow_with('stdout')
 @pytest.mark.parametrize('stream', ['stdout', 'stderr'])
 def test_a_reader_that_has_enough_ends_a_job_quietly(stream, fake_mpirun, launched, tmp_path):
     """When ``launch | head -1`` had its line, mpirun crashed, and the job was started again."""
@@ -126,6 +128,7 @@ def test_a_full_disk_ends_a_job_with_an_error(fake_mpirun, launched, tmp_path):
                         process.stderr.read())
 
 
+@pytest.mark.slow_with('12')
 @pytest.mark.parametrize('number', [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_for_the_ranks_is_passed_on(number, fake_mpirun, launched, tmp_path):
     """The signal ended the launcher, and left its folders."""
@@ -165,6 +168,7 @@ def folders_of(*processes):
             for path in Path(parent).glob('mgpu.*/' + job_folders.LOCK) if path.read_bytes() in marks}
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('killed, has_imported', [
     ('launcher', False), ('launcher', True), *(pytest.param('mpirun', has, marks=pytest.mark.slow)
@@ -194,6 +198,7 @@ def test_a_kill_leaves_neither_ranks_nor_files_of_shared_memory(killed, has_impo
     assert read(other.stdout, 14) == b'caught\ncaught\n' and all(map(is_alive, others))
 
 
+@pytest.mark.slow_with('6', '3')
 @pytest.mark.parametrize('number', [signal.SIGQUIT, signal.SIGABRT, signal.SIGTERM])
 def test_a_signal_that_ends_a_job_leaves_no_folder(number, fake_mpirun, launched):
     """SIGQUIT and SIGABRT ended the launcher alone."""
@@ -242,6 +247,7 @@ print(type(pickle.loads(pickle.dumps(Own()))) is Own, sys.modules['__main__'].Ow
 '''
 
 
+@pytest.mark.slow_but_with('command0')
 @pytest.mark.skipif(sys.version_info < (3, 10), reason='Python 3.8 and 3.9 do not show which module -m runs')
 @pytest.mark.parametrize('command', [
     ['run', '-q'], pytest.param(['launch', '-n', '1'], marks=pytest.mark.mpi),
@@ -271,6 +277,7 @@ def test_a_folder_or_script_under_a_safe_path(tmp_path):
     assert ours == plain
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('flags, words, code, text', [
     ('a->cpu', ['--ledger', '/nowhere/ledger'], 2, '/nowhere/ledger cannot be written: there is no folder /nowhere'),
@@ -322,6 +329,7 @@ ENDS = [  # the statement, its place, the ranks that execute it, the exit code o
     ('sys.exit()', 'nowhere', '', 0, '')]
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('case', slow_but([ENDS[0], ENDS[6], ENDS[8]], ENDS))
 def test_a_rank_that_ends_alone_ends_the_others_with_an_error(case, tmp_path):
@@ -333,6 +341,7 @@ def test_a_rank_that_ends_alone_ends_the_others_with_an_error(case, tmp_path):
     assert text.format(host=os.uname().nodename) in ' '.join(done.stderr.split())  # Open MPI breaks lines
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_rank_that_ends_before_it_joins_ends_a_job_of_mpirun(tmp_path):
     """The others waited in MPI for ever: mpirun ends no job whose ranks end with exit code 0."""
@@ -386,6 +395,7 @@ raise ValueError('the error')
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_what_a_quiet_rank_prints_takes_no_more_and_more_of_the_disk(tmp_path):
     """Its output, 12 MB here, went to a deleted file that only grew. The last lines are shown with the error."""
@@ -412,6 +422,7 @@ elif mgpu.rank() == 0:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_note_in_a_fork_of_a_rank_that_has_closed_all_files_is_not_in_one_of_its_own(tmp_path):
     """It was written to the file that had got the number of the terminal's second descriptor."""

@@ -39,6 +39,7 @@ MODELS = {
     'in a model in a wrapper': lambda: Sequential([layers.TimeDistributed(nested(), input_shape=(2, 4))])}
 
 
+@pytest.mark.slow_but_with('in a wrapper')
 @pytest.mark.parametrize('name', MODELS)
 def test_code_in_a_model_is_not_run_with_safe(name):
     """Nothing said that a model with a Lambda layer runs code of its own when it is loaded."""

@@ -129,6 +129,7 @@ FOREIGN = {
     'a second name of an empty file': lambda: (written(b''), os.link(ROWS, 'mine'))}
 
 
+@pytest.mark.slow_with('a link to itself')
 @pytest.mark.parametrize('name', FOREIGN)
 def test_nothing_is_removed_that_the_package_did_not_write(name, files, capfd):
     """OUTPUT.unfinished was emptied, through a link, too."""
@@ -143,9 +144,11 @@ def parts_of_rows():
         return file.readline(), file.read()
 
 
+@pytest.mark.slow_with('brackets', 'zeros', 'cut')
 @pytest.mark.parametrize('content', [
     b'\n', b'{\n', b'{}\n', b'[]\n', b'null\n', b'[1, 2]\n', b'[{}, [["zz", [3]]]]\n', b'[{}, [["float32", [-3]]]]\n',
-    b'\0\1', b'\xff', b'[' * 100000, b'\0' * (3 << 20), 'cut'])
+    b'\0\1', b'\xff', pytest.param(b'[' * 100000, id='brackets'),
+    pytest.param(b'\0' * (3 << 20), id='zeros'), 'cut'])
 def test_a_damaged_job_starts_again(content, files, capfd):
     """The command could not resume: a traceback from json."""
     interrupted()
@@ -155,6 +158,7 @@ def test_a_damaged_job_starts_again(content, files, capfd):
     assert 'starting again' in capfd.readouterr().err
 
 
+@pytest.mark.slow_with('float64-shape0')
 @pytest.mark.parametrize('dtype, shape', [('float64', [2]), ('float32', [3, 1]), ('float32', [])])
 def test_rows_of_another_layout_are_the_user_s_to_give_up(dtype, shape, files, capfd):
     interrupted()
@@ -175,6 +179,7 @@ def test_rows_of_objects_are_not_read(files, capfd):
         assert 'starting again' in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_rows_that_were_cut_or_are_too_many(files):
     interrupted()
     line, rows = parts_of_rows()
@@ -327,6 +332,7 @@ def test_inputs_that_cannot_be_read(name, files, capfd):
     assert_refused(capfd, 'bad.npy', 'model.h5', 'bad.npy', 'y.npy', '--quiet')
 
 
+@pytest.mark.slow
 def test_other_inputs_that_cannot_be_read(files, capfd):
     os.mkdir('folder.npy')
     os.mkfifo('pipe.npy')
@@ -396,6 +402,7 @@ def test_other_orders_of_bytes_and_types(files):
 
 # --- the model -----------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_models_that_cannot_be_loaded(files, capfd):
     import keras
     good = open('model.h5', 'rb').read()

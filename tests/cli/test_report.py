@@ -34,6 +34,7 @@ def standin(devices=2, **settings):
     return dict(cuda_on_cpu.environment(devices, **settings), THEANO_FLAGS='floatX=float32')
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_gpu(tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith('CUDA_ON_CPU')}
     rows, text, code = written(tmp_path, '--only', 'machine,doctor,copies,nccl', '--gpus', '2',
@@ -45,6 +46,7 @@ def test_a_machine_without_a_gpu(tmp_path):
     assert 'SECRET' not in text and '\nNCCL_DEBUG_FILE=' in text and 'contexts dev0->cpu;dev1->cpu' in text
 
 
+@pytest.mark.slow_with('copies that are wrong')
 @on_standin
 @pytest.mark.parametrize('settings, expected', [
     pytest.param({}, {'copies': 'ok', 'nccl': 'ok', 'nccl-staged': 'left out'}, id='well'),
@@ -61,6 +63,7 @@ def test_the_table_is_true(settings, expected, tmp_path):
         assert 'the driver reports error 802' in rows['machine']
 
 
+@pytest.mark.slow
 @on_standin
 @pytest.mark.parametrize('step', ['nccl', pytest.param('nccl-staged', marks=pytest.mark.slow)])  # each waits for 20 s
 def test_a_first_exchange_that_hangs_is_named(step, tmp_path):
@@ -69,6 +72,7 @@ def test_a_first_exchange_that_hangs_is_named(step, tmp_path):
     assert 'NCCL has not ended the first exchange of values within 20 s' in text and '(ACS)' in text
 
 
+@pytest.mark.slow_but_with('settings1-719')
 @on_standin
 @pytest.mark.parametrize('settings, said', [
     ({'nccl_fail': '14:101'}, 'not done after 25 s'),  # an exchange that never ends, in a step
@@ -128,6 +132,7 @@ def is_running(process):
         return False
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_says_where_and_ends_with_what_it_has_started():
     program = '''
 import subprocess, sys, time

@@ -48,6 +48,7 @@ def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
         write_on_rank_0(ranks, 'm.h5', lambda: None)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('flag', [
     'overlap=True', *(pytest.param(flag, marks=pytest.mark.slow) for flag in ('overlap=False', 'update_on=sharded'))])
@@ -63,6 +64,7 @@ def test_a_failure_of_one_rank_late_in_a_step_is_one_of_all(flag, tmp_path):
         assert all(found['same']) and len(found['same']) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
     """The others waited for the first rank for ever; and float16 was an error of mpi4py's, "KeyError: 'e'"."""
@@ -78,6 +80,7 @@ def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
         assert found['dtype'] == 'float16'
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_garbage_that_one_rank_has_collected_and_another_one_has_not_makes_no_difference(tmp_path):
     """"RankError: the ranks do different things. rank 0: sharing values; rank 1: compiling in turn"."""
@@ -87,6 +90,7 @@ def test_garbage_that_one_rank_has_collected_and_another_one_has_not_makes_no_di
     assert passed
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_two_threads_that_train_over_ranks_at_once_end_the_job():
     """One thread failed with MPI_ERR_REQUEST, and the exit code was 0."""
@@ -115,6 +119,7 @@ mgpu.training_function([x], (w * x).sum(), [w], lambda gradients: {w: w - gradie
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_overlap_with_an_mpi_for_one_thread_is_an_error(tmp_path):
     """Two threads used MPI at the same time, although a script had started it for one."""
@@ -132,6 +137,7 @@ def assert_ranks_give_the_answer_of_one_process(tmp_path, *job, flags=''):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('kind', ['norm', pytest.param('integers', marks=pytest.mark.slow)])
 def test_overlap_adds_each_sum_once_and_one_at_a_time(kind, tmp_path):
@@ -158,6 +164,7 @@ def sharded_updates(tmp_path_factory):
     return lambda job: [arrays('%s/%s_%s.npz' % (folder, start, job)) for start in ('ranks', 'alone')]
 
 
+@pytest.mark.slow_with('reshaped')
 @pytest.mark.mpi
 @pytest.mark.parametrize('job', list(DIVIDED_UPDATES))
 def test_a_sharded_update_is_that_of_one_process(job, sharded_updates):
@@ -202,6 +209,7 @@ print(model.predict(X).shape, doubled(X).shape, divided(X).shape, predictor.pred
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_that_are_given_different_numbers_of_samples_name_them(tmp_path):
     """"ValueError: could not broadcast input array from shape (9,2) into shape (2,2)"; or the rows of rank 0."""
@@ -223,6 +231,7 @@ ANOTHER_CALL = {  # what rank 0 and rank 1 do, and the beginning of the error
     'no call': ('f(X)', 'time.sleep(60)', 'rank 0 (host {host}), in call 1 of f (number 0), has waited')}
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('case', [case if case == 'another function' else pytest.param(case, marks=pytest.mark.slow)
                                   for case in ANOTHER_CALL])

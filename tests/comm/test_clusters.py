@@ -200,6 +200,7 @@ def test_launch_as_a_rank(environ, programs, capsys, monkeypatch):
     assert "this is one of 8 processes that Open MPI's mpirun has started" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_an_mpijob_on_two_hosts(two_hosts, tmp_path):
     """Hosts and number of processes come from the operator's file; a stand-in for ssh enters the test's namespaces."""

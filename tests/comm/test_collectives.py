@@ -54,6 +54,9 @@ def random_buffers(size, n, dtype='float32'):
     return [rng.randn(size).astype(dtype) for _ in range(n)]
 
 
+@pytest.mark.slow_but_with('False-16384-1-float32', 'True-16461-3-float32', 'True-16461-3-float64',
+                           'True-16384-1-float64', 'True-16384-1-float32', 'False-16461-3-float32',
+                           'False-16384-1-float64', 'False-16461-3-float64')
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
 @pytest.mark.parametrize('size,n', [(host_sum.SMALLEST, 1), (host_sum.SMALLEST + 77, 3), (LARGE, 2),
@@ -69,6 +72,7 @@ def test_compiled_code_gives_numpys_bits(dtype, size, n, in_place):
     assert out.tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow_with('8')
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('offset', [4, 8])
 def test_any_place_in_memory(offset):
@@ -86,6 +90,7 @@ def test_any_place_in_memory(offset):
     assert whole.tobytes() == before.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_number_of_threads_does_not_change_a_bit(monkeypatch):
     buffers = random_buffers(LARGE, 4)
@@ -96,6 +101,7 @@ def test_number_of_threads_does_not_change_a_bit(monkeypatch):
     assert len(results) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_several_callers():
     jobs = [random_buffers(LARGE, n) for n in (2, 3)]
@@ -114,6 +120,7 @@ def test_several_callers():
     assert right == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_pythons_lock_is_free_meanwhile():
     """The switch interval is so long that the lock changes hands only where it is released."""
@@ -142,6 +149,7 @@ def test_pythons_lock_is_free_meanwhile():
     assert turns == ['main', 'caller']
 
 
+@pytest.mark.slow_with('float32-6291461')
 @pytest.mark.parametrize('dtype,size', [('float32', LARGE), ('float64', 1 << 16),
                                         ('float32', 100)])
 def test_nothing_is_allocated_again(dtype, size):
@@ -167,6 +175,7 @@ def test_other_buffers_compile_nothing_again(monkeypatch):
     assert not built
 
 
+@pytest.mark.slow
 def test_without_a_compiler():
     buffers = random_buffers(LARGE, 2)
     expected = total(buffers)
@@ -186,6 +195,7 @@ def test_with_a_broken_compiler():
         assert total(buffers).tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_code_is_built_once_for_all_processes(tmp_path):
     code = ('import numpy as np; from theano_mgpu.comm import host_sum\n'

@@ -28,6 +28,7 @@ def lines(path, *command, rank=0):
         return file.read().split('\n')
 
 
+@pytest.mark.slow_but_with('ranks')
 @pytest.mark.parametrize('command', [
     OVER_CONTEXTS, pytest.param(OVER_RANKS + ('--always',), marks=pytest.mark.mpi),
     pytest.param(OVER_RANKS, marks=[pytest.mark.mpi, pytest.mark.slow])], ids=['contexts', 'ranks', 'ranks, short'])

@@ -36,6 +36,7 @@ def assert_same(ours, theirs, tolerance, without=()):
             np.testing.assert_allclose(ours[name][key], values, rtol=tolerance, atol=tolerance / 10, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('which,options', [
     ('few', ('--always',)), pytest.param('all', ('--always',), marks=pytest.mark.slow),
     pytest.param('all', (), marks=pytest.mark.slow)])
@@ -75,6 +76,7 @@ def asked_by_one(tmp_path_factory):
     return plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options,flags', [
     (('--always',), ''), ((), ''), pytest.param(('--always',), ',mgpu.update_on=sharded', marks=pytest.mark.slow)])
 def test_a_generator_calls_functions_as_in_one_process(options, flags, asked_by_one, tmp_path):
@@ -84,6 +86,7 @@ def test_a_generator_calls_functions_as_in_one_process(options, flags, asked_by_
     assert_same(second, first, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [('--always',), pytest.param((), marks=pytest.mark.slow)])
 def test_what_a_generator_has_called_in_its_thread_leaves_all_ranks_alike(options, tmp_path):
     """"MgpuError: two threads of rank 0 use functions over the ranks". Each run makes other batches ahead."""
@@ -113,6 +116,7 @@ CALLS = {'a function over the ranks': 'total(np.ones((2, 2)))',
          'a divided state is set': 'K.set_value(model.optimizer.weights[1], np.zeros((2, 1)))'}
 
 
+@pytest.mark.slow_but_with('a function over the ranks')
 @pytest.mark.parametrize('call', CALLS)
 def test_what_a_generator_cannot_call_is_refused_with_advice_for_its_script(call, tmp_path):
     script = tmp_path / 'train.py'

@@ -66,6 +66,7 @@ def start_of_job():
     return found and job_command.choose_start(None, None, found)
 
 
+@pytest.mark.slow_with('SLURM_JOB_NODELIST')
 @pytest.mark.parametrize('variable', [
     'SLURM_JOB_NODELIST', 'SLURM_JOB_NUM_NODES', 'SLURM_NTASKS', 'SLURM_TASKS_PER_NODE', 'SLURM_JOB_CPUS_PER_NODE',
     'SLURM_CPUS_PER_TASK'])

@@ -9,6 +9,7 @@ from support.launch import INTERPRETED, alone, arrays, launch
 pytestmark = pytest.mark.mpi
 
 
+@pytest.mark.slow
 def test_ranks_that_feed_their_own_data_may_end_early(tmp_path, contexts):
     """Rank 1 has no data at all, rank 2 less than rank 0."""
     launch(3, 'shard', tmp_path / 'ranks.npz', 4, 0, 2, flags=INTERPRETED)
@@ -35,6 +36,7 @@ def in_one_job(tmp_path_factory):
     return lambda job: [arrays(folder / (job + name)) for name in ('_ranks.0.npz', '_ranks.1.npz', '_one.0.npz')], done
 
 
+@pytest.mark.slow
 def test_samples_that_meet_and_have_states_may_be_on_several_ranks(in_one_job):
     """Ranks feed 3 and 2 samples of a batch, at the end 3 and none; a rate comes with each call."""
     results, _ = in_one_job
@@ -49,6 +51,7 @@ def test_samples_that_meet_and_have_states_may_be_on_several_ranks(in_one_job):
         np.testing.assert_allclose(weights, one[-2], rtol=1e-10)
 
 
+@pytest.mark.slow_but_with('ends early')
 @pytest.mark.parametrize('calls', [
     pytest.param((4, 4), marks=pytest.mark.slow), (4, 3), (4, 4, 'host'),
     pytest.param((4, 3, 'host'), marks=pytest.mark.slow)],

@@ -39,6 +39,7 @@ def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
         assert re.search(note, found['notes']['replica']), found['notes']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how,code,message', [
     ('kill', 137, 'exited on signal 9 (Killed)'), ('replica', 1, 'MemoryError: no memory left'),
     pytest.param('raise', 1, 'rank 1 of 2 (host {host}, process', marks=pytest.mark.slow),
@@ -63,6 +64,7 @@ def test_what_ends_one_rank_ends_all(how, code, message):
         assert 'ValueError: the data of step 5 are bad' in done.stderr and 'rank 1 began' in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('where,message', [
     ('all_reduce', 'adding up what each rank has computed, has waited 1 s for data from rank 1'),
     pytest.param('agree', 'at the end of a step, has waited 1 s for rank 1 (host {host})', marks=pytest.mark.slow),
@@ -80,6 +82,7 @@ def test_a_stopped_rank_ends_the_job(where, message, tmp_path):
     assert message.format(host=os.uname().nodename) in done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
     done = launch(2, 'checkpoints', tmp_path / 'ranks.npz', tmp_path / 'ckpt.npz', 4, 11, options=['--restarts', '3'],
                   flags=INTERPRETED)

@@ -42,6 +42,7 @@ def two_ranks(tmp_path_factory):
     return paths, launch(2, *sum(words, [])[1:]).stdout
 
 
+@pytest.mark.slow_but_with('sharded')
 @pytest.mark.parametrize('way', ['four contexts', 'sharded'])
 def test_training_on_two_ranks_is_that_of_one_process_with_one_context(way, two_ranks, one_context):
     """Weights, optimizer state, running mean, count and outputs agree, also after batches of few samples."""
@@ -63,6 +64,7 @@ def noted(path, rank):
         return json.load(f)
 
 
+@pytest.mark.slow
 def test_each_rank_has_its_part_of_a_divided_state(tmp_path):
     """A state that is saved with a sharded update is loaded with a whole one, too; both go on alike, bit by bit."""
     file, file_of_device = tmp_path / 'state.npz', tmp_path / 'device.npz'
@@ -77,6 +79,7 @@ def test_each_rank_has_its_part_of_a_divided_state(tmp_path):
             np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_divided_state_is_read_on_every_rank(tmp_path):
     launch(2, 'read_alone', tmp_path / 'met', flags=INTERPRETED)
     for rank in range(2):
@@ -216,6 +219,7 @@ def test_batches_are_dealt_to_all_ranks(ranks, contexts, tmp_path):
     assert all(of_rank['message'].startswith('0 batch 0 failed') for of_rank in told)
 
 
+@pytest.mark.slow
 def test_a_rank_that_keeps_a_batch(tmp_path):
     done = launch(2, 'hang', 'nowhere', flags=INTERPRETED + ',mgpu.timeout=2', expected=None)
     assert done.returncode != 0

@@ -25,6 +25,7 @@ def noise(total, size, dtype='float32'):
     return list((rng.randn(total, size) * 10. ** rng.randint(-6, 6, (total, 1))).astype(dtype))
 
 
+@pytest.mark.slow
 @examples(200)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any))
 def test_any_cut_gives_the_same_bits(counts):

@@ -98,6 +98,7 @@ def needs(fix):
             'restore_collections_abcs': sys.version_info >= (3, 10)}[fix]
 
 
+@pytest.mark.slow_but_with('restore_functions_of_scipy*')
 @pytest.mark.parametrize('fix,code,symptom', [
     ('restore_numpy_aliases', 'import theano_mgpu, theano; theano.scalar.mod.impl(5, 3)', 'AttributeError'),
     ('restore_collections_abcs', 'import theano_mgpu, keras', 'collections'),
@@ -152,6 +153,7 @@ def test_a_backend_that_was_chosen_is_left_alone(monkeypatch, tmp_path):
     assert 'KERAS_BACKEND' not in os.environ
 
 
+@pytest.mark.slow
 def test_blas_flags_are_the_users_or_ones_that_link(tmp_path):
     code = 'import theano_mgpu, theano; print(repr(theano.config.blas.ldflags))'
     assert output(code) == repr(theano_flags.blas_ldflags())
@@ -166,6 +168,7 @@ def test_blas_flags_without_openblas(monkeypatch):
     assert theano_flags.blas_ldflags() == ''
 
 
+@pytest.mark.slow
 def test_the_environment_is_as_before_after_the_import():
     flags = "floatX=float32,contexts=dev0->cpu,mgpu.executor=serial"
     code = ('import os, theano_mgpu, theano\n'
@@ -179,6 +182,7 @@ def test_theano_does_not_warn_of_our_flags():
     assert 'does not recognise' not in done.stderr and done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_first_import_of_theano_is_quiet(tmp_path):
     """The installer may have compiled no modules: Python then warns of their syntax when they are imported."""
     (tmp_path / 'theano').mkdir()
@@ -190,6 +194,7 @@ def test_the_first_import_of_theano_is_quiet(tmp_path):
     assert 'SyntaxWarning' in without.stderr
 
 
+@pytest.mark.slow
 def test_theano_opens_no_context_by_itself():
     """Theano would log an error for this context."""
     code = 'import theano_mgpu, theano.gpuarray; print(theano.config.contexts, *theano.gpuarray.type.list_contexts())'
@@ -215,6 +220,7 @@ def test_a_flag_that_does_not_exist_is_an_error(flag, nearest, monkeypatch, tmp_
         monkeypatch.setenv('THEANO_FLAGS', '')
 
 
+@pytest.mark.slow
 def test_a_wrong_flag_can_be_put_right_in_a_notebook():
     """The second import said "This name is already taken"."""
     code = """
@@ -267,6 +273,7 @@ def test_pocl_settings_of_the_user_are_left_alone(monkeypatch, name, own, defaul
     assert os.environ[name] == default
 
 
+@pytest.mark.slow
 def test_an_mpi4py_without_mpi_does_not_end_the_import(tmp_path):
     (tmp_path / 'mpi4py').mkdir()
     (tmp_path / 'mpi4py' / '__init__.py').write_text('')
@@ -309,6 +316,7 @@ theano.function([x], [T.nnet.softmax(T.dot(x, w) + w[0]) + drawn, x.dimshuffle(1
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not theano.config.cxx, reason='nothing is compiled without g++')
 def test_what_was_compiled_once_is_not_compiled_again():
     """Each process compiled products, softmax, random draws and DimShuffle anew: seconds for any model."""
@@ -329,6 +337,7 @@ compilelock.release_lock()
 '''
 
 
+@pytest.mark.slow
 def test_waiting_for_compiled_code_is_short_and_draws_no_numbers_of_the_user(tmp_path):
     """Theano would sleep for 5 to 10 seconds, and ask Python's generator how long."""
     folder = str(tmp_path / 'lock_dir')
@@ -342,6 +351,7 @@ def test_waiting_for_compiled_code_is_short_and_draws_no_numbers_of_the_user(tmp
     other.stdout.close()
 
 
+@pytest.mark.slow
 def test_scipy_stats_is_imported_by_the_op_that_needs_it():
     done = executed("""if True:
         import sys
@@ -354,6 +364,7 @@ def test_scipy_stats_is_imported_by_the_op_that_needs_it():
     assert done.stdout.split() == ['False', '0.682270', 'True', '0.5'], done.stderr
 
 
+@pytest.mark.slow
 def test_scipy_signal_is_left_to_those_who_need_it():
     done = executed("""if True:
         import sys
@@ -364,6 +375,7 @@ def test_scipy_signal_is_left_to_those_who_need_it():
     assert done.stdout.split('\n')[:2] == ['False', '[1 3 2]'], done.stderr
 
 
+@pytest.mark.slow
 def test_the_collector_does_not_look_for_garbage_among_what_theano_consists_of():
     """The collector visited 50,000 objects again and again, also at the end of a command: a tenth of a second."""
     code = ('import sys; sys.argv = [%r, "run"]; import gc; gc.callbacks.clear()  # of .ci/quickly\n'
@@ -482,6 +494,7 @@ def test_pymc3_finds_the_modules_of_theano_pymc_and_nobody_else_does(tmp_path):
     assert 'Failed to infer_shape' not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason='no PyMC3 3 runs on Python 3.12')
 def test_a_process_whose_pymc3_imports_theano_first_finds_them_too(tmp_path):
     """A spawned process does so: PyMC3's import has begun when Theano's brings theano_mgpu with it."""

@@ -76,6 +76,7 @@ def wait_for(path, text='begun\n'):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_two_processes_compile_at_the_same_time(begin, tmp_path):
     """One process at a time could compile: the second one waited until the first one's module was there."""
     slow = begin(PROGRAM, 'slow')
@@ -86,6 +87,7 @@ def test_two_processes_compile_at_the_same_time(begin, tmp_path):
     assert slow.communicate(timeout=120)[0].split() == ['begun', '[0.]']
 
 
+@pytest.mark.slow
 def test_what_one_process_compiles_the_others_wait_for_and_load(begin, tmp_path):
     first = begin(PROGRAM, 'slow')
     wait_for(tmp_path / 'slow')
@@ -163,6 +165,7 @@ def flags_of_a_new_process(monkeypatch, **flags):
         return cmodule.GCC_compiler.compile_args()
 
 
+@pytest.mark.slow
 def test_flags_of_the_processor_are_found_once(monkeypatch, tmp_path):
     """Another process reads them; on another processor, or with other flags, they are found again."""
     calls, popen = [], cmodule.subprocess_Popen

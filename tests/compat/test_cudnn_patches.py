@@ -11,6 +11,7 @@ import theano.gpuarray.type
 from support.processes import python
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_an_import_does_not_look_for_cudnn():
     """Each process ran g++ for the check, and kept a wrong result for ever."""
@@ -29,6 +30,7 @@ print([command for command in commands if 'cudnn' in command], theano.config.dnn
 ''', flags='').stdout == '[] auto\n'
 
 
+@pytest.mark.slow_with('-deterministic deterministic small')
 @pytest.mark.parametrize('flags,algorithms', [('', 'deterministic deterministic small'),
                                               ('dnn.conv.algo_bwd_data=none', 'none deterministic small')])
 def test_algorithms_are_deterministic_by_default(flags, algorithms):

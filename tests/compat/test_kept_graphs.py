@@ -98,6 +98,7 @@ def text_of(function):
     return re.sub(r"(?m)''   \d+$", '', theano.printing.debugprint(function, file='str'))
 
 
+@pytest.mark.slow_with('trained', 'indexed')
 @pytest.mark.parametrize('graph', [trained, drawn, drawn_by_numpy, scanned, chosen, indexed])
 def test_the_results_are_the_same_to_the_bit(graph, optimised):
     def make():
@@ -113,6 +114,7 @@ def test_the_results_are_the_same_to_the_bit(graph, optimised):
         assert str(one.get_value()) == str(other.get_value())
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 def test_graphs_of_devices_are_kept(contexts, optimised):
     x, w = T.matrix('x'), shared(np.full((3, 3), 0.3), 'w')
@@ -299,6 +301,7 @@ def test_an_optimisation_in_c_is_applied(optimised):
     assert len(optimised) == 2
 
 
+@pytest.mark.slow
 def test_a_deep_graph_that_a_tag_names_is_described():
     """A variable's tag may name a variable that many others come before."""
     x = y = T.dscalar('x')
@@ -329,6 +332,7 @@ def test_what_the_optimiser_logs_is_logged_each_time(optimised, caplog):
     assert len(optimised) == caplog.text.count('a warning') == 2
 
 
+@pytest.mark.slow_with('flag1')
 @pytest.mark.parametrize('flag', [('mgpu.keep_graphs', 'False'), ('compute_test_value_opt', 'ignore')])
 def test_nothing_is_kept_with_some_flags(flag, optimised, tmp_path):
     with theano.change_flags(**dict([flag])):
@@ -493,6 +497,7 @@ def output_of(process):
     return results, int(optimised)
 
 
+@pytest.mark.slow
 def test_a_second_start_does_not_optimise(tmp_path):
     first, second = [output_of(start(tmp_path)) for _ in range(2)]
     assert first[0] == second[0]
@@ -525,6 +530,7 @@ with open('%s.%d' % (sys.argv[1], mgpu.rank()), 'w') as file:
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_that_start_together_share_what_they_keep(tmp_path):
     """The folder is empty, then it is full, then its files are damaged."""

@@ -233,6 +233,7 @@ def test_texts_of_attributes_are_texts_that_can_be_decoded(tmp_path):
         assert f.attrs['copy'] == 'a\u00e9' and list(f.attrs['copies']) == ['b', 'c']
 
 
+@pytest.mark.slow
 def test_keras_is_mended_when_somebody_imports_it():
     python('-c', 'import sys, theano_mgpu; assert "keras" not in sys.modules\n'
                  'import keras, h5py; assert hasattr(h5py.AttributeManager.__getitem__, "__wrapped__")')

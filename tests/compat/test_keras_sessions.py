@@ -62,6 +62,7 @@ for fold in range(FOLDS):
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 @pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
 @pytest.mark.parametrize('folds', [7, pytest.param(20, marks=pytest.mark.slow)])

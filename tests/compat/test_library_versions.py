@@ -212,6 +212,7 @@ def test_a_device_of_theano_0_x_is_left_to_the_contexts_that_are_chosen(variable
     assert new == {'device': 'cpu'} and 'device=gpu1 not at all (contexts choose devices; contexts=dev0->cuda1' in said
 
 
+@pytest.mark.slow_but_with('run --gpus*', 'run train.py-flags2-expected2')
 @pytest.mark.parametrize('words, flags, expected', [
     ('run train.py', {'device': 'gpu2'}, {'device': 'cpu', 'contexts': 'dev0->cuda2'}),
     ('run train.py', {'device': 'gpu'}, {'device': 'cpu'}),
@@ -243,6 +244,7 @@ CASES = {  # the shape of an argument, and expressions of it
 }
 
 
+@pytest.mark.slow_but_with('pool of parts')
 @pytest.mark.parametrize('name', [*CASES])
 def test_python_code_indexes_by_slices(name):
     """NumPy 1.23 takes a list of slices for positions, and SciPy 1.8 has its convolution elsewhere."""
@@ -284,6 +286,7 @@ def test_the_largest_numbers(k):
         np.testing.assert_array_equal(np.sort(each, 0), np.sort(expected, 0))
 
 
+@pytest.mark.slow
 def test_pooling_in_debug_mode():
     x = T.dtensor4()
     outputs = [pool.pool_2d(x, (2, 2), True), T.grad(pool.pool_2d(x, (2, 2), True, mode='sum').sum(), x)]

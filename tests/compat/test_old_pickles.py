@@ -83,6 +83,7 @@ def absent(thing, place, year, protocol=2):
     return old_pickle(thing, protocol, year=year, names={place: 'gpu_of_before'})
 
 
+@pytest.mark.slow_with('gpuarray-0')
 @pytest.mark.opencl
 @pytest.mark.parametrize('protocol', [0, 2])
 @pytest.mark.parametrize('year', YEARS)
@@ -115,6 +116,7 @@ BATCHES = [(np.cos(np.arange(3. * n)).reshape(n, 3).astype('float32'), np.full((
            for n in (5, 2, 7)]
 
 
+@pytest.mark.slow_but_with('sandbox.cuda-False')
 @pytest.mark.opencl
 @pytest.mark.parametrize('year, looped', [
     *((year, False) for year in YEARS), (YEARS[0], True),

@@ -39,12 +39,14 @@ print({'imp', 'distutils', 'distutils.spawn', 'pkg_resources'} & set(sys.modules
 """
 
 
+@pytest.mark.slow
 def test_theano_compiles_without_the_removed_modules_and_leaves_no_replacement():
     done = python('-c', WITHOUT + USE)
     first, left = done.stdout.splitlines()
     assert first.split()[:3] == ['25.0', np.get_include(), sysconfig.get_paths()['include']] and left == 'set()'
 
 
+@pytest.mark.slow_but_with('replace_distutils*')
 @pytest.mark.parametrize('fix,symptom', [
     ('restore_numpy_distutils', "No module named 'numpy.distutils'"),
     ('replace_distutils', "No module named 'distutils'"),
@@ -64,6 +66,7 @@ def test_scikit_cuda_is_missing_as_without_the_replacement(tmp_path):
     assert python('-c', code, PYTHONPATH=search_path(tmp_path)).stdout == 'fine\n'
 
 
+@pytest.mark.slow
 def test_scikit_cuda_finds_the_real_module(tmp_path):
     (tmp_path / 'skcuda').mkdir()
     (tmp_path / 'skcuda' / '__init__.py').write_text('')

@@ -64,6 +64,7 @@ def products(ops):
     return [op for op in ops if isinstance(op, (blas.Dot22, blas.Gemm, T.Dot))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('step, n_kept', [(lstm, 5), (gru, 3)])
 def test_a_gradient_computes_no_step_again(step, n_kept):
     inputs, outputs, _ = problem(step)
@@ -77,6 +78,7 @@ def test_a_gradient_computes_no_step_again(step, n_kept):
     assert plain_forward.op.n_nit_sot < n_kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('keywords', [
     dict(step=lstm), dict(step=gru), dict(step=of_relu), dict(step=lstm, truncate_gradient=4),
     dict(step=lstm, go_backwards=True), dict(step=two_back, taps=(-2, -1))], ids=lambda each: '-'.join(map(str, each)))
@@ -89,12 +91,14 @@ def test_results_stay_the_same(keywords):
         np.testing.assert_allclose(found, expected, 1e-12, 1e-12)
 
 
+@pytest.mark.slow
 def test_a_flag_of_theano_leaves_loops_as_they_are():
     inputs, outputs, _ = problem(lstm)
     forward, _ = loops_of(theano.function(inputs, outputs, mode=FAST.excluding('more_mem')))
     assert forward.op.n_nit_sot == 0
 
 
+@pytest.mark.slow
 def test_each_of_two_loops_keeps_values():
     (x, w, u, first), _, _ = problem(lstm)
     states, start = x, [first[0], first[1]]
@@ -104,6 +108,7 @@ def test_each_of_two_loops_keeps_values():
     assert [loop.op.n_nit_sot for loop in loops_of(f)[:2]] == [5, 5]
 
 
+@pytest.mark.slow
 def test_a_value_with_more_axes_than_the_states_is_computed_again():
     """Values of an attention, say, might not fit into memory for all steps."""
     x, notes, w = T.dtensor3(), T.dtensor3(), T.dmatrix()
@@ -116,6 +121,7 @@ def test_a_value_with_more_axes_than_the_states_is_computed_again():
     assert 1 < len(forward.outputs) and all(x.ndim <= 3 for x in forward.outputs)  # the sum is kept
 
 
+@pytest.mark.slow
 def test_a_loop_that_ends_by_a_condition_stays_as_it_is():
     x, w = T.dtensor3(), T.dmatrix()
 

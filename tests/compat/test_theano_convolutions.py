@@ -79,6 +79,7 @@ def test_convolutions_move_rows(monkeypatch):
     assert 'mgpu_columns' not in code_of(node_of('float32')) and CorrMM().c_code_cache_version() != version
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
 def test_columns_are_the_same_bit_by_bit(dtype, tmp_path, monkeypatch):
     ours = compiled(dtype, tmp_path / 'ours.so')

@@ -191,6 +191,7 @@ def test_clearing_deletes_all_entries(folder):
     assert [path.name for path in folder.iterdir() if path.name.startswith('tmp')] == []
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_equal_keys_have_one_digest(monkeypatch):
     """A digest that differs in the next process would have the source of each op made again to find its code."""

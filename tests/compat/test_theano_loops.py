@@ -30,6 +30,7 @@ def adam_in_place(linker):
     return one_module(borrowed, outputs, 'fast_run', linker)
 
 
+@pytest.mark.slow
 @x86_64
 def test_a_loop_is_vectorised(tmp_path, monkeypatch):
     nodes = adam_in_place('py').maker.fgraph.apply_nodes
@@ -43,6 +44,7 @@ def test_gcc_14_and_later_keep_a_clip_without_branches():
     assert [options(version) for version in ('', '12.2.0', '14.2.0')] == [[], [HOT], [HOT, NO_BRANCHES]]
 
 
+@pytest.mark.slow
 def test_results_stay_the_same_bit_by_bit(monkeypatch):
     vectorised = adam_in_place('c')
     use_theanos_own(monkeypatch, Elemwise, LOOPING)
@@ -64,6 +66,7 @@ def max_pooling_gradients(cases):
                    for each, (ndim, window) in zip(given, cases)]
 
 
+@pytest.mark.slow
 @x86_64
 def test_max_pooling_has_no_branch_on_the_maximum(tmp_path, monkeypatch):
     _, (gradient,) = max_pooling_gradients([(2, [(2, 2)])])
@@ -77,6 +80,7 @@ POOLED = [(2, [(3, 2), (1, 1), (1, 0)]),  # windows overlap, and lie over the bo
           (1, [(3,), (3,), (0,)]), (2, [(2, 2), (2, 2), (0, 0)]), (3, [(2, 2, 2), (2, 1, 2), (0, 1, 0)])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cases', [POOLED[:1], pytest.param(POOLED[1:], marks=pytest.mark.slow)],
                          ids=['overlapping', 'others'])
 def test_gradients_of_max_pooling_stay_the_same_bit_by_bit(cases, monkeypatch):
@@ -102,6 +106,7 @@ def test_gradients_of_max_pooling_stay_the_same_bit_by_bit(cases, monkeypatch):
 SUMS = [('float32', 'float64'), ('float32', 'float32'), ('float64', 'float64'), ('int8', 'int64')]  # and accumulator
 
 
+@pytest.mark.slow
 @x86_64
 def test_sums_of_rows_are_vectorised(tmp_path, monkeypatch):
     node = T.sum(T.ftensor3(), axis=(0, 1), acc_dtype='float64').owner
@@ -120,6 +125,7 @@ def test_eight_sums_are_computed_at_once(tmp_path, monkeypatch):
     assert len(re.findall(additions, assembly(node, tmp_path))) < 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtypes', [SUMS[:1], pytest.param(SUMS[1:], marks=pytest.mark.slow)])
 def test_sums_stay_the_same_bit_by_bit(dtypes, monkeypatch):
     inputs = [T.TensorType(dtype, [False] * 3)() for dtype, _ in dtypes]

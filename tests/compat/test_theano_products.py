@@ -37,6 +37,7 @@ def products_of(function):
     return [node.op for node in function.maker.fgraph.apply_nodes if isinstance(node.op, PRODUCTS)]
 
 
+@pytest.mark.slow_with('Nadam')
 @pytest.mark.parametrize('optimizer', [keras.optimizers.SGD(momentum=.9), *(
     make() for make in (keras.optimizers.RMSprop, keras.optimizers.Adagrad, keras.optimizers.Adadelta,
                         keras.optimizers.Adam, keras.optimizers.Adamax, keras.optimizers.Nadam))],
@@ -73,6 +74,7 @@ def test_few_rows_are_multiplied_in_blocks(monkeypatch):
     assert 'sgemm_in_blocks' not in op.c_support_code() and op.c_code_cache_version() != version
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_blocks_come_to_the_whole_product():
     x, y, w = T.fmatrices('xyw')

@@ -15,6 +15,7 @@ WAYS = {'rows': lambda x: x[:4, :6].copy(), 'columns': lambda x: np.asfortranarr
         'part': lambda x: x[:4, 2:8], 'steps': lambda x: x[::2, ::2], 'turned': lambda x: x[3::-1, 5::-1]}
 
 
+@pytest.mark.slow_with('csc-float64', 'csr-float32')
 @pytest.mark.parametrize('dtype', ['float64', 'float32'])
 @pytest.mark.parametrize('kind', ['csr', 'csc'])
 def test_dense_matrices_of_any_strides(kind, dtype):

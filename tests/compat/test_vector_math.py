@@ -44,6 +44,7 @@ def node_of(function, dtype='float32'):
     return function(T.TensorType(dtype, [False])()).owner
 
 
+@pytest.mark.slow
 @x86_64
 @pytest.mark.parametrize('march, called', [
     pytest.param('x86-64', '_ZGVbN4v_%s', marks=pytest.mark.slow), ('haswell', '_ZGVdN8v_%s')])
@@ -57,6 +58,7 @@ def test_loops_call_vector_functions(tmp_path, march, called):
             assert '_ZGV' not in assembly(node_of(FUNCTIONS[name]), tmp_path, march)
 
 
+@pytest.mark.slow
 @x86_64
 def test_strided_loops_and_branches_are_vectorised(tmp_path):
     x, row = T.fmatrix(), T.frow()
@@ -66,6 +68,7 @@ def test_strided_loops_and_branches_are_vectorised(tmp_path):
         assert assembly(node, tmp_path, 'haswell').count('call\t_ZGVdN8v_mgpu_exp') >= loops
 
 
+@pytest.mark.slow
 @quick_in_single_precision
 def test_an_element_has_the_same_bits_anywhere(dtype):
     number, vector, matrix = [T.TensorType(dtype, [False] * ndim)() for ndim in range(3)]
@@ -89,6 +92,7 @@ def test_an_element_has_the_same_bits_anywhere(dtype):
     check(of_matrix, lambda each: each.reshape(3, 19).T)
 
 
+@pytest.mark.slow
 @quick_in_single_precision
 def test_fused_loops_and_scan_have_the_same_bits(dtype):
     x, columns = T.TensorType(dtype, [False] * 2)(), T.TensorType(dtype, [False])()
@@ -103,6 +107,7 @@ def test_fused_loops_and_scan_have_the_same_bits(dtype):
             np.testing.assert_array_equal(bits(found), bits(expected), err_msg=name)
 
 
+@pytest.mark.slow
 def test_sums_of_products_have_the_same_bits_anywhere():
     """A product is rounded before it is added, in vectors and in the last elements."""
     x, y = T.fmatrices('xy')
@@ -116,6 +121,7 @@ def test_sums_of_products_have_the_same_bits_anywhere():
                 np.testing.assert_array_equal(cell(*(layout(each[cut]) for each in given)), expected[cut])
 
 
+@pytest.mark.slow
 @quick_in_single_precision
 def test_special_values_are_those_of_libm(dtype):
     x = T.TensorType(dtype, [False])()
@@ -143,6 +149,7 @@ def test_errors_are_at_most_four_units():
         assert units.max() <= 4, name
 
 
+@pytest.mark.slow
 def test_off_means_libm():
     libm = ctypes.CDLL('libm.so.6')
     libm.tanhf.restype, libm.tanhf.argtypes = ctypes.c_float, [ctypes.c_float]
@@ -194,6 +201,7 @@ def test_other_compilers_call_libm(monkeypatch):
             assert vector_math.available() == []
 
 
+@pytest.mark.slow
 def test_an_older_library_has_fewer_functions(monkeypatch, tmp_path):
     class Library:
         """The library of glibc 2.31."""
@@ -213,6 +221,7 @@ def test_an_older_library_has_fewer_functions(monkeypatch, tmp_path):
         vector_math._loaded.cache_clear()
 
 
+@pytest.mark.slow
 def test_powers_of_integers_are_exact():
     x, y, z = T.ivector(), T.ivector(), T.fvector()
     base, exponent = np.arange(1, 10, dtype='int32'), np.arange(9, 0, -1, dtype='int32')

@@ -41,6 +41,7 @@ def named(script, folder, *command):
         r'train\.py:(\d+): \w+: (.*)', stderr) if 'semantics' not in text]
 
 
+@pytest.mark.slow_with('command0')
 @pytest.mark.parametrize('command', [
     (), RUN, pytest.param((*RUN, '--always'), marks=pytest.mark.slow), pytest.param(
         ('-m', 'theano_mgpu', 'launch', '-n', '2', 'run', '--always'), marks=[pytest.mark.mpi, pytest.mark.slow])])
@@ -49,6 +50,7 @@ def test_warnings_name_the_line_of_the_script(command, tmp_path):
     assert named(SCRIPT, tmp_path, *command) == [True] * 6
 
 
+@pytest.mark.slow
 def test_without_the_patch_warnings_name_other_lines(tmp_path):
     enabled = 'import theano_mgpu.keras\ntheano_mgpu.keras.enable(always=True)\n'
     assert named(enabled + SCRIPT, tmp_path) == [True] * 6

@@ -7,6 +7,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from cuda_on_cpu.child import clean_environment, on_standin, run
 from cuda_on_cpu.driver import (
@@ -146,6 +147,7 @@ def waits_of_frees():
         print(int(waits_for(Hold(second, address), first.call, name, *arguments)), end='')
 
 
+@pytest.mark.slow
 def test_a_free_waits_for_the_peers_of_a_device():
     assert run(waits_of_frees).stdout == '0000'
     assert run(waits_of_frees, peer='all').stdout == '1111'

@@ -7,6 +7,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from cuda_on_cpu.child import on_standin, run
 from cuda_on_cpu.driver import ILLEGAL_ADDRESS, LAUNCH_FAILED, Device, Hold, call, fails_with, load
@@ -313,6 +314,7 @@ def test_a_communicator_that_was_aborted_may_not_be_used():
         assert 'a communicator is used after' in ends(body)
 
 
+@pytest.mark.slow
 def test_an_abort_ends_a_call_that_waits_for_a_rank_and_frees_what_it_uses():
     """The call needs some time to notice the abort."""
     done = run(abort_beside_a_call, nccl_abort_ms=1000)
@@ -367,6 +369,7 @@ def test_an_exchange_hangs_although_all_ranks_have_come():
     hang(Clique())
 
 
+@pytest.mark.slow
 @on_standin()
 def test_one_exchange_hangs():
     clique, parts = Clique(), parts_of(2, 5, 'float32')

@@ -48,6 +48,7 @@ def test_elementwise_slices_and_transfers():
     np.testing.assert_array_equal(np.asarray(gpu_a.transfer(second)), a)
 
 
+@pytest.mark.slow
 @on_standin()
 def test_reductions():
     import pygpu

@@ -139,6 +139,7 @@ def test_cards_that_others_use_or_that_have_little_memory_are_left_out_unless_th
     assert chosen(CHOSEN, variables={'CUDA_VISIBLE_DEVICES': '1,3'}, **settings) == (['dev00;dev11'], [])
 
 
+@pytest.mark.slow
 @on_standin
 def test_one_card_stays_where_others_compute_on_all(another):
     lines, (note,) = chosen(CHOSEN, devices=2, processes='%d;%d' % (another, another), memory='1G;2G')

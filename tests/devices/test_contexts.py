@@ -109,6 +109,7 @@ def test_a_name_keeps_its_device(contexts):
         mgpu.init('%s->%s' % (first.name, second.device))
 
 
+@pytest.mark.slow_with('theano_mgpu, theano')
 @pytest.mark.parametrize('order', ['theano_mgpu, theano', 'theano, theano_mgpu'])
 def test_works_before_and_after_theano(contexts, order):
     """Theano, if imported first, opens each device once; a second name of a device is left to this package."""

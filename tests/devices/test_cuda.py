@@ -84,6 +84,7 @@ print(failures, [cuda_contexts.entries(context) for context in contexts])
 '''
 
 
+@pytest.mark.slow
 def test_threads_take_turns_in_a_context():
     """libgpuarray counts the entries into a context without a lock: CUDA_ERROR_INVALID_CONTEXT, wrong devices."""
     assert run(THREADS, delay_us=50) == ['[] [0, 0]']
@@ -116,6 +117,7 @@ print(codes)
 '''
 
 
+@pytest.mark.slow
 def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
     """The thread is in the context, and has its lock, when a process forks: data generators do so."""
     assert run(FORKED_IN_A_CALL) == [str([0] * 10)]
@@ -140,6 +142,7 @@ print((np.asarray(copied) == np.asarray(made)).all())
 '''
 
 
+@pytest.mark.slow
 def test_a_copy_between_devices_waits_for_its_source():
     """libgpuarray waited for an event that is not recorded with one stream, Theano's default."""
     assert run(TRANSFER) == ['True']
@@ -254,6 +257,7 @@ for a, b in zip(one[0] + one[1], two[0] + two[1]):
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('names,compiled', [
     ('GPU A;GPU B', "['dev0', 'dev1']"),
     pytest.param('GPU A;GPU A', "['dev0', 'dev0']", marks=pytest.mark.slow)])
@@ -283,6 +287,7 @@ print(np.isfinite(step(x, labels)))
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('device', ['cuda0', pytest.param('opencl0:0', marks=pytest.mark.slow)])
 def test_a_fork_is_told_that_it_has_no_gpu(device):
     """CUDA failed in a fork with "initialization error", OpenCL did not return."""

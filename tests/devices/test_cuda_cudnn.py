@@ -91,6 +91,7 @@ def test_a_device_that_theano_opens_while_it_is_imported_uses_cudnn():
     assert out == '92800\n' and 'Using cuDNN version 92800' in err
 
 
+@pytest.mark.slow
 def test_without_cudnn_one_line_says_how_to_install_it():
     out, err = run(FIND, cudnn=None)
     assert 'cuDNN is not installed' in out

@@ -39,6 +39,7 @@ def steps(name, devices, flags, before='', **settings):
     return found, digest, chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 2])
 @pytest.mark.parametrize('name', ['mlp', pytest.param('cnn', marks=pytest.mark.slow),
                                   pytest.param('lstm', marks=pytest.mark.slow)])
@@ -68,11 +69,13 @@ print([choice.chosen for choice in f.executable.changes()])
 """
 
 
+@pytest.mark.slow
 def test_handles_of_a_driver_that_are_long():
     """The address of a stream was cut to 32 bits: a segmentation fault, always with a Python that is built as PIE."""
     assert eval(run(IN_A_THREAD, 1)[0]) == ['1 of 1 part in one launch each']
 
 
+@pytest.mark.slow
 def test_layers_are_timed_before_graphs_are_launched():
     """The choice of `--explain` is true without it, too: timing a layer waits for the device, which no graph can."""
     found, _, chosen = steps('mlp', 1, ON, 'from theano_mgpu.graph import layers\nlayers.is_on = True\n')
@@ -131,6 +134,7 @@ def check_random_programs(seeds):
     assert int(launches) > 2 * (seeds[1] - seeds[0]), told
 
 
+@pytest.mark.slow
 def test_random_programs():
     check_random_programs((2, 4))
 
@@ -167,6 +171,7 @@ print([choice.chosen for choice in step.executable.changes()])
 '''
 
 
+@pytest.mark.slow_with('2')
 @pytest.mark.parametrize('devices', [1, 2])
 def test_an_index_out_of_bounds_is_an_error(devices):
     """A graph looks up rows of a table; a wrong row is the error that it is op by op, and nothing changes."""
@@ -223,6 +228,7 @@ print([calls.why_not for calls in found if not calls.launches], failures, copies
 '''
 
 
+@pytest.mark.slow
 def test_another_thread_uses_the_device_meanwhile():
     """Calls of another thread on the stream, while a graph is recorded, are no part of it, and have their results."""
     assert run(THREADS, 1, quiet=1, delay_us=20) == ['[] [] True']
@@ -267,6 +273,7 @@ print(calls.launches - before)
 '''
 
 
+@pytest.mark.slow
 def test_memory_of_graphs_is_given_back():
     """Arrays get the memory of graphs where it is short, and calls go on op by op."""
     assert run(SHORT, 1, quiet=1, memory='24M') == ['the device is short of memory', '0']
@@ -300,6 +307,7 @@ print(calls.why_not, calls.launches)
 '''
 
 
+@pytest.mark.slow
 def test_ops_that_work_in_place():
     """Shapes, numbers of the host and values that the host reads survive ops in place, at whatever time these run."""
     assert run(IN_PLACE, 1, quiet=1) == [' 10']
@@ -343,6 +351,7 @@ print(difference < 1e-12, usage.why, [each.why_not for each in made if each.why_
 '''
 
 
+@pytest.mark.slow
 def test_a_view_of_a_number_is_worked_on_in_place():
     """The host divides a view of the number of samples in place, before the graph copies the number."""
     assert run(NUMBERED, 2, flags='floatX=float64', quiet=1) == ['True divided [] 6']

@@ -47,6 +47,7 @@ for library in cuda_libraries.survey().libraries.values():
     assert sorted(path.name for path in machine.shims.glob('*/*')) == ['libcublas.so', 'libcuda.so', 'libnvrtc.so']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cc,nvrtc,architecture', [
     pytest.param('7.0', NVRTC_12_9, 70, marks=pytest.mark.slow),
     pytest.param('10.0', NVRTC_12_9, 100, marks=pytest.mark.slow),  # libgpuarray asks for compute_10
@@ -60,6 +61,7 @@ def test_kernels_are_compiled_for_the_device(machine, cc, nvrtc, architecture):
     assert machine.architectures() == {'compute_%d' % architecture}
 
 
+@pytest.mark.slow
 def test_without_the_correction_no_kernel_compiles_for_compute_capability_12(machine):
     env = dict(machine.environment('12.0'), LD_LIBRARY_PATH=build())
     uncorrected = ADD.replace('mgpu.init', 'cuda_libraries.require = cuda_libraries.provide = lambda *device: None\n'
@@ -70,6 +72,7 @@ def test_without_the_correction_no_kernel_compiles_for_compute_capability_12(mac
     assert 'nvrtcCompileProgram: NVRTC_ERROR_INVALID_OPTION' in done[0].stderr
 
 
+@pytest.mark.slow
 def test_nvrtc_that_lists_no_architectures(machine):
     """NVRTC 11.0 knows 8.0 at most."""
     machine.install_nvrtc(11, 0, [35, 70, 80], lists=False)
@@ -77,6 +80,7 @@ def test_nvrtc_that_lists_no_architectures(machine):
     assert machine.architectures() == {'compute_80'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cc,driver,chosen', [
     pytest.param('8.6', (12, 9), '12', marks=pytest.mark.slow),
     pytest.param('8.6', (13, 5), '13', marks=pytest.mark.slow),
@@ -89,12 +93,14 @@ def test_the_newest_nvrtc_that_suits_is_used(machine, cc, driver, chosen):
     assert machine.run(NVRTC, cc, driver).endswith('libnvrtc.so.' + chosen)
 
 
+@pytest.mark.slow
 def test_what_is_on_the_library_path_goes_first(machine):
     own = machine.install_nvrtc(*NVRTC_11_8, folder=machine.driver)
     machine.install_nvrtc(*NVRTC_12_9)
     assert machine.run(NVRTC) == str(own)
 
 
+@pytest.mark.slow
 def test_several_processes_build_at_once(machine):
     machine.install_nvrtc(*NVRTC_12_9)
     processes = [subprocess.Popen([sys.executable, '-c', NVRTC], env=machine.environment(), text=True,
@@ -104,6 +110,7 @@ def test_several_processes_build_at_once(machine):
     assert sorted(path.name for path in machine.shims.glob('*/*')) == ['libcublas.so', 'libcuda.so', 'libnvrtc.so']
 
 
+@pytest.mark.slow
 def test_a_library_that_is_loaded_before(machine):
     """A library that libgpuarray, too, may have opened is left alone, unless kernels cannot be compiled so."""
     early = 'import ctypes; ctypes.CDLL("libnvrtc.so")\n'
@@ -113,6 +120,7 @@ def test_a_library_that_is_loaded_before(machine):
     assert 'was loaded as libnvrtc.so before' in text and 'compute capability 12.0' in text
 
 
+@pytest.mark.slow
 def test_nothing_happens_without_a_driver(machine):
     code = HEAD + """
 import time
@@ -130,11 +138,13 @@ print(time.perf_counter() - start, cuda_libraries.survey().libraries, discovery.
     assert not machine.shims.exists()
 
 
+@pytest.mark.slow
 def test_a_driver_without_a_device(machine):
     text = machine.run(HEAD + "print(discovery.discover('cuda'))", CUDA_ON_CPU_DEVICES='0')
     assert 'the driver' in text and str(machine.driver / 'libcuda.so.1') in text and 'nvidia-smi' in text
 
 
+@pytest.mark.slow_but_with('8.6-driver3-None-words3')
 @pytest.mark.parametrize('cc,driver,nvrtc,words', [
     ('8.6', (12, 4), NVRTC_12_9, ['NVRTC 12.9 (', 'libnvrtc.so.12) is newer than the driver',
                                   'supports CUDA 12.4', 'devices: 8.6', "'nvidia-cuda-nvrtc-cu12<12.5'"]),
@@ -168,6 +178,7 @@ print(caught[-1].category.__name__, caught[-1].message)
     assert words[0] in warning
 
 
+@pytest.mark.slow
 def test_one_old_card_beside_a_new_one(machine):
     """All cards were refused, for the sake of one that cuBLAS 13 does not support. A library for all goes first."""
     machine.install_nvrtc(*NVRTC_13_5)
@@ -207,6 +218,7 @@ print(cuda_libraries.survey().libraries['libcublas.so'].detail)
 TF32 = 'floatX=float32,mgpu.tf32=True'
 
 
+@pytest.mark.slow
 def test_products_are_tf32_if_the_flag_says_so(machine):
     """Only convolutions were. A device below 8.0 computes as ever, bit for bit."""
     machine.install_nvrtc(*NVRTC_12_9)
@@ -219,6 +231,7 @@ def test_products_are_tf32_if_the_flag_says_so(machine):
     assert library[0] == 'ok' and library[1].endswith('; products of float32 as TF32, by mgpu.tf32')
 
 
+@pytest.mark.slow_with('-libcublas.so.10*')
 @pytest.mark.parametrize('early, note', [('', 'libcublas.so.10 is cuBLAS 10.2, and 11.0 or later has TF32'),
                                          ('import ctypes; ctypes.CDLL("libcublas.so")\n', 'another libcublas.so was ')])
 def test_products_that_cannot_be_tf32(early, note, machine):
@@ -256,6 +269,7 @@ def test_no_compiler(machine, tmp_path):
     assert 'THEANO_FLAGS=cxx=' in text
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails(machine):
     machine.install_nvrtc(*NVRTC_12_9)
     text = machine.run(HEAD + "shims.compiler = lambda: 'false'\nmgpu.init('dev0->cuda0')")
@@ -273,6 +287,7 @@ print(json.dumps({name: plan[name](host_checks.Setup()) for name in names}))
 """
 
 
+@pytest.mark.slow
 def test_the_doctor_names_each_file(machine):
     nvrtc = machine.install_nvrtc(*NVRTC_12_9)
     found = json.loads(machine.run(DOCTOR, '12.0', THEANO_FLAGS='contexts=dev0->cuda0'))
@@ -288,6 +303,7 @@ def test_the_doctor_names_each_file(machine):
     assert found['context dev0'][0] == 'ok', found['context dev0']
 
 
+@pytest.mark.slow
 def test_the_doctor_says_what_to_install(machine):
     machine.cublas.unlink()
     flags = 'contexts=dev0->cuda0'

@@ -46,11 +46,13 @@ for name in %r:
 '''
 
 
+@pytest.mark.slow
 def test_a_model_trains_on_slices_of_a_data_set_of_the_default_device():
     """A device was given arrays of another one, "Expected 2 dimensions input", "context name dev0.1 not defined"."""
     assert run(TRAINED, flags=FLAGS) == ['rate w']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('names', slow_but([['logistic', 'numbered', 'noisy', 'sampler']], [
     ['logistic', 'numbered', 'noisy', 'sampler'], list(CASES)]), ids=str)
 def test_data_sets_of_the_default_device_are_the_batch(names):
@@ -73,6 +75,7 @@ for name, make in CASES.items():
 INTERPRETED = 'linker=py,optimizer=fast_compile,optimizer_excluding=gpuarray_opt:gpuarray'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('flags', slow_but(['a->cpu;b->cpu,device=cuda0,floatX=float64,' + INTERPRETED], [
     'a->cpu;b->cpu,device=cuda0,floatX=float64,' + INTERPRETED, FLAGS[len('contexts='):]]), ids=['cpu', 'cuda'])
 def test_graphs_within_ops_are_divided(flags):
@@ -87,6 +90,7 @@ print(subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=
 """
 
 
+@pytest.mark.slow
 def test_a_child_process_opens_the_default_device():
     """Processes that a process started printed "You can't initialize the GPU in a subprocess"."""
     assert run(CHILD, flags=FLAGS) == ['GpuArraySharedVariable']
@@ -101,6 +105,7 @@ print(get_context('dev0') is default, get_context('dev1') is default, get_contex
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('flags, same', [
     ('device=cuda', 'True False False'), pytest.param('device=cuda0', 'True False False', marks=pytest.mark.slow),
     pytest.param('device=cuda1', 'False True False', marks=pytest.mark.slow)])
@@ -121,6 +126,7 @@ print(float(step(np.ones((4, 3), 'float32'))), type(w).__name__, *theano.gpuarra
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_processes_of_a_job_leave_the_default_device(tmp_path):
     """All reserved memory of the first device, and the second process found too little."""

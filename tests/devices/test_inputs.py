@@ -35,6 +35,7 @@ print(all(array.shape == (n, 100) and (np.asarray(array) == number).all() for nu
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('settings', [{'delay_us': 2000}, {'sync': 1}, {'copy_rate': 100}])
 def test_values_wait_for_what_has_read_the_ones_before_and_are_waited_for(settings):
     """Values of several keys and of changing lengths are sent in turn to two memories, and copied on the device."""
@@ -62,6 +63,7 @@ print((np.asarray(copy) == 2).all())
 '''
 
 
+@pytest.mark.slow_with('100')
 @pytest.mark.parametrize('length', [100, 1 << 20])
 def test_the_host_does_not_wait_for_the_device(length):
     assert run(RETURNS.replace('LENGTH', str(length))) == ['0', 'True']
@@ -86,6 +88,7 @@ print((np.asarray(other) == 1).all())
 '''
 
 
+@pytest.mark.slow
 def test_memory_that_is_freed_is_not_written_later():
     assert run(FREED) == ['True', 'True']
 
@@ -105,6 +108,7 @@ print((np.asarray(copy) == 1).all())
 '''
 
 
+@pytest.mark.slow
 def test_memory_that_the_device_still_reads_is_not_written():
     assert run(REUSED) == ['True', 'True']
 
@@ -147,6 +151,7 @@ print(len(sent) - n, all((one == other).all() for each in found[:-1] for one, ot
 '''
 
 
+@pytest.mark.slow_but_with("executor='threads'-settings3")
 @pytest.mark.parametrize('options, settings', [
     ('', {'delay_us': 2000}), ('', {'copy_rate': 200, 'pageable_rate': 100}),
     ('micro_batches=2', {'delay_us': 500}), ("executor='threads'", {'delay_us': 500, 'sync': 1})])

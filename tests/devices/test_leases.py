@@ -56,6 +56,7 @@ class Holder:
         return self.process.communicate()[1]
 
 
+@pytest.mark.slow
 def test_processes_take_different_devices_and_the_kernel_frees_them(folder):
     """One ends, one is killed, one is killed by SIGTERM: no lease outlives its process, and no file stays."""
     holders = [Holder(folder, 'wait') for _ in range(4)]
@@ -75,6 +76,7 @@ def test_processes_take_different_devices_and_the_kernel_frees_them(folder):
     assert os.listdir(folder) == [leases._own.name]
 
 
+@pytest.mark.slow
 def test_one_that_waits_takes_the_first_that_is_free(folder):
     """It prints a note after a while; one that does not wait shares a device."""
     holders = [Holder(folder) for _ in range(2)]
@@ -170,6 +172,7 @@ def test_a_full_disk(folder, monkeypatch, capsys):
     assert 'No space left on device' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_counts_the_processes_that_it_started(folder):
     """A process that takes the device of one that was killed goes on with its file."""
     leases.begin_run(False, False, strict=False, always=False)
@@ -186,6 +189,7 @@ def test_a_run_counts_the_processes_that_it_started(folder):
     assert os.listdir(folder) == []
 
 
+@pytest.mark.slow
 def test_the_children_of_a_killed_run_are_forgotten(folder):
     leases.announce([])
     env = {leases.RUN: json.dumps({'process': 1, 'file': 'lease-gone', 'strict': False, 'always': False})}

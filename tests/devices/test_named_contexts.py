@@ -18,6 +18,7 @@ from support.processes import python
 pytestmark = pytest.mark.verified
 
 
+@pytest.mark.slow
 def test_a_child_process_can_open_a_gpu_too(gpu2):
     """Theano marks the environment; children then refused: "You can't initialize the GPU in a subprocess"."""
     code = 'import theano_mgpu as mgpu; print(mgpu.init("dev0->%s")[0].name)' % gpu2[0].device
@@ -41,6 +42,7 @@ def elementwise(x):
             T.switch(x, x, 2)]
 
 
+@pytest.mark.slow
 def test_kernels_that_ended_the_process_on_opencl_build(gpu2):
     """Segmentation fault for maximum, minimum, round, //, a cast to bool, and a float as a condition."""
     if gpu2[0].kind != 'opencl':
@@ -58,6 +60,7 @@ def test_kernels_that_ended_the_process_on_opencl_build(gpu2):
         pygpu_elemwise.GpuElemwise(gpu_context(gpu2[0]), op._generate_op_string(node)[1], arguments, 1)
 
 
+@pytest.mark.slow
 def test_elementwise_ops_on_a_gpu_are_those_of_the_cpu(gpu2):
     x = T.fvector('x')
     total = sum(elementwise(x))
@@ -75,6 +78,7 @@ def gpu_blas():
             'batched gemm': (blas.gpugemmbatch_no_inplace, stack, stack, stack)}
 
 
+@pytest.mark.slow_with('gemv-c')
 @pytest.mark.parametrize('name,linker', [('gemv', 'c'), ('gemv', 'py'), ('gemm', 'c'), ('gemm of transposed', 'c'),
                                          ('batched gemm', 'c')])
 def test_a_product_into_memory_that_holds_nan_is_not_nan(gpu2, name, linker):
@@ -205,6 +209,7 @@ def run_named(flags, *arguments):
     return (done.stdout or done.stderr).strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_flags_alone_open_the_contexts_that_a_script_names(gpu2, tmp_path):
     """Only `mgpu.init()` opened them: "No suitable SharedVariable constructor", "Can't transfer to target dev0"."""
     flags = ';'.join('dev%d->%s' % pair for pair in enumerate(context.device for context in gpu2)) + ';host->cpu'

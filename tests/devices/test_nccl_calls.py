@@ -111,6 +111,7 @@ print(roots[-2:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_divided_update_sends_sums_to_their_readers_and_new_values_to_all(n):
     nccl, host, same, roots = run(SHARDED_EQUAL.replace('N)', '%d)' % n), n, delay_us=200)
@@ -171,6 +172,7 @@ def check_of_failure(lines, kind):
     assert (earlier in reasons or text in reasons) and 'ContextError: mgpu.collectives=nccl, but ' in refused
 
 
+@pytest.mark.slow
 @FAILURES
 def test_the_host_adds_once_nccl_has_failed(after, kind, sharded):
     """At first, the step in which it failed was an error. The trial, the first sum, the fourth and the 50th fail."""
@@ -202,6 +204,7 @@ print(by(step), *[line for line in told if 'NCCL' in line])
 """
 
 
+@pytest.mark.slow_but_with('6-a sum of 1048576 of float32')
 @pytest.mark.parametrize('groups, text', [(1, 'a broadcast of 1 of float32'), (2, 'a message of 1 of float32'), (
     6, 'a sum of 1048576 of float32')])
 def test_a_wrong_result_in_the_trial_is_named(groups, text):
@@ -214,6 +217,7 @@ def test_the_host_adds_where_there_is_too_little_memory_for_the_first_exchange()
     assert line.startswith('the host ') and 'error 1, unhandled cuda error' in line
 
 
+@pytest.mark.slow
 def test_a_first_exchange_that_hangs_is_not_waited_for_again(tmp_path):
     """Each process waited for mgpu.timeout, 10 minutes, without a word."""
     def lines(variable, **settings):
@@ -257,6 +261,7 @@ for row in rows:
 """
 
 
+@pytest.mark.slow
 def test_messages_from_one_device_to_another():
     assert list(map(eval, run(MESSAGES, 3, delay_us=200))) == [
         [0, 1, 2, 3, 4, 5, 6, 17], [10, 11, 12, 13, 22, 23, 16, 17], [20, 21, 22, 23, 24, 0, 1, 17]]
@@ -288,6 +293,7 @@ for step, w in made:
 '''
 
 
+@pytest.mark.slow
 def test_devices_by_other_names_have_a_communicator_of_their_own():
     """The sums were zero with two new names for two devices; with one new name, half of each sum was missing."""
     lines = run(RENAMED, delay_us=200, nccl_delay_us=100)
@@ -317,6 +323,7 @@ print(by(step), len(freed) > 0)
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('made', ["page_locked.zeros(100, 'f4', mgpu.contexts())",
                                   "gpuarray.empty(100, 'f4', context=gpu_context(mgpu.contexts()[1]))"])
 def test_another_thread_frees_memory_during_exchanges(made):
@@ -347,6 +354,7 @@ print(all((a == b).all() for a, b in zip(before, values(params))))
 '''
 
 
+@pytest.mark.slow
 def test_a_device_that_is_lost_before_an_exchange_is_named():
     """An ExchangeError was raised. The driver knows of the loss now before the exchange, now after it."""
     error, same = run(LOST_EARLIER)
@@ -423,6 +431,7 @@ except KeyboardInterrupt:
 '''
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_step_while_an_abort_does_not_return():
     """The main thread waited with it, in C."""
     assert run(HANGING.replace('SECONDS', '3'), flags='mgpu.timeout=1', nccl_abort_ms=600000) == ['interrupted']
@@ -471,6 +480,7 @@ print(communicator.has_failed)
 '''
 
 
+@pytest.mark.slow
 def test_nothing_is_freed_beside_a_call_that_waits_for_another_process():
     """The call waits within NCCL for ranks of a process that has ended, and uses what the last abort frees."""
     error, failed = run(LONELY, 4, nccl_abort_ms=0)
@@ -519,6 +529,7 @@ communicator.give_up()
 '''
 
 
+@pytest.mark.slow
 def test_devices_compute_beside_an_exchange_and_in_its_order():
     assert run(BESIDE, 2, delay_us=300, nccl_delay_us=300) == ['[2.0, 2.0]']
 
@@ -542,6 +553,7 @@ def overlapped(n, contexts, **options):
     return OVERLAPPED.replace('N,', '%d,' % n, 1).replace('CONTEXTS', contexts).replace('OPTIONS', repr(options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n,options', [(2, {}), *(pytest.param(*each, marks=pytest.mark.slow) for each in (
     (4, {}), (2, {'micro_batches': 2, 'normalise': False}), (4, {'executor': 'threads', 'update_on': 'sharded'})))])
 def test_sums_beside_the_next_gradients_have_the_same_bits(n, options):
@@ -567,6 +579,7 @@ print(np.allclose(losses, [other(*batch) for batch in batches(14)], 1e-4))
 '''
 
 
+@pytest.mark.slow
 def test_an_exchange_that_takes_long_is_cut_into_pieces_once_steps_are_timed():
     before, after, same = run(DECIDED, nccl_rate=50)
     for found, expected in ((before, r'once all .* mgpu.overlap=auto: it takes .* ms at 0.0\d+ GB/s, and .* \| False'),

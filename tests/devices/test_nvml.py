@@ -19,6 +19,7 @@ def python(*arguments, devices=2, variables=(), **settings):
                             text=True)
 
 
+@pytest.mark.slow
 def test_an_nvml_that_hangs_is_asked_once(tmp_path):
     """`devices --watch`, and each process that takes a device, waited for ever."""
     with python('-m', 'theano_mgpu', 'devices', '--watch', '.2', nvml_hang=True) as watch:

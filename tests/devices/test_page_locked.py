@@ -52,6 +52,7 @@ print('freed' if ctypes.CDLL('libcuda.so').cuMemFreeHost(address) else 'still th
 '''
 
 
+@pytest.mark.slow_with('4096')
 @pytest.mark.parametrize('block', [1 << 30, 4096])  # bytes: in order with what the devices compute, and beside it
 def test_devices_copy_at_the_same_time_and_all_copies_are_waited_for(block):
     """Each operation of a device begins some time after its call. The memory lives as long as a view of it."""

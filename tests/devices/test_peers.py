@@ -34,6 +34,7 @@ print(*check_copies(types.SimpleNamespace(contexts=contexts))[:2])
 '''
 
 
+@pytest.mark.slow_with('none*')
 @pytest.mark.parametrize('peer, path, kinds, doctor', [
     ('none', 'through the host', {'staged': 6}, 'ok through the host: cuda0 and cuda1'),
     ('broken', 'wrongly', {'direct': 1}, 'warn directly, cuda0 and cuda1 give each other wrong bytes'),

@@ -36,6 +36,7 @@ def test_nothing_is_copied_for_a_cpu_context(cpu2):
     assert Sender(f).send(arguments)[0] is arguments[0]
 
 
+@pytest.mark.slow
 def test_floating_arrays_go_to_the_device_and_come_back(gpu2):
     x, labels, rate = T.fmatrix('x'), T.ivector('labels'), T.fscalar('rate')
     f = compiled(gpu2[0], [x, labels, rate], [x * rate, labels + 1])
@@ -68,6 +69,7 @@ def test_work_in_place_on_the_host_spares_what_the_caller_gave(gpu2):
     np.testing.assert_array_equal(values, 0.5)
 
 
+@pytest.mark.slow
 def test_results_of_former_calls_do_not_change(gpu2):
     """No output shares memory with a buffer that the next calls are sent in."""
     x = T.fmatrix('x')
@@ -81,6 +83,7 @@ def test_results_of_former_calls_do_not_change(gpu2):
         np.testing.assert_array_equal(np.asarray(output), value)
 
 
+@pytest.mark.slow
 def test_arrays_are_fetched_whatever_their_size_and_order(gpu2):
     x, y = T.fmatrix('x'), T.fvector('y')
     f = compiled(gpu2[0], [x, y], [x.T, y, x + 1, y.sum(), y * 2, x * 2])
@@ -129,6 +132,7 @@ def states(step):
     return [np.array(variable.variable.get_value()) for variable in step.updated]
 
 
+@pytest.mark.slow_but_with('cpu-1')
 @pytest.mark.parametrize('kind, n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('gpu', 2),
                                      *(pytest.param('gpu', n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_an_update_on_the_host_is_that_of_one_device(contexts, kind, n):
@@ -167,6 +171,7 @@ def scaled_by_the_largest(gradients, params):
             for param, gradient in zip(params, gradients)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=[pytest.mark.opencl, pytest.mark.slow])])
 @pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_update_that_needs_gradients_on_the_host(contexts, kind, n):
@@ -256,6 +261,7 @@ def test_the_next_batch_is_taken_while_one_is_computed(gpu2):
     assert [len(taken) for _ in step.over(batch_stream())] == [1, 2, 3]
 
 
+@pytest.mark.slow_with('gpu')
 def test_a_bad_next_batch_leaves_this_step_alone(contexts, kind):
     contexts(kind, 2)
     model = dense_model()

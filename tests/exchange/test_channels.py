@@ -9,6 +9,13 @@ ON_STANDIN = [pytest.mark.needs_compiler, pytest.mark.skipif(cuda_on_cpu.unavail
 HALF = 'float16', 'float32', 'float64'
 
 
+@pytest.mark.slow_with('nothing_holds_the_parts_of_a_step, any-2*', 'nothing_holds_the_parts_of_a_failed_step, tree-1*',
+                       'nothing_holds_the_parts_of_a_step, tree-3*', 'nothing_holds_the_parts_of_a_step, any-3*',
+                       'nothing_holds_the_parts_of_a_failed_step, tree-3*',
+                       'nothing_holds_the_parts_of_a_step, tree-2*', 'nothing_holds_the_parts_of_a_failed_step, any-2*',
+                       'nothing_holds_the_parts_of_a_failed_step, tree-2*',
+                       'nothing_holds_the_parts_of_a_failed_step, any-3*', 'nothing_holds_the_parts_of_a_step, any-1*',
+                       'nothing_holds_the_parts_of_a_failed_step, any-1*', 'nothing_holds_the_parts_of_a_step, tree-1*')
 @pytest.mark.parametrize('n', [1, 2, 3])
 @pytest.mark.parametrize('name', CASES)
 def test_the_host_adds_for_contexts_of_the_cpu(name, n, contexts):
@@ -46,6 +53,7 @@ print('\\n'.join(failed or ['all cases']))
 class TestCudaDevices:
     pytestmark = ON_STANDIN
 
+    @pytest.mark.slow
     @pytest.mark.parametrize('block', [1 << 22, pytest.param(4000, marks=pytest.mark.slow)])
     def test_nccl_and_the_host_add_for_devices(self, block):
         """Operations that nothing orders are delayed at random; each array is an allocation."""

@@ -47,6 +47,7 @@ print(*sorted(met))
 class TestCudaDevices:
     pytestmark = ON_STANDIN
 
+    @pytest.mark.slow
     def test_host_and_nccl(self, n):
         """Each array is an allocation of its own, and one of them fails."""
         *_, met = run(ON_DEVICES % n, N_CONTEXTS, 'gpuarray.preallocate=-1', delay_us=50)

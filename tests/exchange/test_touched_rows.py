@@ -45,6 +45,7 @@ def shapes(step):
     return {shape for _, channel in step.executable.exchanges.values() for shape, _ in channel._layout.like}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model, optimizer', [
     pytest.param(model, optimizer, id='%s-%s' % (model.__name__, optimizer.__name__),
                  marks=() if (model, optimizer) in QUICK else pytest.mark.slow)
@@ -90,6 +91,7 @@ def test_a_small_table_is_exchanged_whole(cpu2, monkeypatch):
     assert (WORDS, SIZE) in shapes(step)
 
 
+@pytest.mark.slow
 def test_a_word_outside_of_the_table_is_the_error_of_plain_theano(cpu2):
     words, *others = sentences(4, np.random.RandomState(0))
     words[2, 1] = WORDS
@@ -101,6 +103,7 @@ def test_a_word_outside_of_the_table_is_the_error_of_plain_theano(cpu2):
         np.testing.assert_array_equal(variables[0].get_value(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model', [mean_of_words, pytest.param(two_lookups, marks=pytest.mark.slow)])
 def test_logical_shards_have_the_bits_of_one_context(model, contexts):
     results = []
@@ -113,12 +116,14 @@ def test_logical_shards_have_the_bits_of_one_context(model, contexts):
             np.testing.assert_array_equal(other, others[0])
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 @pytest.mark.parametrize('model', [mean_of_words, pytest.param(two_lookups, marks=pytest.mark.slow)])
 def test_opencl_devices(model, gpu2):
     check([model], [adam])
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('flags', ['', pytest.param('mgpu.update_on=sharded,', marks=pytest.mark.slow),
                                    pytest.param('mgpu.logical_shards=4,', marks=pytest.mark.slow),
@@ -127,6 +132,7 @@ def test_ranks(flags):
     launch(2, flags=flags + 'floatX=float64,optimizer=fast_compile', job=touched_tables.__file__)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_with_samples_of_their_own():
     """Each would choose by the length of its own samples: they exchange the table."""
@@ -157,6 +163,7 @@ class TestCudaDevices:
         run(ON_DEVICES, 2, flags, delay_us=50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seeds', [range(3), *[pytest.param(range(start, start + 50), marks=pytest.mark.slow)
                                                for start in range(0, 200, 50)]], ids=str)
 def test_drawn_models(seeds, contexts):

@@ -439,6 +439,8 @@ def with_gradients(variable, inputs=(x, s, v, images)):
     return [loss] + theano.grad(loss, list(inputs) + WEIGHTS, disconnected_inputs='ignore')
 
 
+@pytest.mark.slow_with('two states', 'n steps', 'outputs', 'centred by an op', 'recurrence', 'sums in a loop',
+                       'op with two outputs')
 @pytest.mark.parametrize('name', EXACT)
 def test_expression(name):
     check([EXACT[name]])
@@ -448,6 +450,7 @@ WITH_GRADIENT = [name for name, variable in EXACT.items() if variable.dtype.star
                  and name not in WITHOUT_GRADIENT]
 
 
+@pytest.mark.slow_with('op with two outputs', 'joined with some of others', 'two states', 'outputs')
 @pytest.mark.parametrize('name', slow_but([*WITH_GRADIENT[::3], *GRADIENT_REFUSED], WITH_GRADIENT))
 def test_gradients(name):
     if name in GRADIENT_REFUSED:
@@ -461,6 +464,7 @@ def test_gradients_of_weights_beside_a_sparse_product():
     check(with_gradients(EXACT['sparse dot'], []))
 
 
+@pytest.mark.slow_but_with('pool of steps', 'legacy', 'neighbours')
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('name', slow_but(
     ['conv', 'conv transposed', 'legacy', 'legacy, of one column', 'pool of steps', 'neighbours'], CONVOLUTIONS))

@@ -104,6 +104,8 @@ with change_flags(floatX='float64'):
     }
 
 
+@pytest.mark.slow_but_with('joined heads by their length', 'joined heads', 'a number of heads that is a variable',
+                           'pairs of four heads')
 @pytest.mark.parametrize('name', DIVIDED)
 def test_heads_are_divided(name):
     check([DIVIDED[name]] + with_gradients(DIVIDED[name]))

@@ -69,6 +69,7 @@ FORMS = [(over_samples, ROWS), (over_time_and_samples, SERIES), (over_merged_axe
          (of_the_mean_of_all_samples, SERIES)]
 
 
+@pytest.mark.slow_with('sizes1-over_merged_axes-data2')
 @pytest.mark.parametrize('form, data', FORMS)
 @pytest.mark.parametrize('sizes', [SIZES, (N,)])
 def test_exact_statistics_are_those_of_one_device(form, data, sizes):

@@ -73,6 +73,7 @@ def assert_all_close(ours, theirs, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg='value %d' % number)
 
 
+@pytest.mark.slow_with('normalised-3-options1', 'normalised-2-options2', 'normalised-2-options0')
 @pytest.mark.parametrize('n, options', CPU_OPTIONS)
 @pytest.mark.parametrize('name', list(LOSSES))
 def test_a_loss_in_which_samples_meet(contexts, name, n, options):
@@ -93,6 +94,7 @@ def test_a_loss_in_which_samples_meet_on_devices(gpu2, name, options):
     assert_all_close(model.train(model.over_contexts('gpu', **options)), expected, 2e-4)
 
 
+@pytest.mark.slow_with('options1-1-cpu')
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=[pytest.mark.opencl, pytest.mark.slow])])
 @pytest.mark.parametrize('dim', [0, 1])
 @pytest.mark.parametrize('options', [{}, {'micro_batches': 2}])
@@ -148,6 +150,7 @@ def refused_step(options, ours=True):
     return step, w
 
 
+@pytest.mark.slow_with('options1')
 @pytest.mark.parametrize('options', [{}, {'micro_batches': 2}, {'update_on': 'device'}])
 def test_a_graph_that_cannot_be_cut_runs_on_one_context_and_says_why(cpu2, options):
     with pytest.warns(mgpu.MgpuWarning) as warned, change_flags(**{'traceback.limit': 8}):  # make test has none

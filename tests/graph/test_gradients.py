@@ -16,6 +16,7 @@ from theano.tensor.signal.pool import MaxPoolGrad, pool_2d
 pytestmark = pytest.mark.verified
 
 
+@pytest.mark.slow
 def test_what_is_made_of_the_gradient_of_a_mean_is_exact(cpu2):
     """Replicas divided by the samples of their sub-batch: wrong by 1e-2, without a word."""
     found = []
@@ -77,6 +78,7 @@ def test_pixels_and_their_maximum_come_from_one_computation():
     assert gradients and all(v.owner is None for node in gradients for v in node.inputs[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_the_gradient_of_the_images_of_a_legacy_convolution_copies_no_image_for_each_element_of_a_kernel(cpu2):
     """A step of a CNN over word vectors (kernels as wide as these) took 11 GB, and minutes; plain Theano some MB."""
@@ -114,6 +116,7 @@ def of_a_penalty(tap):
     return [x], [1], T.grad(T.sqr(slope).sum(), [w, x])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('build, tap', [(of_states, -1), (of_states, -2), (of_a_penalty, -2)])
 def test_second_gradients_through_a_loop_are_those_of_one_device(build, tap, cpu2):
     """They were wrong by more than their size, without a word: a check in a gradient's loop mixed up its slices."""
@@ -128,6 +131,7 @@ def test_second_gradients_through_a_loop_are_those_of_one_device(build, tap, cpu
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
+@pytest.mark.slow_but_with('0')
 @pytest.mark.parametrize('axis', [0, None])
 def test_the_gradient_of_a_product_along_samples_with_zeros(axis, cpu2):
     """It was zero where a context had nothing but zeros of a column, without a word."""

@@ -208,6 +208,7 @@ def marks_of(name):
     return [pytest.mark.slow] * slow + [pytest.mark.needs_compiler] * compiled
 
 
+@pytest.mark.slow_but_with('shared_data')
 @pytest.mark.parametrize('name', [pytest.param(name, marks=marks_of(name)) for name in sorted(CASES)])
 def test_op_on_cpu_and_gpu(contexts, name):
     inputs, outputs, arguments = CASES[name]()
@@ -278,6 +279,7 @@ def test_a_kernel_that_cannot_be_made_is_an_error(gpu2, monkeypatch):
         compile_for(gpu2[0], [x], [unknown])
 
 
+@pytest.mark.slow_but_with('infer', 'graph_to_gpu')
 @pytest.mark.parametrize('name', ['infer', 'graph_to_gpu', 'mrg', 'conv_shape', 'legacy_convolution'])
 def test_each_patch_is_needed(gpu2, monkeypatch, name):
     """Without the patch, the op that it fixes fails, or runs on the host."""
@@ -311,6 +313,7 @@ def test_each_patch_is_needed(gpu2, monkeypatch, name):
     assert errors
 
 
+@pytest.mark.slow
 def test_transfers_to_the_device_of_the_flag_are_left_out(gpu2, monkeypatch):
     """Gradients of parameters there have such transfers: "mixed devices" for each Keras model with device=cuda0."""
     monkeypatch.setitem(gpu_type._context_reg, None, gpu_type.get_context(gpu2[0].name))  # as Theano does by the flag

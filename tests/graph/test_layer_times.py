@@ -54,6 +54,7 @@ def products(function):
     return [part for node, part in zip(nodes, layers.parts_of(nodes)) if isinstance(node.op, (Dot22, Gemm))]
 
 
+@pytest.mark.slow_with('names0-parts0')
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('names, parts', [
     (('first', 'second', 'third'), ('first', 'second', 'third')),
@@ -132,7 +133,8 @@ def test_results_are_the_same(contexts, kind, timed, monkeypatch):
     assert 'exchange' in table and 'DIVIDED: FORWARD' in table
 
 
-@pytest.mark.cuda
+@pytest.mark.slow_with('cpu')
+@pytest.mark.cuda(opencl='slow')
 def test_layers_of_keras(contexts, kind, timed):
     """Each layer has a row, forward and backward, and so have the loss and the update."""
     losses = []

@@ -95,6 +95,8 @@ def results(build, calls):
     return values
 
 
+@pytest.mark.slow_with('loop from samples twice', 'slices of a data set', 'loop over two batches',
+                       'positions from the second on')
 @pytest.mark.filterwarnings('ignore::theano_mgpu.errors.MgpuWarning')  # batches that one device computes
 @pytest.mark.parametrize('name', CASES)
 def test_lengths_are_those_of_the_whole_batch(name, cpu2, enabled_functions):

@@ -77,6 +77,7 @@ def line_in(function):
     return '%s, line %d: %s' % (__file__, first + number, lines[number].strip())
 
 
+@pytest.mark.slow_with('batch_normalised-options6-optimised', 'loop-options7-as it is')
 @pytest.mark.parametrize('mode', [PYTHON, OPTIMISED], ids=['as it is', 'optimised'])
 @pytest.mark.parametrize('loss, options', [
     (logarithm, {}), (logarithm, {'micro_batches': 2}), (logarithm, {'update_on': 'sharded'}), (later_stage, {}),

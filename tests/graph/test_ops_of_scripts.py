@@ -32,6 +32,7 @@ QUICK = [('without inputs', False), ('without inputs', True), ('of a constant', 
          ('an output', False), ('an update', True)]
 
 
+@pytest.mark.slow_with("('in a loop over samples', False)", "('in a loop', False)", "('in an op of a graph', False)")
 @pytest.mark.parametrize('where', slow_but(QUICK, EVERYWHERE), ids=str)
 def test_an_op_that_draws_is_called_once_a_call(cpu2, where):
     """Each replica drew other values, and the loss was another one."""
@@ -111,6 +112,7 @@ def placed(make, block, **options):
     return [float(f(X)) for _ in range(3)] + [NextBatch.draws]
 
 
+@pytest.mark.slow_with("{'verify': True}", '{}')
 @pytest.mark.parametrize('options', [{}, {'recompute': True}, {'verify': True}], ids=str)
 def test_an_op_that_draws_is_called_once_on_one_device_of_a_placed_graph(cpu2, options):
     """Each piece of the graph drew values of its own, and so did the forward pass that was computed again."""

@@ -544,6 +544,7 @@ def keras_model():
     return made
 
 
+@pytest.mark.slow_with('SGD')
 @pytest.mark.parametrize('optimizer', [keras.optimizers.SGD(momentum=0.9, nesterov=True, clipnorm=1.0),
                                        keras.optimizers.RMSprop(), keras.optimizers.Adadelta(),
                                        keras.optimizers.Adam(amsgrad=True)], ids=lambda each: type(each).__name__)
@@ -601,6 +602,7 @@ print([(str(variable), place) for variable, place in variables.items()])
 """
 
 
+@pytest.mark.slow
 def test_all_processes_find_the_same():
     found = {python('-c', DESCRIBE, number).stdout for number in ('1', '100003')}
     assert len(found) == 1 and 'dev1' in found.pop()

@@ -337,6 +337,8 @@ def merged_samples_that_meet(x):
     return [(flat * T.arange(flat.shape[0]).dimshuffle(0, 'x') * T.sqr(flat).sum()).sum(0)]
 
 
+@pytest.mark.slow_with('loop_of_sums_beside_a_counter', 'loop_of_extremes', 'loop_as_long_as_the_batch',
+                       'classifier_with_a_penalty')
 @pytest.mark.parametrize('build, data, stages', list(CASES.values()))
 def test_cut_graphs_give_what_one_device_gives(build, data, stages):
     inputs = [T.TensorType(array.dtype, (False,) * array.ndim)() for array in data]

@@ -98,6 +98,7 @@ OTHERS = [
     case(PLAIN, lambda r, x: r.permutation((1,), n=4) + x[:, 0], 'one permutation for all')]
 
 
+@pytest.mark.slow_with('in a loop')
 @pytest.mark.parametrize('streams, build', CASES + OTHERS)
 def test_draws_are_those_of_one_device(streams, build):
     x, streams = T.dtensor3('x'), streams(3)

@@ -23,6 +23,7 @@ def plain_and_ours(make, n_samples=(7, 5, 1, 6), **options):
     return found
 
 
+@pytest.mark.slow_but_with('cpu-2-RandomStreams', 'gpu-2-RandomStreams', 'cpu-3-RandomStreams')
 @pytest.mark.parametrize('streams', [MRG_RandomStreams, RandomStreams])
 @pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_draws_are_those_of_one_device(contexts, kind, streams, n):
@@ -51,6 +52,7 @@ def test_seeding_starts_every_replica_again(cpu2):
     assert (f(zeros) != first).all()
 
 
+@pytest.mark.slow_but_with('options0-host')
 @pytest.mark.parametrize('update_on', ['device', 'host'])
 @pytest.mark.parametrize('options', [{}, {'micro_batches': 2}])
 def test_one_stream_for_loss_and_updates(cpu2, update_on, options):

@@ -119,6 +119,10 @@ def assert_close(ours, theirs, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg='value %d' % number)
 
 
+@pytest.mark.slow_with('3-sums along the samples', '3-a loop*', '3-sums from the last sample on',
+                       '3-looked up together', '3-reshaped to triplets', '2-a loop*', '3-rolled', '2-split',
+                       '3-another diagonal', '2-looked up together', '2-sums along the samples',
+                       '2-sums from the last sample on', '3-shuffled')
 @pytest.mark.parametrize('name', LOSSES)
 @pytest.mark.parametrize('n', [2, 3])
 def test_an_op_that_reads_the_whole_batch_keeps_the_network_before_it_divided(contexts, interpreted, n, name):
@@ -131,7 +135,7 @@ def test_an_op_that_reads_the_whole_batch_keeps_the_network_before_it_divided(co
     assert_close(found, expected, 1e-11)
 
 
-@pytest.mark.cuda
+@pytest.mark.cuda(opencl='slow')
 @pytest.mark.parametrize('name', ['joined indices', 'sums along the samples', 'reshaped to triplets',
                                   'a loop of which each turn reads all'])
 def test_an_op_that_reads_the_whole_batch_keeps_devices_divided(gpu2, name):
@@ -152,6 +156,7 @@ def test_the_first_rows_of_a_number_that_is_given_are_gathered(cpu2):
         assert_close(f(rows, n - 1), plain(rows, n - 1), 1e-12)
 
 
+@pytest.mark.slow_with('2')
 @pytest.mark.parametrize('n', [2, 3])
 def test_samples_that_are_joined_to_others_and_taken_from_them_again_are_divided(contexts, n):
     """GRU4Rec looks up samples, targets and negatives at once, and takes as many as an argument says."""
@@ -202,6 +207,7 @@ QUOTIENTS = {'a product': lambda y: T.prod(y.shape) // y.shape[-1], 'the size': 
              'a product of all but one': lambda y: T.prod(y.shape[:-1])}
 
 
+@pytest.mark.slow_with('3-a product of all but one')
 @pytest.mark.parametrize('name', QUOTIENTS)
 @pytest.mark.parametrize('n', [2, 3])
 def test_the_number_of_samples_may_be_a_quotient(contexts, n, name):

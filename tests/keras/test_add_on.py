@@ -34,6 +34,7 @@ def assert_same(ours, theirs, within=0):
         np.testing.assert_allclose(value, theirs[name], rtol=within, atol=within, err_msg=name)
 
 
+@pytest.mark.slow_but_with('2.0.9', '1.0.8')
 @pytest.mark.parametrize('version', VERSIONS)
 def test_models(version):
     """An ImportError said that the add-on is for Keras 2.3.1."""

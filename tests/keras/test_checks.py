@@ -46,6 +46,7 @@ def fitted(several=True, callbacks=(), initial=1, **options):
     return model
 
 
+@pytest.mark.slow
 def test_lines_of_a_fit(recording, cpu2):
     """They have each weight, frozen ones and running means included, and the state of the optimizer."""
     path = recording('a')
@@ -86,6 +87,7 @@ def test_batches_of_plain_keras(recording, contexts):
     assert len(ledger_file.read(path).steps) == 8
 
 
+@pytest.mark.slow
 def test_a_fit_that_goes_on_from_a_checkpoint(recording, cpu2, tmp_path):
     """Replayed batches are counted, and have no lines; the others have the lines of an uninterrupted fit."""
     whole, parts = recording('whole'), tmp_path / 'parts'

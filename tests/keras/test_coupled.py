@@ -26,6 +26,7 @@ def check(name, dtype, contexts, kind, counts, mode):
             assert_equal(coupled.train(name, dtype, mode), expected, TOLERANCE[dtype])
 
 
+@pytest.mark.slow_but_with('float32-dice, f1')
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name == 'lstm with masks'))
                                   for name in coupled.MODELS])
 @DTYPES

@@ -130,6 +130,7 @@ def no_forks(monkeypatch):
     monkeypatch.setattr(divided_model, 'may_fork', lambda: False)
 
 
+@pytest.mark.slow
 def test_without_processes_a_model_on_contexts_of_the_cpu_is_plain_keras_and_says_so_once(contexts, no_forks):
     expected = used(compiled())
     there, told = contexts('cpu', 2), []
@@ -170,6 +171,7 @@ def test_strict_refuses_contexts_of_the_cpu_without_processes(contexts, no_forks
         compiled().fit(X, Y, verbose=0)
 
 
+@pytest.mark.slow_with("{'mgpu.micro_batches': 2}")
 @pytest.mark.parametrize('flags', [{'mgpu.micro_batches': 2}, {'mgpu.executor': 'serial'}], ids=str)
 def test_what_was_asked_for_by_a_flag_is_done(flags, contexts):
     contexts('cpu', 2)
@@ -280,6 +282,7 @@ def test_processes_of_one_host_compute_short_batches_whole(tmp_path):
     assert others[0] == others[1] and 'was given other data on rank 0' in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_functions_that_are_made_later_are_those_of_plain_keras_all_the_same(tmp_path):
     """The functions had another model's moments or new ones, or the graph of a model that had changed meanwhile."""

@@ -111,6 +111,7 @@ def test_functional_training_with_loss_weights(same, kind):
     same(script)
 
 
+@pytest.mark.slow
 def test_class_and_sample_weights(same, compiled):
     def script():
         model = compiled(dense(), weighted_metrics=['accuracy'])
@@ -146,6 +147,7 @@ def test_metrics(same, compiled):
     same(script)
 
 
+@pytest.mark.slow
 def test_a_masking_layer_and_a_mask_that_reaches_the_loss(same, compiled):
     data = SEQUENCES.copy()
     data[::3, 2:] = 0
@@ -158,6 +160,7 @@ def test_a_masking_layer_and_a_mask_that_reaches_the_loss(same, compiled):
     same(script)
 
 
+@pytest.mark.slow
 def test_trainability(same, compiled):
     """Frozen layers keep their weights; the setting at compile counts, as in Keras."""
     def script():
@@ -184,6 +187,7 @@ class Batches(keras.utils.Sequence):
         return X[i * 9:i * 9 + 9], Y[i * 9:i * 9 + 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('processes', [False, True])
 def test_generators(processes, same, compiled):
     """Generators use threads, or processes that are forked while the devices are open."""
@@ -197,6 +201,7 @@ def test_generators(processes, same, compiled):
     same(script)
 
 
+@pytest.mark.slow
 def test_a_plain_generator(same, compiled):
     def batches():
         while True:
@@ -211,6 +216,7 @@ def test_a_plain_generator(same, compiled):
 
 # --- Files and copies ----------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_copies(same, compiled):
     """A pickled or copied model runs over the contexts, too, and goes on with the optimizer's state."""
     def script():
@@ -238,6 +244,7 @@ class Subclassed(Model):
         return self.out(self.hidden(x))
 
 
+@pytest.mark.slow
 def test_a_subclassed_model(same, compiled):
     """Keras builds it with the first batch, and compiles it then."""
     def script():

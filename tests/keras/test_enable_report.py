@@ -51,6 +51,7 @@ def outside_the_batch(x):
 
 # --- Which models --------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_only_models_compiled_while_it_is_enabled(recwarn):
     before = compiled(dense())
     report = enable(always=True)
@@ -170,6 +171,7 @@ def ordered():
                                 input_shape=(6,)), head()])
 
 
+@pytest.mark.slow
 def test_what_runs_on_one_context_is_said_once_of_each_model_at_the_users_line():
     report = enable(always=True)
     with warnings.catch_warnings(record=True) as caught:
@@ -228,6 +230,7 @@ def test_models_of_multi_gpu_model_are_counted():
 
 # --- Verification reports -------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_verify_prints_a_report_of_each_model_and_changes_nothing(capsys):
     states = []
     for checks in (True, False):

@@ -42,6 +42,7 @@ def named(models):
     return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in models]
 
 
+@pytest.mark.slow_but_with('add_loss, add_metric-float32')
 @DTYPES
 @pytest.mark.parametrize('name', named(MODELS))
 def test_models(name, dtype, contexts):
@@ -65,12 +66,14 @@ def test_several_inputs_and_outputs_with_loss_weights(dtype, contexts):
                                     metrics={'kind': 'accuracy', 'place': ['mae', 'mse']}), data, dtype, contexts)
 
 
+@pytest.mark.slow_but_with('nesterov, decay-float32')
 @DTYPES
 @pytest.mark.parametrize('name', slow_but(['nesterov, decay', 'adam', 'nadam', 'clipnorm'], OPTIMIZERS))
 def test_optimizers(name, dtype, contexts):
     check(dense, compiling(name), VECTORS, dtype, contexts)
 
 
+@pytest.mark.slow_but_with('activity-float32')
 @DTYPES
 @pytest.mark.parametrize('options', [
     {'kernel_constraint': MaxNorm(0.5), 'bias_constraint': NonNeg()}, {'kernel_constraint': UnitNorm()},
@@ -88,6 +91,7 @@ LOSSES = ['mean_squared_error', 'mean_absolute_error', 'mean_absolute_percentage
 QUICK_LOSSES = 'mean_squared_error', 'hinge', 'logcosh', 'categorical_crossentropy', 'cosine_proximity'
 
 
+@pytest.mark.slow_but_with('logcosh')
 @pytest.mark.parametrize('loss', slow_but(QUICK_LOSSES, LOSSES))
 def test_losses(loss, contexts):
     check(dense, compiling('sgd', loss), VECTORS, 'float64', contexts, counts=[2, 3])
@@ -100,6 +104,7 @@ def test_sparse_labels(dtype, contexts):
     check(dense, compiling(loss='sparse_categorical_crossentropy', metrics=metrics), data, dtype, contexts)
 
 
+@pytest.mark.slow_with('sum-float32', 'none-float32')
 @DTYPES
 @pytest.mark.parametrize('reduction', [Reduction.SUM, Reduction.SUM_OVER_BATCH_SIZE, Reduction.NONE])
 def test_reductions_with_every_regularizer(reduction, dtype, contexts):
@@ -108,6 +113,7 @@ def test_reductions_with_every_regularizer(reduction, dtype, contexts):
           compiling('sgd', MeanSquaredError(reduction=reduction)), VECTORS, dtype, contexts)
 
 
+@pytest.mark.slow
 @DTYPES
 def test_reductions_of_several_outputs(dtype, contexts):
     data = [[noise(N, 6), noise(N, 4, seed=3)], [one_hot(N), noise(N, 2, seed=4)]]
@@ -115,6 +121,7 @@ def test_reductions_of_several_outputs(dtype, contexts):
     check(zoo.functional, compiling('sgd', losses, metrics=['mae']), data, dtype, contexts)
 
 
+@pytest.mark.slow_but_with('custom_loss-float32')
 @DTYPES
 @pytest.mark.parametrize('loss', [zoo.custom_loss, zoo.scalar_loss, zoo.scalar_sum])
 def test_custom_losses_and_metrics(loss, dtype, contexts):
@@ -127,6 +134,7 @@ def test_sample_weights_and_weighted_metrics(dtype, contexts):
     check(dense, compiling(weighted_metrics=['accuracy', 'mse'], metrics=['mae']), data, dtype, contexts)
 
 
+@pytest.mark.slow
 @DTYPES
 def test_temporal_sample_weights(dtype, contexts):
     data = [[noise(N, 5, 4)], [noise(N, 5, 2, seed=1)], [np.abs(noise(N, 5, seed=5))]]
@@ -176,6 +184,7 @@ def metrics_of_means():
             M.MeanSquaredLogarithmicError(), M.CategoricalCrossentropy(), M.BinaryAccuracy(), M.Accuracy()]
 
 
+@pytest.mark.slow_with('stateful_metrics-float32')
 @DTYPES
 @pytest.mark.parametrize('metrics', [stateful_metrics, metrics_of_means])
 def test_stateful_metrics(metrics, dtype, contexts, interpreted):
@@ -288,6 +297,7 @@ def check_further(build, data, options, contexts, **others):
     check(seeded, compiling('nesterov, decay', **options), data, 'float64', contexts, **others)
 
 
+@pytest.mark.slow_but_with('spatial dropout')
 @pytest.mark.parametrize('name', slow_but(QUICK_ONES, FURTHER))
 def test_further_models(name, contexts):
     check_further(*FURTHER[name], contexts)

@@ -72,6 +72,7 @@ def assert_same_history(ours, theirs):
         {name: list(map(str, values)) for name, values in theirs.items()}, 'other dtypes: a CSVLogger shows it'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])  # compiles in each script
 def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts, kind, tmp_path):
     """The second fit passed over all batches of the first one's file: its model stayed untrained."""
@@ -107,6 +108,7 @@ def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts,
     assert_bitwise(found[2], expected[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('batches', [(3, 8), pytest.param((4, 9), marks=pytest.mark.slow)], ids=str)
 def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(batches, cpu2, tmp_path):
     """Resuming is exact also with callbacks that add to the logs (History had no lr for skipped batches), write a log,
@@ -160,6 +162,7 @@ def test_a_file_of_an_earlier_version(cpu2, tmp_path):
         np.testing.assert_allclose(found, other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('generator,stops', [
     (False, 'on_batch_end'), pytest.param(False, 'on_epoch_end', marks=pytest.mark.slow), (True, 'on_batch_end')])
 def test_a_stopped_fit_is_passed_over_as_it_was(generator, stops, cpu2, tmp_path):
@@ -220,6 +223,7 @@ def checkpoint(path, every=2):
     return Checkpoint(path, every=every)
 
 
+@pytest.mark.slow
 def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_checkpoint(cpu2, tmp_path):
     """The weights were as in an untrained model."""
     path, batch = str(tmp_path / 'run.npz'), (KERAS_X[:6], KERAS_Y[:6])
@@ -238,6 +242,7 @@ def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_chec
     assert_bitwise(keras_state(model), keras_state(saved))
 
 
+@pytest.mark.slow_but_with('change4*')
 @pytest.mark.parametrize('change,message', [
     ({'epochs': 2}, 'written by a fit with epochs=3, here 2. Pass'),
     pytest.param({'batch_size': 9}, 'written by a fit with batch_size=6, here 9. Pass', marks=pytest.mark.slow),
@@ -259,6 +264,7 @@ def test_a_fit_that_is_not_that_of_the_file_is_an_error(change, message, cpu2, t
     assert len(keras_fit(keras_model(), path)['loss']) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('initial_epoch', [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_fit_that_continues_says_so_once(initial_epoch, cpu2, tmp_path, capfd):
     """It printed the losses of the finished batches as if it trained."""
@@ -298,6 +304,7 @@ def test_a_generator_with_other_batches_than_before_is_warned_of(cpu2, tmp_path)
         fit(0)
 
 
+@pytest.mark.slow
 def test_weights_that_a_generator_reads_in_a_replay_are_named(cpu2, tmp_path):
     """The generator got the weights of the untrained model, without a word."""
     path = str(tmp_path / 'run.npz')
@@ -315,6 +322,7 @@ def test_weights_that_a_generator_reads_in_a_replay_are_named(cpu2, tmp_path):
         fit()
 
 
+@pytest.mark.slow
 def test_a_keras_checkpoint_does_not_grow_with_the_batches(cpu2, tmp_path):
     """The results of each batch since the beginning were written every time."""
     path, sizes = str(tmp_path / 'run.npz'), []
@@ -327,6 +335,7 @@ def test_a_keras_checkpoint_does_not_grow_with_the_batches(cpu2, tmp_path):
     assert sizes == [[3, 3]] * 3
 
 
+@pytest.mark.slow
 def test_a_fit_continues_from_the_file_before_a_damaged_one(cpu2, tmp_path):
     path, whole = str(tmp_path / 'run.npz'), keras_model()
     expected = keras_fit(whole, None)
@@ -363,6 +372,7 @@ def test_a_changed_folder_changes_no_checkpoint(cpu2, tmp_path, monkeypatch):
     assert os.listdir('.') == [] and (tmp_path / 'run.npz').exists()
 
 
+@pytest.mark.slow
 def test_a_fork_does_not_take_part_in_the_checkpoints_of_its_parent(cpu2, tmp_path):
     """The next fit of the parent went on from the state of the fork: the lock was free between two fits."""
     path, model = str(tmp_path / 'run.npz'), keras_model()
@@ -376,6 +386,7 @@ def test_a_fork_does_not_take_part_in_the_checkpoints_of_its_parent(cpu2, tmp_pa
     assert (tmp_path / 'own.npz').exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rate, loss, text', [(.1, 'mse', ''), (.2, 'mae', 'rate was 0.1 and is 0.2')])
 def test_a_fit_of_a_changed_script_is_said(rate, loss, text, cpu2, tmp_path, recwarn):
     """The fit went on with the rate of the file, or with another loss, without a word."""

@@ -85,6 +85,7 @@ def pickled(model, path):
     return pickle.loads(pickle.dumps(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('optimizer, copy', [
     ('adam', saved_to_a_file), pytest.param('adam', saved_to_a_stream, marks=pytest.mark.slow),
     pytest.param('adam', saved_to_a_group, marks=pytest.mark.slow), ('adam', pickled),
@@ -102,6 +103,7 @@ def test_a_loaded_model_has_the_state_of_its_optimizer(optimizer, copy, tmp_path
     same(script)
 
 
+@pytest.mark.slow
 def test_the_state_of_an_optimizer_is_there_before_the_first_batch():
     """`optimizer.set_weights` after `_make_train_function` raised: "expected 0 weights"."""
     def script():
@@ -114,6 +116,7 @@ def test_the_state_of_an_optimizer_is_there_before_the_first_batch():
     assert len(same(script)) > 9
 
 
+@pytest.mark.slow
 def test_a_train_function_that_is_made_again_begins_with_a_new_state():
     def script():
         model = compiled()
@@ -137,6 +140,7 @@ def test_functions_that_plain_keras_runs_are_those_of_keras():
     same(script, ways=('plain', 'left to Keras'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shapes', ['alike', pytest.param('different', marks=pytest.mark.slow)])
 def test_two_models_train_with_one_optimizer(shapes):
     """Adversarial networks often do so. Each model has moments of its own; the optimizer shows the last."""
@@ -176,6 +180,7 @@ def normalised():
                        L.Dense(3, activation='softmax')])
 
 
+@pytest.mark.slow
 def test_a_function_keeps_the_graph_that_it_was_made_of():
     """A model that is frozen, or gets another optimizer, and is not compiled again, keeps its functions as they are."""
     def script():
@@ -193,6 +198,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('always', [False, True])
 def test_a_checkpoint_has_all_that_an_optimizer_updates(always, tmp_path):
     """The velocities of an optimizer that does not list them were made anew for the checkpoint, and stayed zero."""

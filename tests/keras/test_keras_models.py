@@ -23,6 +23,7 @@ def test_validation_in_fit_generator_leaves_the_progress_bar_of_the_training_alo
     assert len(history.history['val_loss']) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_keras_model_whose_layers_are_all_frozen_is_fitted(kind, contexts):
     """Keras runs such a model, for its metrics or running statistics: "params is empty: name the shared variables"."""
@@ -58,6 +59,7 @@ def with_flat_loss():
     return model
 
 
+@pytest.mark.slow
 def test_a_mean_over_all_pixels_that_is_added_to_a_loss_of_each_sample_is_exact(cpu2, enabled):
     """The mean over all pixels was refused with "the loss mixes samples", but it is the mean of the replicas' means."""
     from theano_mgpu.keras import disable
@@ -74,6 +76,7 @@ def test_a_mean_over_all_pixels_that_is_added_to_a_loss_of_each_sample_is_exact(
     assert report.notes == [] and len(model.train_function.function.contexts) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
 def test_a_gradient_that_is_zero_in_theory_is_no_difference(optimizer, cpu2):
     """The bias of a layer before a normalisation differed by a relative 2.0 in --verify."""
@@ -111,6 +114,7 @@ def test_a_model_that_is_verified_prints_once(cpu2, capsys):
     assert [line.startswith('hidden') for line in lines] == ([True] + [False] * 6) * 2  # one array of seven rows each
 
 
+@pytest.mark.slow_but_with('None')
 @pytest.mark.parametrize('name', [None, 'policy_step'])
 def test_a_step_of_k_function_is_divided_whether_or_not_it_has_a_name(name, cpu2):
     """A step without a name stayed on one device, unlisted: "no Theano function was compiled: nothing was divided"."""

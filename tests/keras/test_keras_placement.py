@@ -106,6 +106,7 @@ def places_of(model):
     return {device.name for row in model.train_function.function.mesh.replicas for device in row}
 
 
+@pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize('name', [
     pytest.param(name, marks=pytest.mark.slow if name in ('convolution', 'recurrent') else ()) for name in MODELS])
@@ -137,6 +138,7 @@ def test_training_on_devices(contexts, kind, name):
     assert places_of(placed) >= {there['host0'].name, there['host1'].name}
 
 
+@pytest.mark.slow
 def test_a_flag_makes_a_pipeline():
     data = MODELS['towers'][1]
     plain = compiled(built(lambda: towers(nowhere)), 'towers')
@@ -173,6 +175,7 @@ def fitted():
     return found
 
 
+@pytest.mark.slow
 def test_loops(fitted):
     (plain, expected), (placed, found) = fitted
     x, y = MODELS['towers'][1]
@@ -221,6 +224,7 @@ def test_a_file_does_not_say_where_layers_are(fitted, tmp_path):
     assert_equal([('', again.evaluate(x, y, verbose=0))], [('', expected)], 1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_continues_a_placed_model(tmp_path):
     x, y = zoo.MODELS['shared layer'][1]
     path = str(tmp_path / 'c.npz')
@@ -254,6 +258,7 @@ def test_a_predictor_computes_over_the_devices_of_a_placed_model(fitted, context
         Predictor(placed, gpus=1)
 
 
+@pytest.mark.slow
 def test_enable_compares_a_placed_model_with_one_device(capsys):
     enable(verify=True)
     model = compiled(built(lambda: towers(mgpu.device)), 'towers')
@@ -272,6 +277,7 @@ def test_layers_are_called_where_their_weights_are():
     np.testing.assert_allclose(f(x), model.predict([x, x]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_placed_model_is_replicated(contexts):
     contexts('cpu', 4)
     x, y = MODELS['towers'][1]
@@ -316,6 +322,7 @@ def two_layers():
                        L.Dense(zoo.CLASSES, activation='softmax', name='second')])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('given', ['parallel model', 'template'])
 def test_place_trains_as_before_and_keeps_the_state_of_the_optimizer(given):
     x, y = noise(20, 6), one_hot(20)

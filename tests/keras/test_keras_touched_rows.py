@@ -69,6 +69,7 @@ def trained(make, optimizer, divided):
     return [*model.get_weights(), *trainer.optimizer.get_weights(), np.array(history.history['loss'])]
 
 
+@pytest.mark.slow_with('shared-adam')
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
 @pytest.mark.parametrize('make', slow_but([shared], MODELS), ids=lambda make: make.__name__)
 def test_embeddings(make, optimizer, cpu2, monkeypatch):

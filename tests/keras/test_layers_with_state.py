@@ -30,6 +30,7 @@ def normalised_twice():
     return Sequential([L.Dense(5, activation='tanh', input_shape=(6,)), L.BatchNormalization(), head()])
 
 
+@pytest.mark.slow
 @DTYPES
 def test_running_statistics_are_those_of_the_whole_batch(dtype, contexts):
     """The statistics, and all other results, are exact on ragged batches, also with a large mean."""
@@ -42,6 +43,7 @@ def shared_normalisation():
     return Model([a, b], head()(L.add([normal(a), normal(b)])))
 
 
+@pytest.mark.slow
 def test_of_a_layer_that_is_used_twice_the_first_update_counts(contexts):
     """Keras's own functions do so, too."""
     data = [[noise(N, 6), 5 + noise(N, 6, seed=3)], [one_hot(N)]]
@@ -61,6 +63,7 @@ def train(build, n, contexts, seed=3):
     return everything(model, trained(model, VECTORS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n', slow_but([2], [1, 2, 3]))
 def test_noise_is_plain_keras_noise(n, contexts):
     plain, parallel, other = train(noisy, 0, contexts), train(noisy, n, contexts), train(noisy, n, contexts, seed=4)

@@ -107,6 +107,7 @@ def test_nothing_is_sent_ahead_to_the_host(cpu2, monkeypatch):
     assert not any(sent)
 
 
+@pytest.mark.slow
 def test_a_callback_that_trains_in_between_breaks_nothing(gpu2, monkeypatch):
     """The callback's batch is not the one that was sent ahead: that one is left, and the callback's is computed."""
     found = []
@@ -152,6 +153,7 @@ class EvaluatesInBetween(keras.callbacks.Callback):
         self.found.append(self.model.evaluate(X[:9], Y[:9], batch_size=4, verbose=0))
 
 
+@pytest.mark.slow
 def test_a_callback_that_evaluates_in_between_gets_its_own_rows(gpu2, monkeypatch):
     found = []
     for ahead in (True, False):

@@ -75,6 +75,7 @@ def model(contexts):
     return made
 
 
+@pytest.mark.slow_with('x4-None-kwargs4-None', 'x0-y0*', 'x8-y8-kwargs8-empty')
 @pytest.mark.parametrize('x,y,kwargs,message', [
     (X, Y[:10], {}, 'same number of samples|11 input samples and 10 target samples'),
     (X[:, :5], Y, {}, r'to have shape \(6,\) but got array with shape \(5,\)'),
@@ -113,6 +114,7 @@ def test_wrong_options_of_compile(contexts):
         model.compile('sgd', 'no such loss')
 
 
+@pytest.mark.slow
 def test_a_stateful_model_is_split_unevenly(contexts):
     """Each context takes the states of its own samples."""
     contexts('cpu', 4)

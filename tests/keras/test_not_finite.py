@@ -36,6 +36,7 @@ def error_of(layers, data=(), targets=(), weight=None):
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_layer(cpu2):
     """A Lambda was reported as "near inner/kernel and inner/bias"."""
     text = error_of([Lambda(lambda values: K.log(values - 1000), output_shape=(4,), name='mylog')])
@@ -43,6 +44,7 @@ def test_a_layer(cpu2):
     assert __file__ in text and 'K.log(values - 1000)' in text
 
 
+@pytest.mark.slow
 def test_a_layer_of_keras(cpu2):
     text = error_of([keras.layers.Activation('exponential', name='grow')], [(slice(None), 0), (3, 1)], weight=1e30)
     assert ', in layer grow, near ' in text and 'in sample 3 of the batch' in text and __file__ in text, text
@@ -63,6 +65,7 @@ def test_a_loss_is_near_a_layer(cpu2):
     assert ', near layer last and ' in text and ', in layer' not in text, text
 
 
+@pytest.mark.slow_but_with('values2*')
 @pytest.mark.parametrize('values, how', [
     ([(5, np.nan)], 'NaN already in sample 5'), ([(2, np.inf)], 'infinity already in sample 2'),
     ([(0, np.nan), (3, -np.inf)], 'NaN and infinity already in samples 0, 3')])

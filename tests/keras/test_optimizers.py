@@ -63,6 +63,7 @@ def slow_but(*names):
                                             for name in OPTIMIZERS])
 
 
+@pytest.mark.slow_but_with('gradients_replaced-dense')
 @pytest.mark.parametrize('build', [dense, pytest.param(stochastic, marks=pytest.mark.slow)])
 @slow_but(*QUICK_ONES)
 def test_enabled(name, build, contexts, enabled, capsys):
@@ -89,6 +90,7 @@ def test_parallel_model(name, contexts):
     assert len(model.train_function.function.contexts) == 2
 
 
+@pytest.mark.slow_with('lookahead')
 @pytest.mark.parametrize('name', ['lookahead', 'mean_loss'])
 def test_a_parallel_model_continues_with_the_states_of_its_template(name, cpu2):
     """States that are not among the optimizer's weights began anew; a wrapper's own lists named other variables."""

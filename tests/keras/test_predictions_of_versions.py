@@ -18,6 +18,7 @@ def result(version, *words, **options):
     return json.loads(with_keras(version, SCRIPT, *words, **options).stdout.splitlines()[-1])
 
 
+@pytest.mark.slow_with('2.2.4')
 @each(VERSIONS, quick=('1.2.2', '2.2.4'))
 def test_predictor(version):
     """An ImportError of the package said that Predictor is for Keras 2.3.1."""
@@ -91,6 +92,7 @@ for mode in ('concat', lambda tensors: tensors[0]):
 """
 
 
+@pytest.mark.slow
 def test_a_merge_without_code_is_safe():
     """The option --safe refused each Merge of Keras 1, as if there were code in it."""
     passes, refused = with_keras('1.2.2', '-c', MERGED).stdout.splitlines()[-2:]

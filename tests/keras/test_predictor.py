@@ -70,6 +70,7 @@ def dense(cpu2):
         yield model, predictor, x, model.predict(x)
 
 
+@pytest.mark.slow_but_with('cpu-nested', 'cpu-shared layer')
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('kind,name', [
     pytest.param(kind, name, marks=[] if (kind, name) in QUICK_ONES else [pytest.mark.slow])
@@ -183,6 +184,7 @@ def test_models_that_were_never_compiled_or_are_parallel_or_subclassed(cpu2):
         assert_equal(predictor.predict(x), expected)
 
 
+@pytest.mark.slow
 def test_refresh(dense):
     """Training leaves the Predictor's weights as they are, and the Predictor says so, until refresh."""
     model, predictor, x, expected = dense

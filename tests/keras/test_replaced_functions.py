@@ -24,6 +24,7 @@ def case(request, monkeypatch):
     disable()
 
 
+@pytest.mark.slow_but_with('train_function_replaced_b*')
 def test_enabled(case, cpu2):
     """A weight of a layer and the optimizer led to "two new values"; other functions were left alone, or lost."""
     expected = case()

@@ -76,6 +76,7 @@ def test_with_dropout_it_is_reproducible(name, final_loss):
     assert first == second and np.isfinite(first)
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_same(own_draws, final_loss, tmp_path):
     done = python('-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', path_of('mnist_mlp'), '0', folder=tmp_path)
     assert loss_in(done.stdout) == close_to(final_loss('mnist_mlp', '0', kind='cpu'))

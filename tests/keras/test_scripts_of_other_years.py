@@ -85,6 +85,7 @@ def check_note(tmp_path, version, end, wanted, name, *command):
                      "installed, has not: pip install 'Keras==%s'" % (wanted, has, version, wanted)], stderr
 
 
+@pytest.mark.slow_but_with('2.3.1-metrics=', '2.3.1-merge')
 @pytest.mark.parametrize('case', QUICK_CASES, ids=lambda case: '%s-%s' % (case[0], case[3]))
 def test_a_note_names_the_version(case, tmp_path):
     if sys.version_info < (3, 10) and case[3].endswith('='):
@@ -92,6 +93,7 @@ def test_a_note_names_the_version(case, tmp_path):
     check_note(tmp_path, *case)
 
 
+@pytest.mark.slow
 def test_a_note_under_run(tmp_path):
     check_note(tmp_path, *QUICK_CASES[0], '-m', 'theano_mgpu', 'run')
 
@@ -104,6 +106,7 @@ def test_all_kinds_of_names(case, tmp_path):
     check_note(tmp_path, *case)
 
 
+@pytest.mark.slow_but_with('K.no_such_name', 'y.nb_epoch')
 @pytest.mark.parametrize('end', ['K.no_such_name', 'Dense(3, no_such_name=1)', 'model.no_such_name', '{}["acc"]',
                                  'y.nb_epoch', 'from theano import Merge', 'class Mine(Dense): pass\nMine(3).p',
                                  'class Graph: pass\nGraph().add_node', 'import keras_zoo\nkeras_zoo.Mine(2).W'])
@@ -127,6 +130,7 @@ def test_a_note_on_another_back_end(version, end, name, back_end, tmp_path):
     assert ('"with tf.device(...):" (or write "if True:" in its place)' in stderr) == (name == 'tensorflow')
 
 
+@pytest.mark.slow_but_with('from tensorflow import keras')
 @pytest.mark.parametrize('end', ['from tensorflow.keras.layers import Dense', 'from tensorflow import keras'])
 def test_a_note_on_tf_keras(end, tmp_path):
     assert 'theano-mgpu: note: tf.keras is not Keras: write' in end_of('2.3.1', tmp_path, end)
@@ -135,6 +139,7 @@ def test_a_note_on_tf_keras(end, tmp_path):
 OLD, NEW = ('2.3.1', 'val_acc', 'val_accuracy', '2.2.4'), ('2.2.4', 'val_accuracy', 'val_acc', '2.3.1')
 
 
+@pytest.mark.slow_with('2.3.1-val_acc-val_accuracy-2.2.4')
 @pytest.mark.parametrize('version, given, other, wanted', [
     OLD, NEW, *(pytest.param(version, *NEW[1:], marks=pytest.mark.slow) for version in ('0.3.3', '1.2.2', '2.0.9'))])
 def test_a_warning_names_the_renamed_metric(version, given, other, wanted, tmp_path):
@@ -150,6 +155,7 @@ def test_a_warning_names_the_renamed_metric(version, given, other, wanted, tmp_p
         assert "KeyError: '%s'" % given in stderr and stderr.count('theano-mgpu: note: ' + text) == 1, stderr
 
 
+@pytest.mark.slow
 def test_doctor_and_help_name_the_installed_keras_and_the_tested_ones():
     for words in ['doctor'], ['--help'], ['run', '--help']:
         done = subprocess.run([sys.executable, '-m', 'theano_mgpu', *words], stdout=subprocess.PIPE,
@@ -158,6 +164,7 @@ def test_doctor_and_help_name_the_installed_keras_and_the_tested_ones():
         assert keras.__version__ in line and line.count(', '.join(keras_names.VERSIONS)) == 1, line
 
 
+@pytest.mark.slow
 def test_a_metric_under_its_name_has_no_warning(tmp_path):
     assert 'MgpuWarning' not in end_of('2.3.1', tmp_path, 'model.fit(x, y, validation_data=(x, y), '
                                        'callbacks=[EarlyStopping(monitor="val_accuracy")], FIT)')

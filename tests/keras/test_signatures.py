@@ -73,6 +73,7 @@ def enabled(cpu2):
     disable()
 
 
+@pytest.mark.slow_with('fit_generator', 'fit', 'evaluate')
 @pytest.mark.parametrize('name', METHODS)
 def test_each_argument_of_a_method(name, enabled):
     parameters = set(inspect.signature(getattr(keras.Model, name)).parameters) - {'self', 'kwargs'}
@@ -85,6 +86,7 @@ def test_each_argument_of_a_method(name, enabled):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6, err_msg=argument)
 
 
+@pytest.mark.slow
 def test_each_argument_of_compile(enabled):
     parameters = set(inspect.signature(keras.Model.compile).parameters) - {'self', 'kwargs'}
     assert set(COMPILE) == parameters, 'an argument has no case here'

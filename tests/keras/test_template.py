@@ -45,6 +45,7 @@ def assert_same_history(history, expected, rtol=1e-4):
         np.testing.assert_allclose(history[key], expected[key], rtol=rtol, err_msg=key)
 
 
+@pytest.mark.slow
 def test_fit_evaluate_predict(pair):
     histories = [fit(model, validation_split=0.3, shuffle=True) for model in pair]
     assert_same_history(*histories)
@@ -66,6 +67,7 @@ def test_the_template_sees_what_was_trained(pair):
     np.testing.assert_allclose(template.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_replicas_see_what_is_set(pair, tmp_path):
     parallel, plain = pair
     fit(parallel), fit(plain)
@@ -92,6 +94,7 @@ def test_training_the_template_reaches_the_replicas(pair):
     np.testing.assert_allclose(parallel.predict(X), plain.predict(X), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_callbacks(pair, tmp_path):
     """Each callback changes the model or stops training; both models go the same way."""
     histories, files = [], []
@@ -121,6 +124,7 @@ def test_a_nan_ends_training(pair):
         assert len(fit(model, epochs=5, callbacks=[C.TerminateOnNaN()])['loss']) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('optimizer', [
     'adam', *(pytest.param(name, marks=pytest.mark.slow) for name in ('nesterov, decay', 'rmsprop', 'amsgrad'))])
 def test_a_saved_model_goes_on_where_it_stopped(optimizer, contexts, tmp_path):
@@ -156,6 +160,7 @@ assert not [name for name in sys.modules if name.startswith('theano_mgpu.') and 
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('build,kind', [(dense, 'Sequential'),
                                         pytest.param(zoo.nested, 'Model', marks=pytest.mark.slow)])
 def test_plain_keras_opens_the_file(build, kind, contexts, tmp_path):
@@ -210,6 +215,7 @@ def test_summary_is_the_templates(pair):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_freezing_the_template_freezes_the_replicas(contexts):
     contexts('cpu', 2)
     results = []

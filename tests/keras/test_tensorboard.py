@@ -39,6 +39,7 @@ def small(parallel=False):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('command', [['-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', '--always'],
                                      ['-c', 'import theano_mgpu, runpy, sys; del sys.argv[0]; '
                                             'runpy.run_path(sys.argv[0])']], ids=['run', 'imported'])

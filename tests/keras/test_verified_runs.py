@@ -72,6 +72,7 @@ def assert_same(one, other):
         np.testing.assert_array_equal(value, expected, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('make,options', [
     (Unseeded, {'always': True}), pytest.param(Unseeded, {}, marks=pytest.mark.slow),
     pytest.param(lambda: SGD(.1, momentum=.9), {'always': True}, marks=pytest.mark.slow)])
@@ -90,6 +91,7 @@ def test_fit(make, options, cpu2, capsys):
     assert not any('verified' in note for note in report.notes)
 
 
+@pytest.mark.slow
 def test_what_only_tests_or_predicts_is_not_trained(cpu2, capsys):
     """A report of a test was one of a training step, which makes the optimizer's state."""
     report = enable(verify=True, always=True)
@@ -175,6 +177,7 @@ def test_a_report_that_fails_ends_no_call_of_a_function(cpu2):
     assert 'divided' in str(report)
 
 
+@pytest.mark.slow_but_with('plain-gradients_replaced')
 @pytest.mark.parametrize('name', ['gradients_replaced', pytest.param('lookahead', marks=pytest.mark.slow),
                                   pytest.param('mean_loss', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('kind', ['plain', 'plain, trained', 'parallel'])

@@ -47,6 +47,7 @@ def coupled_loss(y_true, y_pred):
     return K.sum(K.square(y_true - y_pred), axis=-1) * K.var(y_pred)
 
 
+@pytest.mark.slow_but_with('scalar loss')
 @pytest.mark.parametrize('layer,loss', [
     (lambda: L.Lambda(lambda x: x - K.mean(x, axis=0), output_shape=(6,)), 'mse'),
     (lambda: L.BatchNormalization(), 'mse'), (lambda: L.Dropout(0.5), 'mse'),

@@ -108,6 +108,7 @@ def check_equal(version, kinds, **options):
     assert found['divided'] >= 3 * len(kinds), found  # train, test, predict
 
 
+@pytest.mark.slow
 @each(VERSIONS, quick=('0.3.3', '1.2.2'))
 def test_a_model_is_divided_as_on_one_device(version):
     """The import of Keras ended with an AttributeError or an ImportError of this package."""
@@ -132,6 +133,7 @@ def test_queues_end_by_stop_iteration(version):
     with_keras(version, '-c', QUEUES)
 
 
+@pytest.mark.slow
 @each(VERSIONS, quick=('0.3.3', '1.2.2', '2.2.4'))
 def test_files_come_back(version, tmp_path):
     with_keras(version, '-c', SAVED, str(tmp_path / 'm.h5'))
@@ -157,6 +159,7 @@ def test_old_kerases_find_graphviz(version, tmp_path, monkeypatch):
 MODEL = r' functions? on 2 contexts(.*\n)+sequential_1 train  +a b  +\d+  +42 '  # a title and a line of a summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version,row', [
     ('0.3.3', '3 of 5 functions on 2 contexts'), ('1.2.2', MODEL), ('2.1.6', MODEL)])
 def test_an_unchanged_script_under_run(version, row, tmp_path):
@@ -177,6 +180,7 @@ except ImportError as error:
     assert 'Keras 1.0 to 2.3.1, but Keras 0.3.3 is installed' in done.stdout and 'theano-mgpu run' in done.stdout
 
 
+@pytest.mark.slow
 @each(['2.0.9', '2.1.6', '2.2.4'], quick=('2.2.4',))
 def test_data_sets_of_texts_and_kernels_of_tensorflow(version, tmp_path):
     """They ended with "Object arrays cannot be loaded when allow_pickle=False", and with an IndexError."""
@@ -198,6 +202,7 @@ print(sorted(map(len, x)), type(conv_utils.convert_kernel(np.ones((3, 3, 2, 4)))
     assert done.stdout.splitlines()[-1] == '[2, 3, 4] ndarray [3. 2. 1. 0.]'
 
 
+@pytest.mark.slow
 def test_kernels_of_keras_1():
     """Keras 1.2 indexes by a list of slices, too."""
     done = with_keras('1.2.2', '-c', """
@@ -210,6 +215,7 @@ print(*[np_utils.convert_kernel(each, order).ravel() for each, order in ((kernel
     assert done.stdout.splitlines()[-1] == '[5. 4. 3. 2. 1. 0.] [5. 2. 4. 1. 3. 0.]'
 
 
+@pytest.mark.slow
 @each((*VERSIONS, '2.3.1'), quick=('0.3.3', '1.2.2', '2.3.1'))
 def test_layers_are_timed(version, tmp_path):
     """The table has each layer, forward and backward, and so has the timeline."""
@@ -270,6 +276,7 @@ for kind in (Delegating, Any, Nameless):
 """
 
 
+@pytest.mark.slow
 @each(('1.2.2', '2.0.9', '2.1.6'), quick=('1.2.2',))
 def test_a_model_need_not_call_the_init_of_its_class(version, tmp_path):
     """AttributeError: 'Delegating' object has no attribute 'built'; later Kerases refuse such a model themselves."""

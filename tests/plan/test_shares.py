@@ -43,6 +43,7 @@ def test_rounds_cover_each_sample_once(n, replicas, micro_batches, least):
 WEIGHTS = st.lists(st.integers(0, 9) | st.integers(100, 1000), min_size=1, max_size=6).filter(any)
 
 
+@pytest.mark.slow
 @examples(300)
 @given(N, WEIGHTS, FEW)
 def test_sizes_by_weights(n, weights, least):

@@ -29,6 +29,7 @@ def plain(model):
     return theano.function(model.inputs[:1], model.probabilities, mode=FAST)
 
 
+@pytest.mark.slow_with('gpu')
 def test_any_number_of_samples(contexts, kind, model, plain):
     contexts(kind, 2)
     with mgpu.Predictor(model.inputs[:1], model.probabilities, mode=FAST) as predictor:
@@ -42,6 +43,7 @@ def test_any_number_of_samples(contexts, kind, model, plain):
                     np.testing.assert_allclose(found, plain(x), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow_with('gpu')
 def test_several_inputs_and_outputs(contexts, kind):
     contexts(kind, 2)
     a, b, scale = T.matrix('a'), T.matrix('b'), T.vector('scale')
@@ -119,6 +121,7 @@ def test_refresh_takes_over_new_weights(contexts, kind):
         np.testing.assert_array_equal(predictor.predict(rows(100)), [30] * 100)
 
 
+@pytest.mark.slow_with('gpu')
 def test_large_weights_are_not_taken_for_memory_that_the_script_edits(contexts, kind):
     contexts(kind, 2)
     x, w = T.matrix('x'), theano.shared(np.ones((3, 500000), theano.config.floatX))
@@ -150,6 +153,7 @@ def test_changed_weights_are_warned_of_once(cpu2):
         assert predictor.predict(rows(1)) == 24
 
 
+@pytest.mark.slow_with('gpu')
 def test_random_numbers_are_those_of_the_batch(contexts, kind):
     """Plain Theano draws the same, batch after batch; the user's stream stays where it is."""
     x, stream = T.matrix('x'), MRG_RandomStreams(3)
@@ -252,6 +256,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.slow_but_with('centred', 'columns', 'first', 'mean', 'rows')
 @pytest.mark.parametrize('name', GRAPHS)
 @pytest.mark.filterwarnings('ignore:predict runs whole')
 def test_each_batch_has_the_outputs_that_it_has_alone(contexts, name):
@@ -300,6 +305,7 @@ def test_replicas_per_context_is_deprecated(cpu2):
     assert len(predictor.replicas) == 2
 
 
+@pytest.mark.slow_with('gpu')
 def test_a_reader_may_read_variables_and_call_functions(contexts, kind):
     contexts(kind, 2)
     predictor, w = sums(contexts)

@@ -61,6 +61,7 @@ def test_a_reader_that_fails(cpu2):
     assert found == [3, 6]
 
 
+@pytest.mark.slow_with('cpu')
 def test_close_gives_everything_back(contexts, kind):
     contexts(kind, 2)
     before = set(threading.enumerate())

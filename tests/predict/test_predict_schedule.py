@@ -11,6 +11,7 @@ from support.prediction import rows, slow_down, sums
 from support.processes import python
 
 
+@pytest.mark.slow_but_with('cpu-3')
 @pytest.mark.parametrize('prefetch', [0, 3])
 def test_back_pressure(contexts, kind, prefetch):
     """Two batches at most are alive that wait for others: they are copied to be computed together."""
@@ -93,6 +94,7 @@ def test_batches_that_nobody_waits_for_are_not_computed(cpu2):
         assert predictor._function.calls == 1
 
 
+@pytest.mark.slow
 def test_outputs_do_not_wait_for_the_reader(cpu2):
     """A finished batch is yielded before the next one is read."""
     times = []

@@ -121,6 +121,7 @@ def test_a_model_is_cut_into_parts_of_about_equal_cost():
     assert parts([4, 1, 1, 1, 1], 2) == [0, 1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_an_unknown_choice_is_refused():
     done = subprocess.run([sys.executable, os.path.join(FOLDER, 'choices.py'), 'speed'], capture_output=True, text=True)
     assert done.returncode == 2 and 'speed: choose from dispatch, update, ' in done.stderr
@@ -291,11 +292,13 @@ OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scal
           'predict_scaling.py', 'exchange.py')
 
 
+@pytest.mark.slow_but_with('choices.py')
 @pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_tables():
     """The step that exchanges rows is compared with the step that exchanges the table."""

@@ -60,6 +60,7 @@ def test_each_example_is_listed_and_is_a_script_of_its_framework():
         assert ('theano_mgpu' in text) == imports and command in text and command in readme
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('case', slow_but([('two_towers_keras', 'run'), ('predict_batches', 'one')],
@@ -77,6 +78,7 @@ def test_each_example_runs_under_run(case, tmp_path):
     assert 'nothing was divided' not in done.stderr and 'did not work together' not in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler  # convolutions
 def test_the_demo_ends_with_three_lines():
     """It ended with a table of 14 columns, on devices that were slower together than one is."""
@@ -104,6 +106,7 @@ def test_the_demo_says_where_the_script_ran(summary, end):
     assert line == '10.50 s an epoch as it is, 5.25 s ' + end and len('time    ' + line) <= 80
 
 
+@pytest.mark.slow
 def test_blocks(tmp_path):
     out = run('blocks_main_loop', '--epochs', '3', folder=tmp_path, flags=INTERPRETED)
     costs, errors = numbers('valid_cost', out), numbers('valid_error_rate', out)
@@ -128,6 +131,7 @@ def test_pymc3(tmp_path):
         assert found == pytest.approx([1, -2, 0.5, 0.7, 0.3], abs=0.1), line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', list(PLACED))
 def test_placed_on_two_devices(name, tmp_path):
     """The examples compare with one device themselves."""
@@ -184,6 +188,7 @@ def test_theano_cnn_learns_the_same_on_two_contexts(tmp_path):
     assert float(one['accuracy']) > 0.8 and abs(float(one['accuracy']) - float(two['accuracy'])) < 0.01
 
 
+@pytest.mark.slow
 def test_predictions_in_batches(tmp_path):
     """The script compares with Keras, and with the command."""
     out = script('predict_batches', '--samples', '3000', '--command', '--folder', str(tmp_path), folder=tmp_path,

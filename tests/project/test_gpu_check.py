@@ -9,6 +9,7 @@ import pytest
 CHECK = Path(__file__).parents[2] / '.ci' / 'test-gpu'
 
 
+@pytest.mark.slow_with('1--dev0->cuda0;dev1->cuda0')
 @pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
 @pytest.mark.parametrize('devices, flags, contexts', [(1, '', 'dev0->cuda0;dev1->cuda0'),
                                                       (2, 'contexts=a->cuda1;b->cuda1', 'a->cuda1;b->cuda1')])

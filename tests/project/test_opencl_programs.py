@@ -54,6 +54,7 @@ def programs_of(context, chain):
     return (counts() - before).tolist()
 
 
+@pytest.mark.slow
 def test_a_program_is_built_once(opencl2):
     chain = new_chain()
     built, loaded, shared = programs_of(opencl2[0], chain)
@@ -67,6 +68,7 @@ ADDITIONS = {'elementwise': lambda x, y: T.sqr(x) - y, 'rows': lambda x, y: T.in
              'listed rows': lambda x, y: T.inc_subtensor(x[[2, 0]], y[1:])}
 
 
+@pytest.mark.slow_but_with('listed rows')
 @pytest.mark.parametrize('name', list(ADDITIONS))
 def test_kernels_are_built_when_they_are_called(name, opencl2):
     """Each op had seven kernels: for contiguous arrays, and for one to three dimensions with two sizes of addresses."""
@@ -116,6 +118,7 @@ print([table[place] == old for place, old in zip(places, before)], len(opencl_pr
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cache', ['on', 'off'])
 def test_a_process_can_leave_the_driver_alone(cache, opencl2):
     done = subprocess.run([sys.executable, '-c', ENTRIES.format(device=opencl2[0].device)], stdout=subprocess.PIPE,
@@ -147,6 +150,7 @@ def test_programs_built_with_other_options_of_the_driver_are_others(opencl2, mon
     assert len(paths) == 3
 
 
+@pytest.mark.slow
 def test_functions_give_the_same_with_and_without(opencl2, tmp_path):
     x = T.fmatrix('x')
 

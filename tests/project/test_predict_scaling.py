@@ -42,6 +42,7 @@ def folder(tmp_path_factory):
 
 # --- a run ---------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_two_contexts(folder):
     text, figures = predict(folder, 'small.h5', '--rounds', '3', '--steps', '3', '--batch-size', '24', '--json',
                             'out.json', '--plot', 'out.png', '--link', 'nvlink3+100gbe', '--link', '5:10')
@@ -99,6 +100,7 @@ def test_ranks(folder):
     assert '1 rank ' in text and '2 ranks ' in text and 'From ranks that do not exchange the model predicts' in text
 
 
+@pytest.mark.slow_but_with('nowhere.h5*')
 @pytest.mark.parametrize('model,arguments,message', [
     ('nowhere.h5', [], '--model nowhere.h5: there is no such file'),
     ('small.h5', ['--link', 'isdn'], "'isdn' in 'isdn' is not a link: give one of pcie3"),
@@ -139,6 +141,7 @@ def test_costs_of_a_device_that_works_while_the_host_goes_on():
     assert costs.fixed_s == pytest.approx(0.012) and costs.sample_s == pytest.approx(0.0001)
 
 
+@pytest.mark.slow
 def test_only_contexts_on_the_host_update_once(contexts):
     assert Options().updates_on(contexts('cpu', 2))[0] == 'host' != Options().updates_on(contexts('gpu', 2))[0]
 

@@ -32,6 +32,7 @@ def test_batches_of_one_input_are_taken_as_bare_arrays(cpu2):
     assert len(list(step.over([data(9, 7)[0], data(5, 7)[0]]))) == 2
 
 
+@pytest.mark.slow_but_with('float64-list-csr', 'float32-list-csc', 'float32-list-csr', 'float64-list-csc')
 @pytest.mark.parametrize('how, form', [
     ('rows', 'csr'), ('rows', 'csc'), ('givens', 'csr'), ('structured', 'csr'), ('columns', 'csr'),
     ('some columns', 'csc'), ('from the first', 'csr'), ('list', 'csr'), ('list', 'csc')])
@@ -258,6 +259,7 @@ def test_what_has_as_many_rows_as_a_replica_alone_is_an_error_as_on_one_device(i
         mgpu.disable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('value', ['raise', pytest.param('warn', marks=pytest.mark.slow)])
 def test_graphs_of_the_package_have_no_test_values(value, cpu2, recwarn):
     """The flag compute_test_value=raise led to "Cannot compute test value: input 0 of Op Shape_i missing"."""
@@ -317,6 +319,7 @@ def hessian_products(centred=False):
         yield f(*[numbers(n, 2) + i for i in range(3)], *[numbers(*p.get_value().shape) for p in params])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('centred', [False, True])
 def test_features_that_most_arguments_share_are_not_divided(centred, cpu2):
     """The 2 features were, in several stages that exchanged arrays with a row for each of the samples."""
@@ -355,6 +358,7 @@ def language_model(how, wide=False):
     yield from [p.get_value() for p in [*params, state]]
 
 
+@pytest.mark.slow_but_with('2-argument')
 @pytest.mark.parametrize('how', ['argument', 'slices', 'slices of columns', 'of all columns'])
 @pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_batch_along_the_second_axis_of_all_that_comes_in_is_divided(how, n, contexts):

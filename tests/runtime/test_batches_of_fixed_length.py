@@ -59,6 +59,7 @@ def trained(model, x, y, size=FIXED, mode='FAST_COMPILE'):
         + [K.get_value(w) for w in model.weights + model.optimizer.weights]
 
 
+@pytest.mark.slow_but_with('variable-cpu')
 @pytest.mark.parametrize('name,kind', [(name, 'cpu') for name in (
     'reshape, batch_input_shape not given', 'filled', 'variable', 'merged', 'noise_shape', 'random_normal')] + [
         pytest.param(*each, marks=pytest.mark.slow) for each in (
@@ -113,6 +114,7 @@ def test_convolutions_of_a_fixed_batch_train(kind, contexts, enabled):
     assert not report.notes
 
 
+@pytest.mark.slow
 @pytest.mark.unverified
 def test_a_batch_that_is_at_fault_does_not_take_a_model_off_its_contexts(cpu2, enabled):
     """One `predict_on_batch` of no rows left a model to plain Keras for good."""
@@ -175,6 +177,7 @@ def test_a_first_batch_that_cannot_be_divided_is_an_error_if_strict(cpu2, enable
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
 
 
+@pytest.mark.slow
 def test_a_parallel_model_whose_batch_cannot_be_divided_runs_on_one_context(cpu2):
     from theano_mgpu.keras import multi_gpu_model
     x, y = data(2 * FIXED, 6)[0], data(2 * FIXED, 3, seed=1)[0]

@@ -136,6 +136,8 @@ WAYS = {  # to the memory of a variable, which nothing refers to before and afte
 }
 
 
+@pytest.mark.slow_but_with('gpu-data', 'gpu-part in an output', 'gpu-function', 'gpu-internal type', 'gpu-clone',
+                           'gpu-container', 'gpu-container of a function')
 @pytest.mark.parametrize('way', WAYS)
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.opencl)])
 def test_expressions_of_data_follow_edits(contexts, kind, way):
@@ -221,6 +223,7 @@ def over(step, batches):
     return step.over(batches)
 
 
+@pytest.mark.slow_with('cpu')
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.opencl)])
 def test_batches_that_are_edited_before_their_turn(contexts, kind):
     """The next batch of a list was on the devices already, as it was before."""
@@ -236,6 +239,7 @@ def test_batches_that_are_edited_before_their_turn(contexts, kind):
     np.testing.assert_allclose(losses[4:], losses[:4])
 
 
+@pytest.mark.slow_with('gpu')
 def test_a_reader_that_fills_one_array_again_and_again(contexts, kind):
     """Batches were computed from what the reader had put there for later ones."""
     contexts(kind, 2)
@@ -249,6 +253,7 @@ def test_a_reader_that_fills_one_array_again_and_again(contexts, kind):
         assert [outputs.tolist() for outputs in predictor.map(batches())] == [[2.0 * n] * 5 for n in range(30)]
 
 
+@pytest.mark.slow_with('gpu')
 def test_the_containers_of_a_variable(contexts, kind):
     """A container may also hold a scalar, such as a learning rate."""
     contexts(kind, 2)
@@ -260,6 +265,7 @@ def test_the_containers_of_a_variable(contexts, kind):
     np.testing.assert_allclose(functions[0](X)[0], 5 * X.sum(1, keepdims=True).repeat(3, 1), rtol=1e-5)
 
 
+@pytest.mark.slow_with('gpu')
 def test_a_slice_of_a_data_set_that_is_edited(contexts, kind):
     contexts(kind, 2)
     array, i = np.ones((8, 2), 'float32'), T.iscalar('i')
@@ -270,6 +276,7 @@ def test_a_slice_of_a_data_set_that_is_edited(contexts, kind):
     assert [total(0), total(1)] == [80, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 def test_memory_is_compared_only_while_the_script_refers_to_it(contexts, monkeypatch):
     """Most variables, and every one that is trained, cost no checksum."""

@@ -34,6 +34,7 @@ def other(tmp_path):
         process.kill()
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_have_one_file(other, tmp_path, cpu2):
     path = str(tmp_path / 'run.npz')
     text = '%s is in use by another job, process %d on host %s: end that job, or name another file for %%s' \
@@ -63,6 +64,7 @@ def test_a_folder_that_is_not_there(tmp_path):
         lock_file(str(tmp_path / 'none' / 'run.npz'))
 
 
+@pytest.mark.slow
 def test_a_child_that_outlives_the_process_does_not_have_its_lock(tmp_path):
     path = str(tmp_path / 'run.npz')
     code = OTHER.replace("print('locked', flush=True)", """

@@ -69,6 +69,7 @@ def make_empty(path):
     open(path, 'wb').close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(contexts, kind, tmp_path):
     """No earlier file was kept, and messages were "File is not a zip file", "Bad CRC-32 for file 'value/0.npy'"."""
@@ -202,6 +203,7 @@ def checkpoint_of(path, **flags):
         step(np.ones(4, theano.config.floatX))
 
 
+@pytest.mark.slow_but_with('4-0')
 @pytest.mark.parametrize('before, after', [(4, 8), (4, 0), (0, 4)])
 def test_another_number_of_logical_shards_is_said(cpu2, tmp_path, before, after):
     """The training went on without a word, and had the bits of neither number."""
@@ -228,6 +230,7 @@ def test_other_settings_that_change_the_answer_are_said(cpu2, tmp_path):
             assert step.checkpoint(path, every=2) == 2
 
 
+@pytest.mark.slow_but_with('update_on-device-host-0')
 @pytest.mark.parametrize('name, before, after, shards', [
     ('update_on', 'device', 'host', 4), ('vector_math', 'auto', 'off', 4), ('update_on', 'device', 'host', 0),
     ('shares', 'equal', '3:1', 4), ('collectives', 'auto', 'host', 4)])
@@ -248,6 +251,7 @@ def test_settings_that_change_bits_are_said_where_bits_are_promised(cpu2, tmp_pa
         assert said == []
 
 
+@pytest.mark.slow_with('random-exact-4', 'batch_statistics-local-0')
 @pytest.mark.parametrize('name, before, shards', [
     ('random', 'exact', 0), ('random', 'exact', 4), ('random', 'independent', 0), ('exchange', 'float16', 0),
     ('batch_statistics', 'local', 0), ('batch_statistics', 'exact', 0)])
@@ -266,6 +270,7 @@ def test_a_checkpoint_of_a_version_with_flags_that_changed_the_answer(cpu2, tmp_
     assert ['mgpu.%s was %s and is %s. ' % (name, before, now) in each for each in said] == [True] * (before != now)
 
 
+@pytest.mark.slow_with('4')
 @pytest.mark.parametrize('shards', [0, 4])
 def test_a_checkpoint_without_a_record_of_settings_is_continued(cpu2, tmp_path, shards, recwarn):
     """A version reads the files of every earlier one."""
@@ -293,6 +298,7 @@ def test_a_changed_folder_changes_no_checkpoint(cpu2, tmp_path, monkeypatch):
     assert os.listdir('.') == [] and (tmp_path / 'run.npz').exists()
 
 
+@pytest.mark.slow_with('0.1-2-0.5-')
 @pytest.mark.parametrize('rate, power, value, text', [
     (.1, 2, .5, ''), (.2, 3, .6, 'output 0 of function 0 was ops .*factor was 0.5 and is 0.6')])
 def test_a_training_function_that_has_changed_is_said(rate, power, value, text, contexts, tmp_path, recwarn):

@@ -48,6 +48,7 @@ def plain():
     return get
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n', [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)), 4])
 def test_dense_with_adam(contexts, n, dtype, plain):
     """Four contexts compute in Python in float64: code would be compiled for this test alone."""
@@ -104,6 +105,7 @@ def test_convolution_with_momentum(contexts, kind, n, dtype, plain):
     assert not mgpu.audit(step).wrong
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 def test_contexts_of_several_kinds(contexts, plain):
     """One function has a CPU and a GPU context."""
@@ -116,6 +118,7 @@ def test_contexts_of_several_kinds(contexts, plain):
     assert largest_relative_difference(model, expected) < TOLERANCE['float32']
 
 
+@pytest.mark.slow_but_with('20-cpu')
 @pytest.mark.parametrize('micro_batches,kind', [(2, 'gpu'), (3, 'cpu'), (20, 'cpu')])
 def test_micro_batches_are_exact(contexts, kind, micro_batches, plain):
     x, labels = data(93, 7)

@@ -17,6 +17,7 @@ def test_contexts_on_the_host(cpu2, flags, options):
         extremes.check(PYTHON, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_two_processes():
     launch(2, flags=INTERPRETED, job=extremes.__file__)
@@ -44,6 +45,7 @@ print(sorted({(word, each['where']) for each in data['instructions'] for word in
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 @pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
 @pytest.mark.parametrize('flags', ['', pytest.param('mgpu.logical_shards=6', marks=pytest.mark.slow)])

@@ -10,12 +10,15 @@ CASES = ['exact', 'data_sets', 'drawn', 'killed', 'fails', 'interrupted', 'files
          'abandoned', 'full', 'limits', 'orphans', 'chosen', 'cores', 'left']
 
 
+@pytest.mark.slow_but_with('fails', 'left', 'updates', 'full', 'state_of_the_script', 'handled',
+                           'children_of_the_script', 'killed', 'limits')
 @pytest.mark.parametrize('case', CASES)
 def test_parts_that_processes_compute(case):
     python('-c', 'from support import forked_cases\nforked_cases.%s()' % case, flags='floatX=float32',
            PYTHONPATH=search_path(ROOT / 'tests', ROOT / 'benchmarks'), OMP_NUM_THREADS=None, KERAS_BACKEND='theano')
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_the_contexts_of_a_rank_are_processes():
     assert launch(2, job=forked_cases.__file__).stdout.count('fine') == 1  # rank 0 prints

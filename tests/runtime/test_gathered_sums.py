@@ -36,6 +36,7 @@ def test_nodes_are_added_in_the_order_of_the_tree(counts):
     np.testing.assert_array_equal(total, tree.reduced(values, np.add))
 
 
+@pytest.mark.slow
 @examples(100)
 @given(st.lists(st.tuples(st.integers(0, 40000), st.sampled_from(['float32', 'float64']), st.integers(-1, 4)),
                 min_size=1, max_size=6), st.integers(2, 5), st.sampled_from([1024, 4096, 100000]))
@@ -135,6 +136,7 @@ def trained(*arguments, sizes=(9, 2, 1), **options):
 class TestTheBitsOfOneDevice:
     pytestmark = ON_STANDIN
 
+    @pytest.mark.slow
     def test_three_devices(self):
         """One device has two of the four shards; a batch of one sample leaves two devices without any."""
         one, three, by_nccl = run(COMMON + '''
@@ -163,6 +165,7 @@ print(len(roots) > 20)
                                 'floatX=%s,mgpu.logical_shards=8%s' % (floatx, flags), delay_us=200)
         assert others == [one] * 2 and count == 'True'
 
+    @pytest.mark.slow
     @pytest.mark.parametrize('n, options', [(4, ''), pytest.param(2, '', marks=pytest.mark.slow),
                                             pytest.param(4, "update_on='sharded'", marks=pytest.mark.slow)])
     def test_bytes_that_each_device_receives(self, n, options):

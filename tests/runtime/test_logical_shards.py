@@ -68,6 +68,7 @@ def of_one_context():
         return Net().everything()
 
 
+@pytest.mark.slow_but_with('2-flags3')
 @pytest.mark.filterwarnings('ignore:mgpu.logical_shards=4 leaves 4 of the 8 replicas')
 @pytest.mark.parametrize('n, flags', [(2, {}), (3, {}), (8, {'mgpu.executor': 'threads'}), (2, {'mgpu.shares': '3:1'}),
                                       (3, {'mgpu.shares': '1:3:2', 'mgpu.overlap': 'True'})])
@@ -77,6 +78,7 @@ def test_any_number_of_contexts_gives_the_same_bits(n, flags, of_one_context, co
         assert_same_bits(Net().everything(), of_one_context)
 
 
+@pytest.mark.slow_with('16')
 @pytest.mark.parametrize('number', [13, 16])
 def test_runs_of_shards_that_begin_anywhere(number, contexts):
     """Two nodes of one level may wait on a context for their neighbours on others: they need memory of their own."""
@@ -93,6 +95,7 @@ def test_runs_of_shards_that_begin_anywhere(number, contexts):
         assert_same_bits(other, found[0])
 
 
+@pytest.mark.slow_with('flags0')
 @pytest.mark.parametrize('flags', [{}, {'mgpu.update_on': 'host'}])
 def test_gradients_of_large_layers_are_added_as_products(flags, contexts):
     """A shard of a large layer makes no gradient of the weights, but the two matrices whose product it is."""
@@ -124,6 +127,7 @@ def test_without_logical_shards_bits_depend_on_the_number_of_contexts(of_one_con
         assert_same_bits(Net().everything(), of_one_context)
 
 
+@pytest.mark.slow
 def test_results_are_those_of_plain_theano(contexts):
     """Logical shards change no more than rounding does."""
     contexts('cpu', 2)
@@ -146,6 +150,7 @@ def test_any_number_of_ranks_gives_the_same_bits(ranks, contexts_there, update_o
     assert_same_bits(arrays(tmp_path / 'ranks.npz'), arrays(tmp_path / 'one.npz'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('updates, plain, update_on', [
     (sgd, True, 'device'), *(pytest.param(adam, False, where, marks=pytest.mark.slow)
                              for where in ('device', 'host', 'sharded'))])
@@ -180,6 +185,7 @@ def test_cuda_devices_give_the_same_bits():
     assert len(of_each_number) == 3 and len(set(of_each_number)) == 1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_another_number_of_contexts(of_one_context, contexts, tmp_path):
     contexts('cpu', 2)
     with logical():
@@ -250,6 +256,7 @@ def test_ranks_with_different_numbers_of_shards_are_refused(tmp_path):
     assert done.returncode and 'mgpu.logical_shards is 4, 5 on the ranks 0 to 1' in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_samples_of_each_process_are_divided_alike(tmp_path):
     """Two processes with half of the samples each compute what one process does with all of them."""
@@ -265,6 +272,7 @@ def test_samples_of_each_process_are_divided_alike(tmp_path):
 COUNT = st.integers(1, 9)
 
 
+@pytest.mark.slow
 @examples(200)
 @given(st.integers(1, 60), COUNT, st.lists(COUNT, min_size=1, max_size=4), st.integers(1, 3))
 def test_each_shard_is_computed_once(length, number, replicas, least):
@@ -283,6 +291,7 @@ def test_each_shard_is_computed_once(length, number, replicas, least):
     assert found == expected and shares.shards_of_ranks([length]) == tuple(counts)
 
 
+@pytest.mark.slow
 def test_devices_of_other_types_are_noted(contexts):
     mgpu.init('a->cpu;b->%s' % contexts('gpu', 1)[0].device)
     with logical(), pytest.warns(mgpu.MgpuWarning, match='several types'):

@@ -48,6 +48,7 @@ print([peak - start for peak, start in zip(peaks(2), before)])
 '''
 
 
+@pytest.mark.slow
 def test_freed_memory_is_given_back():
     """libgpuarray called cuMemFree without a current context: three arrays took 12 MiB."""
     assert run(FREED, flags=EXACT) == [str([4 << 20, 4 << 20])]
@@ -138,11 +139,13 @@ ADVICE = ['give smaller batches', 'micro_batches=2 or more', "update_on='host'",
           'recompute=True']
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_on_one_device_trains_on_two():
     """The step holds eight layers of 4 MiB, as many new values, and the results of the ops."""
     assert run(TOO_LARGE, 'placed', memory='56M') == ['True']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('memory,doing,samples', [('56M', 'samples 0 to 31', '(0, 32)'),
                                                   ('24M', 'copies of shared variables', 'None')])
 def test_a_lack_of_memory_comes_with_advice(memory, doing, samples):
@@ -167,6 +170,7 @@ print(row['largest_batch'], known['largest_batch'], len(step.built.splitter.slic
 '''
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_about_the_one_that_fits():
     sentence, numbers = run(LARGEST, '16000', memory='256M')
     largest, of_all, slices = map(int, numbers.split())
@@ -177,6 +181,7 @@ def test_the_largest_batch_is_about_the_one_that_fits():
         assert run(LARGEST, str(int(part * largest)), memory='256M')[1].split()[-1] == str(expected)
 
 
+@pytest.mark.slow_but_with('-1')
 @pytest.mark.parametrize('preallocate', [-1, .2])
 def test_a_plan_says_that_memory_is_not_measured(preallocate):
     """The memory in use after a step is the most that was in use in it with the usual cache alone."""

@@ -21,6 +21,7 @@ def resident_bytes():
         return int(f.read().split()[1]) * resource.getpagesize()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists('/proc/self/statm'), reason='reads /proc')
 @pytest.mark.parametrize('kind,executor', [('cpu', 'threads'),
                                            pytest.param('gpu', 'serial', marks=pytest.mark.slow)])
@@ -38,6 +39,7 @@ def test_2000_steps_do_not_grow_the_process(contexts, kind, executor):
     assert resident_bytes() - before < 20e6
 
 
+@pytest.mark.slow
 def test_a_function_over_a_trained_variable_does_not_keep_its_copies(contexts, kind):
     """The last value comes home when the training function goes."""
     contexts(kind, 2)
@@ -55,6 +57,7 @@ def test_a_function_over_a_trained_variable_does_not_keep_its_copies(contexts, k
         np.testing.assert_allclose(ours.get_value(), theirs.get_value(), rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists('/proc/self/statm'), reason='reads /proc')
 def test_kernels_that_were_made_and_deleted_leave_no_memory_behind(gpu2):
     """libgpuarray keeps the header of each OpenCL kernel: 60 training functions grew the process by 150 MB."""

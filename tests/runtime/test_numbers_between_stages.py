@@ -11,6 +11,7 @@ BOUNDS = {'half': lambda a: a[:a.shape[0] // 2], 'fewer': lambda a: a[:a.shape[0
           'length': lambda a: T.stack([a.shape[0] // 2, a[:a.shape[0] // 2].shape[0]])}
 
 
+@pytest.mark.slow_but_with('last')
 @pytest.mark.needs_compiler
 @pytest.mark.parametrize('bound', BOUNDS)
 def test_a_bound_of_gathered_rows_is_the_number(bound, cpu2):

@@ -25,6 +25,7 @@ def assert_close(ours, theirs, tolerance):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow_but_with('2-options7')
 @pytest.mark.parametrize('n, options', [
     (1, {}), (2, {}), (3, {}), (3, {'executor': 'threads'}), (2, {'micro_batches': 3}), (1, {'micro_batches': 2}),
     (2, {'update_on': 'device'}), (2, {'check_finite': True}), (2, {'least_samples': 5})])
@@ -43,6 +44,7 @@ def test_training_on_devices_is_that_of_plain_theano(options, expected, gpu2):
     assert_close(trained, expected['float32'], 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_training_over_ranks_is_that_of_plain_theano(expected, tmp_path):
     """Each rank has two contexts; with a batch of one sample, one rank has none."""
@@ -74,6 +76,7 @@ def saturated(x, t, y, w):
             -T.nnet.logsoftmax(logits)[places, y].sum()]
 
 
+@pytest.mark.slow
 def test_saturated_losses_are_as_finite_as_on_one_device(cpu2):
     """Theano finds log(softmax) and its gradient by their ops, which therefore have to stay in the graph."""
     x, t, y = T.dmatrix('x'), T.dmatrix('t'), T.lvector('y')

@@ -82,6 +82,7 @@ def lines(code, n=2, memory='12M', **settings):
     return [line for line in found if not line.startswith('Disabling allocation cache')]  # libgpuarray says so
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n,memory', [(2, '12M')] + [
     pytest.param(n, memory, marks=pytest.mark.slow) for n, memory in ((1, '12M'), (2, '8M'), (4, '12M'))])
 def test_batches_of_any_size_train(n, memory):
@@ -163,6 +164,7 @@ print(len(slices(f)))
 '''
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_that_does_not_fit_are_computed_in_slices():
     assert lines(ROWS) == ['1']
 
@@ -180,6 +182,7 @@ print((w.get_value() == 1).all(), slices(step))
 '''
 
 
+@pytest.mark.slow_with('options1-ways1')
 @pytest.mark.parametrize('options,ways', [
     ({}, ['whole', '2 slices', '4 slices', '4 slices, update_on=sharded', '4 slices, update_on=host']),
     ({'micro_batches': 1}, []), pytest.param({'update_on': 'device'}, ['whole', '2 slices', '4 slices'],
@@ -207,6 +210,7 @@ print(step.options.updates_on(step.contexts)[0], equal(weights, others), len(sli
 '''
 
 
+@pytest.mark.slow_with('1-5 << 18-host True 0 True')
 @pytest.mark.parametrize('n,left,expected', [(2, '3 << 20', 'sharded True 0 True'), pytest.param(
     2, '5 << 18', 'host True 0 True', marks=pytest.mark.slow), (1, '5 << 18', 'host True 0 True')])
 def test_state_that_does_not_fit_is_divided_or_kept_on_the_host(n, left, expected):
@@ -222,6 +226,7 @@ print(step.options.updates_on(step.contexts)[0], equal(weights, others), slices(
 '''
 
 
+@pytest.mark.slow
 def test_a_step_without_room_for_new_values_is_not_sliced():
     """Memory ends while gradients are computed: slices of a sample each would help little, and stay for ever."""
     assert lines(FULL, 2, '3700K', flags=EACH_ALLOCATES) == ['host True [] True True']
@@ -316,6 +321,7 @@ print(on_host(ours), equal(ours.weights, theirs.weights), len(slices(ours.step))
 '''
 
 
+@pytest.mark.slow_with('2')
 @pytest.mark.parametrize('n', [1, 2])
 def test_data_sets_that_do_not_fit_stay_on_the_host(n):
     """A batch is sent in parts; a value that is set, or edited in place, counts from the next step on."""
@@ -352,6 +358,7 @@ print(on_host(ours), bool(test.built.data_sets),
 '''
 
 
+@pytest.mark.slow
 def test_functions_over_a_data_set_that_one_device_has_no_room_for():
     """The copy that one of them has made, before another device was found too small, is freed."""
     assert lines(SHARED, 2, memory='14M', flags=EACH_ALLOCATES) == ['True True 0']
@@ -412,6 +419,7 @@ print(equal(weights, others), number, sorted(set(failed)))
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', ["update_on='device'", pytest.param("update_on='sharded'", marks=pytest.mark.slow),
                                      pytest.param("update_on='host'", marks=pytest.mark.slow)])
 def test_a_step_without_memory_for_any_of_its_arrays_is_repeated(options):
@@ -535,6 +543,7 @@ print(equal(weights, others), equal(state, old), len(slices(step)) > 0)
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_states_with_a_row_a_sample_go_on_after_a_remedy(n):
     """The graph of one device is divided only once memory is short."""

@@ -42,6 +42,7 @@ def both(trained):
     same(model, reference)
 
 
+@pytest.mark.slow_with('cpu')
 def test_set_value_reaches_every_replica(trained):
     model, _, reference, *_ = trained
     for params in (model.params, reference.params):
@@ -105,6 +106,7 @@ def test_two_functions_share_the_replicas(trained):
     assert evaluator in step.built.alike
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 def test_functions_over_different_contexts_see_each_others_steps(contexts):
     contexts('gpu', 2)
@@ -131,6 +133,7 @@ def test_variables_can_be_copied_and_pickled(trained):
     both(trained)
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 def test_a_variable_of_the_users_on_a_gpu(contexts):
     """The variable lies on the second context; the graph is replicated all the same."""

@@ -88,6 +88,7 @@ def test_each_function_reads_its_own_replica(cpu2):
     assert (f()[0][0], g()[0][0]) == (2, 10) and f()[0] is not g()[0]
 
 
+@pytest.mark.slow_with('cpu')
 def test_an_in_place_op_waits_for_the_readers(contexts, kind):
     """The order in which ops run is kept: an op that reads an array runs before one that overwrites it."""
     x = T.fmatrix('x')
@@ -96,6 +97,7 @@ def test_an_in_place_op_waits_for_the_readers(contexts, kind):
     check_bitwise(contexts(kind, 2, of_one_type=True), [x], outputs, [np.ones((2, 3), 'float32')])
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 def test_contexts_of_another_kind_are_compiled_for(contexts):
     model, (gpu,) = dense_model(), contexts('gpu', 1)

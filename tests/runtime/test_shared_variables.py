@@ -36,6 +36,7 @@ def schedule(model, rate, seen):
         yield data(9, 7, seed=number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('update_on', ['device', 'host'])
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_a_learning_rate_that_is_set_by_the_generator_of_batches_counts_from_its_batch_on(contexts, kind, update_on):
@@ -61,6 +62,7 @@ def test_a_generator_that_is_asked_ahead_may_not_touch_variables(contexts, gpu2)
     assert np.isfinite(step(*data(9, 7)))
 
 
+@pytest.mark.slow
 @pytest.mark.unverified
 @pytest.mark.parametrize('update_on', ['device', 'host'])
 def test_a_value_that_another_thread_sets_within_a_step_counts_from_the_next_one_on(contexts, kind, update_on):
@@ -83,6 +85,7 @@ def test_a_value_that_another_thread_sets_within_a_step_counts_from_the_next_one
         np.testing.assert_array_equal(param.get_value(), other.get_value())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('first', ['a function', 'a step'])
 def test_a_function_that_updates_a_variable_waits_for_the_end_of_a_step(cpu2, first):
     """A function also waits if it was in use before the step was made: it knows of no lock then."""
@@ -105,6 +108,7 @@ def test_a_function_that_updates_a_variable_waits_for_the_end_of_a_step(cpu2, fi
     thread.join()
 
 
+@pytest.mark.slow
 @SLOW_ON_GPU
 def test_a_function_that_fails_after_it_has_updated_in_place_leaves_replicas_alike(contexts, kind):
     """The copies kept the former value, the variable had the new one."""
@@ -124,6 +128,7 @@ def test_a_function_that_fails_after_it_has_updated_in_place_leaves_replicas_ali
     np.testing.assert_allclose(found[0][2], found[1][2], rtol=1e-5)
 
 
+@pytest.mark.slow_with('cpu-1')
 @pytest.mark.parametrize('micro_batches', [1, 2])
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_an_output_with_a_count_had_the_count_after_the_step(contexts, kind, micro_batches):
@@ -152,6 +157,7 @@ def doors(function, variable):
             'deepcopy of a function': lambda: copy.deepcopy(function)[1]}
 
 
+@pytest.mark.slow_with('gpu')
 def test_every_door_to_a_variable_has_its_value_and_sets_it(contexts, kind):
     """The containers of a function had the value of before the step; so had the results of pickle and deepcopy."""
     contexts(kind, 2)
@@ -221,6 +227,8 @@ BATCH = np.arange(12.).reshape(4, 3) / 10
 MODELS = [by_product, by_index, by_draws, by_random_states]
 
 
+@pytest.mark.slow_with("Python's copy-by_product", 'copy-by_draws', 'copy of a copy-by_product', 'copy-by_index',
+                       'copy-by_product')
 @pytest.mark.parametrize('make', MODELS)
 @pytest.mark.parametrize('way', COPIES)
 def test_copies_of_functions_that_work_in_place(make, way):

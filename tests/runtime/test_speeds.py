@@ -209,6 +209,7 @@ def plain_results(results_of_shares):
     return results_of_shares(None)
 
 
+@pytest.mark.slow_but_with('cpu-3:1:1')
 @pytest.mark.parametrize('kind,shares', [*(('cpu', shares) for shares in SHARES), *(
     pytest.param('gpu', shares, marks=pytest.mark.slow) for shares in SHARES)])
 def test_any_shares_give_the_results_of_one_device(kind, shares, contexts, results_of_shares, plain_results):
@@ -262,6 +263,7 @@ def sizes_of(line):
     return [int(size) for size in line[1:line.index(']')].split(',')], line[line.index(']') + 2:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('collectives', ['host', pytest.param('nccl', marks=pytest.mark.slow)])
 @pytest.mark.needs_compiler
 @on_stand_in
@@ -292,6 +294,7 @@ except mgpu.ContextError as error:
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.needs_compiler
 @on_stand_in

@@ -52,6 +52,7 @@ for number in range(200):
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('inner', ['scan', 'OpFromGraph'])
 def test_replicas_in_threads_do_not_run_one_inner_function(inner):
     """Functions over one op shared its compiled inner graph: "expected an ndarray, not None", or wrong results."""
@@ -98,6 +99,7 @@ def test_threads_that_build_functions_leave_the_flags_as_they_were():
 MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  # quick to compile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
 def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts):
     """The lock stayed taken, so that the next call waited for ever."""
@@ -131,6 +133,7 @@ def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_interrupts_of_predictions_leave_the_threads_of_the_replicas_working():
     """Ctrl-C in `theano-mgpu predict` left the lock of a Future locked, and the process hung; so did a notebook."""
     script = '''

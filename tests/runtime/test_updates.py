@@ -41,12 +41,14 @@ def check(name, **options):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow_but_with('rate_of_the_loss')
 @pytest.mark.parametrize('name', UPDATES)
 def test_updates(name, cpu2):
     """Values derived from the gradients were zero, or an error: the gradients were no functions of the parameters."""
     check(name)
 
 
+@pytest.mark.slow_but_with("rate_of_the_loss-{'update_on': 's*")
 @pytest.mark.parametrize('options', [{'update_on': 'device', 'micro_batches': 2}, {'update_on': 'sharded'},
                                      {'check_finite': True}], ids=str)
 @pytest.mark.parametrize('name', [name if name in ('curvature', 'rate_of_the_loss') else
@@ -55,6 +57,7 @@ def test_options(name, options, cpu2):
     check(name, **options)
 
 
+@pytest.mark.slow
 def test_gradients_of_single_samples(cpu2):
     """Such gradients are no rows of any divided value: the step runs whole, says so, and is exact."""
     found = []

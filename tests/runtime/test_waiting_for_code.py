@@ -104,6 +104,7 @@ def test_no_note_says_that_all_modules_are_done(notes):
             notes.texts.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_no_more_modules_are_done_than_there_are(tmp_path):
     """A module that was not foreseen was counted, too."""
@@ -121,6 +122,7 @@ def test_no_more_modules_are_done_than_there_are(tmp_path):
     assert python('-c', code, flags=flags).stdout == '[(1, 1)]\n'
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_what_the_caches_have_is_not_noted_however_long_it_takes(tmp_path):
     """A note came on each warm start of a busy machine: it told of the time, whatever the time was for."""
@@ -167,6 +169,7 @@ def test_a_function_without_a_name_is_named_after_the_line_of_the_script(make, i
     assert names[-2:] == [line, line + ' copy'] if is_divided else not names
 
 
+@pytest.mark.slow
 def test_c_code_of_a_gpu_is_the_same_in_each_process():
     """Processes that compiled pooling left "the same cache key is associated to different modules"."""
     script = 'import theano_mgpu; from theano.gpuarray.pool import GpuPool; print(GpuPool(True).params_type.name)'

@@ -598,10 +598,11 @@ def state_of_the_script():
             Deleted(file.fileno())
         gc.enable()
         gc.set_threshold(1)
+        before = sys.gettrace()  # a tool that measures coverage goes on afterwards
         sys.settrace(trace)
         f(batch), f(batch)
         assert sys.gettrace() is trace and gc.isenabled()
-        sys.settrace(None)
+        sys.settrace(before)
         gc.set_threshold(700)
         assert len(children()) == 1
         end.set()

@@ -42,6 +42,7 @@ def test_processes_share_the_cores(siblings, chosen, variable, expected, monkeyp
         assert all(text.endswith('threads=%d' % expected) for text in blas.loaded().values())
 
 
+@pytest.mark.slow
 def test_processes_of_another_kind_do_not_count():
     """A parent starts three processes: the commands of two differ in a number alone."""
     child = 'import sys; from theano_mgpu.utils import blas; input(); print(blas._siblings())  # %d'

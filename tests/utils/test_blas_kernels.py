@@ -84,6 +84,7 @@ def processes_in(log):
     return len(pids)
 
 
+@pytest.mark.slow
 def test_a_processor_that_openblas_does_not_know_runs_kernels_without_avx2(machine, tmp_path):
     log = tmp_path / 'log'
     done = machine('-c', PRODUCTS, cache=tmp_path, LOG_OF_KERNELS=str(log))
@@ -93,6 +94,7 @@ def test_a_processor_that_openblas_does_not_know_runs_kernels_without_avx2(machi
     assert done.stdout.split() == FITTING[:1] and processes_in(log) == 1
 
 
+@pytest.mark.slow
 def test_processes_of_a_script_have_its_kernels(machine):
     child = 'import numpy\n' + SHOW + 'print(*kernels)'
     done = machine('-c', 'import theano_mgpu, subprocess, sys; subprocess.run([sys.executable, "-c", %r])' % child)
@@ -108,6 +110,7 @@ def test_doctor_tells_the_kernels_and_why_they_were_chosen(machine):
     assert found.startswith('warn') and 'OPENBLAS_CORETYPE=Prescott in the environment' in found
 
 
+@pytest.mark.slow
 def test_the_users_kernels_win(machine):
     done = machine('-c', KERNELS, OPENBLAS_CORETYPE='Haswell')
     assert done.stdout.split() == ['Haswell']
@@ -132,6 +135,7 @@ def test_a_check_that_hangs_ends(machine, monkeypatch):
     assert blas._run_check('Haswell', '') == (False, 'no result within 1 s')
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_told(machine, tmp_path):
     done = machine('-c', KERNELS, cache='/proc/none')
     assert done.stdout.split() == ['Prescott'] and done.stderr.count('note: ') == 1
@@ -163,6 +167,7 @@ def test_kernels_are_checked_again_after_numpy_or_scipy_was_updated(monkeypatch,
         assert is_new() and not is_new()
 
 
+@pytest.mark.slow
 def test_numpy_that_is_imported_first_is_told(machine):
     done = machine('-c', 'import numpy\n' + KERNELS)
     assert 'Prescott' in done.stdout.split() and done.stderr.count('note: ') == 1
@@ -171,6 +176,7 @@ def test_numpy_that_is_imported_first_is_told(machine):
     assert done.stdout.split() == ['Haswell'] and 'note' not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_have_the_same_kernels(machine, monkeypatch, tmp_path):
     script = tmp_path / 'script.py'
@@ -237,6 +243,7 @@ def test_the_check_finds_a_wrong_product(name):
         blas_check.compare(Library(library, name))
 
 
+@pytest.mark.slow
 def test_ranks_that_round_alike_were_refused_half_the_time():
     """A rank names each BLAS that it has loaded, here NumPy's and SciPy's, and ranks compare these texts.
 

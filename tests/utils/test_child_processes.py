@@ -63,6 +63,7 @@ if __name__ == '__main__':
 """
 
 
+@pytest.mark.slow
 def test_processes_that_a_script_starts_can_import_keras(installed, tmp_path):
     """GridSearchCV(n_jobs=2) and a spawned Pool: "module 'numpy' has no attribute 'bool'" in each of them."""
     (tmp_path / 'script.py').write_text(STARTS_PROCESSES)
@@ -71,6 +72,7 @@ def test_processes_that_a_script_starts_can_import_keras(installed, tmp_path):
     assert out == "[((4, 2), 'a->cpu;b->cpu', 'float32')]\n1\n"
 
 
+@pytest.mark.slow
 def test_processes_that_need_no_fixes_are_left_alone(installed):
     """Nothing is imported before Theano or Keras is, and nothing by a Python that no such process has started."""
     loaded = "import sys; print([name for name in sys.modules if 'theano' in name])"
@@ -151,6 +153,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_process_that_a_rank_starts_is_no_rank(tmp_path):
     """The process started MPI in the rank's name: "Local abort before MPI_INIT completed", and all ranks ended."""

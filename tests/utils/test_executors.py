@@ -14,6 +14,7 @@ def executor(request):
     return make_executor(request.param, 4)
 
 
+@pytest.mark.slow_with('serial-4')
 @pytest.mark.parametrize('n', [1, 2, 4])
 def test_results_come_in_replica_order(executor, n):
     tasks = [lambda i=i: (time.sleep(0.02 * (n - i)), i)[1] for i in range(n)]

@@ -122,6 +122,7 @@ def test_devices_and_pipes(folder):
     assert found == ['new'] and sorted(os.listdir('.')) == ['null', 'pipe', 'real']
 
 
+@pytest.mark.slow
 def test_a_text_for_a_stream_that_is_redirected(folder):
     code = "from theano_mgpu.utils.files import whole_text\nprint('before', flush=True)\n" \
         "with whole_text('/dev/stdout') as file:\n    file.write('text ')\nprint('after')"

@@ -63,6 +63,7 @@ def test_the_user_may_ask_for_fewer(machine, monkeypatch):
         assert processor.threads() == processor.cores() == expected, text
 
 
+@pytest.mark.slow
 def test_the_affinity_of_this_machine():
     code = 'import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); ' \
            'from theano_mgpu.utils import processor; print(processor.cores(), processor.threads())'

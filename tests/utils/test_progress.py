@@ -57,6 +57,7 @@ def in_terminal(code, **environment):
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_bars_in_a_terminal():
     """The script shows bars for epochs with and without a known length, for `verify`, and for prediction."""
     shown = in_terminal(SCRIPT, THEANO_FLAGS=INTERPRETED)
@@ -65,6 +66,7 @@ def test_bars_in_a_terminal():
     assert '100/100 [' in shown and 'samples/s' in shown
 
 
+@pytest.mark.slow
 @pytest.mark.needs_compiler
 def test_modules_that_are_compiled_are_counted(tmp_path):
     shown = in_terminal(SCRIPT, THEANO_FLAGS='floatX=float32,mgpu.compile_jobs=2,base_compiledir=%s' % tmp_path)

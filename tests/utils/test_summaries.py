@@ -99,6 +99,7 @@ def test_flush_writes_at_once(tmp_path):
     summary.close()
 
 
+@pytest.mark.slow
 def test_a_fork_writes_no_event_a_second_time(tmp_path):
     """Events in memory were written by both processes, and events of the fork between them."""
     done = python('-c', """

@@ -65,6 +65,7 @@ def test_steps_of_another_thread_have_rows_of_their_own(cpu2, tmp_path):
     assert {context.name for context in cpu2} | {'step of another', 'host of another'} <= spans.keys()
 
 
+@pytest.mark.slow_but_with('cpu-serial')
 @pytest.mark.parametrize('executor', ['serial', 'threads'])
 def test_each_context_has_a_track_with_its_spans(contexts, kind, executor, tmp_path):
     names = [context.name for context in contexts(kind, 2)]
@@ -141,6 +142,7 @@ mgpu.function([x], x * 2, mode='FAST_COMPILE')(np.ones(3))
 """
 
 
+@pytest.mark.slow
 def test_the_flag_records_a_script(tmp_path):
     path = tmp_path / 'trace.json'
     flags = 'floatX=float32,cxx=,mgpu.timeline=%s' % path  # interpreted: compiling takes longer than the steps

@@ -137,6 +137,7 @@ def test_a_forked_process_has_threads_of_its_own():
         assert executor.run([lambda: 1, lambda: 2]) == [1, 2]
 
 
+@pytest.mark.slow
 def test_threads_that_are_forgotten_end():
     threads = WorkerThreads([lambda: None] * 2, 'test')
     its = threads._threads
