@@ -1,6 +1,6 @@
 """`mgpu.function`."""
 import theano_mgpu as mgpu
-from theano_mgpu.errors import BatchError, ContextError, GraphError
+from theano_mgpu.errors import BatchError, ContextError, GraphError, MgpuWarning
 from theano_mgpu.options import Strategy
 from theano_mgpu.parallel_function import ParallelFunction
 
@@ -12,6 +12,7 @@ from scipy.sparse import csr_matrix
 from support.modes import PYTHON
 from support.small_models import data, shared
 from theano import sparse
+from theano.compile.function_module import UnusedInputError
 
 pytestmark = pytest.mark.verified
 X = data(11, 5)[0]
@@ -221,3 +222,29 @@ def test_the_flag_chooses_the_executor(cpu2):
     with theano.configparser.change_flags(**{'mgpu.executor': 'threads'}):
         assert isinstance(mgpu.function([x], x).executable.launcher.executor, ThreadsExecutor)
     assert type(mgpu.function([x], x).executable.launcher.executor) is Executor
+
+
+def test_inputs_that_are_not_used(cpu2):
+    """They are ignored, unless the caller asks for a warning, or for the error of Theano's own function."""
+    x, y, z = T.fmatrix('x'), T.fvector('y'), T.fvector('z')
+    with pytest.raises(UnusedInputError, match=r'the inputs \[y\] are not used. Leave them out, or pass'):
+        mgpu.function([x, theano.In(y)], 2 * x, mode=PYTHON, on_unused_input='raise')
+    with pytest.warns(MgpuWarning, match=r'the inputs \[y\] are not used'):
+        warned = mgpu.function([x, y], 2 * x, mode=PYTHON, on_unused_input='warn')
+    ignored = mgpu.function([x, y], 2 * x, mode=PYTHON)
+    given = mgpu.function([x, y], x.sum(axis=1) + z, givens={z: y}, mode=PYTHON, on_unused_input='raise')
+    lengths = X.sum(axis=1)
+    for f in warned, ignored:
+        np.testing.assert_array_equal(f(X, lengths), 2 * X)
+    np.testing.assert_allclose(given(X, lengths), 2 * lengths, rtol=1e-5)
+
+
+def test_some_outputs_of_a_dict(cpu2):
+    x = T.fmatrix('x')
+    f = mgpu.function([x], {'twice': 2 * x, 'sum': x.sum(axis=1)}, mode=PYTHON)
+    np.testing.assert_array_equal(f(X, output_subset=['twice'])['twice'], 2 * X)
+    g = mgpu.function([x], [2 * x, x.sum(axis=1)], mode=PYTHON)
+    np.testing.assert_array_equal(g(X, output_subset=[0])[0], 2 * X)
+    for subset, error in [((0,), RuntimeError), ([0.], RuntimeError), ([2], IndexError)]:
+        with pytest.raises(error):
+            g(X, output_subset=subset)

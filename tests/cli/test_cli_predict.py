@@ -217,7 +217,6 @@ def test_two_at_a_time(files, capfd):
     assert 'another process is writing y.npy' in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_bad_sample_in_the_middle(files, capfd, monkeypatch):
     """The error names the samples; earlier ones are saved, and the same command resumes after them."""
     from theano_mgpu.predict.inference import InferenceFunction

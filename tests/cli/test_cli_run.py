@@ -104,7 +104,7 @@ QUICK_ONES = ('looks around', 'exits 3', 'raises', 'is interrupted', 'fails at e
               'spawns a process')
 
 
-@pytest.mark.slow
+@pytest.mark.slow_but_with('raises')
 @pytest.mark.parametrize('name', slow_but(QUICK_ONES, SCRIPTS))
 def test_a_script_without_keras_runs_as_under_python(name, tmp_path):
     (tmp_path / 'folder').mkdir()

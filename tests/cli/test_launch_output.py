@@ -341,7 +341,6 @@ def test_a_rank_that_ends_alone_ends_the_others_with_an_error(case, tmp_path):
     assert text.format(host=os.uname().nodename) in ' '.join(done.stderr.split())  # Open MPI breaks lines
 
 
-@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_rank_that_ends_before_it_joins_ends_a_job_of_mpirun(tmp_path):
     """The others waited in MPI for ever: mpirun ends no job whose ranks end with exit code 0."""

@@ -1,14 +1,17 @@
-"""Checks of `theano-mgpu doctor` of a container, a scheduler and the administrator's settings."""
+"""Checks of `theano-mgpu doctor` of a container, a scheduler and the administrator's settings, of MPI and of devices."""
 import os
 import resource
 import subprocess
 import sys
 import types
 
-from theano_mgpu.cli.doctor import device_checks, machine_checks
+from theano_mgpu.cli.doctor import device_checks, machine_checks, mpi_checks, sums
+from theano_mgpu.comm.allocation import Allocation
 from theano_mgpu.devices import nvml
 from theano_mgpu.devices.cards import Card
 from theano_mgpu.devices.context_map import parse_context_map
+from theano_mgpu.devices.nccl import BY_FLAG
+from theano_mgpu.errors import MgpuError
 
 import pytest
 
@@ -89,3 +92,111 @@ def test_a_sum_that_hangs_does_not_stop_the_doctor(monkeypatch):
     finding = device_checks.check_collectives(types.SimpleNamespace(contexts=parse_context_map('a->cpu;b->cpu')))
     assert finding.status == 'fail' and 'has not ended within 0.1 s' in finding.text
     assert 'mgpu.collectives=host' in finding.remedy
+
+
+def ran(stdout='size 2, total 3, hosts 1', stderr='', error=None):
+    """Return a function in place of subprocess.run, whose program prints some text, or raises an error."""
+    def run(command, **options):
+        if error:
+            raise error
+        return types.SimpleNamespace(stdout=stdout + '\n', stderr=stderr)
+    return run
+
+
+def test_ranks_that_add_a_number(monkeypatch):
+    """The finding names the library, and the cause in what mpirun prints."""
+    monkeypatch.setattr(mpi_checks, 'installed', lambda name: '4.0')
+    monkeypatch.setattr(mpi_checks.mpi_library, 'loaded', lambda: 'Open MPI v4.1.4\nand more')
+    monkeypatch.setattr(mpi_checks, 'allocation', lambda: None)
+    monkeypatch.setattr(mpi_checks, 'choose_start', lambda *arguments: types.SimpleNamespace(
+        words=['mpirun'], command=lambda environment, words: ['mpirun', *words]))
+    monkeypatch.setattr(subprocess, 'run', ran())
+    assert mpi_checks.check_mpirun(CPU) == ('ok', 'mpirun: two processes start and add a number', '')
+    monkeypatch.setattr(subprocess, 'run', ran('size 1, total 1, hosts 1', '----\nImportError: no libmpi\nthe end'))
+    finding = mpi_checks.check_mpirun(CPU)
+    assert finding.status == 'warn' and 'must belong to the same MPI' in finding.remedy
+    assert finding.text == '2 processes of mpirun cannot add a number with Open MPI v4.1.4: ImportError: no libmpi'
+    monkeypatch.setattr(subprocess, 'run', ran(error=subprocess.TimeoutExpired('mpirun', 60)))
+    finding = mpi_checks.check_mpirun(CPU)
+    assert finding[:2] == ('warn', '2 processes did not end within 60 s') and finding.remedy.endswith(': mpirun -c')
+
+
+def test_ranks_of_an_allocation(monkeypatch):
+    nodes = Allocation('Slurm', 'a,b', 2, [2, 1])
+    monkeypatch.setattr(mpi_checks, 'installed', lambda name: '4.0')
+    monkeypatch.setattr(mpi_checks, 'allocation', lambda: nodes)
+    monkeypatch.setattr(mpi_checks, 'choose_start', lambda *arguments: types.SimpleNamespace(
+        words=['srun'], command=lambda environment, words: ['srun', *words]))
+    monkeypatch.setattr(subprocess, 'run', ran('size 3, total 6, hosts 2'))
+    assert mpi_checks.check_mpirun(CPU)[:2] == ('ok', 'srun: 3 processes start and add a number, on 2 hosts')
+    monkeypatch.setattr(subprocess, 'run', ran('size 3, total 6, hosts 1'))
+    one_host = 'warn', 'all 3 processes are on one host; the allocation has 2 (a,b)', mpi_checks.SPREAD
+    assert mpi_checks.check_mpirun(CPU) == one_host
+    monkeypatch.setattr(mpi_checks, 'allocation', lambda: nodes._replace(nodes=1, tasks=[1]))
+    assert mpi_checks.check_mpirun(CPU).status == 'skip'
+
+    def none():
+        raise MgpuError('SLURM_TASKS_PER_NODE is odd. Set it')
+    monkeypatch.setattr(mpi_checks, 'allocation', none)
+    assert mpi_checks.check_mpirun(CPU) == ('warn', 'SLURM_TASKS_PER_NODE is odd', 'Set it')
+    monkeypatch.setattr(mpi_checks, 'installed', lambda name: None)
+    assert mpi_checks.check_mpirun(CPU).status == 'skip'
+
+
+def test_the_ranks_of_this_job(monkeypatch):
+    monkeypatch.setattr(mpi_checks, 'allocation', lambda: Allocation('Slurm', 'a,b', 2, [2, 1]))
+    for name, number in ('size', 3), ('local_size', 2), ('rank', 1):
+        monkeypatch.setattr(mpi_checks.mpi_environment, name, lambda number=number: number)
+    library = types.SimpleNamespace(Get_library_version=lambda: 'MPICH Version: 4.0\nmore')
+    monkeypatch.setattr(mpi_checks.mpi_library, 'import_mpi', lambda: library)
+    assert mpi_checks.check_job(CPU).text == 'rank 1 of 3: something has started them, and MPICH Version: 4.0 finds them'
+    monkeypatch.setattr(mpi_checks.mpi_environment, 'local_size', lambda: 3)
+    assert mpi_checks.check_job(CPU).text.startswith('all 3 processes are on one host')
+
+    def fails():
+        raise MgpuError('MPI is broken. Install another')
+    monkeypatch.setattr(mpi_checks.mpi_library, 'import_mpi', fails)
+    assert mpi_checks.check_job(CPU) == ('fail', 'MPI is broken', 'Install another')
+
+
+def test_a_convolution_by_cudnn(monkeypatch):
+    """What cuDNN says of itself is told; an error that it raises is one of cuDNN."""
+    dnn = types.SimpleNamespace(dnn_available=lambda name: True)
+    monkeypatch.setitem(sys.modules, 'theano.gpuarray.dnn', dnn)
+    monkeypatch.setattr('theano.gpuarray.dnn', dnn, raising=False)
+    monkeypatch.setattr(device_checks, 'init', lambda contexts: None)
+    cudnn = types.SimpleNamespace(problem='no cuDNN')
+    monkeypatch.setattr(device_checks.cuda_libraries, 'find_cudnn', lambda: cudnn)
+    context, = parse_context_map('dev0->cuda0')
+    assert device_checks.check_convolution(CUDA, context) == ('skip', 'needs cuDNN', '')
+    cudnn.problem = ''
+    agrees = "cuda0: a convolution and its gradients agree with NumPy's"
+    assert device_checks.check_convolution(CUDA, context) == ('ok', agrees, '')
+    dnn.dnn_available = lambda name: False
+    dnn.dnn_available.msg = 'a convolution fails'
+    finding = device_checks.check_convolution(CUDA, context)
+    assert finding.status == 'warn' and finding.text == 'a convolution fails; ' + device_checks.SLOWER
+
+    def fails(name):
+        raise RuntimeError('no memory\nat all')
+    dnn.dnn_available = fails
+    finding = device_checks.check_convolution(CUDA, context)
+    assert finding[:2] == ('fail', 'no memory') and 'dnn.enabled=False' in finding.remedy
+
+
+@pytest.mark.parametrize('chosen, reason, factor, found', [
+    ('NCCL', 'by chance', 1, 'ok NCCL adds sums between a, b, as NumPy does'),
+    ('the host', BY_FLAG, 1, 'ok sums go through the host: ' + BY_FLAG),
+    ('the host', 'one device', 1, 'warn sums go through the host, which takes longer: one device'),
+    (None, '', 1, 'skip sums go through the host: no CUDA device is among the contexts'),
+    ('NCCL', 'by chance', 2, 'fail dot(x.T, x) ')])
+def test_who_adds_sums(chosen, reason, factor, found, monkeypatch, contexts):
+    def made(*arguments, **options):
+        choice = types.SimpleNamespace(what='collectives', chosen=chosen, reason=reason)
+        computed = types.SimpleNamespace(plan=types.SimpleNamespace(choices=[choice] if chosen else []),
+                                         contexts=parse_context_map('a->cpu;b->cpu'))
+        return type('Made', (), dict(vars(computed), __call__=lambda self, a: factor * a.T.dot(a)))()
+    monkeypatch.setattr('theano_mgpu.function', made)
+    finding = sums.check('a->cpu;b->cpu')
+    contexts('cpu', 1)
+    assert ('%s %s' % finding[:2]).startswith(found)

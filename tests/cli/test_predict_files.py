@@ -402,7 +402,6 @@ def test_other_orders_of_bytes_and_types(files):
 
 # --- the model -----------------------------------------------------------------------------------
 
-@pytest.mark.slow
 def test_models_that_cannot_be_loaded(files, capfd):
     import keras
     good = open('model.h5', 'rb').read()

@@ -64,7 +64,6 @@ def test_a_failure_of_one_rank_late_in_a_step_is_one_of_all(flag, tmp_path):
         assert all(found['same']) and len(found['same']) > 3
 
 
-@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_compile_error_on_the_first_rank_is_one_of_all(tmp_path):
     """The others waited for the first rank for ever; and float16 was an error of mpi4py's, "KeyError: 'e'"."""

@@ -90,6 +90,23 @@ def test_what_a_library_cannot_know(variables, library, can, environ, monkeypatc
     assert mpi_library.can_find_ranks(library) == can
 
 
+@pytest.mark.parametrize('launcher, library, size, said, remedy', [
+    ('MPIRUN', MPICH, 1, "Open MPI's mpirun started 4 processes, but the MPI library of mpi4py, MPICH", 'mpiexec'),
+    ('MPIRUN', OPEN_MPI, None, 'cannot connect them: each would train by itself. Start them', '--no-binary=mpi4py'),
+    ('HYDRA', OPEN_MPI, 1, 'finds 1: each would train by itself', "Open MPI's mpirun or theano-mgpu launch; or"),
+    ('HYDRA', MPICH, 2, 'finds 2. Start them with', 'the same installation'),
+    ('SRUN', OPEN_MPI, 1, "Slurm's srun with --mpi=cray started 4", 'Use srun --mpi=pmix'),
+    ('SRUN', MPICH, None, 'cannot connect them: each would train by itself. Use', 'srun --mpi=pmi2 '),
+    (None, MPICH, 4, ') finds 4 processes, but no variable gives the rank of', 'Use another launcher')])
+def test_a_launcher_of_another_mpi(launcher, library, size, said, remedy, monkeypatch):
+    """The error says who counts how many, and how to start the processes together."""
+    monkeypatch.setattr(mpi_environment, 'launcher', lambda: launcher and getattr(mpi_environment, launcher))
+    monkeypatch.setattr(mpi_environment, 'size', lambda: 4)
+    monkeypatch.setenv(mpi_library.MPI_OF_SRUN, 'cray')
+    text = mpi_library.mismatch(library, size)
+    assert said in text and remedy in text
+
+
 def test_ranks_without_a_known_launcher(environ):
     assert re.match(r'MPI \(Open MPI v4.1.4\) finds 2 processes, but no variable gives the rank of this one. Known '
                     'are .*OMPI_COMM_WORLD_RANK, .*SLURM_PROCID', mpi_library.mismatch(OPEN_MPI, 2))

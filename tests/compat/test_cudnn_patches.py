@@ -5,9 +5,11 @@ from theano_mgpu.compat.cuda_libraries import cudnn_choice as libraries
 from theano_mgpu.devices import patches
 from theano_mgpu.errors import MgpuWarning
 
+import numpy as np
 import pytest
 import theano
 import theano.gpuarray.type
+from scipy.signal import correlate2d
 from support.processes import python
 
 
@@ -64,3 +66,14 @@ def test_versions_of_headers(tmp_path):
     assert libraries.header_version(str(tmp_path)) == (7, 6, 5)
     (tmp_path / 'cudnn_version.h').write_text(text.replace('7', '9'))
     assert libraries.header_version(str(tmp_path)) == (9, 6, 5)
+
+
+def test_the_reference_of_a_convolution():
+    """Each number is that of SciPy; gradients follow from the sums, which are linear in images and in filters."""
+    rng = np.random.RandomState(1)
+    x, w, dy = (rng.rand(*shape) for shape in ((2, 3, 6, 5), (4, 3, 3, 2), (2, 4, 4, 4)))
+    y, dx, dw = libraries._convolve(x, w, dy)
+    expected = [[sum(correlate2d(x[i, c], w[k, c], 'valid') for c in range(3)) for k in range(4)] for i in range(2)]
+    np.testing.assert_allclose(y, expected)
+    np.testing.assert_allclose([(dx * x).sum(), (dw * w).sum()], 2 * [(dy * y).sum()])
+    np.testing.assert_allclose(dw[1, 2], sum(correlate2d(x[i, 2], dy[i, 1], 'valid') for i in range(2)))

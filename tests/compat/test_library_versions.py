@@ -244,7 +244,7 @@ CASES = {  # the shape of an argument, and expressions of it
 }
 
 
-@pytest.mark.slow_but_with('pool of parts')
+@pytest.mark.slow_but_with('pool of parts', 'gradient')
 @pytest.mark.parametrize('name', [*CASES])
 def test_python_code_indexes_by_slices(name):
     """NumPy 1.23 takes a list of slices for positions, and SciPy 1.8 has its convolution elsewhere."""

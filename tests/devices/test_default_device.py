@@ -126,7 +126,6 @@ print(float(step(np.ones((4, 3), 'float32'))), type(w).__name__, *theano.gpuarra
 """
 
 
-@pytest.mark.slow
 @pytest.mark.mpi
 def test_processes_of_a_job_leave_the_default_device(tmp_path):
     """All reserved memory of the first device, and the second process found too little."""

@@ -217,7 +217,6 @@ def test_the_host_adds_where_there_is_too_little_memory_for_the_first_exchange()
     assert line.startswith('the host ') and 'error 1, unhandled cuda error' in line
 
 
-@pytest.mark.slow
 def test_a_first_exchange_that_hangs_is_not_waited_for_again(tmp_path):
     """Each process waited for mgpu.timeout, 10 minutes, without a word."""
     def lines(variable, **settings):

@@ -313,7 +313,6 @@ def test_each_patch_is_needed(gpu2, monkeypatch, name):
     assert errors
 
 
-@pytest.mark.slow
 def test_transfers_to_the_device_of_the_flag_are_left_out(gpu2, monkeypatch):
     """Gradients of parameters there have such transfers: "mixed devices" for each Keras model with device=cuda0."""
     monkeypatch.setitem(gpu_type._context_reg, None, gpu_type.get_context(gpu2[0].name))  # as Theano does by the flag

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import HOST, parse_context_map
+from theano_mgpu.errors import GraphError, MgpuWarning
 from theano_mgpu.plan import ExchangeWay, Machine
+from theano_mgpu.plan.context_layout import placed, spread_over
 from theano_mgpu.plan.explain import as_text, explanation
 from theano_mgpu.runtime.batch import Splitter
 
@@ -211,3 +213,29 @@ def test_a_sum_that_a_result_reads_is_owned_by_no_rank():
     plan = planned(inputs, [loss, T.sqr(gradients[0]).sum()], momentum(gradients, params), params=params,
                    contexts=TWO[:1], machine=ranks(replicas=(1, 1), update_on=('sharded', 'sharded')))
     assert [group.way for group in plan.last.sums] == [ExchangeWay(), ExchangeWay(owners=(1,))]
+
+
+def test_parameters_are_spread_by_their_bytes(contexts):
+    """Each context has about as many bytes, in the order of use; functions that are made later are placed alike."""
+    (x,), loss, params = layers(4, 5)
+    two = contexts('cpu', 2)
+    outputs, updates, mesh = spread_over([loss], {p: p - T.grad(loss, p) for p in params}, two, params)
+    assert [p.tag.mgpu_place for p in params] == [context.name for context in two for _ in range(2)]
+    assert len(mesh.places) == 2 and list(updates) == params and len(outputs) == 1
+    again = placed([loss], {}, two)
+    assert again[2].places == mesh.places
+
+
+def test_parameters_that_cannot_be_spread_stay_where_they_were(monkeypatch):
+    (x,), loss, params = layers(2, 5)
+    asked = []
+
+    def refused(outputs, updates, contexts):
+        asked.append([getattr(p.tag, 'mgpu_place', None) for p in params])
+        if len(asked) == 1:
+            raise GraphError('an op is on two contexts')
+        return outputs, updates, None
+    monkeypatch.setattr('theano_mgpu.plan.context_layout.placed', refused)
+    with pytest.warns(MgpuWarning, match='cannot be spread over the contexts: an op is on two contexts'):
+        assert spread_over([loss], {}, parse_context_map('a->cpu;b->cpu'), params) == ([loss], {}, None)
+    assert asked == [['a', 'b'], [None, None]]

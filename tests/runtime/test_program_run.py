@@ -44,7 +44,6 @@ def test_training_on_devices_is_that_of_plain_theano(options, expected, gpu2):
     assert_close(trained, expected['float32'], 1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.mpi
 def test_training_over_ranks_is_that_of_plain_theano(expected, tmp_path):
     """Each rank has two contexts; with a batch of one sample, one rank has none."""

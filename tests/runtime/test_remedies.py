@@ -543,7 +543,6 @@ print(equal(weights, others), equal(state, old), len(slices(step)) > 0)
 '''
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('n', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_states_with_a_row_a_sample_go_on_after_a_remedy(n):
     """The graph of one device is divided only once memory is short."""

@@ -294,7 +294,6 @@ except mgpu.ContextError as error:
 '''
 
 
-@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.needs_compiler
 @on_stand_in
