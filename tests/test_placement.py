@@ -107,7 +107,7 @@ def test_replicas_on_devices(contexts, kind, name):
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize('update_on', ['auto', pytest.param('sharded', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('update_on', ['auto', 'sharded'])
 def test_ranks(update_on, tmp_path):
     """Two processes have a replica over two contexts each."""
     with theano.configparser.change_flags(floatX='float64'):

@@ -122,7 +122,7 @@ QUICK = [call_cases.some_outputs, call_cases.borrowed_memory, call_cases.values_
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize('chosen', [QUICK, pytest.param(None, marks=pytest.mark.slow)], ids=['some', 'all'])
+@pytest.mark.parametrize('chosen', [QUICK, None], ids=['some', 'all'])
 def test_a_call_on_ranks_is_that_of_plain_theano(chosen):
     """Each rank received a different sparse batch, as the pointers of the batches were compared."""
     names = [script.__name__ for script in chosen or scripts() if script not in ALONE]

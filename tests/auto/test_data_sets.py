@@ -73,7 +73,7 @@ def test_rows_of_data_sets_are_the_batch_of_devices(name, gpu2):
 @pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('names', [['logistic_cg', 'mixture', 'hierarchical', 'descent', 'masked', 'kernel'],
-                                   pytest.param(list(CASES), marks=pytest.mark.slow)], ids=['some', 'all'])
+                                   list(CASES)], ids=['some', 'all'])
 def test_rows_of_data_sets_are_the_batch_of_ranks(names):
     done = launch(2, *names, flags='contexts=a->cpu,floatX=float64,cxx=', job=data_set_cases.__file__)
     for name in names:

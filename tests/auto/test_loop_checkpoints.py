@@ -35,9 +35,9 @@ def started(folder, calls, kind, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind, kills', [
-    ('plain', [4]), ('enable', [7]), pytest.param('parallel', [5], marks=pytest.mark.slow),
-    pytest.param('training', [8], marks=pytest.mark.slow),
-    pytest.param('enable', [1, 2, 4, 3, 5, 4, 3, 4, 5, 4], marks=pytest.mark.slow)])
+    ('plain', [4]), ('enable', [7]), ('parallel', [5]),
+    ('training', [8]),
+    ('enable', [1, 2, 4, 3, 5, 4, 3, 4, 5, 4])])
 def test_a_killed_loop_goes_on_to_the_bit(kind, kills, tmp_path):
     for calls in kills:
         started(tmp_path / 'killed', calls, kind, 3)
@@ -71,7 +71,7 @@ def test_a_signal_writes_a_checkpoint_after_the_call_that_runs(kind, number, tmp
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize('kind', ['training', pytest.param('enable', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['training', 'enable'])
 def test_all_ranks_end_after_the_same_call_when_one_gets_a_signal(kind, tmp_path):
     def launched(folder, calls, expected=0):
         return launch(2, tmp_path / folder, calls, kind, int(signal.SIGTERM), job=SCRIPT, flags=FLAGS,
@@ -83,7 +83,7 @@ def test_all_ranks_end_after_the_same_call_when_one_gets_a_signal(kind, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGUSR1])
 def test_launch_waits_for_the_checkpoint_and_does_not_start_again(number, tmp_path):
     """mpirun killed the ranks two seconds after SIGTERM; after SIGUSR1 the job was started again."""
     script = tmp_path / 'script.py'

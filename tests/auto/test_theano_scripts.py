@@ -134,9 +134,9 @@ def test_the_figures_are_finite_and_those_of_either_precision(case, reference):
 @pytest.mark.slow
 @pytest.mark.parametrize('contexts, dtype', [
     (2, 'float64'),
-    pytest.param(2, 'float32', marks=pytest.mark.slow),
-    pytest.param(1, 'float64', marks=pytest.mark.slow),
-    pytest.param(3, 'float64', marks=pytest.mark.slow),
+    (2, 'float32'),
+    (1, 'float64'),
+    (3, 'float64'),
 ])
 @each_case(QUICK)
 def test_on_contexts_of_one_process(case, contexts, dtype, reference):

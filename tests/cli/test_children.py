@@ -15,7 +15,6 @@ from theano_mgpu.utils import mpi_environment
 import cuda_on_cpu
 import pytest
 from support.launch import launch
-from support.parameters import slow_but
 from support.search_path import search_path
 
 GUIDE = Path(__file__).resolve().parents[2] / 'docs' / 'guide' / 'workers.md'
@@ -119,7 +118,7 @@ def summary(err):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', slow_but(['fork', 'spawn'], ['fork', 'spawn', 'forkserver', 'loky', 'subprocess']))
+@pytest.mark.parametrize('kind', ['fork', 'spawn', 'forkserver', 'loky', 'subprocess'])
 def test_each_process_has_its_own_device(kind, tmp_path):
     """They computed all over all devices, and the summary said that nothing was divided."""
     found, err = run([kind, '4'], tmp_path)
@@ -160,7 +159,7 @@ def test_a_process_that_is_killed_is_counted(tmp_path):
 
 @pytest.mark.slow
 @on_standin
-@pytest.mark.parametrize('kind', slow_but(['fork'], ['fork', 'spawn', 'forkserver', 'loky', 'subprocess']))
+@pytest.mark.parametrize('kind', ['fork', 'spawn', 'forkserver', 'loky', 'subprocess'])
 def test_no_process_has_a_context_on_another_device(kind, tmp_path):
     pytest.importorskip('pygpu')
     env = environment(tmp_path, COMPILED, CUDA_VISIBLE_DEVICES='1,2,3')

@@ -154,7 +154,7 @@ def kill_in_the_middle(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kills', [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kills', [1, 3])
 def test_kill_and_resume(files, kills, capfd):
     """Saved rows are not computed again: rows that are changed between two runs keep their values."""
     np.save('x.npy', np.tile(X, (100, 1)))

@@ -43,7 +43,7 @@ def command(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize('update_on', ['auto', pytest.param('sharded', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('update_on', ['auto', 'sharded'])
 def test_one_process_and_two(update_on, command, tmp_path, capsys):
     """Two contexts and two processes have the same bits; a state of which each process has a part counts, too."""
     one, two = str(tmp_path / 'one.jsonl'), str(tmp_path / 'with space.jsonl')

@@ -16,7 +16,6 @@ from theano_mgpu.utils import mpi_environment
 
 import pytest
 from support.launch import launch
-from support.parameters import slow_but
 from support.processes import python
 
 pytestmark = pytest.mark.verified
@@ -171,8 +170,7 @@ def folders_of(*processes):
 @pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('killed, has_imported', [
-    ('launcher', False), ('launcher', True), *(pytest.param('mpirun', has, marks=pytest.mark.slow)
-                                               for has in (False, True))])
+    ('launcher', False), ('launcher', True), ('mpirun', False), ('mpirun', True)])
 def test_a_kill_leaves_neither_ranks_nor_files_of_shared_memory(killed, has_imported, launched, monkeypatch):
     """Ranks went on for ever, also ones that had not imported theano_mgpu; 4 MB a rank stayed in shared memory."""
     if not has_imported:
@@ -331,7 +329,7 @@ ENDS = [  # the statement, its place, the ranks that execute it, the exit code o
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize('case', slow_but([ENDS[0], ENDS[6], ENDS[8]], ENDS))
+@pytest.mark.parametrize('case', ENDS)
 def test_a_rank_that_ends_alone_ends_the_others_with_an_error(case, tmp_path):
     """One that had not joined the others waited for them at the end of MPI, and they for it: ten minutes and more."""
     ends, where, who, code, text = case

@@ -1,4 +1,4 @@
-"""Checks of `theano-mgpu doctor` of a container, a scheduler and the administrator's settings, of MPI and of devices."""
+"""Checks of `theano-mgpu doctor` of a container, a scheduler, the administrator's settings, MPI and devices."""
 import os
 import resource
 import subprocess
@@ -149,7 +149,8 @@ def test_the_ranks_of_this_job(monkeypatch):
         monkeypatch.setattr(mpi_checks.mpi_environment, name, lambda number=number: number)
     library = types.SimpleNamespace(Get_library_version=lambda: 'MPICH Version: 4.0\nmore')
     monkeypatch.setattr(mpi_checks.mpi_library, 'import_mpi', lambda: library)
-    assert mpi_checks.check_job(CPU).text == 'rank 1 of 3: something has started them, and MPICH Version: 4.0 finds them'
+    assert mpi_checks.check_job(CPU) == (
+        'ok', 'rank 1 of 3: something has started them, and MPICH Version: 4.0 finds them', '')
     monkeypatch.setattr(mpi_checks.mpi_environment, 'local_size', lambda: 3)
     assert mpi_checks.check_job(CPU).text.startswith('all 3 processes are on one host')
 

@@ -65,7 +65,7 @@ def test_the_table_is_true(settings, expected, tmp_path):
 
 @pytest.mark.slow
 @on_standin
-@pytest.mark.parametrize('step', ['nccl', pytest.param('nccl-staged', marks=pytest.mark.slow)])  # each waits for 20 s
+@pytest.mark.parametrize('step', ['nccl', 'nccl-staged'])  # each waits for 20 s
 def test_a_first_exchange_that_hangs_is_named(step, tmp_path):
     rows, text, code = written(tmp_path, '--only', step, env=standin(nccl_hang=True))
     assert rows[step].startswith('FAILED') and code == 1

@@ -51,7 +51,7 @@ def test_a_rank_that_saves_alone_says_whom_it_waits_for(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize('flag', [
-    'overlap=True', *(pytest.param(flag, marks=pytest.mark.slow) for flag in ('overlap=False', 'update_on=sharded'))])
+    'overlap=True', 'overlap=False', 'update_on=sharded'])
 def test_a_failure_of_one_rank_late_in_a_step_is_one_of_all(flag, tmp_path):
     """The other ranks had new weights, and went on if the script caught the error: 0.2467 against 0.2127."""
     launch(2, 'late_failures', tmp_path / 'met', flags=INTERPRETED + ',mgpu.timeout=10,mgpu.' + flag)
@@ -138,7 +138,7 @@ def assert_ranks_give_the_answer_of_one_process(tmp_path, *job, flags=''):
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize('kind', ['norm', pytest.param('integers', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['norm', 'integers'])
 def test_overlap_adds_each_sum_once_and_one_at_a_time(kind, tmp_path):
     """An early gradient was added twice by steps of several stages: 0.4924 in place of 0.5146, and no message.
 
@@ -232,8 +232,7 @@ ANOTHER_CALL = {  # what rank 0 and rank 1 do, and the beginning of the error
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize('case', [case if case == 'another function' else pytest.param(case, marks=pytest.mark.slow)
-                                  for case in ANOTHER_CALL])
+@pytest.mark.parametrize('case', ANOTHER_CALL)
 def test_ranks_whose_calls_differ_are_a_rank_error(case, tmp_path):
     *calls, beginning = ANOTHER_CALL[case]
     (tmp_path / 'script.py').write_text(RANKS_DIFFER.partition('def differ')[0].replace('divided, ', 'f, ').replace(

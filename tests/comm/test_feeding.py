@@ -38,8 +38,8 @@ def assert_same(ours, theirs, tolerance, without=()):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('which,options', [
-    ('few', ('--always',)), pytest.param('all', ('--always',), marks=pytest.mark.slow),
-    pytest.param('all', (), marks=pytest.mark.slow)])
+    ('few', ('--always',)), ('all', ('--always',)),
+    ('all', ())])
 def test_every_way_to_feed_a_model_gives_the_results_of_one_process(which, options, tmp_path):
     """The random state was set while a thread drew from it: "the ranks were given different batches"."""
     plain, = results(str(tmp_path / 'plain'), which)
@@ -78,7 +78,7 @@ def asked_by_one(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('options,flags', [
-    (('--always',), ''), ((), ''), pytest.param(('--always',), ',mgpu.update_on=sharded', marks=pytest.mark.slow)])
+    (('--always',), ''), ((), ''), (('--always',), ',mgpu.update_on=sharded')])
 def test_a_generator_calls_functions_as_in_one_process(options, flags, asked_by_one, tmp_path):
     """"RankError: the ranks do different things", whatever a Keras script did about it."""
     first, second = asked(str(tmp_path / 'ranks'), 0, *launched(*options), flags=INTERPRETED + flags)
@@ -87,7 +87,7 @@ def test_a_generator_calls_functions_as_in_one_process(options, flags, asked_by_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('options', [('--always',), pytest.param((), marks=pytest.mark.slow)])
+@pytest.mark.parametrize('options', [('--always',), ()])
 def test_what_a_generator_has_called_in_its_thread_leaves_all_ranks_alike(options, tmp_path):
     """"MgpuError: two threads of rank 0 use functions over the ranks". Each run makes other batches ahead."""
     first, second = asked(str(tmp_path / 'ranks'), 1, *launched(*options))

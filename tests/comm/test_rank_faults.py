@@ -42,13 +42,13 @@ def test_ranks_that_disagree_are_told_so_at_once(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('how,code,message', [
     ('kill', 137, 'exited on signal 9 (Killed)'), ('replica', 1, 'MemoryError: no memory left'),
-    pytest.param('raise', 1, 'rank 1 of 2 (host {host}, process', marks=pytest.mark.slow),
-    pytest.param('output', 1, 'ValueError: the data of step 5 are bad', marks=pytest.mark.slow),
-    pytest.param('hook', 1, 'ValueError: the data of step 5 are bad', marks=pytest.mark.slow),
-    pytest.param('sleep', 1, 'has waited 2 s for rank 1 (host {host})', marks=pytest.mark.slow),
-    pytest.param('exit', 1, 'rank 1 (host {host}) ended while others go on', marks=pytest.mark.slow),
-    pytest.param('raise everywhere', 1, 'rank 0 of 2 (host {host}, process', marks=pytest.mark.slow),
-    pytest.param('segfault', 139, 'Fatal Python error: Segmentation fault', marks=pytest.mark.slow)])
+    ('raise', 1, 'rank 1 of 2 (host {host}, process'),
+    ('output', 1, 'ValueError: the data of step 5 are bad'),
+    ('hook', 1, 'ValueError: the data of step 5 are bad'),
+    ('sleep', 1, 'has waited 2 s for rank 1 (host {host})'),
+    ('exit', 1, 'rank 1 (host {host}) ended while others go on'),
+    ('raise everywhere', 1, 'rank 0 of 2 (host {host}, process'),
+    ('segfault', 139, 'Fatal Python error: Segmentation fault')])
 def test_what_ends_one_rank_ends_all(how, code, message):
     done = launch(2, 'fail', how, options=['--timeout', '2'] if how == 'sleep' else [], expected=code,
                   flags=INTERPRETED)
@@ -67,14 +67,14 @@ def test_what_ends_one_rank_ends_all(how, code, message):
 @pytest.mark.slow
 @pytest.mark.parametrize('where,message', [
     ('all_reduce', 'adding up what each rank has computed, has waited 1 s for data from rank 1'),
-    pytest.param('agree', 'at the end of a step, has waited 1 s for rank 1 (host {host})', marks=pytest.mark.slow),
-    pytest.param('share', 'sharing values, has waited 10 s for rank 1', marks=pytest.mark.slow),
-    pytest.param('call', 'in call 2 of train (number 0), has waited 1 s for rank 1', marks=pytest.mark.slow),
-    pytest.param('gather', 'gathering the rows of a batch, has waited 1 s for rank 1', marks=pytest.mark.slow),
-    pytest.param('compile', 'compiling in turn, has waited 10 s for rank 1', marks=pytest.mark.slow),
-    pytest.param('prediction', 'of predict (number 2), has waited 1 s for rank 1', marks=pytest.mark.slow),
-    pytest.param('end', 'at its end, has waited 10 s for rank 1', marks=pytest.mark.slow),
-    pytest.param('finalize', 'Timeout (0:00:01)!', marks=pytest.mark.slow)])
+    ('agree', 'at the end of a step, has waited 1 s for rank 1 (host {host})'),
+    ('share', 'sharing values, has waited 10 s for rank 1'),
+    ('call', 'in call 2 of train (number 0), has waited 1 s for rank 1'),
+    ('gather', 'gathering the rows of a batch, has waited 1 s for rank 1'),
+    ('compile', 'compiling in turn, has waited 10 s for rank 1'),
+    ('prediction', 'of predict (number 2), has waited 1 s for rank 1'),
+    ('end', 'at its end, has waited 10 s for rank 1'),
+    ('finalize', 'Timeout (0:00:01)!')])
 def test_a_stopped_rank_ends_the_job(where, message, tmp_path):
     """SIGSTOP stops the rank, as a debugger may; where others may still work, the limit is ten times longer."""
     done = launch(2, 'stopped', where, tmp_path / 'state.npz', options=['--timeout', '1'], expected=1,

@@ -65,7 +65,7 @@ for fold in range(FOLDS):
 @pytest.mark.slow
 @pytest.mark.needs_compiler
 @pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
-@pytest.mark.parametrize('folds', [7, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('folds', [7, 20])
 def test_memory_of_devices_stays_the_same_from_model_to_model(folds):
     lines = run('FOLDS = %d\n' % folds + MODELS, 2, flags='contexts=dev0->cuda0;dev1->cuda1,gpuarray.preallocate=-1')
     used = [json.loads(line) for line in lines if line.startswith('[')]

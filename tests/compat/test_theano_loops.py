@@ -81,7 +81,7 @@ POOLED = [(2, [(3, 2), (1, 1), (1, 0)]),  # windows overlap, and lie over the bo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('cases', [POOLED[:1], pytest.param(POOLED[1:], marks=pytest.mark.slow)],
+@pytest.mark.parametrize('cases', [POOLED[:1], POOLED[1:]],
                          ids=['overlapping', 'others'])
 def test_gradients_of_max_pooling_stay_the_same_bit_by_bit(cases, monkeypatch):
     random = np.random.RandomState(0)
@@ -126,7 +126,7 @@ def test_eight_sums_are_computed_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('dtypes', [SUMS[:1], pytest.param(SUMS[1:], marks=pytest.mark.slow)])
+@pytest.mark.parametrize('dtypes', [SUMS[:1], SUMS[1:]])
 def test_sums_stay_the_same_bit_by_bit(dtypes, monkeypatch):
     inputs = [T.TensorType(dtype, [False] * 3)() for dtype, _ in dtypes]
     axes = [0, (0, 1), (0, 2), 2, None]

@@ -260,7 +260,7 @@ for a, b in zip(one[0] + one[1], two[0] + two[1]):
 @pytest.mark.slow
 @pytest.mark.parametrize('names,compiled', [
     ('GPU A;GPU B', "['dev0', 'dev1']"),
-    pytest.param('GPU A;GPU A', "['dev0', 'dev0']", marks=pytest.mark.slow)])
+    ('GPU A;GPU A', "['dev0', 'dev0']")])
 def test_devices_of_different_models_are_compiled_for(names, compiled):
     """A graph that was optimised for one type of device may not be right for another."""
     assert run(MODELS, names=names) == [compiled]
@@ -288,7 +288,7 @@ print(np.isfinite(step(x, labels)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('device', ['cuda0', pytest.param('opencl0:0', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('device', ['cuda0', 'opencl0:0'])
 def test_a_fork_is_told_that_it_has_no_gpu(device):
     """CUDA failed in a fork with "initialization error", OpenCL did not return."""
     lines = run(FORKED.replace('DEVICE', repr(device)))

@@ -49,10 +49,10 @@ for library in cuda_libraries.survey().libraries.values():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('cc,nvrtc,architecture', [
-    pytest.param('7.0', NVRTC_12_9, 70, marks=pytest.mark.slow),
-    pytest.param('10.0', NVRTC_12_9, 100, marks=pytest.mark.slow),  # libgpuarray asks for compute_10
-    pytest.param('12.0', NVRTC_12_9, 120, marks=pytest.mark.slow),  # and for compute_12
-    pytest.param('12.1', NVRTC_13_5, 120, marks=pytest.mark.slow),  # 121 is not in its list
+    ('7.0', NVRTC_12_9, 70),
+    ('10.0', NVRTC_12_9, 100),  # libgpuarray asks for compute_10
+    ('12.0', NVRTC_12_9, 120),  # and for compute_12
+    ('12.1', NVRTC_13_5, 120),  # 121 is not in its list
     ('12.0', NVRTC_11_8, 90),       # a newer device runs the PTX of an older architecture
 ])
 def test_kernels_are_compiled_for_the_device(machine, cc, nvrtc, architecture):
@@ -82,8 +82,8 @@ def test_nvrtc_that_lists_no_architectures(machine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('cc,driver,chosen', [
-    pytest.param('8.6', (12, 9), '12', marks=pytest.mark.slow),
-    pytest.param('8.6', (13, 5), '13', marks=pytest.mark.slow),
+    ('8.6', (12, 9), '12'),
+    ('8.6', (13, 5), '13'),
     ('6.1', (13, 5), '12'),     # NVRTC 13 has left 6.1 behind
     ('8.6', (12, 4), '11.2'),   # NVRTC 12.9 is newer than the driver
 ])

@@ -7,7 +7,6 @@ import cuda_on_cpu
 import pytest
 from support.data_set_cases import CASES
 from support.inner_graphs import CASES as INNER
-from support.parameters import slow_but
 from support.standin import launched, run
 
 pytest.importorskip('pygpu', reason='CUDA contexts need pygpu')
@@ -53,8 +52,8 @@ def test_a_model_trains_on_slices_of_a_data_set_of_the_default_device():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('names', slow_but([['logistic', 'numbered', 'noisy', 'sampler']], [
-    ['logistic', 'numbered', 'noisy', 'sampler'], list(CASES)]), ids=str)
+@pytest.mark.parametrize('names', [
+    ['logistic', 'numbered', 'noisy', 'sampler'], list(CASES)], ids=str)
 def test_data_sets_of_the_default_device_are_the_batch(names):
     """Replicas in threads read the memory of one device at once: "invalid device context"."""
     assert run(COMPUTED % (names,), flags=FLAGS) == names
@@ -76,8 +75,8 @@ INTERPRETED = 'linker=py,optimizer=fast_compile,optimizer_excluding=gpuarray_opt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('flags', slow_but(['a->cpu;b->cpu,device=cuda0,floatX=float64,' + INTERPRETED], [
-    'a->cpu;b->cpu,device=cuda0,floatX=float64,' + INTERPRETED, FLAGS[len('contexts='):]]), ids=['cpu', 'cuda'])
+@pytest.mark.parametrize('flags', [
+    'a->cpu;b->cpu,device=cuda0,floatX=float64,' + INTERPRETED, FLAGS[len('contexts='):]], ids=['cpu', 'cuda'])
 def test_graphs_within_ops_are_divided(flags):
     """A function with a Hessian, or with a graph of its own within an op, stayed on one device."""
     assert run(WITHIN, flags='contexts=' + flags) == list(INNER)
@@ -107,8 +106,8 @@ print(get_context('dev0') is default, get_context('dev1') is default, get_contex
 
 @pytest.mark.slow
 @pytest.mark.parametrize('flags, same', [
-    ('device=cuda', 'True False False'), pytest.param('device=cuda0', 'True False False', marks=pytest.mark.slow),
-    pytest.param('device=cuda1', 'False True False', marks=pytest.mark.slow)])
+    ('device=cuda', 'True False False'), ('device=cuda0', 'True False False'),
+    ('device=cuda1', 'False True False')])
 def test_memory_of_the_default_device_is_reserved_once(flags, same):
     """A context could not reserve as much again: "Trying to preallocate 80 MB, while only 20 MB are available".
 

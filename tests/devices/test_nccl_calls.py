@@ -112,7 +112,7 @@ print(roots[-2:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('n', [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('n', [2, 4])
 def test_a_divided_update_sends_sums_to_their_readers_and_new_values_to_all(n):
     nccl, host, same, roots = run(SHARDED_EQUAL.replace('N)', '%d)' % n), n, delay_us=200)
     assert (nccl, host, same) == ('NCCL 12', 'the host 12', 'True')
@@ -553,8 +553,9 @@ def overlapped(n, contexts, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('n,options', [(2, {}), *(pytest.param(*each, marks=pytest.mark.slow) for each in (
-    (4, {}), (2, {'micro_batches': 2, 'normalise': False}), (4, {'executor': 'threads', 'update_on': 'sharded'})))])
+@pytest.mark.parametrize('n,options', [
+    (2, {}), (4, {}), (2, {'micro_batches': 2, 'normalise': False}),
+    (4, {'executor': 'threads', 'update_on': 'sharded'})])
 def test_sums_beside_the_next_gradients_have_the_same_bits(n, options):
     """Batches are ragged, and each sum of batch normalisation is beside the gradients of others, too."""
     assert run(overlapped(n, str(n), **options), n, delay_us=1000, nccl_delay_us=300) == OVERLAPS

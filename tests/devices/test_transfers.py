@@ -173,7 +173,7 @@ def scaled_by_the_largest(gradients, params):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=[pytest.mark.opencl, pytest.mark.slow])])
-@pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize('n', [1, 2])
 def test_an_update_that_needs_gradients_on_the_host(contexts, kind, n):
     model, reference = dense_model(), dense_model()
     contexts(kind, n)

@@ -54,7 +54,7 @@ class TestCudaDevices:
     pytestmark = ON_STANDIN
 
     @pytest.mark.slow
-    @pytest.mark.parametrize('block', [1 << 22, pytest.param(4000, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize('block', [1 << 22, 4000])
     def test_nccl_and_the_host_add_for_devices(self, block):
         """Operations that nothing orders are delayed at random; each array is an allocation."""
         code = 'from theano_mgpu.exchange import memory\nmemory.Memories.block = %d\n' % block + ON_DEVICES

@@ -104,7 +104,7 @@ def test_a_word_outside_of_the_table_is_the_error_of_plain_theano(cpu2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('model', [mean_of_words, pytest.param(two_lookups, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('model', [mean_of_words, two_lookups])
 def test_logical_shards_have_the_bits_of_one_context(model, contexts):
     results = []
     with change_flags(**{'mgpu.logical_shards': 4, 'floatX': 'float32'}):
@@ -118,16 +118,16 @@ def test_logical_shards_have_the_bits_of_one_context(model, contexts):
 
 @pytest.mark.slow
 @pytest.mark.opencl
-@pytest.mark.parametrize('model', [mean_of_words, pytest.param(two_lookups, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('model', [mean_of_words, two_lookups])
 def test_opencl_devices(model, gpu2):
     check([model], [adam])
 
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize('flags', ['', pytest.param('mgpu.update_on=sharded,', marks=pytest.mark.slow),
-                                   pytest.param('mgpu.logical_shards=4,', marks=pytest.mark.slow),
-                                   pytest.param('mgpu.overlap=True,', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('flags', ['', 'mgpu.update_on=sharded,',
+                                   'mgpu.logical_shards=4,',
+                                   'mgpu.overlap=True,'])
 def test_ranks(flags):
     launch(2, flags=flags + 'floatX=float64,optimizer=fast_compile', job=touched_tables.__file__)
 
@@ -164,8 +164,7 @@ class TestCudaDevices:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('seeds', [range(3), *[pytest.param(range(start, start + 50), marks=pytest.mark.slow)
-                                               for start in range(0, 200, 50)]], ids=str)
+@pytest.mark.parametrize('seeds', [range(3), *(range(start, start + 50) for start in range(0, 200, 50))], ids=str)
 def test_drawn_models(seeds, contexts):
     """Words are repeated, negative, or none; a table is scaled, looked up in several ways, or used as a matrix."""
     with change_flags(floatX='float64', mode=PYTHON if len(seeds) < 10 else theano.config.mode):

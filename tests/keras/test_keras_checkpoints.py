@@ -73,7 +73,7 @@ def assert_same_history(ours, theirs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])  # compiles in each script
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])  # compiles in each script
 def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts, kind, tmp_path):
     """The second fit passed over all batches of the first one's file: its model stayed untrained."""
     contexts(kind, 2)
@@ -109,7 +109,7 @@ def test_fits_with_the_same_checkpoint_are_all_trained_and_all_resumed(contexts,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('batches', [(3, 8), pytest.param((4, 9), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize('batches', [(3, 8), (4, 9)], ids=str)
 def test_a_fit_that_is_killed_goes_on_bitwise_from_any_batch(batches, cpu2, tmp_path):
     """Resuming is exact also with callbacks that add to the logs (History had no lr for skipped batches), write a log,
     or run the model themselves (the losses got out of step)."""
@@ -164,7 +164,7 @@ def test_a_file_of_an_earlier_version(cpu2, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('generator,stops', [
-    (False, 'on_batch_end'), pytest.param(False, 'on_epoch_end', marks=pytest.mark.slow), (True, 'on_batch_end')])
+    (False, 'on_batch_end'), (False, 'on_epoch_end'), (True, 'on_batch_end')])
 def test_a_stopped_fit_is_passed_over_as_it_was(generator, stops, cpu2, tmp_path):
     from keras.callbacks import LambdaCallback
     path = str(tmp_path / 'run.npz')
@@ -265,7 +265,7 @@ def test_a_fit_that_is_not_that_of_the_file_is_an_error(change, message, cpu2, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('initial_epoch', [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('initial_epoch', [0, 1])
 def test_a_fit_that_continues_says_so_once(initial_epoch, cpu2, tmp_path, capfd):
     """It printed the losses of the finished batches as if it trained."""
     path, total = str(tmp_path / 'run.npz'), 9 - 3 * initial_epoch

@@ -87,10 +87,10 @@ def pickled(model, path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('optimizer, copy', [
-    ('adam', saved_to_a_file), pytest.param('adam', saved_to_a_stream, marks=pytest.mark.slow),
-    pytest.param('adam', saved_to_a_group, marks=pytest.mark.slow), ('adam', pickled),
-    pytest.param('rmsprop', saved_to_a_file, marks=pytest.mark.slow),
-    pytest.param('momentum', saved_to_a_file, marks=pytest.mark.slow)])
+    ('adam', saved_to_a_file), ('adam', saved_to_a_stream),
+    ('adam', saved_to_a_group), ('adam', pickled),
+    ('rmsprop', saved_to_a_file),
+    ('momentum', saved_to_a_file)])
 def test_a_loaded_model_has_the_state_of_its_optimizer(optimizer, copy, tmp_path):
     """The model had none on contexts of the CPU: Keras asks for `_make_train_function` before it sets the state."""
     def script():
@@ -141,7 +141,7 @@ def test_functions_that_plain_keras_runs_are_those_of_keras():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('shapes', ['alike', pytest.param('different', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('shapes', ['alike', 'different'])
 def test_two_models_train_with_one_optimizer(shapes):
     """Adversarial networks often do so. Each model has moments of its own; the optimizer shows the last."""
     def script():

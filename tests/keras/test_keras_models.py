@@ -24,7 +24,7 @@ def test_validation_in_fit_generator_leaves_the_progress_bar_of_the_training_alo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
 def test_a_keras_model_whose_layers_are_all_frozen_is_fitted(kind, contexts):
     """Keras runs such a model, for its metrics or running statistics: "params is empty: name the shared variables"."""
     from theano_mgpu.keras import multi_gpu_model

@@ -32,7 +32,7 @@ def assert_same_history(ours, theirs, tolerance=1e-5):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('update_on', ['host', pytest.param('sharded', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('update_on', ['host', 'sharded'])
 def test_fit_is_that_of_one_process(update_on, tmp_path):
     ranks, one = str(tmp_path / 'ranks'), str(tmp_path / 'one')
     done = launch(2, 'fit', ranks, 'a->cpu;b->cpu', job=JOBS, flags=INTERPRETED + ',mgpu.update_on=' + update_on)
@@ -79,7 +79,7 @@ def test_a_killed_fit_goes_on_from_its_last_checkpoint(update_on, spares, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('ranks', [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('ranks', [1, 2])
 def test_a_signal_to_one_rank_ends_a_fit_with_a_checkpoint(ranks, tmp_path):
     ended, whole = str(tmp_path / 'ended'), str(tmp_path / 'whole')
     for expected in 128 + signal.SIGTERM, 0:

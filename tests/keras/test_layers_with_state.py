@@ -19,7 +19,6 @@ from support.keras_equivalence import (
     trained,
 )
 from support.keras_zoo import VECTORS, N, dense, head, noise, one_hot
-from support.parameters import slow_but
 
 
 def normalised():
@@ -64,7 +63,7 @@ def train(build, n, contexts, seed=3):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('n', slow_but([2], [1, 2, 3]))
+@pytest.mark.parametrize('n', [1, 2, 3])
 def test_noise_is_plain_keras_noise(n, contexts):
     plain, parallel, other = train(noisy, 0, contexts), train(noisy, n, contexts), train(noisy, n, contexts, seed=4)
     assert_equal(parallel, plain, TOLERANCE['float32'])

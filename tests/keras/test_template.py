@@ -126,7 +126,7 @@ def test_a_nan_ends_training(pair):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('optimizer', [
-    'adam', *(pytest.param(name, marks=pytest.mark.slow) for name in ('nesterov, decay', 'rmsprop', 'amsgrad'))])
+    'adam', 'nesterov, decay', 'rmsprop', 'amsgrad'])
 def test_a_saved_model_goes_on_where_it_stopped(optimizer, contexts, tmp_path):
     """After load_model and multi_gpu_model, the losses are as if training had never been interrupted."""
     contexts('cpu', 2)
@@ -162,7 +162,7 @@ assert not [name for name in sys.modules if name.startswith('theano_mgpu.') and 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('build,kind', [(dense, 'Sequential'),
-                                        pytest.param(zoo.nested, 'Model', marks=pytest.mark.slow)])
+                                        (zoo.nested, 'Model')])
 def test_plain_keras_opens_the_file(build, kind, contexts, tmp_path):
     contexts('cpu', 2)
     parallel = compiled(multi_gpu_model(built(build)))

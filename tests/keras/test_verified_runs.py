@@ -74,8 +74,8 @@ def assert_same(one, other):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('make,options', [
-    (Unseeded, {'always': True}), pytest.param(Unseeded, {}, marks=pytest.mark.slow),
-    pytest.param(lambda: SGD(.1, momentum=.9), {'always': True}, marks=pytest.mark.slow)])
+    (Unseeded, {'always': True}), (Unseeded, {}),
+    (lambda: SGD(.1, momentum=.9), {'always': True})])
 def test_fit(make, options, cpu2, capsys):
     """The optimizer was asked again for a report: it drew further seeds. The model's output was printed again."""
     found = []

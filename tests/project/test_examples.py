@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from support.event_files import read, scalars
-from support.parameters import slow_but
 from support.processes import python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,8 +62,7 @@ def test_each_example_is_listed_and_is_a_script_of_its_framework():
 @pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize('case', slow_but([('two_towers_keras', 'run'), ('predict_batches', 'one')],
-                                          list(itertools.product(SHORT, WAYS))), ids='-'.join)
+@pytest.mark.parametrize('case', list(itertools.product(SHORT, WAYS)), ids='-'.join)
 def test_each_example_runs_under_run(case, tmp_path):
     """Four of the five examples of Keras ended in a circular import. Then multi_gpu_model found too few contexts."""
     name, way = case

@@ -260,7 +260,7 @@ def test_what_has_as_many_rows_as_a_replica_alone_is_an_error_as_on_one_device(i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('value', ['raise', pytest.param('warn', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('value', ['raise', 'warn'])
 def test_graphs_of_the_package_have_no_test_values(value, cpu2, recwarn):
     """The flag compute_test_value=raise led to "Cannot compute test value: input 0 of Op Shape_i missing"."""
     x, w = T.fmatrix('x'), theano.shared(np.ones((3, 3), 'float32'), name='w')

@@ -70,7 +70,7 @@ def make_empty(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(contexts, kind, tmp_path):
     """No earlier file was kept, and messages were "File is not a zip file", "Bad CRC-32 for file 'value/0.npy'"."""
     contexts(kind, 2)

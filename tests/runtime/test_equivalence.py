@@ -49,7 +49,7 @@ def plain():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('n', [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3)), 4])
+@pytest.mark.parametrize('n', [1, 2, 3, 4])
 def test_dense_with_adam(contexts, n, dtype, plain):
     """Four contexts compute in Python in float64: code would be compiled for this test alone."""
     with theano.configparser.change_flags(mode=LAZY if (n, dtype) == (4, 'float64') else theano.config.mode):

@@ -48,7 +48,7 @@ print(sorted({(word, each['where']) for each in data['instructions'] for word in
 @pytest.mark.slow
 @pytest.mark.needs_compiler
 @pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
-@pytest.mark.parametrize('flags', ['', pytest.param('mgpu.logical_shards=6', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('flags', ['', 'mgpu.logical_shards=6'])
 def test_devices_that_nccl_connects(flags):
     """Sums that a stage had computed, and that a later one than the next reads, were lost: "nothing has computed"."""
     ways = dict(ast.literal_eval(run(PROGRAM, flags=flags)[-1]))

@@ -152,8 +152,7 @@ def test_any_number_of_ranks_gives_the_same_bits(ranks, contexts_there, update_o
 
 @pytest.mark.slow
 @pytest.mark.parametrize('updates, plain, update_on', [
-    (sgd, True, 'device'), *(pytest.param(adam, False, where, marks=pytest.mark.slow)
-                             for where in ('device', 'host', 'sharded'))])
+    (sgd, True, 'device'), *((adam, False, where) for where in ('device', 'host', 'sharded'))])
 def test_opencl_gpus_of_one_type_give_the_same_bits(updates, plain, update_on, contexts):
     """The shards of one device are added on this device, the shards of two devices partly on the host."""
     def trained():

@@ -24,7 +24,7 @@ def resident_bytes():
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists('/proc/self/statm'), reason='reads /proc')
 @pytest.mark.parametrize('kind,executor', [('cpu', 'threads'),
-                                           pytest.param('gpu', 'serial', marks=pytest.mark.slow)])
+                                           ('gpu', 'serial')])
 def test_2000_steps_do_not_grow_the_process(contexts, kind, executor):
     contexts(kind, 2)
     model = dense_model()

@@ -38,7 +38,7 @@ def schedule(model, rate, seen):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('update_on', ['device', 'host'])
-@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
 def test_a_learning_rate_that_is_set_by_the_generator_of_batches_counts_from_its_batch_on(contexts, kind, update_on):
     """The rate never reached the devices' copies, or counted one batch early, or for one replica only."""
     contexts(kind, 2)

@@ -264,7 +264,7 @@ def sizes_of(line):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('collectives', ['host', pytest.param('nccl', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('collectives', ['host', 'nccl'])
 @pytest.mark.needs_compiler
 @on_stand_in
 def test_a_slow_device_gets_fewer_samples(collectives):

@@ -100,7 +100,7 @@ MODES = {'cpu': 'FAST_COMPILE', 'gpu': theano.Mode(optimizer='fast_compile')}  #
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('kind', ['cpu', 'gpu'])
 def test_ctrl_c_at_any_line_of_a_step_leaves_all_of_it_or_nothing(kind, contexts):
     """The lock stayed taken, so that the next call waited for ever."""
     contexts(kind, 2)
