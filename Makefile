@@ -36,7 +36,7 @@ one: setup ## one test, or one file: make one T=tests/plan/test_plan.py::test_wh
 
 cover: setup ## the tests of make test, and which branches of the package they run: build/coverage/index.html
 	@rm -rf build/coverage; mkdir -p build/coverage
-	@$(COVERAGE) COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml \
+	-@$(COVERAGE) COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml \
 	    $(PY) .ci/quickly $(PY) -m pytest -n 2 -m 'not slow' $(ARGS)
 	@$(COVERAGE) $(PY) -m coverage combine -q
 	@$(COVERAGE) $(PY) -m coverage report --skip-covered

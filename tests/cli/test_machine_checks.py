@@ -161,7 +161,7 @@ def test_the_ranks_of_this_job(monkeypatch):
 
 
 def test_a_convolution_by_cudnn(monkeypatch):
-    """What cuDNN says of itself is told; an error that it raises is one of cuDNN."""
+    """The finding has the reason that Theano gives, or the error that cuDNN raises."""
     dnn = types.SimpleNamespace(dnn_available=lambda name: True)
     monkeypatch.setitem(sys.modules, 'theano.gpuarray.dnn', dnn)
     monkeypatch.setattr('theano.gpuarray.dnn', dnn, raising=False)

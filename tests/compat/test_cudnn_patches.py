@@ -69,7 +69,7 @@ def test_versions_of_headers(tmp_path):
 
 
 def test_the_reference_of_a_convolution():
-    """Each number is that of SciPy; gradients follow from the sums, which are linear in images and in filters."""
+    """SciPy computes the same numbers; a sum of products, linear in images and in filters, gives the gradients."""
     rng = np.random.RandomState(1)
     x, w, dy = (rng.rand(*shape) for shape in ((2, 3, 6, 5), (4, 3, 3, 2), (2, 4, 4, 4)))
     y, dx, dw = libraries._convolve(x, w, dy)
