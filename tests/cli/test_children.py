@@ -365,6 +365,7 @@ if __name__ == '__main__':
 '''
 
 
+@pytest.mark.slow
 @on_standin
 def test_chains_share_all_devices(tmp_path):
     """`pm.sample(chains=2, cores=2)` left two of four GPUs idle."""
@@ -376,4 +377,5 @@ def test_chains_share_all_devices(tmp_path):
     environment = dict(cuda_on_cpu.environment(4), THEANO_FLAGS=COMPILED, PYTHONPATH=search_path(tmp_path))
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', script], capture_output=True, text=True,
                           env=environment, timeout=300)
-    assert done.stdout == "[['dev0', 'dev1'], ['dev2', 'dev3']]\n", done.stderr
+    one, other = ast.literal_eval(done.stdout)  # those with the most free memory come first
+    assert len(one) == 2 and sorted(one + other) == ['dev0', 'dev1', 'dev2', 'dev3'], done.stdout + done.stderr
