@@ -14,8 +14,8 @@ SLOW_ON_GPU = pytest.mark.parametrize('kind', ['cpu', pytest.param('gpu', marks=
 def mark_slow(variants):
     """Mark the slow ones among all variants of a test: those that `slow_with` names, or `slow_but_with` does not.
 
-    Both markers take the names that pytest prints between brackets, or patterns of them. A name that no variant has
-    is an error.
+    Both markers take the names that pytest prints between brackets, or their beginnings and an asterisk. A name that no
+    variant has is an error.
     """
     named = {variant.callspec.id: variant for variant in variants if hasattr(variant, 'callspec')}
     for marker in ('slow_with', 'slow_but_with'):
@@ -25,8 +25,9 @@ def mark_slow(variants):
             if unknown:
                 raise pytest.UsageError('%s: %s names variants that do not exist: %s; there are %s' % (
                     variants[0].nodeid, marker, unknown, sorted(named)))
+            marked = set().union(*found.values())
             for name, variant in named.items():
-                if (name in set().union(*found.values())) == (marker == 'slow_with'):
+                if (name in marked) == (marker == 'slow_with'):
                     variant.add_marker('slow')
 
 

@@ -82,18 +82,11 @@ def resnet():
     model = resnet(16, 4)
     model.compile('sgd', 'categorical_crossentropy')
     params = model._collected_trainable_weights
+    of_metrics = [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
     updates = first_of_each([*model.updates, *model.optimizer.get_updates(params=params, loss=model.total_loss),
-                             *model.state_updates, *metric_updates(model)])
+                             *model.state_updates, *of_metrics])
     inputs = [*model._feed_inputs, *model._feed_targets, *model._feed_sample_weights, K.learning_phase()]
     return planned(inputs, [model.total_loss], updates, params=params, name='ResNet-20', by_nccl=True)
-
-
-def metric_updates(model):
-    """Return the new values of the states of metrics, pairs that a batch gives."""
-    from theano_mgpu.compat import keras_versions
-    if keras_versions.number() < (2, 3):
-        return getattr(model, 'metrics_updates', None) or []
-    return [pair for metric in model._get_training_eval_metrics() for pair in metric.updates]
 
 
 def momentum(gradients, params):

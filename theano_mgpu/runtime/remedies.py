@@ -38,7 +38,7 @@ class Case(NamedTuple):
 class Rung(NamedTuple):
     """A way to need less memory, where it `applies`: fields of the strategy with their next values.
 
-    The note tells the user; more slices, which are in no strategy, are told of once they suffice.
+    The note tells the user. More slices are no field of a strategy: `Remedies.note` tells of them once they suffice.
     """
 
     applies: Callable[[Case], bool]

@@ -38,7 +38,7 @@ class Scatter(NamedTuple):
 
 def noted(shards: Any, node: theano.Apply, values: list[Value], table: Value) -> Value:
     """Return the partial table of a node that adds rows of samples into zeros; note it if it is large."""
-    # Whether a table is worth a decision tell the shared variables that its shape is made of.
+    # The shared variables that its shape is made of tell whether a table is worth a decision.
     if shards.by_rows and values[1].kind == ROWS and not table.variable.broadcastable[0] and \
             any(map(_is_large, ancestors(node.inputs[:1]))):
         shards.scatters[table.variable] = Scatter(node, values[0], values[1], values[2:])
