@@ -106,7 +106,8 @@ BENCH = ['tqdm<5',
          'matplotlib<3.9; python_version < "3.13"', 'matplotlib>=3.9.2,<3.11; python_version >= "3.13"']
 # The last releases of Sphinx, of its theme and of its parser of Markdown that run on Python 3.8.
 DOCS = ['sphinx>=7.1,<7.2', 'myst-parser>=3,<4', 'furo>=2024.8.6,<2025']
-TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1', 'pytest-cov>=5,<6',
+TEST = ['pytest==8.3.5', 'pytest-timeout==2.4.0', 'pytest-xdist==3.6.1',
+        'coverage>=7.13,<8; python_version >= "3.10"',  # for make cover: older ones do not see forks
         'ruff==0.17.5', 'mypy==1.14.1',
         'hypothesis>=6.80,<6.114',  # chooses random cases; the last releases for Python 3.8
         'numpydoc>=1.6,<1.8',  # checks docstrings
