@@ -196,16 +196,21 @@ def test_processes_that_a_script_starts_compute_on_their_own_card(tmp_path):
 
 RANKS = """
 import theano, theano.tensor as T
+from theano.tensor.shared_randomstreams import RandomStreams
 report = mgpu.enable(tell=str)
 w = theano.shared(np.ones((8, 8), 'float32'), 'w')
 x = T.matrix('x')
 step = mgpu.training_function([x], T.sqr(T.dot(x, w)).mean(), [w], lambda gradients: [(w, w - .1 * gradients[0])])
 norm = theano.function([], T.tanh(T.dot(w, w)).sum(), name='norm')
 decay = theano.function([], updates=[(w, w * np.float32(.5))], name='decay')
+draw = RandomStreams(3).uniform((3,))  # of a state, which has no axes
+noise = theano.function([], w.sum() + draw.sum(), no_default_updates=True, name='noise')
+drawn = theano.function([], draw.sum(), no_default_updates=True)()
 for _ in range(3):
     step(np.ones((4, 8), 'float32'))
     decay()
     value = w.get_value()
+    assert abs(noise() - value.sum() - drawn) < 1e-3
     assert abs(norm() - np.tanh(value.dot(value)).sum()) < 1e-3
 with open('%%s.%%d' %% (%r, mgpu.rank()), 'w') as file:
     print(*[context.device for context in mgpu.contexts()], *[context.device for each in report.usages[:1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import theano_mgpu as mgpu
 from theano_mgpu.devices.context_map import HOST, parse_context_map
 from theano_mgpu.errors import GraphError, MgpuWarning
-from theano_mgpu.plan import ExchangeWay, Machine
+from theano_mgpu.plan import ExchangeWay, Machine, planner
 from theano_mgpu.plan.context_layout import placed, spread_over
 from theano_mgpu.plan.explain import as_text, explanation
 from theano_mgpu.runtime.batch import Splitter
@@ -213,6 +213,28 @@ def test_a_sum_that_a_result_reads_is_owned_by_no_rank():
     plan = planned(inputs, [loss, T.sqr(gradients[0]).sum()], momentum(gradients, params), params=params,
                    contexts=TWO[:1], machine=ranks(replicas=(1, 1), update_on=('sharded', 'sharded')))
     assert [group.way for group in plan.last.sums] == [ExchangeWay(), ExchangeWay(owners=(1,))]
+
+
+def with_a_slice():
+    """Return a step of which a new value and a result read `[[0, 1], :x.shape[1]]`: replicas agree on this slice."""
+    (x,), loss, params = layers()
+    new = momentum(T.grad(loss, params), params)
+    part = (params[0] * loss)[[0, 1], :x.shape[1]]
+    return [x], [loss, part], [(variable, value + part.sum() if variable is params[0] else value)
+                               for variable, value in new], params
+
+
+@pytest.mark.parametrize('contexts,machine', [
+    ('a->cpu;b->cpu', Machine(replicas=(2,))),
+    ('a->cpu', ranks(replicas=(1, 1), update_on=('sharded', 'sharded'), overlap=(True, True), rate=1e9)),
+    ('a->cuda0;b->cuda1', Machine(replicas=(2,), against_nccl='', update_on=('sharded',), overlap=(True,), rate=1e9))])
+def test_exchanged_values_may_be_other_things_than_arrays(contexts, machine, monkeypatch):
+    """A function with a slice such as `[[0, 1], :x.shape[1]]` ended with: 'Variable' object has no attribute 'ndim'."""
+    monkeypatch.setattr(planner, 'LARGE', 0)  # the processes of contexts update small values, too
+    inputs, results, updates, params = with_a_slice()
+    plan = planned(inputs, results, updates, params=params, contexts=parse_context_map(contexts), machine=machine)
+    assert any(not hasattr(each.variable, 'ndim') for each in plan.program.every_exchange)
+    assert '1 equal value' in as_text(explanation(plan))
 
 
 def test_parameters_are_spread_by_their_bytes(contexts):

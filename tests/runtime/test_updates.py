@@ -41,7 +41,7 @@ def check(name, **options):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow_but_with('rate_of_the_loss')
+@pytest.mark.slow_but_with('rate_of_the_loss', 'slices')
 @pytest.mark.parametrize('name', UPDATES)
 def test_updates(name, cpu2):
     """Values derived from the gradients were zero, or an error: the gradients were no functions of the parameters."""

@@ -32,7 +32,7 @@ from support.rank_data_jobs import coupled_shards, halves, other_shards, refused
 from support.rank_fault_jobs import collect, compile_errors, disagree, fail, hang, late_failures, stopped  # noqa: F401
 from support.rank_network import PYTHON, Network, shared, write
 from support.rank_placement_jobs import placed  # noqa: F401  a job
-from support.rank_stage_jobs import early_sums, reshaped, two_functions  # noqa: F401  jobs
+from support.rank_stage_jobs import early_sums, reshaped, slices, two_functions  # noqa: F401  jobs
 
 
 def train(path, contexts, *options):

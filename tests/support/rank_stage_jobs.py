@@ -73,6 +73,21 @@ def two_functions(path, update_on):
     write(path, [variable.get_value() for variable in [*params, *momenta.values()]])
 
 
+def slices(path, update_on):
+    """Train with new values that read a slice, on which replicas agree; it is no array."""
+    mgpu.init('a->cpu')
+    x, params = T.matrix('x'), parameters(2)
+    loss = sum((T.tanh(T.dot(x, param)) ** 2).mean() for param in params)
+
+    def updates(gradients, params):
+        ends = (loss * params[0])[[0, 1], :x.shape[1] - 3]
+        return [(param, new + ends.sum()) for param, new in descend(gradients, params)]
+    step = mgpu.training_function([x], loss, params, updates, mode=PYTHON, update_on=update_on)
+    for batch in (BATCH[0], BATCH[0][:3], BATCH[0]):
+        step(batch)
+    write(path, [param.get_value() for param in params])
+
+
 def parameters(n):
     """Return parameters of one shape."""
     return [shared(np.random.RandomState(seed), 6, 4, name='w%d' % seed) for seed in range(n)]

@@ -20,7 +20,7 @@ from theano.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subte
 from ..errors import named
 from ..graph.analysis import ROWS, CannotCut, Shards, Value
 from ..graph.analysis.states import rows
-from ..graph.graph import is_sparse
+from ..graph.graph import is_sparse, n_axes
 from ..graph.random_streams import DRAWS, is_random_state
 from ..graph.repeatable import unrepeatable
 from ..graph.rewrites import substitute
@@ -198,7 +198,7 @@ def fits_at_once(sets: DataSets, way: BatchWay, program: Program) -> bool:
 
 def walk_apart(sets: DataSets, way: BatchWay, program: Program) -> bool:
     """Return whether the chains of a way walk by themselves: replicas exchange no more than single numbers of them."""
-    return fits_at_once(sets, way, program) and not any(each.source.ndim for each in program.every_exchange)
+    return fits_at_once(sets, way, program) and not any(n_axes(each.source) for each in program.every_exchange)
 
 
 def is_of_parameters(way: BatchWay) -> bool:

@@ -14,6 +14,7 @@ from ..devices.contexts import are_cores, known_as_cpu
 from ..devices.shared_variables import watcher_of
 from ..errors import GraphError, LengthError, MgpuError, in_one_line, named
 from ..graph.audit import host_obstacle
+from ..graph.graph import n_axes
 from ..options import Flags
 from ..parallel_function import ParallelFunction
 from ..plan.context_layout import mesh_for
@@ -109,7 +110,7 @@ class FoundBatch(BatchSource):
         """Return whether the function reads variables of a step over contexts, and changes none."""
         inputs = self._function.maker.expanded_inputs
         return all(spec.update is None for spec in inputs) and any(
-            spec.shared and spec.variable.ndim and watcher_of(spec.variable) is not None for spec in inputs)
+            spec.shared and n_axes(spec.variable) and watcher_of(spec.variable) is not None for spec in inputs)
 
     def _first(self):
         contexts = self._enabled.contexts()

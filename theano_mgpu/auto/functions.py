@@ -11,6 +11,7 @@ from ..comm.mpi import choose_ranks
 from ..devices import leases
 from ..devices.contexts import known_as_cpu
 from ..graph import theano_functions
+from ..graph.graph import n_axes
 from ..graph.placement.propagation import is_placed
 from ..graph.updates import first_of_each
 from ..options import Flags
@@ -82,7 +83,7 @@ def has_one_cpu(contexts: Sequence[Any]) -> bool:
 def may_have_samples(function: Any, arguments: dict[str, Any], graph: Sequence[theano.Variable]) -> bool:
     """Return whether a batch may enter a function: as an argument, by the number of a slice, or as a data set."""
     given = [spec.variable for spec, _ in explicit_inputs(function)]
-    return any(getattr(v, 'ndim', 0) or getattr(v, 'dtype', None) in discrete_dtypes for v in given) or \
+    return any(n_axes(v) or getattr(v, 'dtype', None) in discrete_dtypes for v in given) or \
         has_data(graph) or bool(chains(first_of_each(arguments['updates'])))
 
 

@@ -10,6 +10,7 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import io_toposort
 
 from ..errors import GraphError
+from ..graph.graph import n_axes
 from ..graph.theano_functions import builds_graphs
 from ..parallel_function import ParallelFunction
 from ..plan import CannotCut
@@ -59,8 +60,8 @@ class BatchFinder:
         seen = []
         for length in [*likely, *others]:
             slices = along(length, sliced)
-            for n_axes, preferred in itertools.product((MOST_AXES, 2), (0, 1)):
-                axes = [next((axis for axis in [preferred, 1 - preferred, *range(2, n_axes)]
+            for most_axes, preferred in itertools.product((MOST_AXES, 2), (0, 1)):
+                axes = [next((axis for axis in [preferred, 1 - preferred, *range(2, most_axes)]
                               if shape[axis:axis + 1] == (length,)), None) for shape in shapes]
                 number = length if length in self._numbers else None  # None: the program is for any length
                 key = tuple(axes), tuple(map(slices.get, sliced)), number
@@ -249,7 +250,7 @@ class Programs:
         In a way that is not likely, fewer costly ops have to stay whole than in each of the likely ones.
         """
         late = [output.variable for output in program.outputs[:len(self._graph[1])] if output.reduction is None]
-        arrays = [v for node in io_toposort([], late) for v in node.outputs if getattr(v, 'ndim', 0)]
+        arrays = [v for node in io_toposort([], late) for v in node.outputs if n_axes(v)]
         if way.is_likely:
             self._costs[way.key] = program.n_whole, len(program.stages), len(arrays)
         fewest = [1] if way.is_likely else [n_whole for n_whole, *_ in self._costs.values()]

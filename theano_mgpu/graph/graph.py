@@ -119,6 +119,11 @@ def from_gpu(variable: theano.Variable) -> theano.Variable:
     return on_host(variable)
 
 
+def n_axes(variable: theano.Variable) -> int:
+    """Return the number of axes of a variable; 0 for one that is no array, such as a slice or a random state."""
+    return getattr(variable, 'ndim', 0)
+
+
 def fits_gpu(variable: theano.Variable) -> bool:
     """Return whether a variable's values can lie on a GPU: tensors of any dtype but complex."""
     return isinstance(variable.type, theano.tensor.TensorType) and gpu_supported(variable.type)

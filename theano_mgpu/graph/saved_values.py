@@ -10,6 +10,7 @@ from theano.tensor import elemwise, opt
 
 from ..compat import scan_rewrites
 from .analysis import Shards
+from .graph import n_axes
 
 # Those that the gradient of a loop computes again, and a few more.
 CHEAP = *scan_rewrites.CHEAP, opt.Assert
@@ -78,7 +79,8 @@ class SavedValues:
             if len(missing) == 1:
                 needed_by.setdefault(missing.pop(), []).append(source)
         for variable, sources in needed_by.items():
-            if len(sources) > 1 and variable in self._shards.stages and {v.ndim for v in sources} == {variable.ndim}:
+            if len(sources) > 1 and variable in self._shards.stages and \
+                    set(map(n_axes, sources)) == {n_axes(variable)}:
                 self._placeholders[variable] = self._shards.at(variable, stage)
 
     def _missing(self, source: theano.Variable) -> set[theano.Variable]:

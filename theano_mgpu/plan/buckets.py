@@ -8,7 +8,7 @@ from theano.compile.sharedvalue import SharedVariable
 from theano.gof.graph import ancestors
 
 from ..graph.analysis import SUM
-from ..graph.graph import by_depth, bytes_of_shared
+from ..graph.graph import by_depth, bytes_of_shared, n_axes
 from ..graph.partition import Program
 
 LEAST = 1 << 20  # bytes of gradients: less is exchanged about as fast together with the next ones
@@ -44,7 +44,7 @@ def bytes_of_gradients(program: Program, params: Sequence[SharedVariable]) -> di
     sizes = {}
     for exchange in program.every_exchange:
         changed = [bytes_of_shared(param) for param, read in read_for.items()
-                   if exchange.variable in read and param.ndim == exchange.variable.ndim]
+                   if exchange.variable in read and param.ndim == n_axes(exchange.variable)]
         if exchange.reduction == SUM and changed:
             sizes[exchange.source] = sum(changed) / len(changed)
     return sizes

@@ -18,6 +18,7 @@ from ..graph.graph import (
     bytes_of_all,
     bytes_of_shared,
     fits_gpu,
+    n_axes,
     parts_by_bytes,
     shared_ancestors,
     shared_variables,
@@ -291,8 +292,8 @@ class _Planner:
     def _readers(self, shares: Sequence[Sequence[SharedVariable]]) -> dict[theano.Variable, list[int]]:
         """Return the numbers of the shares of an update that read each exchanged array."""
         read = [set(ancestors([self._new[variable] for variable in share])) for share in shares]
-        return {variable: [i for i, of_share in enumerate(read) if variable in of_share]
-                for variable in (exchange.variable for exchange in self._exchanges) if variable.ndim}
+        return {each.variable: [i for i, of_share in enumerate(read) if each.variable in of_share]
+                for each in self._exchanges if n_axes(each.variable)}
 
     def _with_exchanges(self, stages: Sequence[tuple[Stage, list[Part]]], owners: Mapping[theano.Variable, int],
                         by_nccl: bool) -> tuple[list[StagePlan], Boundary]:
@@ -360,7 +361,7 @@ def update_shares(variables: Sequence[SharedVariable], new: Mapping[SharedVariab
 
     This is the first stage of ZeRO (Rajbhandari et al., 2020), with whole parameters in place of slices.
     """
-    common = [variable for variable in variables if not getattr(variable, 'ndim', 0)]
+    common = [variable for variable in variables if not n_axes(variable)]
     group_of = {variable: [variable] for variable in variables if variable not in common}
     for variable in list(group_of):
         for other in ancestors([new[variable]]):
