@@ -288,7 +288,8 @@ class _Lowering:
         if self._division.alone:
             self.slots.update(((each.variable, None), self._slot(each.source, 0)) for each in boundary.exchanges)
             return
-        if boundary.sums or self._plan.overlaps:  # ranks exchange values in one order: sums under way end first
+        # Ranks exchange values in one order: sums under way end before other values are exchanged.
+        if boundary.sums or boundary.others and self._plan.overlaps:
             targets = tuple(self._known(each.variable) for group in boundary.sums for each in group.exchanges)
             self._add(instructions.Finish(boundary.sums, targets), targets)
         self._gather([(each.source, each.reduction) for each in boundary.others],
