@@ -84,38 +84,38 @@ PROGRAM = '''
 import sys
 sys.path += %r
 import test_keras_logical_shards as tests
-for make in (tests.dense, tests.cnn, tests.lstm):
-    for n in map(int, %r):
-        print('digest', tests.digest(make, n, %d, %r))
+for n in %r:
+    print('digest', tests.digest(tests.%s, n, %d, %r))
 '''
 FOLDERS = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]
 FLAGS = 'floatX=float32,mgpu.logical_shards=8'
+each_model = pytest.mark.parametrize('model', ['dense', 'cnn', 'lstm'])
 
 
-def digests(lines, counts):
-    """Return the digests that a program has printed for the numbers of contexts, by model."""
-    found = [line.split()[1] for line in lines if line.startswith('digest')]
-    assert len(found) == 3 * len(counts)
-    return [found[i:i + len(counts)] for i in range(0, len(found), len(counts))]
+def digests(printed, counts):
+    """Return the digests that a program has printed, one for each number of contexts."""
+    found = [line.split()[1] for line in printed if line.startswith('digest')]
+    assert len(found) == len(counts)
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.needs_compiler
-def test_any_number_of_ranks_gives_the_same_bits(tmp_path):
-    path = tmp_path / 'program.py'
-    path.write_text(PROGRAM % (FOLDERS, '12', 20, 'cpu'))
-    of_each_model = []
+@each_model
+def test_any_number_of_ranks_gives_the_same_bits(model, tmp_path):
+    path, found = tmp_path / 'program.py', []
+    path.write_text(PROGRAM % (FOLDERS, (1, 2), model, 20, 'cpu'))
     for start in ([], ['-m', 'theano_mgpu', 'launch', '-n', '2'], ['-m', 'theano_mgpu', 'launch', '-n', '3']):
         printed = python(*start, path, flags=FLAGS, KERAS_BACKEND='theano').stdout
-        of_each_model.append(digests(printed.splitlines(), '12'))
-    for of_model in zip(*of_each_model):
-        assert len({each for of_start in of_model for each in of_start}) == 1
+        found += digests(printed.splitlines(), (1, 2))
+    assert len(set(found)) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.needs_compiler
 @pytest.mark.skipif(cuda_on_cpu.unavailable() is not None, reason=cuda_on_cpu.unavailable() or '')
-def test_any_number_of_cuda_devices_gives_the_same_bits():
-    for of_model in digests(run(PROGRAM % (FOLDERS, '124', 10, 'cuda{}'), 4, FLAGS.partition(',')[2]), '124'):
-        assert len(set(of_model)) == 1
+@each_model
+def test_any_number_of_cuda_devices_gives_the_same_bits(model):
+    printed = run(PROGRAM % (FOLDERS, (1, 2, 4), model, 10, 'cuda{}'), 4, FLAGS.partition(',')[2])
+    assert len(set(digests(printed, (1, 2, 4)))) == 1
