@@ -76,7 +76,7 @@ def test_on_devices(contexts, kind, name):
     {'micro_batches': 1, 'recompute': True}, {'micro_batches': 2, 'executor': 'threads'},
     {'micro_batches': 4, 'executor': 'serial'}, {'update_on': 'host'}, {'update_on': 'device', 'micro_batches': 2},
     {'check_finite': True}], ids=str)
-@pytest.mark.parametrize('name', ['towers', pytest.param('batch_normalised', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['towers', 'batch_normalised'])
 def test_options(cpu3, name, options):
     check(training_step(name, cpu3, **options), name, SIZES)
 

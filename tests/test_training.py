@@ -146,8 +146,7 @@ def test_a_loss_that_is_not_finite(contexts, kind, check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'),
-                                           ('gpu', 'threads')])
+@pytest.mark.parametrize('kind,executor', [('cpu', 'serial'), ('cpu', 'threads'), ('gpu', 'threads')])
 def test_after_an_error_in_a_replica_the_step_can_be_repeated(contexts, kind, executor):
     """The error names replica, context and samples; the random streams of dropout, too, are as before."""
     active = contexts(kind, 2)

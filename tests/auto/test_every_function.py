@@ -242,7 +242,7 @@ SCRIPTS = [logistic, denoising, fixed_length, persistent_chain, chain_of_mrg, ti
 
 
 @pytest.mark.slow_but_with('gradient_of_its_own-2', 'monitors-2', 'fixed_length-2', 'vectors_by_hand-2')
-@pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('n', [2, 3])
 @pytest.mark.parametrize('script', SCRIPTS)
 def test_scripts_give_the_figures_of_plain_theano(script, n, contexts, enabled):
     made = contexts('cpu', n)

@@ -35,8 +35,7 @@ def started(folder, calls, kind, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind, kills', [
-    ('plain', [4]), ('enable', [7]), ('parallel', [5]),
-    ('training', [8]),
+    ('plain', [4]), ('enable', [7]), ('parallel', [5]), ('training', [8]),
     ('enable', [1, 2, 4, 3, 5, 4, 3, 4, 5, 4])])
 def test_a_killed_loop_goes_on_to_the_bit(kind, kills, tmp_path):
     for calls in kills:
@@ -58,7 +57,7 @@ def test_two_processes_go_on_to_the_bit(kind, tmp_path):
 @pytest.mark.slow_but_with('plain-15')
 @pytest.mark.parametrize('kind, number', [
     ('plain', signal.SIGTERM), ('training', signal.SIGUSR1),
-    pytest.param('enable', signal.SIGTERM, marks=pytest.mark.slow)])
+    ('enable', signal.SIGTERM)])
 def test_a_signal_writes_a_checkpoint_after_the_call_that_runs(kind, number, tmp_path):
     """Up to `every` calls were lost when a scheduler ended the process."""
     printed = ''

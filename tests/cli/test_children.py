@@ -376,4 +376,4 @@ def test_chains_share_all_devices(tmp_path):
     env = dict(cuda_on_cpu.environment(4, environment(tmp_path, COMPILED)), PYTHONPATH=search_path(tmp_path))
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', script], capture_output=True, text=True,
                           env=env, timeout=300)
-    assert ast.literal_eval(done.stdout) == [['dev0', 'dev1'], ['dev2', 'dev3']], done.stderr
+    assert done.stdout == "[['dev0', 'dev1'], ['dev2', 'dev3']]\n", done.stderr

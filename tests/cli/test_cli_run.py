@@ -13,7 +13,6 @@ from theano_mgpu.cli import main
 
 import pytest
 import theano
-from support.parameters import slow_but
 from support.search_path import search_path
 
 TWO = ['--contexts', 'left->cpu;right->cpu']
@@ -99,13 +98,10 @@ SCRIPTS = {
                 print(pool.map(work, [1, 2]))
     ''',
 }
-# The others end in the same way as one of these.
-QUICK_ONES = ('looks around', 'exits 3', 'raises', 'is interrupted', 'fails at exit', 'closes its output',
-              'spawns a process')
 
 
 @pytest.mark.slow_but_with('raises')
-@pytest.mark.parametrize('name', slow_but(QUICK_ONES, SCRIPTS))
+@pytest.mark.parametrize('name', SCRIPTS)
 def test_a_script_without_keras_runs_as_under_python(name, tmp_path):
     (tmp_path / 'folder').mkdir()
     write(tmp_path / 'folder' / 'script.py', SCRIPTS[name])
@@ -457,7 +453,7 @@ ITSELF = """
 @pytest.mark.slow_but_with('command1-a b')
 @pytest.mark.parametrize('command,out', [
     (['run'], 'dev0 dev1'), (['run', '--contexts', 'a->cpu;b->cpu'], 'a b'),
-    pytest.param(['run', '--gpus', '1'], 'dev0', marks=pytest.mark.slow), (['run', '--one'], 'dev'),
+    (['run', '--gpus', '1'], 'dev0'), (['run', '--one'], 'dev'),
     pytest.param(['launch', '-n', '2', 'run'], 'dev0', marks=[pytest.mark.slow, pytest.mark.mpi])])
 def test_a_script_of_the_add_on(command, out, tmp_path):
     """It ended in a circular import, since it imports theano_mgpu.keras before Keras. Then it asked for contexts that
@@ -487,7 +483,7 @@ model.predict(rows)""",
 
 
 @pytest.mark.slow_but_with('exits', 'fails')
-@pytest.mark.parametrize('name', slow_but(['enables', 'function', 'fails', 'exits'], OWN))
+@pytest.mark.parametrize('name', OWN)
 def test_what_is_said_of_a_script_without_functions_of_theano(name, tmp_path):
     """The last line was "no Keras model ran, and no Theano function was compiled: nothing was divided".
 

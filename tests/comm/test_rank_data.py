@@ -53,8 +53,7 @@ def test_samples_that_meet_and_have_states_may_be_on_several_ranks(in_one_job):
 
 @pytest.mark.slow_but_with('ends early')
 @pytest.mark.parametrize('calls', [
-    pytest.param((4, 4), marks=pytest.mark.slow), (4, 3), (4, 4, 'host'),
-    pytest.param((4, 3, 'host'), marks=pytest.mark.slow)],
+    (4, 4), (4, 3), (4, 4, 'host'), (4, 3, 'host')],
     ids=['slices nothing at last', 'ends early', 'slices nothing at last, on the host', 'ends early, on the host'])
 def test_ranks_may_slice_batches_from_their_own_parts_of_a_data_set(calls, tmp_path):
     """Rank 0 has 14 samples, 4 a batch; rank 1 has 9, and has used them up before the last batch."""

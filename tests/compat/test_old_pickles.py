@@ -120,7 +120,7 @@ BATCHES = [(np.cos(np.arange(3. * n)).reshape(n, 3).astype('float32'), np.full((
 @pytest.mark.opencl
 @pytest.mark.parametrize('year, looped', [
     *((year, False) for year in YEARS), (YEARS[0], True),
-    *(pytest.param(year, True, marks=pytest.mark.slow) for year in YEARS[1:])])
+    *((year, True) for year in YEARS[1:])])
 def test_functions_of_an_absent_gpu_are_compiled_anew(year, looped, place):
     inputs, loss, updates = step(place, looped)
     made = theano.function(inputs, [loss], updates=updates)

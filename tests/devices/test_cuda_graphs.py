@@ -41,8 +41,7 @@ def steps(name, devices, flags, before='', **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 2])
-@pytest.mark.parametrize('name', ['mlp', 'cnn',
-                                  'lstm'])
+@pytest.mark.parametrize('name', ['mlp', 'cnn', 'lstm'])
 def test_a_step_is_few_launches(name, devices):
     """One launch for each part of a step, and bits as without graphs, with batches of two lengths."""
     found, digest, chosen = steps(name, devices, ON, delay_us=50)

@@ -148,8 +148,7 @@ def test_a_driver_without_a_device(machine):
 @pytest.mark.parametrize('cc,driver,nvrtc,words', [
     ('8.6', (12, 4), NVRTC_12_9, ['NVRTC 12.9 (', 'libnvrtc.so.12) is newer than the driver',
                                   'supports CUDA 12.4', 'devices: 8.6', "'nvidia-cuda-nvrtc-cu12<12.5'"]),
-    pytest.param('8.6', (12, 9), NVRTC_13_5, ['NVRTC 13.5', 'supports CUDA 12.9', "pip install 'theano_mgpu[cuda12]'"],
-                 marks=pytest.mark.slow),
+    ('8.6', (12, 9), NVRTC_13_5, ['NVRTC 13.5', 'supports CUDA 12.9', "pip install 'theano_mgpu[cuda12]'"]),
     ('6.1', (13, 5), NVRTC_13_5, ['NVRTC 13.5', 'for compute capability 7.5 and above', 'not for 6.1',
                                   'supports CUDA 13.5', "pip install 'theano_mgpu[cuda12]'"]),
     ('8.6', (13, 0), None, ['NVRTC, which compiles the kernels for CUDA devices, is not installed',

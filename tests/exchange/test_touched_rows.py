@@ -125,9 +125,7 @@ def test_opencl_devices(model, gpu2):
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.parametrize('flags', ['', 'mgpu.update_on=sharded,',
-                                   'mgpu.logical_shards=4,',
-                                   'mgpu.overlap=True,'])
+@pytest.mark.parametrize('flags', ['', 'mgpu.update_on=sharded,', 'mgpu.logical_shards=4,', 'mgpu.overlap=True,'])
 def test_ranks(flags):
     launch(2, flags=flags + 'floatX=float64,optimizer=fast_compile', job=touched_tables.__file__)
 

@@ -466,8 +466,7 @@ def test_gradients_of_weights_beside_a_sparse_product():
 
 @pytest.mark.slow_but_with('pool of steps', 'legacy', 'neighbours')
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize('name', slow_but(
-    ['conv', 'conv transposed', 'legacy', 'legacy, of one column', 'pool of steps', 'neighbours'], CONVOLUTIONS))
+@pytest.mark.parametrize('name', CONVOLUTIONS)
 def test_convolution(name):
     check([CONVOLUTIONS[name]] + with_gradients(CONVOLUTIONS[name]), COMPILED)
 

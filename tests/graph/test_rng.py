@@ -25,7 +25,7 @@ def plain_and_ours(make, n_samples=(7, 5, 1, 6), **options):
 
 @pytest.mark.slow_but_with('cpu-2-RandomStreams', 'gpu-2-RandomStreams', 'cpu-3-RandomStreams')
 @pytest.mark.parametrize('streams', [MRG_RandomStreams, RandomStreams])
-@pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2, 3])
+@pytest.mark.parametrize('n', [1, 2, 3])
 def test_draws_are_those_of_one_device(contexts, kind, streams, n):
     """Draws, and the states of the streams, are the same for any number of contexts, with ragged batches."""
     def make(x):

@@ -32,7 +32,6 @@ from support.keras_zoo import (
     tokens,
     words,
 )
-from support.parameters import slow_but
 
 pytestmark = pytest.mark.filterwarnings('error::theano_mgpu.MgpuWarning')  # an exact model leads to no warning
 SLOW = 'lstm, masking', 'gru, masking', 'conv1d', 'conv2d', 'conv2dtranspose', 'separable'
@@ -68,7 +67,7 @@ def test_several_inputs_and_outputs_with_loss_weights(dtype, contexts):
 
 @pytest.mark.slow_but_with('nesterov, decay-float32')
 @DTYPES
-@pytest.mark.parametrize('name', slow_but(['nesterov, decay', 'adam', 'nadam', 'clipnorm'], OPTIMIZERS))
+@pytest.mark.parametrize('name', OPTIMIZERS)
 def test_optimizers(name, dtype, contexts):
     check(dense, compiling(name), VECTORS, dtype, contexts)
 
@@ -88,11 +87,10 @@ def test_constraints_and_regularizers(options, dtype, contexts):
 LOSSES = ['mean_squared_error', 'mean_absolute_error', 'mean_absolute_percentage_error', 'binary_crossentropy',
           'mean_squared_logarithmic_error', 'squared_hinge', 'hinge', 'categorical_hinge', 'logcosh', 'huber_loss',
           'categorical_crossentropy', 'kullback_leibler_divergence', 'poisson', 'cosine_proximity']
-QUICK_LOSSES = 'mean_squared_error', 'hinge', 'logcosh', 'categorical_crossentropy', 'cosine_proximity'
 
 
 @pytest.mark.slow_but_with('logcosh')
-@pytest.mark.parametrize('loss', slow_but(QUICK_LOSSES, LOSSES))
+@pytest.mark.parametrize('loss', LOSSES)
 def test_losses(loss, contexts):
     check(dense, compiling('sgd', loss), VECTORS, 'float64', contexts, counts=[2, 3])
 
@@ -287,7 +285,6 @@ FURTHER_COMPILED = {
     'segmentation by tversky': (segmentation, MASKS, {'loss': tversky_loss}),
     'convolutional lstm': (lambda: Sequential([L.ConvLSTM2D(2, 3, input_shape=(3, 5, 5, 1)), L.Flatten(), head()]),
                            [[noise(N, 3, 5, 5, 1)], [one_hot(N)]], {})}
-QUICK_ONES = 'gaussian noise', 'spatial dropout', 'tversky', 'self-attention'
 
 
 def check_further(build, data, options, contexts, **others):
@@ -298,7 +295,7 @@ def check_further(build, data, options, contexts, **others):
 
 
 @pytest.mark.slow_but_with('spatial dropout')
-@pytest.mark.parametrize('name', slow_but(QUICK_ONES, FURTHER))
+@pytest.mark.parametrize('name', FURTHER)
 def test_further_models(name, contexts):
     check_further(*FURTHER[name], contexts)
 

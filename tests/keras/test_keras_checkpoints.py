@@ -245,8 +245,8 @@ def test_a_fit_that_fails_while_it_passes_over_batches_has_the_state_of_its_chec
 @pytest.mark.slow_but_with('change4*')
 @pytest.mark.parametrize('change,message', [
     ({'epochs': 2}, 'written by a fit with epochs=3, here 2. Pass'),
-    pytest.param({'batch_size': 9}, 'written by a fit with batch_size=6, here 9. Pass', marks=pytest.mark.slow),
-    pytest.param({'initial_epoch': 1}, 'written by a fit with initial_epoch=0, here 1. Pass', marks=pytest.mark.slow),
+    ({'batch_size': 9}, 'written by a fit with batch_size=6, here 9. Pass'),
+    ({'initial_epoch': 1}, 'written by a fit with initial_epoch=0, here 1. Pass'),
     ({'validation_split': 0.3, 'epochs': 4}, 'written by a fit with epochs=3, here 4; samples=17, here 15. Pass'),
     ({'x': KERAS_X + 1}, 'by a fit whose first batch has the checksum [0-9]+, but that of this one has [0-9]+')])
 def test_a_fit_that_is_not_that_of_the_file_is_an_error(change, message, cpu2, tmp_path):

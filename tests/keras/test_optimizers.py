@@ -64,7 +64,7 @@ def slow_but(*names):
 
 
 @pytest.mark.slow_but_with('gradients_replaced-dense')
-@pytest.mark.parametrize('build', [dense, pytest.param(stochastic, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('build', [dense, stochastic])
 @slow_but(*QUICK_ONES)
 def test_enabled(name, build, contexts, enabled, capsys):
     """A step that depends on the loss's value, or its derivatives, silently became another one on several contexts.

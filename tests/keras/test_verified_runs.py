@@ -178,8 +178,7 @@ def test_a_report_that_fails_ends_no_call_of_a_function(cpu2):
 
 
 @pytest.mark.slow_but_with('plain-gradients_replaced')
-@pytest.mark.parametrize('name', ['gradients_replaced', pytest.param('lookahead', marks=pytest.mark.slow),
-                                  pytest.param('mean_loss', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['gradients_replaced', 'lookahead', 'mean_loss'])
 @pytest.mark.parametrize('kind', ['plain', 'plain, trained', 'parallel'])
 def test_verify_by_hand(name, kind, cpu2):
     """A method that is replaced on the instance was verified by comparing plain SGD with itself.

@@ -293,7 +293,7 @@ OTHERS = ('step_overhead.py', 'keras_autoencoder.py', 'keras_overhead.py', 'scal
 
 
 @pytest.mark.slow_but_with('choices.py')
-@pytest.mark.parametrize('script', [*QUICK, *(pytest.param(script, marks=pytest.mark.slow) for script in OTHERS)])
+@pytest.mark.parametrize('script', [*QUICK, *OTHERS])
 def test_help_teaches(script):
     assert 'Examples:' in run(script, '--help')
 

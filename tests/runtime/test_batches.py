@@ -360,7 +360,7 @@ def language_model(how, wide=False):
 
 @pytest.mark.slow_but_with('2-argument')
 @pytest.mark.parametrize('how', ['argument', 'slices', 'slices of columns', 'of all columns'])
-@pytest.mark.parametrize('n', [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('n', [2, 3])
 def test_a_batch_along_the_second_axis_of_all_that_comes_in_is_divided(how, n, contexts):
     """It ran whole: "it picks samples by their place in the batch"."""
     contexts('cpu', n)

@@ -166,8 +166,7 @@ print(len(roots) > 20)
         assert others == [one] * 2 and count == 'True'
 
     @pytest.mark.slow
-    @pytest.mark.parametrize('n, options', [(4, ''), (2, ''),
-                                            (4, "update_on='sharded'")])
+    @pytest.mark.parametrize('n, options', [(4, ''), (2, ''), (4, "update_on='sharded'")])
     def test_bytes_that_each_device_receives(self, n, options):
         """Each device received the sums of all others: n - 1 times the bytes of all parameters.
 

@@ -23,8 +23,7 @@ def resident_bytes():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists('/proc/self/statm'), reason='reads /proc')
-@pytest.mark.parametrize('kind,executor', [('cpu', 'threads'),
-                                           ('gpu', 'serial')])
+@pytest.mark.parametrize('kind,executor', [('cpu', 'threads'), ('gpu', 'serial')])
 def test_2000_steps_do_not_grow_the_process(contexts, kind, executor):
     contexts(kind, 2)
     model = dense_model()

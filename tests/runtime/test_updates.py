@@ -51,8 +51,7 @@ def test_updates(name, cpu2):
 @pytest.mark.slow_but_with("rate_of_the_loss-{'update_on': 's*")
 @pytest.mark.parametrize('options', [{'update_on': 'device', 'micro_batches': 2}, {'update_on': 'sharded'},
                                      {'check_finite': True}], ids=str)
-@pytest.mark.parametrize('name', [name if name in ('curvature', 'rate_of_the_loss') else
-                                  pytest.param(name, marks=pytest.mark.slow) for name in UPDATES])
+@pytest.mark.parametrize('name', UPDATES)
 def test_options(name, options, cpu2):
     check(name, **options)
 
