@@ -1,6 +1,8 @@
 """Fixtures and hooks of all tests: contexts on real devices, Theano's flags, and markers."""
 import gc
 import os
+import shutil
+import tempfile
 
 flags = os.environ.get('THEANO_FLAGS', '')
 if 'floatX' not in flags:
@@ -16,6 +18,10 @@ if worker != 'gw0':
     cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     os.environ.setdefault('CUDA_ON_CPU_CACHE', os.path.join(cache, 'theano_mgpu', 'cuda_on_cpu'))  # of all processes
     os.environ['XDG_CACHE_HOME'] = os.path.join(cache, worker)
+# Processes take the devices that the fewest others have, by files in the folder for temporary files. Each worker has a
+# folder of its own: a test does not see the processes of other workers.
+if 'PYTEST_XDIST_WORKER' in os.environ:
+    tempfile.tempdir = os.environ['TMPDIR'] = tempfile.mkdtemp(prefix=worker + '-')
 gc.set_threshold(50_000)  # graphs are many objects: with Python's 700, looking through them takes a quarter of the time
 
 import theano_mgpu as mgpu
@@ -80,6 +86,12 @@ def pytest_configure(config):
     """Note what tests start, for a report that .ci/test-times reads."""
     if config.option.xmlpath:
         started.watch()
+
+
+def pytest_unconfigure():
+    """Remove the temporary files of a worker."""
+    if 'PYTEST_XDIST_WORKER' in os.environ:
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
 @pytest.hookimpl(trylast=True)

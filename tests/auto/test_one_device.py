@@ -188,7 +188,7 @@ def test_processes_that_a_script_starts_compute_on_their_own_card(tmp_path):
     script, child = tmp_path / 'script.py', CHILD % ([str(ROOT / 'tests')],)
     script.write_text(SCRIPT % child)
     env = {**cuda_on_cpu.environment(2), 'THEANO_FLAGS': 'device=cuda0,floatX=float32', 'PYTHONPATH': search_path(),
-           'TMPDIR': str(tmp_path)}  # leases: processes of other tests have cards, too
+           'TMPDIR': str(tmp_path)}  # the process of the tests has cards, too
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', str(script)], env=env, capture_output=True,
                           text=True, timeout=300)
     expected = ['cuda%d True whole, 1 ms (host 2 ms; no batch enters it)' % number for number in (0, 1)]

@@ -63,7 +63,7 @@ def test_the_processes_of_a_job_share_the_cores_of_a_host(no_gpu, monkeypatch):
 def run(words, folder, **environment):
     (folder / 'train.py').write_text(SCRIPT)
     return python('-m', 'theano_mgpu', 'run', '--always', *words, 'train.py', folder=folder, flags=QUICK, THEANORC=None,
-                  **environment)
+                  CUDA_VISIBLE_DEVICES='', **environment)
 
 
 def test_a_script_runs_over_the_cores(tmp_path):

@@ -140,11 +140,11 @@ def test_a_machine_whose_opencl_device_is_its_cpu_takes_no_memory_for_that(openc
         pytest.skip('PoCL is not the only driver of OpenCL')
     code = ("from theano_mgpu.devices import discovery\nprint(discovery.discover_best(), *map(discovery.type_of, %r))\n"
             "print(*[name for name in ('LLVM', 'libpocl') if name in open('/proc/self/maps').read()])" % (opencl_cpus,))
-    expected = "['cpu'] " + ' '.join(['CPU'] * len(opencl_cpus))
-    assert python('-c', code).stdout.splitlines() == [expected, '']
+    expected, hidden = "['cpu'] " + ' '.join(['CPU'] * len(opencl_cpus)), {'CUDA_VISIBLE_DEVICES': ''}
+    assert python('-c', code, **hidden).stdout.splitlines() == [expected, '']
     # Others than PoCL's own CPUs may be there: it is asked.
     for name, value in (('POCL_DEVICES', 'pthread pthread cuda'), ('OCL_ICD_VENDORS', '/etc/OpenCL/vendors')):
-        assert python('-c', code, **{name: value}).stdout.splitlines() == [expected, 'LLVM libpocl']
+        assert python('-c', code, **hidden, **{name: value}).stdout.splitlines() == [expected, 'LLVM libpocl']
 
 
 def test_a_cpu_seen_through_opencl_is_listed_as_such(opencl_cpus, capsys):

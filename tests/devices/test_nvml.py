@@ -31,7 +31,7 @@ def test_an_nvml_that_hangs_is_asked_once(tmp_path):
         assert watch.stderr.read().count('NVML has not answered for 3 s') == 1
     with python('-c', 'from theano_mgpu.devices import leases\nfrom theano_mgpu.devices.contexts import configured\n'
                 'print(leases.take(configured())[0].device)', nvml_hang=True,
-                variables={'TMPDIR': str(tmp_path)}) as taken:  # other tests have devices, too
+                variables={'TMPDIR': str(tmp_path)}) as taken:  # the process of the tests has devices, too
         assert taken.communicate(timeout=60)[0] == 'cuda0\n'
 
 

@@ -15,7 +15,8 @@ CASES = ['exact', 'data_sets', 'drawn', 'killed', 'fails', 'interrupted', 'files
 @pytest.mark.parametrize('case', CASES)
 def test_parts_that_processes_compute(case):
     python('-c', 'from support import forked_cases\nforked_cases.%s()' % case, flags='floatX=float32',
-           PYTHONPATH=search_path(ROOT / 'tests', ROOT / 'benchmarks'), OMP_NUM_THREADS=None, KERAS_BACKEND='theano')
+           PYTHONPATH=search_path(ROOT / 'tests', ROOT / 'benchmarks'), OMP_NUM_THREADS=None, KERAS_BACKEND='theano',
+           CUDA_VISIBLE_DEVICES='')
 
 
 @pytest.mark.slow

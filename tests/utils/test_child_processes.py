@@ -134,7 +134,7 @@ def test_a_process_that_closes_all_files_keeps_its_own_ones(tmp_path):
     done = subprocess.run([sys.executable, '-m', 'theano_mgpu', 'run', '--contexts', 'a->cpu;b->cpu', 'script.py'],
                           cwd=str(tmp_path), capture_output=True, text=True, env=dict(
                               os.environ, THEANO_FLAGS='cxx=,optimizer=fast_compile', PYTHONPATH=search_path(),
-                              TMPDIR=str(tmp_path)))  # other tests have devices of the same names
+                              TMPDIR=str(tmp_path)))  # the process of the tests has devices of the same names
     assert done.returncode == 0 and done.stdout.splitlines() == ['True'] * 3, done
     assert done.stderr.splitlines()[-1].split() == ['a->cpu', '1', '2', '80']
 
