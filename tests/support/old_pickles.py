@@ -8,8 +8,6 @@ import pickle
 import re
 
 import numpy as np
-from pygpu.gpuarray import GpuArray
-from pygpu.reduction import ReductionKernel
 from theano.gpuarray.basic_ops import GpuFromHost
 from theano.gpuarray.type import GpuArrayType
 
@@ -63,12 +61,13 @@ class OldPickler(pickle._Pickler):
     dispatch[type(lambda: 0)] = save_global
 
     def reducer_override(self, thing):
-        if isinstance(thing, ReductionKernel):  # of OpenCL alone, which refuses to be pickled
+        kind = '%s %s' % (type(thing).__module__, type(thing).__qualname__)  # pygpu is not on every machine
+        if kind == 'pygpu.reduction ReductionKernel':  # of OpenCL alone, which refuses to be pickled
             return list, ()
         if isinstance(thing, (str, bytes)) or self.year != 'sandbox.cuda':
             return NotImplemented
         from theano.gpuarray.type import GpuArray_unpickler
-        if isinstance(thing, GpuArray):
+        if kind == 'pygpu.gpuarray GpuArray':
             return GpuArray_unpickler, (np.asarray(thing),)
         if isinstance(thing, GpuArrayType):
             return object.__reduce_ex__(thing, 2)[:2] + ({'broadcastable': thing.broadcastable, 'name': thing.name},)
