@@ -2,6 +2,7 @@
 import gc
 import os
 import shutil
+import signal
 import tempfile
 
 flags = os.environ.get('THEANO_FLAGS', '')
@@ -56,6 +57,11 @@ def pytest_pycollect_makeitem():
     if isinstance(made, list) and made and isinstance(made[0], pytest.Function):
         mark_slow(made)
     return made
+
+
+def pytest_make_parametrize_id(val):
+    """Return the name of a signal in the name of a test: pytest's own differs between versions of Python."""
+    return val.name if isinstance(val, signal.Signals) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers

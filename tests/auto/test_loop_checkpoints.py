@@ -54,7 +54,7 @@ def test_two_processes_go_on_to_the_bit(kind, tmp_path):
     assert launched('killed', 0, 0) == launched('whole', 0, 0)
 
 
-@pytest.mark.slow_but_with('plain-15')
+@pytest.mark.slow_but_with('plain-SIGTERM')
 @pytest.mark.parametrize('kind, number', [
     ('plain', signal.SIGTERM), ('training', signal.SIGUSR1),
     ('enable', signal.SIGTERM)])

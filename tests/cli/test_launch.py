@@ -357,7 +357,7 @@ def test_a_job_without_checkpoints_has_no_spare(fake_mpirun, script, capfd):
     assert 'has no spare processes, since the script keeps no checkpoints' in capfd.readouterr().err
 
 
-@pytest.mark.slow_but_with('2')
+@pytest.mark.slow_but_with('SIGINT')
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_launcher_ends_mpirun_without_a_restart(number, fake_mpirun, script, monkeypatch):
     monkeypatch.setattr(supervise, 'GRACE', 0.1)

@@ -127,7 +127,7 @@ def test_a_full_disk_ends_a_job_with_an_error(fake_mpirun, launched, tmp_path):
                         process.stderr.read())
 
 
-@pytest.mark.slow_with('12')
+@pytest.mark.slow_with('SIGUSR2')
 @pytest.mark.parametrize('number', [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_for_the_ranks_is_passed_on(number, fake_mpirun, launched, tmp_path):
     """The signal ended the launcher, and left its folders."""
@@ -196,7 +196,7 @@ def test_a_kill_leaves_neither_ranks_nor_files_of_shared_memory(killed, has_impo
     assert read(other.stdout, 14) == b'caught\ncaught\n' and all(map(is_alive, others))
 
 
-@pytest.mark.slow_with('6', '3')
+@pytest.mark.slow_with('SIGABRT', 'SIGQUIT')
 @pytest.mark.parametrize('number', [signal.SIGQUIT, signal.SIGABRT, signal.SIGTERM])
 def test_a_signal_that_ends_a_job_leaves_no_folder(number, fake_mpirun, launched):
     """SIGQUIT and SIGABRT ended the launcher alone."""
