@@ -65,7 +65,7 @@ nitpick_ignore_regex = [
     # Single backticks name parameters, attributes and private code, too.
     ('py:obj', r'.*'),
     # There is no maintained inventory of their documentation.
-    ('py:class', r'(theano|keras)\..*|SharedVariable'),
+    ('py:class', r'(theano|keras)\..*|SharedVariable|Callback|Model'),
     # Words of a type, not names.
     ('py:class', r'array_like|callable|context manager|iterable|iterator|of list|lists|pairs|these'),
     ('py:class', r'scalar theano\.Variable'),

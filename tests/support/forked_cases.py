@@ -509,6 +509,29 @@ def handled():
         except RuntimeError as error:
             assert 'time is over' in str(error)
 
+    # Another thread gets the signal, and Python runs its handler here: a hook of a fork ended, and the error was lost.
+    is_over, hooks = threading.Event(), []
+    other = threading.Thread(target=is_over.wait, daemon=True)
+    other.start()
+
+    def hook():
+        if not is_over.is_set():
+            hooks.append('begins')
+            signal.pthread_kill(other.ident, signal.SIGALRM)
+            time.sleep(.1)
+            hooks.append('ends')
+    os.register_at_fork(before=hook, after_in_parent=hook)
+    os.kill(children()[0], signal.SIGKILL)
+    try:
+        enabled(large)
+        raise AssertionError('the error of the handler is lost')
+    except RuntimeError as error:
+        assert 'time is over' in str(error)
+    is_over.set()
+    other.join()
+    assert hooks == ['begins', 'ends'] * 2 and signal.getsignal(signal.SIGALRM) is end
+    assert_alike([enabled(large)], [np.full(400, 400)])
+
     ours, theirs = os.pipe()
     signal.signal(signal.SIGUSR1, lambda *_: os.write(theirs, b'.' if os.getpid() == script else b'x'))
     sent = 'while kill -USR1 $(cat /proc/%d/task/*/children | sed s/$$//); do :; done' % script

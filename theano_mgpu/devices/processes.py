@@ -252,7 +252,7 @@ def _undisturbed() -> Iterator[set[int]]:
         sys.settrace(None)
         if profiler is not None:
             sys.setprofile(None)
-        with collector_paused(), warnings.catch_warnings():
+        with _handlers_held(), collector_paused(), warnings.catch_warnings():
             warnings.simplefilter('ignore', DeprecationWarning)  # since Python 3.12, if there are threads
             yield before
     finally:
@@ -261,6 +261,40 @@ def _undisturbed() -> Iterator[set[int]]:
             sys.setprofile(profiler)
         sys.settrace(tracer)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _handlers_held():
+    """Have handlers of signals run after the block, in which this thread blocks signals.
+
+    Another thread may get a signal, and Python runs its handler in the main thread all the same: a hook of a fork would
+    lose the error of the handler, and not come to its end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {each: signal.getsignal(each) for each in signal.valid_signals()}
+    handlers = {each: handler for each, handler in handlers.items() if callable(handler)}
+    came, is_over = [], False
+
+    def hold(number, frame):
+        if is_over:  # a handler has raised an error while the others came back
+            handlers[number](number, frame)
+        else:
+            came.append(number)
+    try:
+        for each in handlers:
+            signal.signal(each, hold)
+        yield
+    finally:
+        try:
+            with contextlib.ExitStack() as stack:
+                for each, handler in handlers.items():
+                    stack.callback(signal.signal, each, handler)
+        finally:
+            is_over = True
+            for each in set(came):
+                signal.raise_signal(each)  # it waits until this thread takes signals again
 
 
 def _values_of_threads():

@@ -3,8 +3,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import os
+import pkgutil
 import re
 import sys
+import sysconfig
 import types
 from typing import Any
 
@@ -91,7 +94,17 @@ def names_in(callback: keras_callbacks.Callback) -> tuple[set[str], set[str]]:
                     functions.append(each)
                 elif isinstance(module, str):
                     packages.add(module.partition('.')[0])
-    return names, packages - QUIET - {'builtins', *getattr(sys, 'stdlib_module_names', packages)}
+    return names, packages - QUIET - _modules_of_python()
+
+
+@functools.lru_cache(None)
+def _modules_of_python():
+    """Return the names of the modules that come with Python, which tells them since 3.10."""
+    if sys.version_info >= (3, 10):
+        return {'builtins', *sys.stdlib_module_names}
+    folder = sysconfig.get_path('stdlib')
+    found = pkgutil.iter_modules([folder, os.path.join(folder, 'lib-dynload')])
+    return {*sys.builtin_module_names, *(each.name for each in found)}
 
 
 @functools.lru_cache(None)
