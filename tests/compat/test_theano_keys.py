@@ -183,6 +183,23 @@ def test_entries_that_nobody_uses_are_deleted_and_others_stay(folder, monkeypatc
     assert sorted(path.name for path in folder.iterdir()) == ['theano_mgpu.keys', 'tmp0', 'tmp1', 'tmp3']
 
 
+@pytest.mark.parametrize('calls', [1, 2])
+def test_a_folder_that_another_process_removes_meanwhile(folder, calls, monkeypatch):
+    """Theano's start ended with a FileNotFoundError: two processes saw an empty folder, and one removed it."""
+    (folder / 'tmp1').mkdir()
+    add(folder, 2)
+    listed, listdir = [], os.listdir
+
+    def removed_meanwhile(path):
+        if str(path).endswith('tmp1'):
+            listed.append(path)
+            if len(listed) == calls:
+                os.rmdir(path)
+        return listdir(path)
+    monkeypatch.setattr(os, 'listdir', removed_meanwhile)
+    assert read_by(start(folder)) == ['tmp2'] and len(listed) >= calls and not (folder / 'tmp1').exists()
+
+
 def test_clearing_deletes_all_entries(folder):
     for n in range(3):
         add(folder, n)

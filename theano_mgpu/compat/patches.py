@@ -189,7 +189,8 @@ PATCHES = [
           AFTER_THEANO, theano_compilation.compile_ahead, 'test_modules_of_a_function_are_compiled_at_the_same_time'),
     Patch('Theano', '1.0.5', 'a process that starts may delete compiled code that another one has just written',
           AFTER_THEANO, theano_keys.write_keys_whole, 'test_compiled_code_stays_while_another_process_starts'),
-    Patch('Theano', '1.0.5', 'each process reads the keys of all compiled code: 3 s for 15,000 modules',
+    Patch('Theano', '1.0.5', 'each process reads the keys of all compiled code: 3 s for 15,000 modules; it ends with a '
+          'FileNotFoundError if another one removes an empty folder meanwhile',
           AFTER_THEANO, theano_keys.look_up_keys, 'test_a_process_reads_the_keys_that_it_needs'),
     Patch('Theano', '1.0.5', 'for each module that is loaded, Python lists the folder of all compiled code',
           AFTER_THEANO, theano_keys.load_modules_without_a_search, 'test_a_module_is_loaded_without_a_list_of_all'),

@@ -171,8 +171,13 @@ class _Lazy(dict):
 def _listed(cache, names):
     """Show Theano only certain names in the folder of a cache, in a ``with`` block."""
     from theano.gof import cmodule
-    return temporarily(cmodule, 'os', SimpleNamespace(**{
-        **vars(os), 'listdir': lambda folder: list(names) if folder == cache.dirname else os.listdir(folder)}))
+
+    def listdir(folder):
+        try:
+            return list(names) if folder == cache.dirname else os.listdir(folder)
+        except FileNotFoundError:  # another process has removed it meanwhile
+            return []
+    return temporarily(cmodule, 'os', SimpleNamespace(**{**vars(os), 'listdir': listdir}))
 
 
 def _digest(key):
