@@ -1,4 +1,5 @@
 """Fixtures and hooks of all tests: contexts on real devices, Theano's flags, and markers."""
+import atexit
 import gc
 import os
 import shutil
@@ -23,6 +24,7 @@ if worker != 'gw0':
 # folder of its own: a test does not see the processes of other workers.
 if 'PYTEST_XDIST_WORKER' in os.environ:
     tempfile.tempdir = os.environ['TMPDIR'] = tempfile.mkdtemp(prefix=worker + '-')
+    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 gc.set_threshold(50_000)  # graphs are many objects: with Python's 700, looking through them takes a quarter of the time
 
 import theano_mgpu as mgpu
@@ -92,12 +94,6 @@ def pytest_configure(config):
     """Note what tests start, for a report that .ci/test-times reads."""
     if config.option.xmlpath:
         started.watch()
-
-
-def pytest_unconfigure():
-    """Remove the temporary files of a worker."""
-    if 'PYTEST_XDIST_WORKER' in os.environ:
-        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
 @pytest.hookimpl(trylast=True)
