@@ -56,8 +56,7 @@ def test_two_processes_go_on_to_the_bit(kind, tmp_path):
 
 @pytest.mark.slow_but_with('plain-SIGTERM')
 @pytest.mark.parametrize('kind, number', [
-    ('plain', signal.SIGTERM), ('training', signal.SIGUSR1),
-    ('enable', signal.SIGTERM)])
+    ('plain', signal.SIGTERM), ('training', signal.SIGUSR1), ('enable', signal.SIGTERM)])
 def test_a_signal_writes_a_checkpoint_after_the_call_that_runs(kind, number, tmp_path):
     """Up to `every` calls were lost when a scheduler ended the process."""
     printed = ''

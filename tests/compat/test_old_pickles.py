@@ -118,9 +118,7 @@ BATCHES = [(np.cos(np.arange(3. * n)).reshape(n, 3).astype('float32'), np.full((
 
 @pytest.mark.slow_but_with('sandbox.cuda-False')
 @pytest.mark.opencl
-@pytest.mark.parametrize('year, looped', [
-    *((year, False) for year in YEARS), (YEARS[0], True),
-    *((year, True) for year in YEARS[1:])])
+@pytest.mark.parametrize('year, looped', [(year, looped) for looped in (False, True) for year in YEARS])
 def test_functions_of_an_absent_gpu_are_compiled_anew(year, looped, place):
     inputs, loss, updates = step(place, looped)
     made = theano.function(inputs, [loss], updates=updates)

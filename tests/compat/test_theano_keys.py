@@ -244,7 +244,7 @@ def test_keys_of_devices_that_are_not_open_are_found_as_they_were_written(folder
 @pytest.mark.needs_compiler
 def test_a_module_is_loaded_without_a_list_of_all(monkeypatch):
     """Python listed the folder of all compiled code: 5 ms for each module with 15,000 entries."""
-    from theano.gof import cutils  # noqa: F401  a package there, which Python lists the folder for, once in a process
+    from theano.gof import cutils  # noqa: F401  for its package, which lies there, Python lists the folder once
     sys.path_importer_cache.pop(theano.config.compiledir, None)
     x = T.dvector()
     cache = get_module_cache()

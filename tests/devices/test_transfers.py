@@ -133,8 +133,7 @@ def states(step):
 
 
 @pytest.mark.slow_but_with('cpu-1')
-@pytest.mark.parametrize('kind, n', [('cpu', 1), ('cpu', 2), ('cpu', 3), ('gpu', 2),
-                                     *(('gpu', n) for n in (1, 3))])
+@pytest.mark.parametrize('kind, n', [(kind, n) for kind in ('cpu', 'gpu') for n in (1, 2, 3)])
 def test_an_update_on_the_host_is_that_of_one_device(contexts, kind, n):
     model, reference = dense_model(), dense_model()
     names = [context.name for context in contexts(kind, n)]

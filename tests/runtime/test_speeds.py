@@ -210,8 +210,7 @@ def plain_results(results_of_shares):
 
 
 @pytest.mark.slow_but_with('cpu-3:1:1')
-@pytest.mark.parametrize('kind,shares', [*(('cpu', shares) for shares in SHARES), *(
-    ('gpu', shares) for shares in SHARES)])
+@pytest.mark.parametrize('kind,shares', [(kind, shares) for kind in ('cpu', 'gpu') for shares in SHARES])
 def test_any_shares_give_the_results_of_one_device(kind, shares, contexts, results_of_shares, plain_results):
     contexts(kind, 3)
     for found, expected in zip(results_of_shares(shares), plain_results):

@@ -273,9 +273,7 @@ def _handlers_held():
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {each: signal.getsignal(each) for each in signal.valid_signals()}
-    handlers = {each: handler for each, handler in handlers.items() if callable(handler)}
-    came, is_over = [], False
+    handlers, came, is_over = _handlers(), [], False
 
     def hold(number, frame):
         if is_over:  # a handler has raised an error while the others came back
@@ -295,6 +293,12 @@ def _handlers_held():
             is_over = True
             for each in set(came):
                 signal.raise_signal(each)  # it waits until this thread takes signals again
+
+
+def _handlers():
+    """Return the functions that Python calls for signals, by the numbers of these."""
+    handlers = {each: signal.getsignal(each) for each in signal.valid_signals()}
+    return {each: handler for each, handler in handlers.items() if callable(handler)}
 
 
 def _values_of_threads():
@@ -327,9 +331,8 @@ def _serve(connected: Any, parent: int | None, signals: set[int]) -> None:
 
     The kernel ends the fork with the thread that has forked it: without a number of the parent it does not.
     """
-    for each in signal.valid_signals():  # they are the parent's: handlers of the script, and Ctrl-C
-        if callable(signal.getsignal(each)):
-            signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
+    for each in _handlers():  # they are the parent's: handlers of the script, and Ctrl-C
+        signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     sys.setprofile(None)
     if parent is not None:
